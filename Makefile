@@ -1,0 +1,49 @@
+# `make demo` and `make test` set up everything they need in .venv first. Needs Python >= 3.11.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+TESTS ?= tests
+# Tests start several processes each: more of them at once than this would wait for cores.
+JOBS ?= 2
+
+.PHONY: help install demo test check format clean
+
+help:
+	@echo 'make demo     train the embedded default on 2 workers to its target'
+	@echo 'make test     run the tests (TESTS=tests/optim for a part)'
+	@echo 'make check    format, lint, types, import order, spelling, cost of a step'
+	@echo 'make install  set up .venv'
+	@echo 'make format   format the code'
+	@echo 'make clean    remove .venv and caches'
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'Paceline needs Python >= 3.11; say which: make PYTHON=python3.12'; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: install
+	$(BIN)/paceline train digits --workers 2
+
+test: install
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(TESTS)
+
+check: install
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell src tests benchmarks docs examples README.md CHANGELOG.md
+	$(BIN)/python -m benchmarks.step_cost --check
+
+format: install
+	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,43 @@
+"""Times as people write them (`90s`, `45m`, `2h`, `1h30m`) and as they read them."""
+
+import re
+
+from paceline.errors import UsageError
+
+_UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?[dhms])+")
+_PART = re.compile(r"(\d+(?:\.\d+)?)([dhms])")
+
+
+def parse_duration_s(text: str) -> float:
+    """Read a duration such as `2h`, `1h30m` or `90` (plain numbers are seconds).
+
+    Returns:
+        Seconds, greater than zero.
+
+    Raises:
+        UsageError: The text isn't a positive duration.
+    """
+    compact = text.strip().lower().replace(" ", "")
+    if _DURATION.fullmatch(compact):
+        total_s = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(compact))
+    else:
+        try:
+            total_s = float(compact)
+        except ValueError:
+            total_s = 0.0
+    if not 0.0 < total_s < float("inf"):
+        raise UsageError(f"not a duration: {text!r}. Write for example 90s, 45m, 2h or 1h30m")
+    return total_s
+
+
+def format_duration(seconds: float) -> str:
+    """Write a duration for people: `0.8 s`, `42 s`, `3:05`, `1:02:07`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    hours, rest = divmod(whole, 3600)
+    minutes, secs = divmod(rest, 60)
+    return f"{hours}:{minutes:02}:{secs:02}" if hours else f"{minutes}:{secs:02}"

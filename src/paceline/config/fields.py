@@ -1,0 +1,85 @@
+"""Options are frozen dataclasses with a docstring under each field; this reads them.
+
+The command line, `--help`, `run.json` and the check for unknown names are made from them.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import get_type_hints
+
+from docstring_parser import parse_from_object
+
+from paceline.errors import UsageError
+
+OptionValue = str | int | float | bool | tuple[object, ...] | None
+"""What an option may hold: plain values that JSON and a command line can carry."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionField:
+    """One option: the same name in Python, on the command line and in `run.json`."""
+
+    name: str
+    annotation: object
+    default: OptionValue
+    help: str
+    group: str
+    """Heading under which `--help` lists it."""
+
+
+def option_fields(component: type, group: str) -> tuple[OptionField, ...]:
+    """List the options of one component in the order of its dataclass.
+
+    Args:
+        component: A frozen dataclass whose fields all have defaults and docstrings.
+        group: The heading for `--help`.
+
+    Raises:
+        TypeError: A field has no default or no docstring (a bug of ours, found by the first test).
+    """
+    hints = get_type_hints(component, include_extras=True)
+    described = {p.arg_name: p.description or "" for p in parse_from_object(component).params}
+    listed = []
+    for field in fields(component):
+        if field.default is MISSING or not described.get(field.name):
+            raise TypeError(f"{component.__name__}.{field.name} needs a default and a docstring")
+        text = " ".join(described[field.name].split())
+        listed.append(
+            OptionField(
+                name=field.name,
+                annotation=hints[field.name],
+                default=field.default,
+                help=text,
+                group=group,
+            )
+        )
+    return tuple(listed)
+
+
+def check_names(given: Iterable[str], known: Iterable[str], what: str) -> None:
+    """Refuse names that aren't known, listing the known ones.
+
+    Raises:
+        UsageError: At least one name is unknown.
+    """
+    names = sorted(known)
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise UsageError(unknown_name(unknown[0], names, what))
+
+
+def unknown_name(name: str, known: Iterable[str], what: str) -> str:
+    """Say that a name is unknown, with the closest known one and then all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"unknown {what} {name!r}.{hint} Known: {', '.join(names)}"
+
+
+def differences(
+    before: Mapping[str, object], after: Mapping[str, object]
+) -> dict[str, tuple[object, object]]:
+    """Compare two flat sets of settings: name -> (before, after) where they differ."""
+    names = sorted(before.keys() | after.keys())
+    return {n: (before.get(n), after.get(n)) for n in names if before.get(n) != after.get(n)}

@@ -1,0 +1,145 @@
+"""The run directory: what one training leaves behind, and who may write into it."""
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.config.files import write_json
+from paceline.errors import UsageError
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Names of the files of one training; all paths follow from `path`."""
+
+    path: Path
+
+    @staticmethod
+    def named(path: str | Path) -> "RunDirectory":
+        """Name a run directory by its absolute path."""
+        return RunDirectory(Path(path).absolute())
+
+    @property
+    def run_json(self) -> Path:
+        """Resolved settings, versions and hosts."""
+        return self.path / "run.json"
+
+    @property
+    def metrics_csv(self) -> Path:
+        """A row an epoch."""
+        return self.path / "metrics.csv"
+
+    @property
+    def summary_json(self) -> Path:
+        """How the training ended; written last."""
+        return self.path / "summary.json"
+
+    @property
+    def snapshots(self) -> Path:
+        """One directory per snapshot."""
+        return self.path / "snapshots"
+
+    @property
+    def logs(self) -> Path:
+        """`rank-<n>.log` and, where a worker failed, its error record."""
+        return self.path / "logs"
+
+    @property
+    def report_html(self) -> Path:
+        """The run as one self-contained page."""
+        return self.path / "report.html"
+
+    @property
+    def _lock_file(self) -> Path:
+        return self.path / "run.lock"
+
+    def rank_log(self, rank: int) -> Path:
+        """What one worker printed."""
+        return self.logs / f"rank-{rank}.log"
+
+    def create(self) -> None:
+        """Make the directory for a new training and prove that it can be written.
+
+        Raises:
+            UsageError: It holds a training already, or can't be made or written.
+        """
+        if self.run_json.exists():
+            raise UsageError(
+                f"{self.path} already holds a training. "
+                f"Go on with it: paceline resume {self.path}; "
+                "or name another directory with --run-dir"
+            )
+        if self.path.is_dir() and any(self.path.iterdir()):
+            raise UsageError(
+                f"{self.path} is not empty and holds no training. "
+                "Name a new or empty directory with --run-dir"
+            )
+        try:
+            self.snapshots.mkdir(parents=True)
+            self.logs.mkdir()
+            probe = self.path / ".probe"
+            write_json(probe, {})
+            probe.unlink()
+        except OSError as error:
+            raise UsageError(
+                f"the run directory {self.path} can't be written ({error.strerror}). "
+                "Name another one with --run-dir"
+            ) from error
+
+    def discard(self) -> None:
+        """Remove what `create` made, of a training that failed before it began."""
+        for directory in (self.snapshots, self.logs):
+            shutil.rmtree(directory, ignore_errors=True)
+        self._lock_file.unlink(missing_ok=True)
+        with suppress(OSError):  # not empty: it holds something of the user's
+            self.path.rmdir()
+
+    def read_run(self) -> dict[str, object]:
+        """Read `run.json`.
+
+        Raises:
+            UsageError: The directory holds no training, or `run.json` isn't readable.
+        """
+        try:
+            content = json.loads(self.run_json.read_text())
+        except FileNotFoundError:
+            raise UsageError(f"{self.path} holds no training (no {self.run_json.name})") from None
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{self.run_json} can't be read: {error}") from error
+        if not isinstance(content, dict):
+            raise UsageError(f"{self.run_json} should hold a JSON object")
+        return content
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Own the directory while a training runs; the kernel frees it when the owner dies.
+
+        Raises:
+            UsageError: Another live training owns it; the message says which process on which host.
+        """
+        try:
+            descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise UsageError(
+                f"the run directory {self.path} can't be written ({error.strerror})"
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(descriptor, 200).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise UsageError(
+                f"another training is running in {self.path} ({owner or 'owner unknown'})"
+            ) from None
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(descriptor)

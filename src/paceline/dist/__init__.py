@@ -1,0 +1,1 @@
+"""Who am I, who are the others: environment, process group, device, network interface."""

@@ -1,0 +1,1 @@
+"""How the gradients of all workers become one."""

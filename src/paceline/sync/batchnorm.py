@@ -1,0 +1,106 @@
+"""BatchNorm with statistics over the batches of all workers, on CPUs as well as on GPUs.
+
+PyTorch's own SyncBatchNorm does the same on GPUs and refuses CPU tensors; there it is used.
+Source: Ioffe and Szegedy, 2015, algorithm 1, with sums over all workers.
+"""
+
+from typing import final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+@final
+class _SumOverWorkers(torch.autograd.Function):
+    """All-reduce whose gradient is all-reduced as well. Collective in both directions."""
+
+    @staticmethod
+    def forward(ctx: object, local: Tensor) -> Tensor:
+        """Sum over workers."""
+        total = local.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        """Each worker's input reaches every worker's output: the gradients add up."""
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total
+
+
+@final
+class CpuSyncBatchNorm(nn.Module):
+    """BatchNorm over (N, C, ...) of all workers together; parameters named as in nn.BatchNorm2d."""
+
+    def __init__(self, source: nn.modules.batchnorm._BatchNorm) -> None:
+        super().__init__()
+        self.eps = source.eps
+        self.momentum = source.momentum
+        self.weight = source.weight
+        self.bias = source.bias
+        self.running_mean: Tensor | None
+        self.running_var: Tensor | None
+        self.num_batches_tracked: Tensor | None
+        self.register_buffer("running_mean", source.running_mean)
+        self.register_buffer("running_var", source.running_var)
+        self.register_buffer("num_batches_tracked", source.num_batches_tracked)
+
+    def forward(self, inputs: Tensor) -> Tensor:  # (N, C, ...) -> (N, C, ...)
+        """Normalise; in training mode collective over all workers, which may hold unequal N."""
+        if not self.training and self.running_mean is not None:
+            return nn.functional.batch_norm(
+                inputs, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+            )
+        dims = [0, *range(2, inputs.dim())]
+        wide = inputs.float()
+        count = wide.new_tensor([wide.numel() // wide.shape[1]])
+        sums = torch.cat([wide.sum(dims), wide.square().sum(dims), count])  # (2C + 1,)
+        total_sum, total_square, total = _split(_SumOverWorkers.apply(sums))
+        mean = total_sum / total
+        variance = (total_square / total - mean.square()).clamp_min(0)
+        self._track(mean, variance, total)
+        shape = [1, -1] + [1] * (inputs.dim() - 2)
+        scale = torch.rsqrt(variance + self.eps)
+        if self.weight is not None:
+            scale = scale * self.weight
+        shift = -mean * scale if self.bias is None else self.bias - mean * scale
+        return (wide * scale.view(shape) + shift.view(shape)).to(inputs.dtype)
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor, total: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None:
+            return
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        momentum = self.momentum
+        if momentum is None and self.num_batches_tracked is not None:
+            momentum = 1.0 / float(self.num_batches_tracked)
+        unbiased = variance * (total / (total - 1).clamp_min(1))
+        self.running_mean.lerp_(mean, momentum or 0.0)
+        self.running_var.lerp_(unbiased, momentum or 0.0)
+
+
+def _split(sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    channels = (sums.numel() - 1) // 2
+    return sums[:channels], sums[channels:-1], sums[-1]
+
+
+def synchronise_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
+    """Replace every BatchNorm of a model by one that sees the batches of all workers.
+
+    Names in `state_dict()` stay the same.
+
+    Args:
+        model: Changed in place; returned too, for a model that is itself a BatchNorm.
+        device: GPUs get PyTorch's SyncBatchNorm.
+    """
+    if device.type == "cuda":
+        synced: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return synced
+    if isinstance(model, nn.modules.batchnorm._BatchNorm):
+        return CpuSyncBatchNorm(model)
+    for name, child in model.named_children():
+        setattr(model, name, synchronise_batchnorm(child, device))
+    return model

@@ -1,0 +1,68 @@
+"""Random changes of training images: a whole batch at a time, random numbers keyed by sample."""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Augment(Protocol):
+    """Changes a batch of raw images; a sample gets the same change whichever worker sees it."""
+
+    @property
+    def num_draws(self) -> int:
+        """Random numbers that one sample needs."""
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Change the images; must keep shape and type, and must not change its input.
+
+        Args:
+            images: Raw values as stored, uint8 (N, C, H, W), in any memory format.
+            draws: float32 (N, num_draws) in [0, 1), on the same device.
+        """
+
+
+class RandomShift:
+    """Shifts each image by up to `pixels` in both directions; what comes in is 0 (black)."""
+
+    def __init__(self, pixels: int) -> None:
+        """Args:
+        pixels: Largest shift; every offset from -pixels to +pixels is equally likely.
+        """
+        if pixels < 1:
+            raise ValueError(f"a shift by {pixels} pixels: give at least 1")
+        self._pixels = pixels
+
+    @property
+    def num_draws(self) -> int:
+        """Two: rows and columns."""
+        return 2
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Shift; (N, C, H, W) to the same."""
+        num, _, height, width = images.shape
+        padded = F.pad(images, (self._pixels,) * 4)
+        windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (N, C, 2p+1, 2p+1, H, W)
+        offsets = (draws * (2 * self._pixels + 1)).to(torch.int64)
+        sample = torch.arange(num, device=images.device)
+        return windows[sample, :, offsets[:, 0], offsets[:, 1]]
+
+    def __repr__(self) -> str:
+        return f"shift by up to {self._pixels} px"
+
+
+class RandomFlip:
+    """Mirrors each image left to right with probability one half."""
+
+    @property
+    def num_draws(self) -> int:
+        """One."""
+        return 1
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Mirror; (N, C, H, W) to the same."""
+        return torch.where(draws[:, :1, None, None] < 0.5, images.flip(3), images)
+
+    def __repr__(self) -> str:
+        return "random flip"

@@ -1,0 +1,192 @@
+"""Image data sets kept on the device as uint8; batches are made there, a whole batch at a time."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.data.augment import Augment
+from paceline.data.batch import Batch
+from paceline.data.order import EpochPlan, StepShare, epoch_order, plan_shares, share
+from paceline.data.random import uniforms
+from paceline.data.source import BatchSource
+from paceline.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TensorData:
+    """Images and labels in memory, and how to normalise them."""
+
+    name: str
+    images: Tensor
+    """Raw values, uint8 (N, C, H, W)."""
+    labels: Tensor
+    """Class numbers, int64 (N,)."""
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...]
+    """Per channel, on the scale 0 … 1."""
+    std: tuple[float, ...]
+    """Per channel, on the scale 0 … 1."""
+    scale: float = 255.0
+    """The raw value that stands for 1."""
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+            raise DataError(
+                f"{self.name}: images should be uint8 (samples, channels, height, width), "
+                f"not {self.images.dtype} {tuple(self.images.shape)}"
+            )
+        if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
+            raise DataError(
+                f"{self.name}: labels should be int64, one for each of {len(self.images)} images, "
+                f"not {self.labels.dtype} {tuple(self.labels.shape)}"
+            )
+        if not len(self.mean) == len(self.std) == self.images.shape[1]:
+            raise DataError(f"{self.name}: mean and std need one value for each channel")
+        if self.num_samples and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(
+            self.class_names
+        ):
+            raise DataError(f"{self.name}: labels should be 0 … {len(self.class_names) - 1}")
+
+    @property
+    def num_samples(self) -> int:
+        """Number of images."""
+        return len(self.images)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.class_names)
+
+
+class MemorySource(BatchSource):
+    """Batches of a `TensorData` that lives on the device.
+
+    A batch without augmentation is one index_select each for images and labels, one multiplication
+    (which also turns uint8 into floats) and one addition: no host sync, no copy from the host.
+    """
+
+    def __init__(
+        self,
+        data: TensorData,
+        device: torch.device | str = "cpu",
+        *,
+        memory_format: torch.memory_format = torch.contiguous_format,
+        dtype: torch.dtype = torch.float32,
+        augment: Sequence[Augment] = (),
+    ) -> None:
+        """Move the data to the device.
+
+        Args:
+            data: What to serve.
+            device: Where the data is kept and batches are made.
+            memory_format: `torch.channels_last` or `torch.contiguous_format`, of the inputs.
+            dtype: Of the inputs.
+            augment: Applied in this order to training batches, before normalisation.
+        """
+        self._title = _describe(data)
+        self._device = torch.device(device)
+        self._channels_last = memory_format == torch.channels_last
+        self._augment = tuple(augment)
+        # (N, H, W, C) or (N, C, H, W)
+        self._images = _laid_out(data.images, self._channels_last).to(self._device)
+        self._labels = data.labels.to(self._device)
+        factor, offset = _normalisation(data, self._channels_last)
+        self._factor = factor.to(self._device, dtype)
+        self._offset = offset.to(self._device, dtype)
+
+    @property
+    def num_samples(self) -> int:
+        """Number of images."""
+        return len(self._images)
+
+    def train_batches(self, plan: EpochPlan) -> Iterator[Batch]:
+        """Give the batches of one epoch; the order is moved to the device once."""
+        order = epoch_order(self.num_samples, plan.seed, plan.epoch)
+        on_device = torch.from_numpy(order).to(self._device)
+        draws = [
+            uniforms(plan.seed, plan.epoch, on_device, stream, augment.num_draws)
+            for stream, augment in enumerate(self._augment)
+        ]
+        for found in plan_shares(plan, self.num_samples):
+            start, stop = _with_stand_in(found)
+            picked = on_device[start:stop]
+            raw = self._images.index_select(0, picked)
+            if draws:
+                raw = self._augmented(raw, [table[start:stop] for table in draws])
+            yield Batch(
+                self._normalised(raw),
+                self._labels.index_select(0, picked),
+                found.stop - found.start,
+                found.total,
+                order[found.start : found.stop],
+            )
+
+    def eval_batches(self, part: int, parts: int, batch_size: int) -> Iterator[Batch]:
+        """Give one part's contiguous share; labels are views of the data, not to be changed."""
+        begin, end = share(self.num_samples, part, parts)
+        for start in range(begin, end, batch_size):
+            stop = min(start + batch_size, end)
+            inputs = self._normalised(self._images[start:stop])
+            indices = np.arange(start, stop, dtype=np.int64)
+            yield Batch(inputs, self._labels[start:stop], stop - start, stop - start, indices)
+
+    def describe(self) -> str:
+        """Say what is kept where."""
+        extra = "".join(f", {augment}" for augment in self._augment)
+        return f"{self._title}, in memory on {self._device}{extra}"
+
+    def close(self) -> None:
+        """Nothing to end: there are no reader processes."""
+
+    def _normalised(self, raw: Tensor) -> Tensor:
+        inputs = torch.mul(raw, self._factor).add_(self._offset)
+        return inputs.permute(0, 3, 1, 2) if self._channels_last else inputs
+
+    def _augmented(self, raw: Tensor, draws: Sequence[Tensor]) -> Tensor:
+        images = raw.permute(0, 3, 1, 2) if self._channels_last else raw
+        for augment, table in zip(self._augment, draws, strict=True):
+            images = augment(images, table)
+        return images.permute(0, 2, 3, 1).contiguous() if self._channels_last else images
+
+
+def _describe(data: TensorData) -> str:
+    _, channels, height, width = data.images.shape
+    return (
+        f"{data.name}: {data.num_samples:,} images {channels}x{height}x{width} "
+        f"in {data.num_classes} classes"
+    )
+
+
+def _laid_out(images: Tensor, channels_last: bool) -> Tensor:
+    """Store images in the layout of the inputs; without a copy where the bytes fit already."""
+    if not channels_last:
+        return images.contiguous()
+    if images.shape[1] == 1:
+        return images.contiguous()[:, 0, :, :, None]
+    return images.permute(0, 2, 3, 1).contiguous()
+
+
+def _with_stand_in(found: StepShare) -> tuple[int, int]:
+    """Replace an empty share by the batch's first sample."""
+    if found.start == found.stop:
+        return found.batch_start, found.batch_start + 1
+    return found.start, found.stop
+
+
+def _normalisation(data: TensorData, channels_last: bool) -> tuple[Tensor, Tensor]:
+    """Fold (raw / scale - mean) / std into raw * factor + offset, shaped to fit one stored image.
+
+    With channels last the tensors are as large as an image: broadcasting over three innermost
+    channels would make the inner loop three elements long.
+    """
+    mean = torch.tensor(data.mean, dtype=torch.float64)
+    std = torch.tensor(data.std, dtype=torch.float64)
+    factor, offset = 1 / (std * data.scale), -mean / std
+    _, channels, height, width = data.images.shape
+    if channels_last and channels > 1:
+        full = (height, width, channels)
+        return factor.expand(full).contiguous(), offset.expand(full).contiguous()
+    return factor[:, None, None], offset[:, None, None]

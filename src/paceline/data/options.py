@@ -1,0 +1,77 @@
+"""Options of the data: how large a batch is, and how it is read. Imports no torch."""
+
+from dataclasses import dataclass
+
+from paceline.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """How samples become batches; the global batch is the contract, not the number of workers."""
+
+    global_batch: int | None = None
+    """Samples that one optimizer step sees, over all workers together. The default is the recipe's
+    own."""
+
+    batch_per_worker: int | None = None
+    """Samples of each worker in a step; the global batch is then this times the number of workers.
+    When both are given they must agree."""
+
+    max_batch_per_worker: int | None = None
+    """Most samples that a worker puts through the model at once (what fits into its memory). A
+    larger share of the global batch is cut into micro-batches whose gradients are added up."""
+
+    drop_last: bool = False
+    """Leave out the short batch at the end of an epoch. By default it is used, weighted exactly."""
+
+    loader_workers: int = 2
+    """Processes per worker that read and transform samples (0: none). Data sets kept in memory need
+    and use none."""
+
+    def __post_init__(self) -> None:
+        for name in ("global_batch", "batch_per_worker", "max_batch_per_worker"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is {value}: it counts samples, so it must be at least 1")
+        if self.loader_workers < 0:
+            raise UsageError(f"loader_workers is {self.loader_workers}: it must be 0 or more")
+
+
+def choose_global_batch(options: DataOptions, default: int, world_size: int) -> int:
+    """Settle the global batch from the options and the recipe's default.
+
+    Args:
+        options: What the user asked for.
+        default: The recipe's own global batch, used when neither size is given.
+        world_size: Number of workers.
+
+    Raises:
+        UsageError: The two sizes disagree, or there are more workers than samples in a batch.
+    """
+    global_batch = options.global_batch
+    if options.batch_per_worker is not None:
+        product = options.batch_per_worker * world_size
+        if global_batch is not None and global_batch != product:
+            raise UsageError(
+                f"global_batch {global_batch} and batch_per_worker {options.batch_per_worker} "
+                f"disagree: {world_size} workers make {product}. Give one of them"
+            )
+        global_batch = product
+    if global_batch is None:
+        global_batch = default
+    if global_batch < world_size:
+        raise UsageError(
+            f"{world_size} workers are more than the {global_batch} samples of a global batch: "
+            f"use at most {global_batch} workers, or a global batch of at least {world_size}"
+        )
+    return global_batch
+
+
+def count_micro_batches(share: int, max_batch: int | None) -> int:
+    """Count the pieces into which a worker's share of a batch is cut to fit its memory.
+
+    Args:
+        share: Most samples that any worker has in a step.
+        max_batch: Most samples at once; None means that everything fits.
+    """
+    return 1 if max_batch is None else -(-share // max_batch)

@@ -1,0 +1,140 @@
+"""Which samples a worker sees at a step: a pure function of (seed, epoch, step, part).
+
+The global order of an epoch doesn't know how many workers there are; a worker takes its
+contiguous share of every global batch. Nothing is padded, nothing is lost.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.data.splitmix import GOLDEN, MULTIPLIER_1, MULTIPLIER_2, Domain, derive_key
+from paceline.errors import UsageError
+
+ORDER_VERSION = 1
+"""Changes whenever `epoch_order` would give another order for the same arguments."""
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochPlan:
+    """One part's way through one epoch, from any step on."""
+
+    seed: int
+    epoch: int
+    global_batch: int
+    first_step: int = 0
+    """Step within the epoch at which to begin; earlier samples are not read."""
+    part: int = 0
+    """This worker (or shard), 0 … parts-1."""
+    parts: int = 1
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.global_batch < 1 or self.epoch < 0 or self.first_step < 0:
+            raise ValueError(
+                f"global_batch must be positive, epoch and first_step not negative: {self}"
+            )
+        _check_part(self.part, self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class StepShare:
+    """The samples of one part at one step, as a run of positions in the epoch's order."""
+
+    start: int
+    stop: int
+    """`order[start:stop]` are this part's samples; empty where the batch has none for it."""
+    batch_start: int
+    """Where the global batch begins: its first sample stands in for an empty share."""
+    total: int
+    """Samples in the global batch."""
+
+
+def epoch_order(num_samples: int, seed: int, epoch: int) -> Indices:
+    """Shuffle the samples of one epoch: sort their indices by a splitmix64 key each.
+
+    The keys of different samples differ (the hash is a bijection), so that the order doesn't
+    depend on the sorting algorithm.
+
+    Args:
+        num_samples: Size of the data set.
+        seed: The training's seed.
+        epoch: 0 for the first.
+
+    Returns:
+        int64 array of shape (num_samples,), a permutation.
+    """
+    positions = np.arange(1, num_samples + 1, dtype=np.uint64)
+    keys = positions * np.uint64(GOLDEN) + np.uint64(derive_key(Domain.ORDER, seed, epoch))
+    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(MULTIPLIER_1)
+    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(MULTIPLIER_2)
+    return np.argsort(keys ^ (keys >> np.uint64(31))).astype(np.int64, copy=False)
+
+
+def share(total: int, part: int, parts: int) -> tuple[int, int]:
+    """Cut `total` items into contiguous parts whose sizes differ by at most one, larger ones first.
+
+    Returns:
+        Begin and end of one part; equal when there are fewer items than parts before it.
+
+    Raises:
+        ValueError: `part` isn't one of the parts.
+    """
+    _check_part(part, parts)
+    size, larger = divmod(total, parts)
+    begin = part * size + min(part, larger)
+    return begin, begin + size + (part < larger)
+
+
+def steps_in_epoch(num_samples: int, global_batch: int, drop_last: bool) -> int:
+    """Count the optimizer steps of an epoch.
+
+    Raises:
+        UsageError: There would be none.
+    """
+    full, rest = divmod(num_samples, global_batch)
+    steps = full if drop_last else full + (rest > 0)
+    if steps == 0:
+        raise UsageError(
+            f"an epoch of {num_samples} samples has no step with global_batch {global_batch}"
+            + (" and drop_last: use a smaller batch, or keep the last one" if num_samples else "")
+        )
+    return steps
+
+
+def step_share(
+    num_samples: int, step_in_epoch: int, global_batch: int, part: int, parts: int
+) -> StepShare:
+    """Find one part's run of positions at one step."""
+    batch_start = step_in_epoch * global_batch
+    total = max(0, min(global_batch, num_samples - batch_start))
+    begin, end = share(total, part, parts)
+    return StepShare(batch_start + begin, batch_start + end, batch_start, total)
+
+
+def step_indices(
+    order: Indices, step_in_epoch: int, global_batch: int, part: int, parts: int
+) -> Indices:
+    """Give the sample indices of one part at one step; a view of `order`, possibly empty."""
+    found = step_share(len(order), step_in_epoch, global_batch, part, parts)
+    return order[found.start : found.stop]
+
+
+def plan_shares(plan: EpochPlan, num_samples: int) -> Iterator[StepShare]:
+    """List what one part does in an epoch, step by step from `plan.first_step` on.
+
+    Raises:
+        UsageError: The epoch has no steps.
+    """
+    steps = steps_in_epoch(num_samples, plan.global_batch, plan.drop_last)
+    for step in range(plan.first_step, steps):
+        yield step_share(num_samples, step, plan.global_batch, plan.part, plan.parts)
+
+
+def _check_part(part: int, parts: int) -> None:
+    if not 0 <= part < parts:
+        raise ValueError(f"part {part} is none of {parts} parts (they count from 0)")

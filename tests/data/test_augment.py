@@ -1,0 +1,59 @@
+import pytest
+import torch
+
+from paceline.data.augment import Augment, RandomFlip, RandomShift
+
+AUGMENTS: list[Augment] = [RandomShift(1), RandomShift(3), RandomFlip()]
+
+
+def raw_images(num: int, channels: int = 2, height: int = 6, width: int = 5) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    shape = (num, channels, height, width)
+    return torch.randint(1, 17, shape, dtype=torch.uint8, generator=generator)
+
+
+@pytest.mark.parametrize("augment", AUGMENTS, ids=str)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_each_sample_depends_on_its_own_draws_only(
+    augment: Augment, layout: torch.memory_format
+) -> None:
+    images = raw_images(40)
+    draws = torch.rand(40, augment.num_draws)
+    before = images.clone()
+    together = augment(images.contiguous(memory_format=layout), draws)
+    assert torch.equal(images, before)
+    assert together.shape == images.shape
+    assert together.dtype == torch.uint8
+    for n in range(40):
+        assert torch.equal(together[n : n + 1], augment(images[n : n + 1], draws[n : n + 1]))
+
+
+def test_shift_by_hand() -> None:
+    image = torch.arange(1, 10, dtype=torch.uint8).view(1, 1, 3, 3)
+    shift = RandomShift(1)
+    unmoved = shift(image, torch.tensor([[0.5, 0.5]]))
+    up_left = shift(image, torch.tensor([[0.99, 0.99]]))
+    down = shift(image, torch.tensor([[0.0, 0.5]]))
+    assert torch.equal(unmoved, image)
+    assert up_left.flatten().tolist() == [5, 6, 0, 8, 9, 0, 0, 0, 0]
+    assert down.flatten().tolist() == [0, 0, 0, 1, 2, 3, 4, 5, 6]
+
+
+def test_every_offset_is_equally_likely() -> None:
+    image = torch.zeros(9000, 1, 5, 5, dtype=torch.uint8)
+    image[:, 0, 2, 2] = 1
+    draws = torch.rand(9000, 2, generator=torch.Generator().manual_seed(1))
+    counts = RandomShift(1)(image, draws).sum(dim=0)[0]
+    assert counts.sum() == 9000
+    assert ((counts[1:4, 1:4] - 1000.0) ** 2 / 1000).sum() < 26.1  # chi-square, 8 degrees, 0.001
+
+
+def test_flip_by_hand() -> None:
+    images = torch.tensor([[[[1, 2, 3]]], [[[1, 2, 3]]]], dtype=torch.uint8)
+    flipped = RandomFlip()(images, torch.tensor([[0.2], [0.7]]))
+    assert flipped[:, 0, 0].tolist() == [[3, 2, 1], [1, 2, 3]]
+
+
+def test_a_shift_needs_pixels() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        RandomShift(0)

@@ -1,0 +1,85 @@
+import re
+from contextlib import AbstractContextManager
+from pathlib import Path
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+import torch
+from tests.support.idx_files import write_idx, write_mnist
+
+from paceline.data.download import Readable
+from paceline.data.mnist import load_mnist
+from paceline.errors import DataError
+
+IMAGES = "train-images-idx3-ubyte"
+LABELS = "t10k-labels-idx1-ubyte"
+
+
+@pytest.fixture(scope="module")
+def mnist_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_mnist(tmp_path_factory.mktemp("mnist"), train=50, test=20)
+
+
+@pytest.mark.parametrize("below", [".", "MNIST/raw"])
+@pytest.mark.parametrize("gz", [False, True])
+def test_loads_from_both_places(tmp_path: Path, below: str, gz: bool) -> None:
+    write_mnist(tmp_path / below, train=50, test=20, gz=gz)
+    train, test = load_mnist(tmp_path, download=False)
+    assert train.images.shape == (50, 1, 28, 28)
+    assert test.images.shape == (20, 1, 28, 28)
+    assert train.labels.dtype == torch.int64
+    assert train.labels[:10].tolist() == list(range(10))
+    assert (train.num_classes, train.mean, train.std) == (10, (0.1307,), (0.3081,))
+
+
+def test_complete_files_need_no_network(mnist_dir: Path) -> None:
+    load_mnist(mnist_dir, open_url=refuse)
+
+
+def test_missing_files_are_named(mnist_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"train-images.*t10k-labels.*Download from https://"):
+        load_mnist(tmp_path, download=False)
+
+
+def refuse(url: str) -> AbstractContextManager[Readable]:
+    raise URLError("no route to host")
+
+
+def test_offline_says_what_to_put_where(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        load_mnist(tmp_path, open_url=refuse)
+    message = str(caught.value)
+    assert "no route to host" in message
+    assert "https://ossci-datasets.s3.amazonaws.com/mnist/train-images-idx3-ubyte.gz" in message
+    assert f"put it into {tmp_path / 'MNIST' / 'raw'}" in message
+
+
+def overwrite(directory: Path, name: str, values: np.ndarray) -> Path:
+    return write_idx(directory / name, values.astype(np.uint8), gz=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        (IMAGES, np.zeros((50, 8, 8)), "should hold images of 28x28"),
+        (IMAGES, np.zeros((0, 28, 28)), "should hold images of 28x28"),
+        (IMAGES, np.zeros(50), "should hold images of 28x28"),
+        (LABELS, np.zeros(19), "don't belong together"),
+        (LABELS, np.zeros((20, 1)), "don't belong together"),
+        (LABELS, np.arange(20), "label 10 at position 10 is no digit"),
+    ],
+)
+def test_files_that_do_not_fit(tmp_path: Path, name: str, values: np.ndarray, message: str) -> None:
+    write_mnist(tmp_path, train=50, test=20)
+    path = overwrite(tmp_path, name, values)
+    with pytest.raises(DataError, match=f"{re.escape(str(path))}: .*{message}.*https://.*{name}"):
+        load_mnist(tmp_path)
+
+
+def test_a_truncated_file_says_where_to_get_it(tmp_path: Path) -> None:
+    write_mnist(tmp_path, train=50, test=20)
+    path = tmp_path / f"{IMAGES}.gz"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DataError, match=rf"{IMAGES}.gz: .*truncated.*Delete it and get it from"):
+        load_mnist(tmp_path)

@@ -1,0 +1,1 @@
+"""Optimizers by name, learning-rate scaling, warm-up, schedules."""

@@ -1,0 +1,66 @@
+"""Builds the optimizer that the options name."""
+
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from importlib.metadata import version
+from inspect import signature
+
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from paceline.errors import JobError, UsageError
+from paceline.optim.options import OptimOptions, optimizer_arguments
+from paceline.optim.table import OPTIMIZERS, OptimizerEntry
+
+
+def build_optimizer(
+    options: OptimOptions, named_parameters: Iterable[tuple[str, Parameter]], lr: float
+) -> Optimizer:
+    """Build an optimizer over all parameters that require a gradient, in one parameter group.
+
+    The same calls on equal gradients give the same bits on every worker; nothing is communicated.
+    novograd and lars write into the gradients during `step`: read or clip gradients before it.
+
+    Args:
+        options: Which optimizer, and its options.
+        named_parameters: As a module's `named_parameters()`; the group keeps the names.
+        lr: Learning rate at factor 1, scaled already.
+
+    Raises:
+        JobError: No parameter requires a gradient.
+        UsageError: The installed library lacks an option that the optimizer needs.
+    """
+    trainable = [(name, p) for name, p in named_parameters if p.requires_grad]
+    if not trainable:
+        raise JobError(
+            "the model has no parameter that requires a gradient, so there is nothing to train"
+        )
+    entry = OPTIMIZERS[options.optimizer]
+    make = _load(entry)
+    keywords = {**entry.fixed, **optimizer_arguments(options)}
+    _check_keywords(entry, make, keywords)
+    optimizer = make(trainable, lr=lr, **keywords)
+    for group in optimizer.param_groups:
+        group.update(entry.group)
+    return optimizer
+
+
+def _load(entry: OptimizerEntry) -> Callable[..., Optimizer]:
+    found = getattr(import_module(entry.module), entry.class_name)
+    if not (isinstance(found, type) and issubclass(found, Optimizer)):
+        raise TypeError(f"{entry.module}.{entry.class_name} isn't an optimizer class")
+    return found
+
+
+def _check_keywords(
+    entry: OptimizerEntry, make: Callable[..., Optimizer], keywords: Iterable[str]
+) -> None:
+    """Check names against the constructor: pytorch_optimizer swallows the ones it doesn't know."""
+    known = signature(make).parameters
+    missing = [name for name in keywords if name not in known]
+    if missing:
+        library = entry.module.partition(".")[0]
+        raise UsageError(
+            f"{entry.class_name} of the installed {library} {version(library)} has no "
+            f"{', '.join(missing)}; install a newer {library}"
+        )

@@ -1,0 +1,1 @@
+"""Snapshots: format, atomic store, background writer."""

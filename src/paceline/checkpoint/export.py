@@ -1,0 +1,76 @@
+"""Weights in one file for other programs: safetensors, or a plain PyTorch state dict."""
+
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoint.hosttensors import on_host
+from paceline.config.files import fsync_directory
+from paceline.errors import InfrastructureError, UsageError
+
+
+def export_weights(tensors: Mapping[str, Tensor], file: Path, *, overwrite: bool = False) -> None:
+    """Write weights so that a reader sees the whole file or none.
+
+    Args:
+        tensors: The unwrapped model's `state_dict()`, on any device; names are written as they are.
+        file: `.safetensors`, or `.pt` or `.pth` (then `torch.load(file, weights_only=True)` reads
+            it).
+        overwrite: Replace a file that exists.
+
+    Raises:
+        UsageError: The suffix is unknown, the file exists, or its directory doesn't.
+        InfrastructureError: The disk is full or the directory can't be written; nothing is left
+            behind.
+        TypeError: A tensor is of a type that safetensors can't hold.
+    """
+    write = _FORMATS.get(file.suffix)
+    if write is None:
+        known = ", ".join(_FORMATS)
+        raise UsageError(
+            f"weights can't be written as {file.suffix or file.name!r}. Known: {known}"
+        )
+    if file.exists() and not overwrite:
+        raise UsageError(f"{file} exists; name another file or ask for it to be overwritten")
+    if not file.parent.is_dir():
+        raise UsageError(f"{file} can't be written: there is no directory {file.parent}")
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    try:
+        _write_new(temporary, lambda opened: write(tensors, opened))
+        temporary.replace(file)
+        fsync_directory(file.parent)
+    except OSError as error:
+        raise InfrastructureError(f"{file} can't be written: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_new(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    # Unlike a snapshot, the file is meant for others: its mode is the user's usual one.
+    with path.open("xb") as opened:
+        write(opened)
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
+def _write_safetensors(tensors: Mapping[str, Tensor], opened: BinaryIO) -> None:
+    for chunk in on_host(tensors).chunks():
+        opened.write(chunk)
+
+
+def _write_state_dict(tensors: Mapping[str, Tensor], opened: BinaryIO) -> None:
+    # Clones: a view would drag the whole memory it is a part of into the file.
+    plain = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+    torch.save(plain, opened)
+
+
+_FORMATS: Mapping[str, Callable[[Mapping[str, Tensor], BinaryIO], None]] = {
+    ".safetensors": _write_safetensors,
+    ".pt": _write_state_dict,
+    ".pth": _write_state_dict,
+}

@@ -1,0 +1,218 @@
+"""An optimizer's state as named tensors and JSON, keyed by parameter names, and back, bit for bit.
+
+Names rather than numbers: a state that belongs to another model is noticed instead of loaded askew.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from paceline.errors import SnapshotError
+
+# How the update is computed on this machine rather than what is computed: a fresh optimizer's own
+# choice stays.
+_NOT_STATE = {"params", "param_names", "foreach", "fused", "capturable", "differentiable"}
+_DIFFERENCES_SHOWN = 5
+
+
+def flatten_optimizer(
+    optimizer: Optimizer, named_parameters: Iterable[tuple[str, Tensor]]
+) -> tuple[dict[str, Tensor], dict[str, object]]:
+    """Take an optimizer's state apart; the tensors are the optimizer's own, not copies.
+
+    Args:
+        optimizer: Any whose state is in `state` and `param_groups` (all of torch.optim and
+            pytorch_optimizer).
+        named_parameters: The unwrapped model's `named_parameters()`.
+
+    Returns:
+        Tensors as `<parameter>/<slot>`, and plain JSON: the optimizer's class, its groups (names
+        and shapes of parameters; learning rate and other options) and what else isn't a tensor.
+
+    Raises:
+        ValueError: The optimizer holds a parameter that isn't among the named ones.
+        TypeError: The state holds something that is neither tensor nor JSON.
+    """
+    names = _names_of(optimizer, named_parameters)
+    tensors: dict[str, Tensor] = {}
+    groups: list[object] = []
+    values: dict[str, dict[str, object]] = {}
+    for number, group in enumerate(optimizer.param_groups):
+        options = {
+            key: _encode(value, f"/groups/{number}/{key}", tensors)
+            for key, value in group.items()
+            if key not in _NOT_STATE
+        }
+        shapes = {names[id(p)]: list(p.shape) for p in group["params"]}
+        groups.append({"parameters": shapes, "options": options})
+        for parameter in group["params"]:
+            name = names[id(parameter)]
+            for slot, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    tensors[f"{name}/{slot}"] = value
+                else:
+                    values.setdefault(name, {})[slot] = _encode(value, f"{name}/{slot}", tensors)
+    return tensors, {"optimizer": type(optimizer).__name__, "groups": groups, "values": values}
+
+
+def restore_optimizer(
+    optimizer: Optimizer,
+    named_parameters: Iterable[tuple[str, Tensor]],
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, object],
+) -> None:
+    """Put back a state that `flatten_optimizer` took apart, or change nothing where it doesn't fit.
+
+    Args:
+        optimizer: A fresh one, built as the saved one was.
+        named_parameters: The unwrapped model's `named_parameters()`.
+        tensors: On any device; they are copied to the parameters' devices and memory formats.
+        state: The JSON.
+
+    Raises:
+        SnapshotError: Optimizer, parameters, their groups or shapes differ; the first differences
+            are named.
+        ValueError: The optimizer holds a parameter that isn't among the named ones.
+    """
+    names = _names_of(optimizer, named_parameters)
+    saved = _Saved(tensors, state)
+    differences = _differences(optimizer, names, saved)
+    if differences:
+        shown = "; ".join(differences[:_DIFFERENCES_SHOWN])
+        more = len(differences) - _DIFFERENCES_SHOWN
+        rest = f"; and {more} more" if more > 0 else ""
+        raise SnapshotError(f"the snapshot's optimizer state doesn't fit: {shown}{rest}")
+    optimizer.state.clear()
+    for group, options in zip(optimizer.param_groups, saved.options, strict=True):
+        group.update({key: _decode(value, tensors) for key, value in options.items()})
+        step_on_host = not (group.get("capturable") or group.get("fused"))
+        for parameter in group["params"]:
+            slots = saved.slots.get(names[id(parameter)], {})
+            if slots:
+                optimizer.state[parameter] = {
+                    slot: _place(value, parameter, on_host=slot == "step" and step_on_host)
+                    for slot, value in slots.items()
+                }
+
+
+@final
+class _Saved:
+    """A flattened state, sorted by parameter."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], state: Mapping[str, object]) -> None:
+        groups = [_mapping(group) for group in _sequence(state.get("groups"))]
+        self.optimizer = state.get("optimizer")
+        self.options = [_mapping(group.get("options")) for group in groups]
+        self.shapes = [
+            {name: tuple(_sequence(shape)) for name, shape in _mapping(g.get("parameters")).items()}
+            for g in groups
+        ]
+        self.slots: dict[str, dict[str, object]] = {}
+        for name, values in _mapping(state.get("values")).items():
+            self.slots[name] = {s: _decode(v, tensors) for s, v in _mapping(values).items()}
+        for key, tensor in tensors.items():
+            name, _, slot = key.rpartition("/")
+            if not key.startswith("/") and slot not in self.slots.setdefault(name, {}):
+                self.slots[name][slot] = tensor
+
+
+def _differences(optimizer: Optimizer, names: Mapping[int, str], saved: _Saved) -> list[str]:
+    kind = type(optimizer).__name__
+    if saved.optimizer != kind:
+        return [f"it is of {saved.optimizer}, the training uses {kind}"]
+    here = {
+        names[id(p)]: (number, tuple(p.shape))
+        for number, group in enumerate(optimizer.param_groups)
+        for p in group["params"]
+    }
+    there = {
+        name: (number, shape) for number, g in enumerate(saved.shapes) for name, shape in g.items()
+    }
+    found = [f"it lacks {name}" for name in here if name not in there]
+    found += [f"it holds {name}, which the model lacks" for name in there if name not in here]
+    for name in here.keys() & there.keys():
+        (group, shape), (saved_group, saved_shape) = here[name], there[name]
+        if shape != saved_shape:
+            found.append(f"{name} has shape {saved_shape} in it, {shape} in the model")
+        elif group != saved_group:
+            found.append(f"{name} is in group {saved_group} in it, in group {group} here")
+    found += [f"it holds a state of unknown {name}" for name in saved.slots.keys() - there.keys()]
+    if not found and len(saved.options) != len(optimizer.param_groups):
+        found.append(f"it has {len(saved.options)} groups, not {len(optimizer.param_groups)}")
+    return sorted(found)
+
+
+def _names_of(
+    optimizer: Optimizer, named_parameters: Iterable[tuple[str, Tensor]]
+) -> dict[int, str]:
+    names = {id(parameter): name for name, parameter in named_parameters}
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if id(parameter) not in names:
+                raise ValueError(
+                    f"group {number} of the optimizer holds a parameter of shape "
+                    f"{tuple(parameter.shape)} that isn't one of the model's named parameters"
+                )
+    return names
+
+
+def _place(value: object, parameter: Tensor, *, on_host: bool) -> object:
+    if not isinstance(value, Tensor):
+        return value
+    device = torch.device("cpu") if on_host else parameter.device
+    if value.shape != parameter.shape:
+        return value.detach().to(device, copy=True)
+    # Sums over a tensor depend on its memory order, so the state gets the one it would have been
+    # made with.
+    like = torch.empty_like(parameter, dtype=value.dtype, device=device, requires_grad=False)
+    return like.copy_(value)
+
+
+def _encode(value: object, path: str, tensors: dict[str, Tensor]) -> object:
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else {"float": repr(value)}
+        case list():
+            return [_encode(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]
+        case tuple():
+            return {"tuple": [_encode(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]}
+        case Tensor():
+            key = path if path.startswith("/") else f"/{path}"
+            tensors[key] = value
+            return {"tensor": key}
+    raise TypeError(f"optimizer state {path} is a {type(value).__name__}, which can't be saved")
+
+
+def _decode(value: object, tensors: Mapping[str, Tensor]) -> object:
+    match value:
+        case {"float": str(text)}:
+            return float(text)
+        case {"tuple": list(items)}:
+            return tuple(_decode(item, tensors) for item in items)
+        case {"tensor": str(key)}:
+            if key not in tensors:
+                raise SnapshotError(f"the snapshot's optimizer state lacks the tensor {key}")
+            return tensors[key].detach().clone()
+        case list():
+            return [_decode(item, tensors) for item in value]
+        case dict():
+            raise SnapshotError(f"the snapshot's optimizer state holds an unknown entry: {value}")
+    return value
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
+        raise SnapshotError("the snapshot's optimizer state isn't complete: an object is missing")
+    return value
+
+
+def _sequence(value: object) -> Sequence[object]:
+    if not isinstance(value, list):
+        raise SnapshotError("the snapshot's optimizer state isn't complete: a list is missing")
+    return value

@@ -1,0 +1,284 @@
+"""A snapshot on disk: a directory of safetensors files, `state.json` and `manifest.json`.
+
+Reading verifies size and SHA-256 of every file before a tensor is used: a flipped bit is an error,
+which neither `torch.load` nor safetensors would notice. Nothing in it can carry code.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from paceline.checkpoint.hosttensors import HostTensors
+from paceline.checkpoint.manifest import (
+    FILE_NAME,
+    KNOWN_FORMATS,
+    FileEntry,
+    Manifest,
+    decode_body,
+    encode_manifest,
+    parse_manifest,
+)
+from paceline.config.files import fsync_directory
+from paceline.errors import InfrastructureError, SnapshotError
+
+JsonObject = Mapping[str, object]
+"""What JSON can carry: string keys; strings, finite numbers, booleans, None, lists and objects."""
+
+MANIFEST = "manifest.json"
+STATE = "state.json"
+SUFFIX = ".safetensors"
+
+_MANIFEST_MAX_BYTES = 1 << 20
+_STATE_MAX_BYTES = 64 << 20
+_CHUNK_BYTES = 1 << 20
+# What damage to the directory itself looks like; any other OSError is the host's fault, not the
+# snapshot's.
+_DAMAGE = {errno.ENOENT, errno.EIO, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """Everything needed to go on exactly."""
+
+    step: int
+    """Optimizer steps done."""
+
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    """File stem ("model", "optimizer" ..) -> tensor name -> tensor. Values, types and shapes come
+    back exactly; memory format doesn't (tensors are contiguous when read), nor does the tying of
+    tensors."""
+
+    state: JsonObject
+    """Everything that isn't a tensor. Tuples come back as lists."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSnapshot:
+    """A snapshot copied to the host: later steps of the training don't change it any more."""
+
+    step: int
+    files: Mapping[str, HostTensors]
+    """File stem -> copied tensors."""
+    state: bytes
+    """The state as JSON."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it takes on disk, manifest included (roughly)."""
+        return sum(f.num_bytes for f in self.files.values()) + len(self.state) + 4096
+
+
+def no_phase(name: str) -> None:
+    """Do nothing at a phase of writing (tests put faults here)."""
+
+
+def copy_to_host(
+    snapshot: Snapshot, reuse: Mapping[str, HostTensors] | None = None
+) -> HostSnapshot:
+    """Copy a snapshot to the host; the caller may change its tensors and state right after.
+
+    Args:
+        snapshot: What to copy.
+        reuse: Memory of an earlier copy that nobody reads any more; used where names, types and
+            shapes still are the same.
+
+    Raises:
+        TypeError: The state isn't plain JSON, or a tensor is of a type that can't be saved.
+        ValueError: The state holds NaN or infinity or is too large, or a file stem isn't a plain
+            name.
+    """
+    state = json.dumps(snapshot.state, allow_nan=False, separators=(",", ":")).encode()
+    if len(state) > _STATE_MAX_BYTES:
+        raise ValueError(f"the state takes {len(state)} bytes; at most {_STATE_MAX_BYTES} fit")
+    files = {}
+    for stem, tensors in snapshot.tensors.items():
+        if not FILE_NAME.fullmatch(stem):
+            raise ValueError(f"file stem {stem!r} may hold only letters, digits, '_', '.' and '-'")
+        kept = (reuse or {}).get(stem)
+        files[stem] = kept if kept is not None and kept.fits(tensors) else HostTensors(tensors)
+        files[stem].fill(tensors)
+    return HostSnapshot(step=snapshot.step, files=files, state=state)
+
+
+def write_snapshot(directory: Path, snapshot: Snapshot) -> None:
+    """Write a snapshot into a new directory and wait until it is durable.
+
+    Not atomic by itself: `SnapshotStore.publish` is.
+
+    Args:
+        directory: Made here, mode 0700; its parent must exist.
+        snapshot: What to write.
+
+    Raises:
+        OSError: The directory exists, the disk is full, or it can't be written; leftovers remain.
+        TypeError, ValueError: As `copy_to_host`.
+    """
+    write_host_snapshot(directory, copy_to_host(snapshot))
+
+
+def write_host_snapshot(
+    directory: Path, host: HostSnapshot, phase: Callable[[str], None] = no_phase
+) -> None:
+    """Write as `write_snapshot`, calling `phase` with "begin", each file's name and "synced"."""
+    directory.mkdir(mode=0o700)
+    phase("begin")
+    entries = {}
+    for stem, tensors in host.files.items():
+        name = f"{stem}{SUFFIX}"
+        entries[name] = _write_file(directory / name, tensors.chunks())
+        phase(name)
+    entries[STATE] = _write_file(directory / STATE, [memoryview(host.state)])
+    phase(STATE)
+    manifest = encode_manifest(Manifest(step=host.step, files=entries))
+    _write_file(directory / MANIFEST, [memoryview(manifest)])
+    phase(MANIFEST)
+    fsync_directory(directory)
+    phase("synced")
+
+
+def read_snapshot(directory: Path, device: torch.device | str = "cpu") -> Snapshot:
+    """Verify a snapshot and read it.
+
+    Args:
+        directory: The snapshot's own directory, of any name.
+        device: Where the tensors are put.
+
+    Returns:
+        The snapshot; its tensors are contiguous and share memory with nothing.
+
+    Raises:
+        SnapshotError: A file is missing, damaged or not a plain file, or the format version is
+            unknown; the message names file and reason.
+        InfrastructureError: The host refuses to read it (permissions, too many open files ..).
+    """
+    manifest = _read_manifest(directory)
+    state = b""
+    for name, entry in manifest.files.items():
+        content = _verify(directory / name, entry, keep=name == STATE)
+        state = content or state
+    tensors = {
+        name.removesuffix(SUFFIX): _load(directory / name, device)
+        for name in manifest.files
+        if name != STATE
+    }
+    return Snapshot(step=manifest.step, tensors=tensors, state=_parse_state(state, directory))
+
+
+def of_unknown_format(directory: Path) -> bool:
+    """Say whether a snapshot is whole but of a format version that this Paceline doesn't know."""
+    path = directory / MANIFEST
+    try:
+        return decode_body(_read_small(path), path)["format"] not in KNOWN_FORMATS
+    except SnapshotError:
+        return False
+
+
+def _read_manifest(directory: Path) -> Manifest:
+    path = directory / MANIFEST
+    try:
+        links = [entry.name for entry in os.scandir(directory) if entry.is_symlink()]
+    except OSError as error:
+        raise _unreadable(directory, error) from error
+    if links:
+        raise SnapshotError(f"{directory / links[0]} is a symbolic link; a snapshot holds none")
+    manifest = parse_manifest(decode_body(_read_small(path), path), path)
+    name = directory.name
+    if name.removeprefix("step-").isdecimal() and int(name[5:]) != manifest.step:
+        raise SnapshotError(f"{path} is of step {manifest.step}, but its directory is {name}")
+    if STATE not in manifest.files:
+        raise SnapshotError(f"{path} names no {STATE}")
+    return manifest
+
+
+def _write_file(path: Path, chunks: Iterable[memoryview]) -> FileEntry:
+    digest, size = hashlib.sha256(), 0
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        for chunk in chunks:
+            digest.update(chunk)
+            size += len(chunk)
+            rest = chunk
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return FileEntry(bytes=size, sha256=digest.hexdigest())
+
+
+def _open(path: Path) -> int:
+    # O_NONBLOCK: a pipe in place of the file must not hang the reader.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise SnapshotError(f"{path} isn't a plain file")
+    return descriptor
+
+
+def _read_small(path: Path) -> bytes:
+    try:
+        with os.fdopen(_open(path), "rb") as file:
+            content = file.read(_MANIFEST_MAX_BYTES + 1)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if len(content) > _MANIFEST_MAX_BYTES:
+        raise SnapshotError(
+            f"{path} is larger than a manifest can be ({_MANIFEST_MAX_BYTES} bytes)"
+        )
+    return content
+
+
+def _verify(path: Path, entry: FileEntry, *, keep: bool) -> bytes:
+    if keep and entry.bytes > _STATE_MAX_BYTES:
+        raise SnapshotError(f"{path} is larger than a state can be ({_STATE_MAX_BYTES} bytes)")
+    digest, kept = hashlib.sha256(), []
+    try:
+        with os.fdopen(_open(path), "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != entry.bytes:
+                raise SnapshotError(f"{path} is damaged: {size} bytes, {entry.bytes} were written")
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                if keep:
+                    kept.append(chunk)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if digest.hexdigest() != entry.sha256:
+        raise SnapshotError(f"{path} is damaged: its SHA-256 isn't the one in {MANIFEST}")
+    return b"".join(kept)
+
+
+def _load(path: Path, device: torch.device | str) -> dict[str, Tensor]:
+    try:
+        with safe_open(str(path), framework="pt", device=str(device)) as file:
+            # A host tensor would otherwise stay a window on the file for as long as it lives.
+            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, KeyError) as error:
+        raise SnapshotError(f"{path} can't be read: {error}") from error
+
+
+def _parse_state(content: bytes, directory: Path) -> JsonObject:
+    try:
+        state = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise SnapshotError(f"{directory / STATE} isn't JSON: {error}") from error
+    if not isinstance(state, dict):
+        raise SnapshotError(f"{directory / STATE} must hold a JSON object")
+    return state
+
+
+def _unreadable(path: Path, error: OSError) -> SnapshotError | InfrastructureError:
+    if error.errno in _DAMAGE:
+        reason = "is missing" if error.errno == errno.ENOENT else f"can't be read: {error.strerror}"
+        return SnapshotError(f"{path} {reason}")
+    return InfrastructureError(f"{path} can't be read: {error.strerror}")

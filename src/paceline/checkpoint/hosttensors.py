@@ -1,0 +1,164 @@
+"""A group of tensors as the bytes of one safetensors file, in host memory that is kept and reused.
+
+Copying into it is all that training waits for. The file is written from here rather than by the
+safetensors library so that it can be hashed on the way and errors stay `OSError`s; the library
+reads it. Format: https://github.com/huggingface/safetensors#format
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from typing import final
+
+import torch
+from torch import Tensor
+
+DTYPE_CODES: Mapping[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.float8_e8m0fnu: "F8_E8M0",
+}
+"""Types that the format has a code for."""
+
+_CHUNK_BYTES = 1 << 20
+_Layout = tuple[tuple[str, torch.dtype, torch.Size, torch.device], ...]
+
+
+@final
+class HostTensors:
+    """Host memory for one group of tensors, laid out as a safetensors file."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        """Allocate memory for tensors of these names, types and shapes; nothing is copied yet.
+
+        Args:
+            tensors: Name -> tensor on any device; the memory is pinned where one is on CUDA.
+
+        Raises:
+            TypeError: A tensor is of a type or layout that the format can't hold.
+        """
+        self._layout = _layout_of(tensors)
+        for name, tensor in tensors.items():
+            _check_type(name, tensor)
+        # The widest types come first, so that each tensor starts at a multiple of its own width.
+        self._order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+        spans = _spans([tensors[name] for name in self._order])
+        self._header = _header(tensors, dict(zip(self._order, spans, strict=True)))
+        self._cuda_devices = sorted({t.device.index for t in tensors.values() if t.is_cuda})
+        self._data = torch.empty(
+            spans[-1][1] if spans else 0,
+            dtype=torch.uint8,
+            pin_memory=bool(self._cuda_devices),
+        )
+        self._views = [
+            self._data[start:stop].view(tensors[name].dtype).view(tensors[name].shape)
+            for name, (start, stop) in zip(self._order, spans, strict=True)
+        ]
+        self._copied: list[torch.cuda.Event] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file."""
+        return len(self._header) + self._data.numel()
+
+    def fits(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Say whether these tensors have the names, types, shapes and devices this was made for."""
+        return self._layout == _layout_of(tensors)
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy the values; from CUDA only the copy's start is waited for, and `chunks` waits for
+        its end.
+
+        Args:
+            tensors: As `fits` accepts them; any strides, tied ones too (each gets a copy of its
+                own).
+        """
+        if not self._views:
+            return
+        sources = [tensors[name] for name in self._order]
+        with torch.no_grad():
+            torch._foreach_copy_(self._views, sources, non_blocking=bool(self._cuda_devices))
+        self._copied = [
+            torch.cuda.current_stream(device).record_event() for device in self._cuda_devices
+        ]
+
+    def chunks(self) -> Iterator[memoryview]:
+        """Yield the file's bytes from start to end, once the copy has ended; on any thread."""
+        for event in self._copied:
+            event.synchronize()
+        yield memoryview(self._header)
+        data = self._data.numpy().data
+        for start in range(0, len(data), _CHUNK_BYTES):
+            yield data[start : start + _CHUNK_BYTES]
+
+
+def on_host(tensors: Mapping[str, Tensor]) -> HostTensors:
+    """Copy tensors into host memory of their own.
+
+    Raises:
+        TypeError: As `HostTensors`.
+    """
+    host = HostTensors(tensors)
+    host.fill(tensors)
+    return host
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """Give a tensor's values in row-major order as little-endian bytes, on the host."""
+    assert sys.byteorder == "little", (
+        "torch's raw bytes are the host's; only little-endian is known"
+    )
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def _layout_of(tensors: Mapping[str, Tensor]) -> _Layout:
+    return tuple((name, t.dtype, t.shape, t.device) for name, t in tensors.items())
+
+
+def _check_type(name: str, tensor: Tensor) -> None:
+    assert sys.byteorder == "little", "the format is little-endian"
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.dtype not in DTYPE_CODES:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_CODES)
+        raise TypeError(
+            f"tensor {name!r} ({tensor.dtype}, {tensor.layout}, on {tensor.device}) "
+            f"can't be saved: expected a dense tensor of one of the types {known}"
+        )
+
+
+def _spans(tensors: list[Tensor]) -> list[tuple[int, int]]:
+    spans, stop = [], 0
+    for tensor in tensors:
+        start, stop = stop, stop + tensor.numel() * tensor.element_size()
+        spans.append((start, stop))
+    return spans
+
+
+def _header(tensors: Mapping[str, Tensor], spans: Mapping[str, tuple[int, int]]) -> bytes:
+    described: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    for name, span in spans.items():
+        tensor = tensors[name]
+        described[name] = {
+            "dtype": DTYPE_CODES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": list(span),
+        }
+    text = json.dumps(described, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

@@ -1,0 +1,253 @@
+"""The snapshots of one training: published whole or not at all, damaged set aside, old removed.
+
+Written by one process at a time (the owner of the run directory's lock); read by any.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import final
+
+import torch
+
+from paceline.checkpoint.format import (
+    MANIFEST,
+    HostSnapshot,
+    Snapshot,
+    copy_to_host,
+    no_phase,
+    of_unknown_format,
+    read_snapshot,
+    write_host_snapshot,
+)
+from paceline.config.files import fsync_directory, write_json
+from paceline.errors import SnapshotError, UsageError
+
+_NAME = re.compile(r"step-([0-9]{12})")
+_BEST = "best.json"
+_WRITING = ".tmp-"
+_REPLACED = ".replaced-"
+_TRASH = ".trash-"
+# A file system that is about to be full fails in more places than the files themselves.
+_SLACK_BYTES = 64 << 10
+
+
+@final
+class SnapshotStore:
+    """A directory of snapshots, each named `step-` and twelve digits."""
+
+    def __init__(self, directory: Path, keep_last: int) -> None:
+        """Name the directory; it is made by the first `publish`.
+
+        Args:
+            directory: Where the snapshots are.
+            keep_last: How many of the newest are kept, besides the best.
+
+        Raises:
+            UsageError: `keep_last` is below 2.
+        """
+        if keep_last < 2:
+            raise UsageError(f"keep_last is {keep_last}; it must be at least 2")
+        self.directory = directory
+        self.keep_last = keep_last
+
+    def publish(
+        self, snapshot: Snapshot, *, best: bool, phase: Callable[[str], None] = no_phase
+    ) -> Path:
+        """Write a snapshot so that readers, crashes and power cuts see it whole or not at all.
+
+        Written aside in the same file system, synced, renamed, directory synced; only then the
+        pointer to the best one is changed and old ones are removed. One of the same step is
+        replaced.
+
+        Args:
+            snapshot: What to write.
+            best: Point `best.json` to it.
+            phase: Called after each phase with its name (tests put faults here).
+
+        Returns:
+            The snapshot's directory.
+
+        Raises:
+            OSError: The disk is full or can't be written; earlier snapshots stay and no leftovers
+                do.
+            TypeError, ValueError: As `copy_to_host`.
+        """
+        return self.publish_host(copy_to_host(snapshot), best=best, phase=phase)
+
+    def publish_host(
+        self, host: HostSnapshot, *, best: bool, phase: Callable[[str], None] = no_phase
+    ) -> Path:
+        """Publish, as `publish` does, a snapshot that has been copied to the host."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._check_space(host.num_bytes)
+        final_path = self.path_of(host.step)
+        writing = self.directory / f"{_WRITING}{final_path.name}-{secrets.token_hex(4)}"
+        try:
+            write_host_snapshot(writing, host, phase)
+            self._rename_into_place(writing, final_path, phase)
+        except BaseException:
+            shutil.rmtree(writing, ignore_errors=True)
+            raise
+        fsync_directory(self.directory)
+        phase("durable")
+        if best:
+            write_json(self.directory / _BEST, {"snapshot": final_path.name})
+            phase("best")
+        self._remove_old(host.step)
+        phase("removed old")
+        return final_path
+
+    def steps(self) -> list[int]:
+        """List the steps of all snapshots in place, ascending; none is verified here."""
+        if not self.directory.is_dir():
+            return []
+        names = [_NAME.fullmatch(path.name) for path in self.directory.iterdir()]
+        return sorted(int(name[1]) for name in names if name)
+
+    def path_of(self, step: int) -> Path:
+        """Name the directory of a step's snapshot, whether it exists or not."""
+        return self.directory / f"step-{step:012d}"
+
+    def newest_good(
+        self, report: Callable[[str], None], device: torch.device | str = "cpu"
+    ) -> Snapshot | None:
+        """Read the newest snapshot that verifies; damaged newer ones become `<name>.damaged`.
+
+        Called by one process; the others then read the step that it found with `read_snapshot`.
+
+        Args:
+            report: Called with one line for each damaged snapshot.
+            device: Where the tensors are put.
+
+        Returns:
+            The snapshot, or None where there is no good one.
+
+        Raises:
+            SnapshotError: The newest is of an unknown format version: it is not damaged, and going
+                on from an older one would lose what a newer Paceline did.
+            InfrastructureError: The host refuses to read it.
+        """
+        for step in reversed(self.steps()):
+            path = self.path_of(step)
+            try:
+                return read_snapshot(path, device)
+            except SnapshotError as error:
+                if of_unknown_format(path):
+                    raise
+                moved = _set_aside(path)
+                report(f"{error}; {moved}, the snapshot before it is tried")
+        return None
+
+    def best(self) -> Path | None:
+        """Give the directory of the best snapshot, or None where none is marked or it is gone."""
+        try:
+            name = json.loads((self.directory / _BEST).read_bytes())["snapshot"]
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            return None
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            return None
+        path = self.directory / name
+        return path if path.is_dir() else None
+
+    def resolve(self, which: str) -> Path:
+        """Find the snapshot that a user asks for; it isn't verified here.
+
+        Args:
+            which: "best", "last", or a snapshot's directory: a path, or a name in this store.
+
+        Raises:
+            UsageError: There is none; the message lists what there is.
+        """
+        steps = self.steps()
+        known = ", ".join(self.path_of(step).name for step in steps[-5:]) or "none"
+        found: Path | None
+        if which == "best":
+            found = self.best()
+        elif which == "last":
+            found = self.path_of(steps[-1]) if steps else None
+        else:
+            candidates = (Path(which), self.directory / which)
+            found = next((path for path in candidates if (path / MANIFEST).is_file()), None)
+        if found is None:
+            raise UsageError(
+                f"no snapshot {which!r} for {self.directory}. "
+                f"Give best, last or a snapshot's directory; the newest there: {known}"
+            )
+        return found
+
+    def sweep(self) -> None:
+        """Remove what interrupted writes left.
+
+        Only for the owner of the run directory, and before its first `publish`.
+        """
+        if not self.directory.is_dir():
+            return
+        for path in sorted(self.directory.iterdir()):
+            original = self.directory / path.name.removeprefix(_REPLACED)
+            if path.name.startswith(_REPLACED) and not original.exists():
+                path.rename(original)
+                fsync_directory(self.directory)
+            elif path.name.startswith((_WRITING, _TRASH, _REPLACED)):
+                shutil.rmtree(path)
+            elif path.name.startswith(f".{_BEST}."):
+                path.unlink()
+
+    def _check_space(self, needed_bytes: int) -> None:
+        room = os.statvfs(self.directory)
+        if room.f_bavail * room.f_frsize < needed_bytes + _SLACK_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
+
+    def _rename_into_place(
+        self, writing: Path, final_path: Path, phase: Callable[[str], None]
+    ) -> None:
+        replaced = self.directory / f"{_REPLACED}{final_path.name}"
+        if not final_path.exists():
+            writing.rename(final_path)
+            phase("renamed")
+            return
+        shutil.rmtree(replaced, ignore_errors=True)
+        # A directory can't be renamed over another; `sweep` puts it back if we die between the two
+        # renames.
+        final_path.rename(replaced)
+        try:
+            phase("replaced")
+            writing.rename(final_path)
+        except BaseException:
+            replaced.rename(final_path)
+            raise
+        phase("renamed")
+        fsync_directory(self.directory)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+    def _remove_old(self, just_published: int) -> None:
+        steps = self.steps()
+        best = self.best()
+        for step in steps[: -self.keep_last]:
+            path = self.path_of(step)
+            if path != best and step != just_published:
+                trash = self.directory / f"{_TRASH}{path.name}-{secrets.token_hex(4)}"
+                # The new snapshot is in place: one that stays too long is no failure, the next time
+                # tries again.
+                with contextlib.suppress(OSError):
+                    path.rename(trash)
+                shutil.rmtree(trash, ignore_errors=True)
+
+
+def _set_aside(path: Path) -> str:
+    number = 0
+    aside = path.with_name(f"{path.name}.damaged")
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{path.name}.damaged-{number}")
+    try:
+        path.rename(aside)
+    except OSError as error:
+        return f"it can't be set aside ({error.strerror})"
+    return f"set aside as {aside.name}"

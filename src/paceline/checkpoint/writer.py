@@ -1,0 +1,160 @@
+"""Snapshots in the background: training waits for a copy in memory, never for the disk."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self, final
+
+from paceline.checkpoint.format import HostSnapshot, Snapshot, copy_to_host
+from paceline.checkpoint.hosttensors import HostTensors
+from paceline.checkpoint.store import SnapshotStore
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@final
+class SnapshotWriter:
+    """Copies snapshots and publishes them on one thread of its own, one at a time.
+
+    Used by the one worker that writes, from one thread. A failed write never stops the training.
+    """
+
+    def __init__(self, store: SnapshotStore, report: Callable[[str], None]) -> None:
+        """Start nothing yet: the thread starts with the first snapshot.
+
+        Args:
+            store: Where snapshots are published.
+            report: Called with one line per failed write, on the writer's thread.
+        """
+        self._store = store
+        self._report = report
+        self._memory: dict[str, HostTensors] = {}
+        self._in_flight: Future[None] | None = None
+        self._failures: list[str] = []
+        self._written = self._skipped = self._failed = 0
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paceline-snapshots")
+
+    @property
+    def written(self) -> int:
+        """Snapshots published."""
+        return self._written
+
+    @property
+    def skipped(self) -> int:
+        """Snapshots offered while another was being written, and left out."""
+        return self._skipped
+
+    @property
+    def failed(self) -> int:
+        """Snapshots that couldn't be written."""
+        return self._failed
+
+    def offer(self, snapshot: Snapshot, *, best: bool = False, wait: bool = False) -> bool:
+        """Copy a snapshot and have it published; the caller may go on training right after.
+
+        Args:
+            snapshot: Its tensors are copied (from CUDA: in stream order, without a host sync) and
+                its state is encoded before this returns.
+            best: Mark it as the best one.
+            wait: Where another is still being written, wait for it rather than skip this one. Best
+                ones and the last one want this.
+
+        Returns:
+            False if it was skipped.
+
+        Raises:
+            TypeError, ValueError: As `copy_to_host`.
+            Exception: A programming error that an earlier snapshot met on the thread.
+        """
+        if self._in_flight is not None and not self._in_flight.done() and not wait:
+            self._skipped += 1
+            return False
+        self._settle()
+        host = copy_to_host(snapshot, reuse=self._memory)
+        self._memory = dict(host.files)
+        self._in_flight = self._thread.submit(self._publish, host, best)
+        return True
+
+    def flush(self) -> list[str]:
+        """Wait until what was offered is durable or has failed.
+
+        Returns:
+            The failed writes since the last flush, one line each.
+
+        Raises:
+            Exception: A programming error met on the thread.
+        """
+        self._settle()
+        failures, self._failures = self._failures, []
+        return failures
+
+    def close(self) -> None:
+        """Wait as `flush` and end the thread; `offer` can't be called any more.
+
+        Raises:
+            Exception: A programming error met on the thread.
+        """
+        try:
+            self._settle()
+        finally:
+            self._thread.shutdown()
+            self._memory = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _settle(self) -> None:
+        in_flight = self._in_flight
+        if in_flight is not None:
+            try:
+                in_flight.result()
+            finally:
+                self._in_flight = None
+
+    def _publish(self, host: HostSnapshot, best: bool) -> None:
+        try:
+            self._store.publish_host(host, best=best)
+        except OSError as error:
+            message = self._explain(host, error)
+            self._failed += 1
+            self._failures.append(message)
+            self._report(message)
+        else:
+            self._written += 1
+
+    def _explain(self, host: HostSnapshot, error: OSError) -> str:
+        reason = error.strerror or str(error)
+        if error.errno in _NO_ROOM:
+            reason += f" (needs {_size(host.num_bytes)}{self._free()})"
+        steps = self._store.steps()
+        newest = f"the newest good snapshot is step {steps[-1]}" if steps else "there is none yet"
+        done = "marked as best or synced" if host.step in steps else "written"
+        return (
+            f"the snapshot of step {host.step} could not be {done}: {reason}; "
+            f"training goes on, {newest}"
+        )
+
+    def _free(self) -> str:
+        with contextlib.suppress(OSError):
+            room = os.statvfs(self._store.directory)
+            return f", {_size(room.f_bavail * room.f_frsize)} free"
+        return ""
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.3g} TB"

@@ -1,0 +1,247 @@
+"""Which curves a run has: pure choices, no drawing."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.report import wording
+from paceline.report.reading import Metrics, RunReport, entries, number, section, text, whole
+
+MAX_POINTS = 1000
+"""More than a screen can show; keeps the page small for runs of thousands of epochs."""
+
+Scale = Literal["plain", "percent"]
+Role = Literal["train", "validation", "single", "part"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One line of a chart."""
+
+    label: str
+    role: Role
+    """Chooses colour and stroke."""
+    values: tuple[float, ...]
+    """One for each point of the chart's `epochs`; NaN leaves a gap."""
+    last: str
+    """The newest value as text, for the legend."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A vertical line where an attempt began."""
+
+    epoch: float
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """One picture: lines over epochs, with the training time along the top."""
+
+    slug: str
+    """Unique on the page; prefixes the ids inside the picture."""
+    title: str
+    scale: Scale
+    from_zero: bool
+    large: bool
+    epochs: tuple[float, ...]
+    times_s: tuple[float, ...]
+    series: tuple[Series, ...]
+    marks: tuple[Mark, ...]
+    highlight: tuple[float, float] | None
+    """A point (epoch, value) to ring: the best epoch."""
+
+    @property
+    def logarithmic(self) -> bool:
+        """Whether the values span so much that only a logarithmic axis shows them."""
+        finite = [v for series in self.series for v in series.values if not math.isnan(v)]
+        if self.scale == "percent" or self.from_zero or not finite or min(finite) <= 0:
+            return False
+        return max(finite) / min(finite) > 50
+
+    @property
+    def description(self) -> str:
+        """The chart in one sentence, for those who don't see it."""
+        unit = " %" if self.scale == "percent" else ""
+        parts = [f"{s.label} {_span(s.values, unit)}" for s in self.series]
+        return f"{self.title} by epoch: {'; '.join(parts)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """A chart before its numbers: columns as (name, label, role)."""
+
+    slug: str
+    title: str
+    columns: tuple[tuple[str, str, Role], ...]
+    scale: Scale = "plain"
+    from_zero: bool = False
+    large: bool = False
+    factor: float = 1.0
+
+
+_PLANS = (
+    _Plan(
+        slug="loss",
+        title="Loss",
+        columns=(("train_loss", "training", "train"), ("val_loss", "validation", "validation")),
+        large=True,
+    ),
+    _Plan(
+        slug="accuracy",
+        title="Accuracy",
+        columns=(
+            ("train_accuracy", "training", "train"),
+            ("val_accuracy", "validation", "validation"),
+        ),
+        scale="percent",
+        large=True,
+    ),
+    _Plan(
+        slug="top5",
+        title="Top-5 accuracy",
+        columns=(
+            ("train_top5_accuracy", "training", "train"),
+            ("val_top5_accuracy", "validation", "validation"),
+        ),
+        scale="percent",
+    ),
+    _Plan(
+        slug="speed",
+        title="Images/s",
+        columns=(("images_per_s", "all workers", "single"),),
+        from_zero=True,
+    ),
+    _Plan(
+        slug="batch-time",
+        title="Step time, ms",
+        columns=(
+            ("batch_time_s", "whole step", "single"),
+            ("data_time_s", "waiting for data", "part"),
+        ),
+        from_zero=True,
+        factor=1000,
+    ),
+    _Plan(slug="rate", title="Learning rate", columns=(("lr", "rate", "single"),), from_zero=True),
+)
+
+
+def choose_charts(report: RunReport) -> tuple[Chart, ...]:
+    """Choose the charts that a run has numbers for, thinned to at most `MAX_POINTS` points."""
+    metrics = report.metrics
+    marks = find_marks(report)
+    best = best_position(report)
+    return tuple(
+        _chart(plan, metrics, marks, best)
+        for plan in _PLANS
+        if any(metrics.has(name) for name, _, _ in plan.columns)
+    )
+
+
+def thin(length: int, limit: int, keep: Sequence[int] = ()) -> list[int]:
+    """Choose at most `limit` of `length` positions, evenly, with the first, the last and `keep`."""
+    if length <= limit:
+        return list(range(length))
+    spread = max(limit - len(keep), 2)
+    even = {round(i * (length - 1) / (spread - 1)) for i in range(spread)}
+    return sorted(even | set(keep))
+
+
+def best_position(report: RunReport) -> int | None:
+    """Find the best epoch's position: the summary's, else by the figure that the run goes by."""
+    metrics = report.metrics
+    told = number(report.summary, "best_epoch")
+    if told is not None and told in metrics.column("epoch"):
+        return metrics.column("epoch").index(told)
+    by_loss = text(section(report.run, "settings"), "best_by") == "val_loss"
+    by_loss = by_loss or not metrics.has("val_accuracy")
+    sign = -1 if by_loss else 1
+    figures = metrics.column("val_loss" if by_loss else "val_accuracy")
+    known = [(sign * value, -i) for i, value in enumerate(figures) if not math.isnan(value)]
+    return -max(known)[1] if known else None
+
+
+def find_marks(report: RunReport) -> tuple[Mark, ...]:
+    """Place each restart and resume on the epoch axis, by the steps at which the epochs ended."""
+    marks = []
+    for entry in entries(report.run, "history"):
+        reason = text(entry, "reason")
+        step = whole(entry, "from_step")
+        if reason in ("resume", "restart") and step is not None and len(report.metrics):
+            label = "resumed" if reason == "resume" else "restarted"
+            epoch = _epoch_of_step(report.metrics, step)
+            marks.append(Mark(epoch=epoch, label=f"{label} at step {step:,}"))
+    return tuple(marks)
+
+
+def _chart(plan: _Plan, metrics: Metrics, marks: tuple[Mark, ...], best: int | None) -> Chart:
+    rows = thin(len(metrics), MAX_POINTS, () if best is None else (best,))
+    epochs = metrics.column("epoch")
+    highlight = None
+    if plan.large and best is not None:
+        value = metrics.column(f"val_{plan.slug}")[best]
+        highlight = None if math.isnan(value) else (epochs[best], value)
+    return Chart(
+        slug=plan.slug,
+        title=plan.title,
+        scale=plan.scale,
+        from_zero=plan.from_zero,
+        large=plan.large,
+        epochs=tuple(epochs[i] for i in rows),
+        times_s=tuple(metrics.column("time_s")[i] for i in rows),
+        series=tuple(
+            _series(plan, metrics, column, rows)
+            for column in plan.columns
+            if metrics.has(column[0])
+        ),
+        marks=marks,
+        highlight=highlight,
+    )
+
+
+_LAST_VALUE = {
+    "loss": wording.loss,
+    "accuracy": wording.percent,
+    "top5": wording.percent,
+    "speed": wording.speed,
+    "batch-time": wording.milliseconds,
+    "rate": wording.rate,
+}
+
+
+def _series(
+    plan: _Plan, metrics: Metrics, column: tuple[str, str, Role], rows: list[int]
+) -> Series:
+    name, label, role = column
+    values = metrics.column(name)
+    return Series(
+        label=label,
+        role=role,
+        values=tuple(plan.factor * values[i] for i in rows),
+        last=_LAST_VALUE[plan.slug](metrics.last(name)),
+    )
+
+
+def _epoch_of_step(metrics: Metrics, step: int) -> float:
+    """Interpolate between the ends of epochs; before the first one by the first one's length."""
+    epochs = metrics.column("epoch")
+    ends = metrics.column("step")
+    before = (epochs[0] - 1, 0.0)
+    for epoch, end in zip(epochs, ends, strict=True):
+        if math.isnan(end):
+            continue
+        if step <= end:
+            length = end - before[1]
+            share = (step - before[1]) / length if length > 0 else 1.0
+            return before[0] + share * (epoch - before[0])
+        before = (epoch, end)
+    return before[0]
+
+
+def _span(values: Sequence[float], unit: str) -> str:
+    finite = [value for value in values if not math.isnan(value)]
+    factor = 100 if unit else 1
+    ends = [f"{factor * value:.4g}{unit}" for value in (finite[0], finite[-1])]
+    return f"from {ends[0]} to {ends[1]}" if len(finite) > 1 else ends[0]

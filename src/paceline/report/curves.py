@@ -1,0 +1,192 @@
+"""Draws one chart with matplotlib, without pyplot and its global state, as SVG for the page."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from paceline.report.charts import Chart, Role, Scale, Series
+from paceline.report.svg import figure_to_svg
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTH, HEIGHT = 420.0, 236.0  # Points of the view box; the picture is as wide as its place.
+_LEFT, _RIGHT, _TOP, _BOTTOM = 54.0, 14.0, 24.0, 26.0
+
+# Stand-ins: figure_to_svg puts the page's colours in their place.
+_COLOURS = {
+    "#0a0000": "var(--train)",
+    "#0b0000": "var(--accent)",
+    "#0c0000": "var(--muted)",
+    "#0d0000": "var(--line)",
+    "#0e0000": "var(--paper)",
+}
+_TRAIN, _ACCENT, _MUTED, _LINE, _PAPER = _COLOURS
+
+_COLOUR: dict[Role, str] = {
+    "train": _TRAIN,
+    "validation": _ACCENT,
+    "single": _ACCENT,
+    "part": _TRAIN,
+}
+_STROKE: dict[Role, float] = {"train": 1.4, "validation": 2.0, "single": 1.8, "part": 1.4}
+
+_NICE_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200)
+_DAY_S = 86400
+
+
+def draw_chart(chart: Chart) -> str:
+    """Draw a chart as inline SVG; the same chart always gives the same text."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72), dpi=72)
+    figure.patch.set_visible(False)
+    size = (1 - (_LEFT + _RIGHT) / WIDTH, 1 - (_TOP + _BOTTOM) / HEIGHT)
+    axes = figure.add_axes((_LEFT / WIDTH, _BOTTOM / HEIGHT, *size))
+    _style(axes)
+    for series in chart.series:
+        _draw_series(axes, chart, series)
+    _set_range(axes, chart)
+    _label_values(axes, chart.scale)
+    _draw_marks(axes, chart)
+    _label_times(axes, chart)
+    return figure_to_svg(figure, slug=chart.slug, label=chart.description, colours=_COLOURS)
+
+
+def choose_times(total_s: float, most: int = 4) -> list[int]:
+    """Choose at most `most` round times up to the whole time, evenly spaced."""
+    steps = [*_NICE_S, *(_DAY_S * days for days in (1, 2, 5, 10, 20, 50, 100))]
+    step = next((s for s in steps if total_s / s < most + 1), steps[-1])
+    return [step * i for i in range(1, min(int(total_s // step), most) + 1)]
+
+
+def clock(seconds: int) -> str:
+    """Write a round time in its largest whole unit: `30 s`, `5 min`, `2 h`, `3 d`."""
+    units = ((_DAY_S, "d"), (3600, "h"), (60, "min"), (1, "s"))
+    size, unit = next((s, u) for s, u in units if seconds % s == 0)
+    return f"{seconds // size} {unit}"
+
+
+def _style(axes: "Axes") -> None:
+    axes.patch.set_visible(False)
+    for side in ("left", "right", "top"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set(color=_LINE, linewidth=1)
+    axes.tick_params(length=0, pad=6, colors=_MUTED)
+    axes.grid(axis="y", color=_LINE, linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def _draw_series(axes: "Axes", chart: Chart, series: Series) -> None:
+    colour = _COLOUR[series.role]
+    lone = [i for i in range(len(series.values)) if _stands_alone(series.values, i)]
+    axes.plot(
+        chart.epochs,
+        series.values,
+        color=colour,
+        linewidth=_STROKE[series.role],
+        marker="o" if lone else "",
+        markersize=4,
+        markevery=lone,
+        solid_joinstyle="round",
+    )
+    if chart.from_zero:
+        axes.fill_between(
+            chart.epochs, series.values, color=colour, alpha=0.1, linewidth=0, zorder=1
+        )
+
+
+def _stands_alone(values: Sequence[float], position: int) -> bool:
+    """Whether a point has no neighbour that a line could join it to."""
+    around = (position - 1, position + 1)
+    joined = any(0 <= i < len(values) and not math.isnan(values[i]) for i in around)
+    return not math.isnan(values[position]) and not joined
+
+
+def _set_range(axes: "Axes", chart: Chart) -> None:
+    first, last = chart.epochs[0], chart.epochs[-1]
+    margin = 0.02 * (last - first) if last > first else 1.0
+    axes.set_xlim(first - margin, last + margin)
+    if chart.logarithmic:
+        axes.set_yscale("log")
+    elif chart.from_zero:
+        highest = max((v for s in chart.series for v in s.values if not math.isnan(v)), default=0.0)
+        axes.set_ylim(0, 1.1 * highest if highest > 0 else 1.0)
+    if chart.highlight is not None:
+        axes.plot(
+            *([value] for value in chart.highlight),
+            linestyle="none",
+            marker="o",
+            markersize=7,
+            markerfacecolor=_PAPER,
+            markeredgecolor=_ACCENT,
+            markeredgewidth=1.8,
+            clip_on=False,
+        )
+
+
+def _label_values(axes: "Axes", scale: Scale) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    if axes.get_yscale() == "log":
+        axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5), numticks=6))
+        axes.yaxis.set_minor_locator(NullLocator())
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda v, _: f"{100 * v:.6g} %" if scale == "percent" else _plain(v))
+    )
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.6g}"
+
+
+def _draw_marks(axes: "Axes", chart: Chart) -> None:
+    low, high = axes.get_xlim()
+    for mark in chart.marks:
+        place = min(max(mark.epoch, low), high)
+        axes.axvline(place, color=_MUTED, linewidth=1, dashes=(2, 3), zorder=1)
+
+
+def _label_times(axes: "Axes", chart: Chart) -> None:
+    """Write the training time along the top, where round times fall between the epochs."""
+    low, high = axes.get_xlim()
+    for time_s, epoch in _time_places(chart):
+        if low <= epoch <= high:
+            axes.annotate(
+                clock(time_s),
+                (epoch, 1),
+                xycoords=("data", "axes fraction"),
+                xytext=(0, 9),
+                textcoords="offset points",
+                ha="center",
+                color=_MUTED,
+            )
+            axes.plot(
+                [epoch, epoch],
+                [1.0, 1.02],
+                transform=axes.get_xaxis_transform(),
+                color=_MUTED,
+                linewidth=1,
+                clip_on=False,
+            )
+
+
+def _time_places(chart: Chart) -> list[tuple[int, float]]:
+    """Round times with the epochs at which they had passed; none where times don't grow."""
+    known = [(t, e) for t, e in zip(chart.times_s, chart.epochs, strict=True) if not math.isnan(t)]
+    if not known or any(b[0] <= a[0] for a, b in pairwise(known)):
+        return []
+    points = [(0.0, chart.epochs[0] - 1), *known]
+    return [(time_s, _interpolate(points, time_s)) for time_s in choose_times(known[-1][0])]
+
+
+def _interpolate(points: Sequence[tuple[float, float]], at: float) -> float:
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if at <= x1:
+            return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
+    return points[-1][1]

@@ -1,0 +1,258 @@
+"""The page's figures and tables as plain text cells; no HTML here."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from paceline.config.durations import format_duration
+from paceline.report import wording
+from paceline.report.charts import best_position, thin
+from paceline.report.reading import (
+    JsonObject,
+    RunReport,
+    entries,
+    number,
+    section,
+    text,
+    whole,
+)
+
+MAX_TABLE_ROWS = 250
+"""More epochs than this are thinned in the table; `metrics.csv` has them all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyFigure:
+    """One large number."""
+
+    label: str
+    value: str
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One line of a table of names and values."""
+
+    name: str
+    value: str
+    given: bool = False
+    """The user's own, not a default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table with a header; the first cell of a row names the row."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    marked: int | None = None
+    """The row to stress."""
+    note: str = ""
+
+
+def key_figures(report: RunReport) -> tuple[KeyFigure, ...]:
+    """Choose what to read first; the summary's numbers, or the epochs' while there is none."""
+    derived = section(report.run, "derived")
+    figures = (
+        _accuracy(report),
+        _validation_loss(report),
+        _top5(report),
+        _speed(report),
+        _time(report),
+        KeyFigure(
+            label="Workers",
+            value=wording.count(_first(report.summary, derived, "world_size")),
+            note=_nodes(_first(report.summary, derived, "nodes")),
+        ),
+        KeyFigure(
+            label="Global batch",
+            value=wording.count(_first(report.summary, derived, "global_batch")),
+            note=_shards(_first(report.summary, derived, "shards")),
+        ),
+    )
+    return tuple(figure for figure in figures if figure.value != wording.NOTHING)
+
+
+def settings_table(report: RunReport) -> tuple[Setting, ...]:
+    """List recipe arguments and settings, the user's own first."""
+    given = report.run.get("given")
+    own = {str(name) for name in given} if isinstance(given, list) else set()
+    merged = {**section(report.run, "recipe_arguments"), **section(report.run, "settings")}
+    rows = [
+        Setting(name=name, value=wording.value(content), given=name in own)
+        for name, content in merged.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: not row.given))
+
+
+def environment_table(report: RunReport) -> tuple[Setting, ...]:
+    """List what followed from the settings on this machine, and the versions."""
+    derived = dict(section(report.run, "derived"))
+    rule = derived.pop("lr_rule", None)
+    if rule:
+        derived["lr"] = rule
+    rows = [("started", _moment(report.run))]
+    rows += [(name.replace("_", " "), _derived(v)) for name, v in derived.items()]
+    rows += [(name, wording.value(v)) for name, v in section(report.run, "versions").items()]
+    return tuple(Setting(name=name, value=content) for name, content in rows if content)
+
+
+def hosts_table(report: RunReport) -> Table:
+    """List the hosts with their ranks and devices."""
+    rows = tuple(
+        (
+            text(host, "host"),
+            wording.value(host.get("ranks")),
+            text(host, "device"),
+            text(host, "cpu"),
+            wording.count(number(host, "cores")),
+        )
+        for host in entries(report.run, "hosts")
+    )
+    return Table(header=("host", "ranks", "device", "CPU", "cores"), rows=rows)
+
+
+def history_table(report: RunReport) -> Table:
+    """List the attempts: the start, and each resume and restart."""
+    rows = tuple(
+        (
+            text(entry, "reason"),
+            _moment(entry),
+            wording.count(number(entry, "world_size")),
+            wording.count(number(entry, "from_step")),
+        )
+        for entry in entries(report.run, "history")
+    )
+    return Table(header=("attempt", "at", "workers", "from step"), rows=rows)
+
+
+def epochs_table(report: RunReport) -> Table:
+    """List the epochs with the columns that hold any number; the best epoch is marked."""
+    metrics = report.metrics
+    best = best_position(report)
+    shown = [column for column in _COLUMNS if metrics.has(column[0])]
+    positions = thin(len(metrics), MAX_TABLE_ROWS, () if best is None else (best,))
+    rows = tuple(
+        tuple(write(metrics.column(name)[position]) for name, _, write in shown)
+        for position in positions
+    )
+    thinned = len(positions) < len(metrics)
+    return Table(
+        header=tuple(title for _, title, _ in shown),
+        rows=rows,
+        marked=positions.index(best) if best is not None else None,
+        note=f"{len(rows)} of {len(metrics):,} epochs; metrics.csv has all" if thinned else "",
+    )
+
+
+def outcome_table(report: RunReport) -> tuple[Setting, ...]:
+    """List what the summary counts beside the key figures."""
+    wanted = (
+        ("steps", "steps"),
+        ("samples_seen", "samples seen"),
+        ("val_samples", "validation samples"),
+        ("train_loss", "training loss"),
+        ("snapshots_written", "snapshots written"),
+        ("snapshots_skipped", "snapshots skipped"),
+        ("restarts", "restarts"),
+    )
+    rows = []
+    for name, label in wanted:
+        value = number(report.summary, name)
+        if value is not None:
+            write = wording.loss if name == "train_loss" else wording.count
+            rows.append(Setting(name=label, value=write(value)))
+    return tuple(rows)
+
+
+_Writer = Callable[[float], str]
+
+
+def _duration(seconds: float) -> str:
+    return wording.NOTHING if seconds != seconds else format_duration(seconds)
+
+
+_COLUMNS: tuple[tuple[str, str, _Writer], ...] = (
+    ("epoch", "epoch", wording.count),
+    ("train_loss", "training loss", wording.loss),
+    ("val_loss", "validation loss", wording.loss),
+    ("train_accuracy", "training accuracy", wording.percent),
+    ("val_accuracy", "validation accuracy", wording.percent),
+    ("train_top5_accuracy", "training top-5", wording.percent),
+    ("val_top5_accuracy", "validation top-5", wording.percent),
+    ("lr", "learning rate", wording.rate),
+    ("images_per_s", "images/s", wording.speed),
+    ("batch_time_s", "ms a step", wording.milliseconds),
+    ("data_time_s", "ms for data", wording.milliseconds),
+    ("step", "step", wording.count),
+    ("time_s", "time", _duration),
+)
+
+
+def _moment(entry: JsonObject) -> str:
+    """The start of an attempt to the second, in UTC where the record says so."""
+    written = text(entry, "started_at")
+    try:
+        moment = datetime.fromisoformat(written)
+    except ValueError:
+        return written
+    zone = " UTC" if moment.utcoffset() == timedelta(0) else f" {moment:%z}"
+    return f"{moment:%Y-%m-%d %H:%M:%S}{zone}".rstrip()
+
+
+def _derived(content: object) -> str:
+    counted = isinstance(content, int) and not isinstance(content, bool)
+    return f"{content:,}" if counted else wording.value(content)
+
+
+def _first(summary: JsonObject, derived: Mapping[str, object], name: str) -> float | None:
+    value = number(summary, name)
+    return number(derived, name) if value is None else value
+
+
+def _accuracy(report: RunReport) -> KeyFigure:
+    position = best_position(report)
+    best = number(report.summary, "best_val_accuracy")
+    epoch = whole(report.summary, "best_epoch")
+    if best is None and position is not None:
+        best = report.metrics.column("val_accuracy")[position]
+    if epoch is None and position is not None:
+        epoch = int(report.metrics.column("epoch")[position])
+    note = "validation" if epoch is None else f"epoch {epoch:,}"
+    return KeyFigure(label="Best accuracy", value=wording.percent(best), note=note)
+
+
+def _validation_loss(report: RunReport) -> KeyFigure:
+    value = number(report.summary, "val_loss")
+    value = report.metrics.last("val_loss") if value is None else value
+    return KeyFigure(label="Validation loss", value=wording.loss(value), note="last epoch")
+
+
+def _top5(report: RunReport) -> KeyFigure:
+    value = number(report.summary, "val_top5_accuracy")
+    value = report.metrics.last("val_top5_accuracy") if value is None else value
+    return KeyFigure(label="Top-5 accuracy", value=wording.percent(value), note="last epoch")
+
+
+def _speed(report: RunReport) -> KeyFigure:
+    value = number(report.summary, "images_per_s")
+    value = report.metrics.last("images_per_s") if value is None else value
+    return KeyFigure(label="Images/s", value=wording.speed(value), note="all workers")
+
+
+def _time(report: RunReport) -> KeyFigure:
+    value = number(report.summary, "train_time_s")
+    value = report.metrics.last("time_s") if value is None else value
+    shown = wording.NOTHING if value is None else format_duration(value)
+    done = whole(report.summary, "epochs")
+    epochs = wording.plural(len(report.metrics) if done is None else done, "epoch")
+    return KeyFigure(label="Training time", value=shown, note=epochs)
+
+
+def _nodes(nodes: float | None) -> str:
+    return "" if nodes is None else f"on {wording.plural(int(nodes), 'node')}"
+
+
+def _shards(shards: float | None) -> str:
+    return "" if shards is None else f"in {wording.plural(int(shards), 'shard')}"

@@ -1,0 +1,104 @@
+"""Makes a matplotlib figure part of a page: SVG with the page's colours and font."""
+
+import io
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_REFERENCE = re.compile(r"#([\w-]+)")
+_NUMBER = re.compile(r"-?\d+\.\d+")
+_GEOMETRY = ("d", "x", "y", "width", "height", "transform", "points")
+
+
+def figure_to_svg(figure: "Figure", *, slug: str, label: str, colours: Mapping[str, str]) -> str:
+    """Turn a figure into SVG text that can stand in an HTML page.
+
+    The same figure always gives the same text. Text stays text, in the page's font; the width
+    follows the place where it stands; ids are unique as long as slugs are.
+
+    Args:
+        figure: A figure made without pyplot.
+        slug: Prefix of all ids.
+        label: What the picture shows, for those who don't see it.
+        colours: The figure's hex colours (lower case) and what CSS should have in their place.
+    """
+    root = ElementTree.fromstring(_draw(figure, slug))
+    _plain_names(root)
+    _drop(root, {"metadata", "style"})
+    _tidy_ids(root, slug)
+    for element in root.iter():
+        _restyle(element, colours)
+        _round(element)
+    width, height = (float(n) for n in root.attrib["viewBox"].split()[2:])
+    root.attrib.clear()
+    root.attrib.update({"viewBox": f"0 0 {width:g} {height:g}", "role": "img", "aria-label": label})
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _draw(figure: "Figure", slug: str) -> str:
+    from matplotlib import rc_context
+
+    buffer = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": slug}):
+        figure.savefig(buffer, format="svg", dpi=72, metadata={"Date": None})
+    return buffer.getvalue()
+
+
+def _plain_names(root: ElementTree.Element) -> None:
+    """Drop XML namespaces: HTML's parser knows that what is inside `svg` is SVG."""
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        for name in [name for name in element.attrib if "}" in name]:
+            element.attrib[name.rpartition("}")[2]] = element.attrib.pop(name)
+
+
+def _drop(element: ElementTree.Element, tags: set[str]) -> None:
+    for child in list(element):
+        if child.tag in tags:
+            element.remove(child)
+        else:
+            _drop(child, tags)
+
+
+def _tidy_ids(root: ElementTree.Element, slug: str) -> None:
+    """Keep the ids that something refers to, each with the prefix; drop the others."""
+    used = {
+        name
+        for element in root.iter()
+        for key, value in element.attrib.items()
+        if key == "href" or "url(#" in value
+        for name in _REFERENCE.findall(value)
+    }
+    for element in root.iter():
+        identity = element.attrib.pop("id", "")
+        if identity in used:
+            element.attrib["id"] = f"{slug}-{identity}"
+        for key, value in element.attrib.items():
+            if key == "href" or "url(#" in value:
+                element.attrib[key] = _REFERENCE.sub(rf"#{slug}-\1", value)
+
+
+def _restyle(element: ElementTree.Element, colours: Mapping[str, str]) -> None:
+    style = element.attrib.get("style")
+    if style is None:
+        return
+    declarations = []
+    for declaration in style.split(";"):
+        name, _, value = (part.strip() for part in declaration.partition(":"))
+        if name and not name.startswith("font"):  # The page's own font.
+            declarations.append(f"{name}:{colours.get(value.lower(), value)}")
+    element.attrib["style"] = ";".join(declarations)
+
+
+def _round(element: ElementTree.Element) -> None:
+    """Two decimals of a point are finer than any screen; more would only make the page larger."""
+    for name in _GEOMETRY:
+        if name in element.attrib:
+            rounded = _NUMBER.sub(
+                lambda n: f"{float(n[0]):.2f}".rstrip("0").rstrip("."), element.attrib[name]
+            )
+            element.attrib[name] = " ".join(rounded.split())

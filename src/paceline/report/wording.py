@@ -1,0 +1,70 @@
+"""Numbers and values as people read them; a dash where there is nothing to say."""
+
+import math
+from collections.abc import Mapping
+
+NOTHING = "–"  # noqa: RUF001 (an en dash, as a table has it)
+
+
+def percent(fraction: float | None) -> str:
+    """Write a fraction as `97.50 %`."""
+    return NOTHING if _absent(fraction) else f"{fraction:.2%}".replace("%", " %")
+
+
+def short_percent(fraction: float) -> str:
+    """Write a fraction without needless digits: `97.5 %`."""
+    return f"{100 * fraction:.6g} %"
+
+
+def loss(value: float | None) -> str:
+    """Write a loss with four decimals, or with three digits where it is very small or large."""
+    if value is None or math.isnan(value):
+        return NOTHING
+    plain = value == 0 or 1e-3 <= abs(value) < 1e5
+    return f"{value:.4f}" if plain else f"{value:.2e}"
+
+
+def count(value: float | None) -> str:
+    """Write a count with thousands separated: `12,345`."""
+    return NOTHING if _absent(value) else f"{value:,.0f}"
+
+
+def rate(value: float | None) -> str:
+    """Write a learning rate with four digits at most."""
+    return NOTHING if _absent(value) else f"{value:.4g}"
+
+
+def speed(value: float | None) -> str:
+    """Write samples per second: `812`, `12,345`, and one decimal below ten."""
+    if value is None or math.isnan(value):
+        return NOTHING
+    return f"{value:.1f}" if abs(value) < 10 else f"{value:,.0f}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Write seconds as milliseconds, without the unit."""
+    if seconds is None or math.isnan(seconds):
+        return NOTHING
+    return f"{1000 * seconds:.2f}" if abs(seconds) < 1 else f"{1000 * seconds:,.0f}"
+
+
+def plural(amount: int, noun: str) -> str:
+    """Write `1 epoch`, `2 epochs`."""
+    return f"{amount:,} {noun}" if amount == 1 else f"{amount:,} {noun}s"
+
+
+def value(content: object) -> str:
+    """Write a setting of any JSON type."""
+    if content is None or content == "":
+        return "none"
+    if isinstance(content, bool):
+        return "yes" if content else "no"
+    if isinstance(content, list | tuple):
+        return ", ".join(value(item) for item in content) or "none"
+    if isinstance(content, Mapping):
+        return ", ".join(f"{key}: {value(item)}" for key, item in content.items()) or "none"
+    return f"{content:.10g}" if isinstance(content, float) else str(content)
+
+
+def _absent(number: float | None) -> bool:
+    return number is None or math.isnan(number)

@@ -1,0 +1,115 @@
+"""Which curves are drawn, and where marks and times fall."""
+
+import json
+import math
+from collections.abc import Callable
+
+import pytest
+
+from paceline.config.rundir import RunDirectory
+from paceline.report.charts import MAX_POINTS, choose_charts, find_marks, thin
+from paceline.report.curves import choose_times, clock, draw_chart
+from paceline.report.reading import read_run
+
+MakeRun = Callable[..., RunDirectory]
+
+
+def test_top5_has_a_chart_only_where_there_are_numbers(make_run: MakeRun) -> None:
+    slugs = [chart.slug for chart in choose_charts(read_run(make_run(top5=False)))]
+    assert slugs == ["loss", "accuracy", "speed", "batch-time", "rate"]
+
+
+def test_marks_fall_between_the_ends_of_epochs(make_run: MakeRun) -> None:
+    run = make_run()  # 23 steps an epoch
+    description = json.loads(run.run_json.read_text())
+    description["history"] += [
+        {"reason": "restart", "from_step": 23},
+        {"reason": "resume", "from_step": 57},
+        {"reason": "resume", "from_step": 99999},
+    ]
+    run.run_json.write_text(json.dumps(description))
+    marks = find_marks(read_run(run))
+    assert [mark.epoch for mark in marks] == pytest.approx([1, 2 + 11 / 23, 12])
+    assert marks[1].label == "resumed at step 57"
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 999, 1000, 1001, 5000])
+def test_thinning_keeps_the_ends_and_the_best(length: int) -> None:
+    keep = [length // 3] if length else []
+    chosen = thin(length, MAX_POINTS, keep)
+    assert len(chosen) == min(length, MAX_POINTS) or length > MAX_POINTS
+    assert len(chosen) <= MAX_POINTS
+    assert chosen == sorted(set(chosen))
+    assert {0, length - 1, *keep} <= set(chosen) or not length
+
+
+def test_the_best_epoch_is_the_summarys(make_run: MakeRun) -> None:
+    run = make_run(because="epochs")
+    summary = json.loads(run.summary_json.read_text())
+    run.summary_json.write_text(json.dumps({**summary, "best_epoch": 4}))
+    loss, accuracy, *others = choose_charts(read_run(run))
+    assert loss.highlight is not None
+    assert accuracy.highlight is not None
+    assert loss.highlight[0] == accuracy.highlight[0] == 4
+    assert all(chart.highlight is None for chart in others)
+
+
+def test_a_picture_is_deterministic_and_takes_the_pages_style(make_run: MakeRun) -> None:
+    charts = choose_charts(read_run(make_run()))
+    first = [draw_chart(chart) for chart in charts]
+    assert first == [draw_chart(chart) for chart in charts]
+    for picture in first:
+        assert "var(--accent)" in picture
+        assert "font" not in picture
+        assert "<style" not in picture
+        assert "<metadata" not in picture
+        assert "#0" not in picture  # No stand-in colour is left.
+        assert "xmlns" not in picture
+
+
+def test_lone_points_and_gaps_are_drawn(make_run: MakeRun) -> None:
+    run = make_run(done=1)
+    for chart in choose_charts(read_run(run)):
+        assert "<use" in draw_chart(chart)  # A line needs two points; one is a dot.
+
+
+def test_losses_over_decades_get_a_logarithmic_axis(make_run: MakeRun) -> None:
+    run = make_run()
+    lines = ["epoch,train_loss"] + [f"{n},{10.0**-n}" for n in range(1, 6)]
+    run.metrics_csv.write_text("\n".join([*lines, ""]))
+    (chart,) = choose_charts(read_run(run))
+    assert chart.logarithmic
+    assert "<text" in draw_chart(chart)
+
+
+@pytest.mark.parametrize(
+    ("total_s", "times"),
+    [
+        (0.4, []),
+        (4.9, [1, 2, 3, 4]),
+        (62, [20, 40, 60]),
+        (7300, [1800, 3600, 5400, 7200]),
+        (86400 * 9, [86400 * n for n in (2, 4, 6, 8)]),
+    ],
+)
+def test_times_are_round(total_s: float, times: list[int]) -> None:
+    assert choose_times(total_s) == times
+
+
+def test_clock() -> None:
+    assert [clock(s) for s in (30, 90, 300, 5400, 7200, 172800)] == [
+        "30 s",
+        "90 s",
+        "5 min",
+        "90 min",
+        "2 h",
+        "2 d",
+    ]
+
+
+def test_times_that_run_backwards_are_left_out(make_run: MakeRun) -> None:
+    run = make_run()
+    run.metrics_csv.write_text("epoch,time_s,lr\n1,50,0.1\n2,20,0.1\n3,,0.1\n")
+    (chart,) = choose_charts(read_run(run))
+    assert " s<" not in draw_chart(chart)
+    assert math.isnan(chart.times_s[2])

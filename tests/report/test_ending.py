@@ -1,0 +1,92 @@
+"""The first sentence of the page says how the run ended."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from paceline.config.rundir import RunDirectory
+from paceline.report.ending import describe_ending
+from paceline.report.reading import read_run
+
+MakeRun = Callable[..., RunDirectory]
+
+
+def change_settings(run: RunDirectory, **settings: object) -> None:
+    description = json.loads(run.run_json.read_text())
+    description["settings"].update(settings)
+    run.run_json.write_text(json.dumps(description))
+
+
+@pytest.mark.parametrize(
+    ("because", "done", "settings", "sentence"),
+    [
+        ("epochs", 20, {}, "finished all 20 epochs"),
+        ("target", 12, {}, "stopped after 12 of 20 epochs: target accuracy 97.5 % reached"),
+        (
+            "target",
+            12,
+            {"patience": 3},
+            "stopped after 12 of 20 epochs: target accuracy 97.5 % reached 3 epochs in a row",
+        ),
+        (
+            "patience",
+            12,
+            {"early_stopping": 4},
+            "stopped after 12 of 20 epochs: no better validation result for 4 epochs",
+        ),
+        (
+            "time",
+            12,
+            {"time_budget": "2h"},
+            "stopped after 12 of 20 epochs: time budget of 2h used",
+        ),
+        ("signal", 12, {}, "interrupted by a signal in epoch 13, at step 276"),
+        ("moon phase", 12, {}, "stopped after 12 of 20 epochs: moon phase"),
+    ],
+)
+def test_sentence(
+    make_run: MakeRun, because: str, done: int, settings: dict[str, object], sentence: str
+) -> None:
+    run = make_run(done=done, because=because)
+    change_settings(run, **settings)
+    ending = describe_ending(read_run(run))
+    assert ending.sentence == sentence
+    assert bool(ending.resume) == (because == "signal")
+
+
+def test_the_resume_command_can_be_pasted(make_run: MakeRun) -> None:
+    run = make_run(because="signal")
+    moved = RunDirectory(run.path.rename(run.path.with_name("a run")))
+    assert describe_ending(read_run(moved)).resume == f"paceline resume '{moved.path}'"
+
+
+def test_running(make_run: MakeRun) -> None:
+    ending = describe_ending(read_run(make_run(done=5, because=None)))
+    assert ending.state == "running"
+    assert ending.sentence == "still running when this page was written, 5 of 20 epochs done"
+
+
+def test_failure_names_rank_host_step_and_error(make_run: MakeRun) -> None:
+    run = make_run(because=None)
+    record = {
+        "rank": 1,
+        "host": "node-7",
+        "step": 1037,
+        "kind": "job",
+        "error_type": "ValueError",
+        "message": "bad label\nmore",
+        "operation": "backward",
+    }
+    (run.logs / "failure-rank-1.json").write_text(json.dumps(record))
+    ending = describe_ending(read_run(run))
+    assert ending.state == "failed"
+    wanted = "failed: rank 1 on host node-7 at step 1,037, in backward: ValueError: bad label"
+    assert ending.sentence == wanted
+
+
+def test_nothing_to_resume_without_a_snapshot(make_run: MakeRun) -> None:
+    run = make_run(because="signal")
+    for snapshot in run.snapshots.glob("step-*"):
+        snapshot.rename(snapshot.with_name(f"{snapshot.name}.damaged"))
+    assert describe_ending(read_run(run)).resume == ""

@@ -1,0 +1,75 @@
+"""The `paceline` command: finds the subcommand and imports that one alone. Imports no torch."""
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline._version import __version__
+from paceline.config.fields import unknown_name
+from paceline.errors import ExitCode, PacelineError
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand."""
+
+    module: str
+    """Has `main(tokens) -> int`."""
+    help: str
+
+
+COMMANDS: Mapping[str, Command] = {
+    "train": Command("paceline.cli.train", "Train a recipe on N workers."),
+    "resume": Command("paceline.cli.resume", "Go on with a training that was stopped."),
+    "evaluate": Command("paceline.cli.evaluate", "Judge a trained model on its validation set."),
+    "export": Command("paceline.cli.export", "Write a trained model's weights to a file."),
+    "report": Command("paceline.cli.report", "Write a run's report.html again."),
+    "recipes": Command("paceline.cli.recipes", "List the built-in recipes."),
+}
+
+_ABOUT = (
+    "Data-parallel PyTorch training, the same on any number of workers. "
+    "`paceline COMMAND --help` tells more; `paceline train` alone trains the embedded digits."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and give its exit code (see `errors.ExitCode`)."""
+    tokens = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(tokens)
+    except PacelineError as error:
+        print(f"paceline: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("paceline: interrupted", file=sys.stderr)
+        return ExitCode.RESUMABLE
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output left; Python must not complain at exit
+        return ExitCode.DONE
+
+
+def _dispatch(tokens: list[str]) -> int:
+    if not tokens or tokens[0] in ("--help", "-h", "help"):
+        _print_help()
+        return ExitCode.DONE
+    if tokens[0] in ("--version", "-V"):
+        print(__version__)
+        return ExitCode.DONE
+    name, *rest = tokens
+    if name not in COMMANDS:
+        print(f"paceline: {unknown_name(name, COMMANDS, 'command')}", file=sys.stderr)
+        return ExitCode.USAGE
+    run = importlib.import_module(COMMANDS[name].module).main
+    code: int = run(rest)
+    return code
+
+
+def _print_help() -> None:
+    from cyclopts import App
+
+    app = App(name="paceline", help=_ABOUT, help_flags=["--help"], version=__version__)
+    for name, command in COMMANDS.items():
+        app.command(f"{command.module}:main", name=name, help=command.help)
+    app.help_print([])

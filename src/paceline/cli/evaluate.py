@@ -1,0 +1,79 @@
+"""`paceline evaluate RUN_DIR`: judges a run's model and draws its confusion matrix."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from paceline.cli.options import parse_options, show_help, take_word, wants_help
+from paceline.config.fields import OptionField
+from paceline.config.rundir import RunDirectory
+from paceline.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_OPTIONS = (
+    OptionField(
+        name="snapshot",
+        annotation=str,
+        default="best",
+        help="Which model: best (by validation), last, or a snapshot's directory.",
+        group="Evaluation",
+    ),
+    OptionField(
+        name="data_dir",
+        annotation=str | None,
+        default=None,
+        help="Directory of the data, where it isn't the one that the run was trained on.",
+        group="Evaluation",
+    ),
+)
+_ABOUT = (
+    "Print loss, top-1, top-5 and per-class accuracy of a run's model on the validation set, "
+    "and write RUN_DIR/evaluation/confusion.png and .json."
+)
+
+
+def main(tokens: Sequence[str]) -> int:
+    """Run the command."""
+    command = "paceline evaluate RUN_DIR"
+    if wants_help(tokens):
+        return show_help(command, _ABOUT, _OPTIONS)
+    where, rest = take_word(tokens, command, "the run directory")
+    given = parse_options(command, _ABOUT, rest, _OPTIONS)
+    run = RunDirectory.named(where)
+    run.read_run()
+    from paceline.trainer.judge import judge
+
+    arguments = {"data_dir": given["data_dir"]} if "data_dir" in given else {}
+    result = judge(run, str(given.get("snapshot", "best")), arguments)
+    totals = result.totals
+    print(f"snapshot  {result.snapshot.name} (step {result.step})")
+    print(f"samples   {totals.samples}, each counted once")
+    print(f"loss      {totals.mean_loss:.4f}")
+    if result.top:
+        print(f"top-1     {totals.accuracy:.2%}")
+    if result.top == 5:
+        print(f"top-5     {totals.top5_accuracy:.2%}")
+    if result.class_names:
+        _show_classes(run, result.confusion.numpy(), result.class_names)
+    return ExitCode.DONE
+
+
+def _show_classes(run: RunDirectory, confusion: "NDArray[np.int64]", names: Sequence[str]) -> None:
+    from paceline.report.confusion import write_confusion
+
+    width = max(5, *map(len, names))
+    print(f"\n{'class':{width}}  accuracy  samples")
+    for number, name in enumerate(names):
+        samples = int(confusion[number].sum())
+        share = f"{confusion[number, number] / samples:8.2%}" if samples else "       -"
+        print(f"{name:{width}}  {share}  {samples:7d}")
+    directory = run.path / "evaluation"
+    try:
+        directory.mkdir(exist_ok=True)
+        png, json = directory / "confusion.png", directory / "confusion.json"
+        write_confusion(confusion, names, png, json)
+    except OSError as error:
+        raise UsageError(f"{directory} can't be written: {error.strerror}") from error
+    print(f"\nconfusion matrix  {png}\n                  {json}")

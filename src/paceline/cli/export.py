@@ -1,0 +1,51 @@
+"""`paceline export RUN_DIR FILE`: writes a run's weights for other programs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.cli.options import parse_options, show_help, take_word, wants_help
+from paceline.config.fields import OptionField
+from paceline.config.rundir import RunDirectory
+from paceline.errors import ExitCode
+
+_OPTIONS = (
+    OptionField(
+        name="snapshot",
+        annotation=str,
+        default="best",
+        help="Which model: best (by validation), last, or a snapshot's directory.",
+        group="Export",
+    ),
+    OptionField(
+        name="overwrite",
+        annotation=bool,
+        default=False,
+        help="Replace the file if it exists.",
+        group="Export",
+    ),
+)
+_ABOUT = (
+    "Write a run's weights to FILE, by its suffix as .safetensors or as a PyTorch state dict "
+    "(.pt, .pth), under the model's own names."
+)
+
+
+def main(tokens: Sequence[str]) -> int:
+    """Run the command."""
+    command = "paceline export RUN_DIR FILE"
+    if wants_help(tokens):
+        return show_help(command, _ABOUT, _OPTIONS)
+    where, rest = take_word(tokens, command, "the run directory")
+    file, rest = take_word(rest, command, "the file to write")
+    given = parse_options(command, _ABOUT, rest, _OPTIONS)
+    run = RunDirectory.named(where)
+    run.read_run()
+    from paceline.checkpoint.export import export_weights
+    from paceline.checkpoint.format import read_snapshot
+    from paceline.checkpoint.store import SnapshotStore
+
+    path = SnapshotStore(run.snapshots, keep_last=2).resolve(str(given.get("snapshot", "best")))
+    tensors = read_snapshot(path).tensors["model"]
+    export_weights(tensors, Path(file), overwrite=bool(given.get("overwrite")))
+    print(f"{len(tensors)} tensors of {path.name} written to {file}")
+    return ExitCode.DONE

@@ -1,0 +1,135 @@
+"""Command lines made from option fields: parsing, `--help`, and errors that list what is known."""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated
+
+from cyclopts import App, Group, Parameter
+from cyclopts.config import Env
+from cyclopts.exceptions import CycloptsError, UnknownOptionError, UnusedCliTokensError
+
+from paceline.config.fields import OptionField, OptionValue, unknown_name
+from paceline.errors import ExitCode, UsageError
+
+_ENVIRONMENT_PREFIX = "PACELINE_"
+
+
+class HelpShown(Exception):  # noqa: N818  # not an error: the user asked for help
+    """`--help` was given and has been printed."""
+
+
+def parse_options(
+    command: str, about: str, tokens: Sequence[str], options: Iterable[OptionField]
+) -> dict[str, OptionValue]:
+    """Read options from a command line, and from the environment where it doesn't name them.
+
+    Args:
+        command: Name to show, for example `paceline train digits`.
+        about: What `--help` says first.
+        tokens: The command line after the command.
+        options: What is known; `default` is only shown.
+
+    Returns:
+        The options that were given, by name; not the defaults.
+
+    Raises:
+        HelpShown: Help was asked for and printed.
+        UsageError: Something unknown or unreadable was given.
+    """
+    listed = list(options)
+    app = App(name=command, help=about, help_flags=["--help", "-h"], version_flags=[])
+    app.config = Env(_ENVIRONMENT_PREFIX, command=False)
+    app.default(_callable_with(listed))
+    if any(token in ("--help", "-h") for token in tokens):
+        app.help_print([])
+        raise HelpShown
+    try:
+        _, bound, _ = app.parse_args(list(tokens), exit_on_error=False, print_error=False)
+    except UnknownOptionError as error:
+        raise UsageError(_unknown_option(error, listed, command)) from error
+    except UnusedCliTokensError as error:
+        words = ", ".join(map(repr, error.unused_tokens or ()))
+        raise UsageError(
+            f"unexpected {words}: what isn't an option comes first. See {command} --help"
+        ) from error
+    except CycloptsError as error:
+        raise UsageError(f"{_first_line(error)} See {command} --help") from error
+    return dict(bound.arguments)
+
+
+def flag(name: str) -> str:
+    """Write an option's name as a flag."""
+    return f"--{name.replace('_', '-')}"
+
+
+def with_defaults(
+    options: Mapping[str, OptionField], defaults: Mapping[str, OptionValue]
+) -> list[OptionField]:
+    """Show other defaults in `--help`, a recipe's."""
+    return [
+        OptionField(
+            name=option.name,
+            annotation=option.annotation,
+            default=defaults.get(option.name, option.default),
+            help=option.help,
+            group=option.group,
+        )
+        for option in options.values()
+    ]
+
+
+def _callable_with(options: Sequence[OptionField]) -> Callable[..., None]:
+    groups = {option.group: Group.create_ordered(option.group) for option in options}
+
+    def command(**given: OptionValue) -> None:
+        """Stand for the options; never called."""
+
+    parameters = [
+        inspect.Parameter(
+            option.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=option.default,
+            annotation=Annotated[
+                option.annotation,
+                Parameter(help=option.help, group=groups[option.group], show_env_var=False),
+            ],
+        )
+        for option in options
+    ]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return command
+
+
+def _unknown_option(error: UnknownOptionError, options: Sequence[OptionField], command: str) -> str:
+    given = str(error.token.keyword or error.token.value) if error.token else "?"
+    text = unknown_name(given, [flag(option.name) for option in options], "option")
+    return f"{text}. See {command} --help"
+
+
+def _first_line(error: CycloptsError) -> str:
+    text = " ".join(str(error).split())
+    return text if text.endswith((".", "?")) else f"{text}."
+
+
+def take_word(tokens: Sequence[str], usage: str, what: str) -> tuple[str, Sequence[str]]:
+    """Take a positional argument off a command line.
+
+    Raises:
+        UsageError: An option stands there, or nothing.
+    """
+    if not tokens or tokens[0].startswith("-"):
+        raise UsageError(f"{what} is missing. Usage: {usage} [options]")
+    return tokens[0], tokens[1:]
+
+
+def show_help(command: str, about: str, options: Iterable[OptionField]) -> int:
+    """Print a command's help. Returns the exit code."""
+    with contextlib.suppress(HelpShown):
+        parse_options(command, about, ["--help"], options)
+    return ExitCode.DONE
+
+
+def wants_help(tokens: Sequence[str]) -> bool:
+    """Tell whether `--help` stands anywhere on a command line."""
+    return any(token in ("--help", "-h") for token in tokens)

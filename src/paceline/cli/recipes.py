@@ -1,0 +1,23 @@
+"""`paceline recipes`: lists the built-in recipes."""
+
+from collections.abc import Sequence
+
+from paceline.cli.options import parse_options, show_help, wants_help
+from paceline.errors import ExitCode
+from paceline.recipes.registry import BUILT_IN, DEFAULT
+from paceline.trainer.recipe import load_recipe
+
+_ABOUT = "List the built-in recipes, a line each."
+
+
+def main(tokens: Sequence[str]) -> int:
+    """Run the command."""
+    if wants_help(tokens):
+        return show_help("paceline recipes", _ABOUT, ())
+    parse_options("paceline recipes", _ABOUT, tokens, ())
+    width = max(map(len, BUILT_IN))
+    for name, reference in BUILT_IN.items():
+        default = " (the default)" if name == DEFAULT else ""
+        print(f"{name:{width}}  {load_recipe(reference).summary}{default}")
+    print("\nOptions of one: paceline train NAME --help. Your own: paceline train FILE.py:FUNCTION")
+    return ExitCode.DONE

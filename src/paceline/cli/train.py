@@ -1,0 +1,98 @@
+"""`paceline train RECIPE`: trains a recipe, the embedded digits by default."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from paceline.cli.options import HelpShown, parse_options, with_defaults
+from paceline.cli.start import Launch, choose_place, start
+from paceline.config.fields import OptionField, OptionValue
+from paceline.config.rundir import RunDirectory
+from paceline.errors import ExitCode, UsageError
+from paceline.recipes.registry import DEFAULT, reference_of
+from paceline.trainer.config import TrainConfig, merge, training_options
+from paceline.trainer.recipe import Recipe, load_recipe
+from paceline.trainer.request import TrainRequest
+
+RUN_DIR = OptionField(
+    name="run_dir",
+    annotation=str | None,
+    default=None,
+    help="Directory that the training leaves behind; must be new or empty. "
+    "Default: runs/RECIPE-TIME.",
+    group="Output",
+)
+
+_ENVIRONMENT = "An option can also be given in the environment: PACELINE_EPOCHS for --epochs."
+
+
+def main(tokens: Sequence[str]) -> int:
+    """Run the command."""
+    name, rest = (DEFAULT, tokens) if not tokens or tokens[0].startswith("-") else split(tokens)
+    reference = reference_of(name)
+    recipe = load_recipe(reference)
+    try:
+        given = parse_recipe_options(f"paceline train {name}", recipe, rest, [RUN_DIR])
+    except HelpShown:
+        return ExitCode.DONE
+    where = given.pop("run_dir", None)
+    arguments = {a.name: given[a.name] for a in recipe.arguments() if a.name in given}
+    options = {n: v for n, v in given.items() if n not in arguments}
+    settings = merge(options, recipe.settings)
+    config = TrainConfig.from_settings(settings)
+    place = choose_place(config)
+    moment = place.started_at()
+    default_path = Path("runs") / f"{file_name(name)}-{moment.astimezone():%Y%m%d-%H%M%S}"
+    if where is None and place.nodes > 1:
+        raise UsageError("on several nodes give --run-dir, so that all name the same directory")
+    run = RunDirectory.named(str(where) if where is not None else default_path)
+    request = TrainRequest(
+        recipe=name,
+        reference=absolute_reference(reference),
+        arguments=arguments,
+        settings=settings,
+        given=tuple(given),
+        run_dir=str(run.path),
+        command=("paceline", "train", *tokens),
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    return start(Launch(request=request, config=config, run=run, place=place, is_new=True))
+
+
+def split(tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Take the first word off."""
+    return tokens[0], tokens[1:]
+
+
+def parse_recipe_options(
+    command: str, recipe: Recipe, tokens: Sequence[str], extra: Sequence[OptionField]
+) -> dict[str, OptionValue]:
+    """Read the options of training, the recipe's own arguments and those of the command.
+
+    Raises:
+        UsageError: Something unknown, or a recipe's argument has an option's name.
+        HelpShown: Help was printed.
+    """
+    options = with_defaults(training_options(), recipe.settings)
+    arguments = recipe.arguments()
+    taken = {option.name for option in (*options, *extra)}
+    for argument in arguments:
+        if argument.name in taken:
+            raise UsageError(
+                f"recipe {recipe.name!r}: its argument {argument.name!r} is an option of every "
+                "training already; set its default with @paceline.recipe(...)"
+            )
+    about = f"{recipe.summary} {_ENVIRONMENT}"
+    return parse_options(command, about, tokens, [*arguments, *options, *extra])
+
+
+def absolute_reference(reference: str) -> str:
+    """Make a reference to a file independent of the working directory."""
+    place, _, name = reference.rpartition(":")
+    return f"{Path(place).absolute()}:{name}" if place.endswith(".py") else reference
+
+
+def file_name(name: str) -> str:
+    """Turn a recipe's name into part of a directory's name."""
+    stem = name.rpartition("/")[2].replace(".py:", "-")
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in stem)

@@ -1,0 +1,208 @@
+"""One attempt: torch's elastic agent starts the workers and watches them. Imports torch.
+
+Each attempt has an agent and a store of its own: a store shared by attempts would hand workers the
+addresses of dead peers (the agent's own restarts do that, so they are switched off).
+"""
+
+import logging
+import multiprocessing
+import socket
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, final
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not declared there
+from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
+
+from paceline.launch.failures import Ending
+from paceline.launch.processes import Worker, WorkerGuard
+from paceline.launch.signals import InterruptedStartError, Interrupts
+from paceline.launch.worker import WorkerTask, result_path, work
+
+_LOOPBACK = "127.0.0.1"
+_STORE_TIMEOUT = timedelta(seconds=60)
+_MONITOR_INTERVAL_S = 0.05
+_TORCH_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing")
+
+
+@final
+class LoopbackRendezvous(RendezvousHandler):
+    """A rendezvous for one machine and one attempt: a fresh store on a free port of loopback."""
+
+    def __init__(self) -> None:
+        self._run_id = uuid.uuid4().hex
+        self._closed = False
+
+    def get_backend(self) -> str:
+        """Name it."""
+        return "paceline-loopback"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Workers connect to this store; none of them opens another one."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Open the store.
+
+        The socket is bound here, because a store that binds by itself listens on every interface.
+        """
+        listener = socket.create_server((_LOOPBACK, 0), backlog=1024)
+        port = int(listener.getsockname()[1])
+        store = TCPStore(
+            _LOOPBACK,
+            port,
+            is_master=True,
+            timeout=_STORE_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(_LOOPBACK, port))
+
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    def set_closed(self) -> None:
+        """Close it."""
+        self._closed = True
+
+    def num_nodes_waiting(self) -> int:
+        """Nobody else ever joins."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """Give an id that no other training has."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """Close it; the store goes with the agent."""
+        self._closed = True
+        return True
+
+
+@final
+class _PlainLogs(LogsSpecs):
+    """Leaves output and error files to the worker."""
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        nothing = dict.fromkeys(envs, "")
+        return LogsDest(
+            stdouts=nothing, stderrs=nothing, tee_stdouts={}, tee_stderrs={}, error_files=nothing
+        )
+
+    @property
+    def root_log_dir(self) -> str:
+        return ""
+
+
+@final
+class _Agent(LocalElasticAgent):
+    """The agent, with a guard over its workers and without its signal handlers."""
+
+    def __init__(self, spec: WorkerSpec, interrupts: Interrupts, task: WorkerTask) -> None:
+        super().__init__(spec, _PlainLogs(), start_method="forkserver")
+        self._interrupts = interrupts
+        self._task = task
+        self.processes: dict[int, multiprocessing.process.BaseProcess] = {}
+        self.guard: WorkerGuard | None = None
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        pids: dict[int, Any] = super()._start_workers(worker_group)
+        self._interrupts.install()
+        ranks = {pid: rank for rank, pid in pids.items()}  # on one node they are the local ranks
+        for process in multiprocessing.active_children():
+            if process.pid in ranks:
+                self.processes[ranks[process.pid]] = process
+        self.guard = WorkerGuard(
+            {rank: Worker(p.pid or 0, p.sentinel) for rank, p in self.processes.items()},
+            all_done=lambda: all(result_path(self._task.scratch, rank).exists() for rank in pids),
+        )
+        self._interrupts.pass_on(self.guard)
+        return pids
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    failed_first: int | None
+    first_code: int | None
+
+
+def run_attempt(task: WorkerTask, workers: int, interrupts: Interrupts) -> Ending:
+    """Start the workers, wait for their end, and tell how they ended.
+
+    A signal that comes before the workers run breaks the start off; after that it is passed on.
+
+    Args:
+        task: What each worker does; results and records are left in files.
+        workers: How many.
+        interrupts: The launch's signals, being caught.
+    """
+    spec = WorkerSpec(
+        role="paceline",
+        local_world_size=workers,
+        rdzv_handler=LoopbackRendezvous(),
+        entrypoint=work,
+        args=(task,),
+        max_restarts=0,
+        monitor_interval=_MONITOR_INTERVAL_S,
+    )
+    agent = _Agent(spec, interrupts, task)
+    outcome = _Outcome(None, None)
+    try:
+        with _quiet_torch(), interrupts.starting():
+            outcome = _run(agent)
+    except (InterruptedStartError, SignalException):
+        interrupts.note_received()
+    finally:
+        if agent.guard is not None:
+            agent.guard.close()
+    codes = _exit_codes(agent.processes, workers, outcome)
+    killed = agent.guard.killed if agent.guard is not None else frozenset[int]()
+    return Ending(
+        exit_codes=codes,
+        first=outcome.failed_first,
+        stopped=killed,
+        stop_requested=interrupts.received,
+    )
+
+
+def _run(agent: _Agent) -> _Outcome:
+    result = agent.run()
+    for rank, failure in result.failures.items():
+        return _Outcome(rank, failure.exitcode)
+    return _Outcome(None, None)
+
+
+def _exit_codes(
+    processes: Mapping[int, multiprocessing.process.BaseProcess], workers: int, outcome: _Outcome
+) -> dict[int, int | None]:
+    codes: dict[int, int | None] = dict.fromkeys(range(workers))
+    codes |= {rank: process.exitcode for rank, process in processes.items()}
+    if outcome.failed_first is not None:
+        codes[outcome.failed_first] = outcome.first_code
+    return codes
+
+
+@contextmanager
+def _quiet_torch() -> Iterator[None]:
+    """Silence the agent's own reports: the user gets ours."""
+    loggers = [logging.getLogger(name) for name in _TORCH_LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,49 @@
+"""Ties the lives of processes together, so that none outlives its launcher."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from multiprocessing import parent_process
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent process ends, however that ends.
+
+    Args:
+        parent: The parent's process id as the parent knows it. When it is gone already, this
+            process ends at once.
+    """
+    if _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL):
+        if os.getppid() != parent:
+            os._exit(128 + signal.SIGKILL)
+    else:
+        _watch_creator()
+
+
+def adopt_orphans(adopt: bool) -> None:
+    """Make this process the parent of its descendants' orphans (Linux), so that it can end them."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
+
+
+def _prctl(option: int, value: int) -> bool:
+    if not sys.platform.startswith("linux"):
+        return False
+    return int(ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)) == 0
+
+
+def _watch_creator() -> None:
+    """Where the kernel doesn't help: a thread that waits for the process that started this one."""
+    creator = parent_process()
+    if creator is None:
+        return
+
+    def wait() -> None:
+        creator.join()
+        os._exit(128 + signal.SIGKILL)
+
+    threading.Thread(target=wait, name="paceline-parent", daemon=True).start()

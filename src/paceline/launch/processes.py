@@ -1,0 +1,160 @@
+"""Ending processes for good: workers that outlive their time, and what they leave behind."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import connection
+from typing import final
+
+import psutil
+
+STOP_S = 3.5
+"""From a request to stop until workers are killed: time to agree on a step and write a snapshot."""
+PEERS_S = 3.0
+"""From the first worker's failure until its peers are killed; they may hang in a collective."""
+EXIT_S = 15.0
+"""From the first worker's exit after all delivered results until the slowest is killed."""
+_REAP_S = 2.0
+_NEVER_S = float("inf")
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker process as the guard needs it."""
+
+    pid: int
+    sentinel: int
+    """Descriptor that becomes readable when the process ends."""
+
+
+@final
+class WorkerGuard:
+    """A thread that ends workers which don't end by themselves.
+
+    It stands beside the elastic agent, whose own time-out in this place is 30 s and can't be set:
+    once a worker ended, the others get PEERS_S (EXIT_S where all delivered results); once a stop
+    was requested they all get SIGTERM and STOP_S. After that: SIGKILL.
+    """
+
+    def __init__(self, workers: Mapping[int, Worker], all_done: Callable[[], bool]) -> None:
+        """Start watching.
+
+        Args:
+            workers: By rank.
+            all_done: Whether all workers delivered their results.
+        """
+        self._processes = {rank: _process(worker.pid) for rank, worker in workers.items()}
+        self._sentinels = [worker.sentinel for worker in workers.values()]
+        self._all_done = all_done
+        self._deadline_s = _NEVER_S
+        self._stop_by_s: float | None = None
+        self._stop_sent = False
+        self._kill_now = False
+        self._closing = False
+        self._killed: set[int] = set()
+        self._wake_r, self._wake_w = os.pipe()
+        os.set_blocking(self._wake_w, False)
+        self._thread = threading.Thread(target=self._watch, name="paceline-guard", daemon=True)
+        self._thread.start()
+
+    @property
+    def killed(self) -> frozenset[int]:
+        """Ranks that had to be killed."""
+        return frozenset(self._killed)
+
+    def request_stop(self, since_s: float) -> None:
+        """Ask the workers to stop. Takes no lock: a signal handler may call it.
+
+        Args:
+            since_s: When the user asked, by `time.monotonic`.
+        """
+        self._stop_by_s = since_s + STOP_S
+        self._wake()
+
+    def kill(self) -> None:
+        """Kill the workers now. Takes no lock: a signal handler may call it."""
+        self._kill_now = True
+        self._wake()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closing = True
+        self._wake()
+        self._thread.join()
+        os.close(self._wake_r)
+        os.close(self._wake_w)
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):
+            os.write(self._wake_w, b"!")
+
+    def _watch(self) -> None:
+        while not self._closing:
+            left_s = self._deadline_s - time.monotonic()
+            timeout_s = None if self._deadline_s == _NEVER_S else max(0.0, left_s)
+            ready = connection.wait([self._wake_r, *self._sentinels], timeout_s)
+            if self._wake_r in ready:
+                os.read(self._wake_r, 64)
+            self._set_deadline(an_exit=any(sentinel in ready for sentinel in self._sentinels))
+            if time.monotonic() >= self._deadline_s:
+                self._kill_all()
+
+    def _set_deadline(self, an_exit: bool) -> None:
+        if an_exit:
+            self._sentinels = []  # the first one starts the clock
+            grace_s = EXIT_S if self._all_done() else PEERS_S
+            self._deadline_s = min(self._deadline_s, time.monotonic() + grace_s)
+        if self._stop_by_s is not None and not self._stop_sent:
+            self._stop_sent = True
+            for process in self._processes.values():
+                _end(process, psutil.Process.terminate)
+            self._deadline_s = min(self._deadline_s, self._stop_by_s)
+        if self._kill_now:
+            self._deadline_s = time.monotonic()
+            self._kill_now = False
+
+    def _kill_all(self) -> None:
+        for rank, process in self._processes.items():
+            if _end(process, psutil.Process.kill):
+                self._killed.add(rank)
+        self._deadline_s = _NEVER_S
+        self._sentinels = []
+
+
+def reap(spared: set[int]) -> None:
+    """Kill all descendants of this process, orphans it adopted included, and wait for their end.
+
+    Args:
+        spared: Process ids to leave alone: what was there before, the fork server and its helper.
+    """
+    descendants = psutil.Process().children(recursive=True)
+    doomed = [process for process in descendants if process.pid not in spared]
+    for process in doomed:
+        _end(process, psutil.Process.kill)
+    psutil.wait_procs(doomed, timeout=_REAP_S)
+
+
+def descendants() -> set[int]:
+    """List the process ids of all descendants of this process."""
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+def _process(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)  # remembers the start time: a reused id is never signalled
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _end(process: psutil.Process | None, how: Callable[[psutil.Process], None]) -> bool:
+    """Signal a process unless it is gone; tell whether it was there."""
+    try:
+        if process is None or not process.is_running():
+            return False
+        how(process)
+    except psutil.NoSuchProcess:
+        return False
+    return True

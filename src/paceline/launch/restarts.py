@@ -1,0 +1,39 @@
+"""When a failed training is started again: a pure decision."""
+
+from dataclasses import dataclass, replace
+
+from paceline.launch.failures import FailureKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartBudget:
+    """How many restarts are left, and the progress at which they were last refilled."""
+
+    max_restarts: int
+    """Restarts allowed in a row without progress."""
+    left: int
+    progress: int
+    """Step of the newest good snapshot when last looked; -1 for none."""
+
+    @staticmethod
+    def full(max_restarts: int, progress: int) -> "RestartBudget":
+        """Start with all restarts left."""
+        return RestartBudget(max_restarts=max_restarts, left=max_restarts, progress=progress)
+
+    def spend(self, kind: FailureKind, progress: int) -> "RestartBudget | None":
+        """Decide after a failure.
+
+        Args:
+            kind: The root cause's kind; only an infrastructure failure is worth a retry.
+            progress: Step of the newest good snapshot now; growth refills the budget.
+
+        Returns:
+            The budget for going on, or None: don't restart.
+        """
+        if kind != "infrastructure":
+            return None
+        grown = progress > self.progress
+        left = self.max_restarts if grown else self.left
+        if left <= 0:
+            return None
+        return replace(self, left=left - 1, progress=max(progress, self.progress))

@@ -1,0 +1,86 @@
+"""Signals while workers run: the first is a request to stop, the second an order to kill."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import final
+
+from paceline.launch.processes import WorkerGuard
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SAME_S = 0.5
+"""Signals this close together are one: a wrapper often passes on what the group got already."""
+
+
+class InterruptedStartError(BaseException):
+    """A signal came while workers were being started, so there is nothing to wait for."""
+
+
+@final
+class Interrupts:
+    """Receives the signals of one launch; the main thread's alone."""
+
+    def __init__(self) -> None:
+        self._first_s: float | None = None
+        self._guard: WorkerGuard | None = None
+        self._starting = False
+        self._caught: list[signal.Signals] = []
+
+    @property
+    def received(self) -> bool:
+        """Whether the user asked to stop."""
+        return self._first_s is not None
+
+    @contextmanager
+    def caught(self) -> Iterator["Interrupts"]:
+        """Handle the signals in the block. One that is ignored (nohup) stays ignored."""
+        before = {number: signal.getsignal(number) for number in _SIGNALS}
+        self._caught = [number for number in _SIGNALS if before[number] != signal.SIG_IGN]
+        try:
+            self.install()
+            yield self
+        finally:
+            for number in self._caught:
+                signal.signal(number, before[number])
+
+    def install(self) -> None:
+        """Set the handlers (again: starting processes, the elastic agent sets its own)."""
+        for number in self._caught:
+            signal.signal(number, self._handle)
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Let a signal break off the block, by InterruptedStartError, until workers are guarded."""
+        self._starting = True
+        try:
+            if self.received:
+                raise InterruptedStartError
+            yield
+        finally:
+            self._starting = False
+            self._guard = None
+
+    def pass_on(self, guard: WorkerGuard) -> None:
+        """Have signals go to the workers from now on."""
+        self._guard = guard
+        self._starting = False
+        if self._first_s is not None:
+            guard.request_stop(self._first_s)
+
+    def note_received(self) -> None:
+        """Note a signal that another handler received."""
+        if self._first_s is None:
+            self._first_s = time.monotonic()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        now_s = time.monotonic()
+        if self._first_s is None:
+            self._first_s = now_s
+            if self._guard is not None:
+                self._guard.request_stop(now_s)
+            elif self._starting:
+                raise InterruptedStartError
+        elif self._guard is not None and now_s - self._first_s > SAME_S:
+            self._guard.kill()

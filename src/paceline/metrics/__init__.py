@@ -1,0 +1,1 @@
+"""Exact counters over all workers; CSV, TensorBoard, console."""

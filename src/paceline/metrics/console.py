@@ -1,0 +1,230 @@
+"""What a training shows: a progress bar on a terminal, plain lines in a pipe, nothing twice."""
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Literal, final
+
+from paceline.config.durations import format_duration
+from paceline.metrics.table import EpochRow
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+_PLAIN_EVERY_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advance:
+    """Where a training stands within an epoch."""
+
+    epoch: int
+    """Counted from 1."""
+    epochs: int
+    step: int
+    """Within the epoch."""
+    steps: int
+    """Of the epoch."""
+    loss: float
+    accuracy: float | None
+    images_per_s: float
+    lr: float
+    eta_s: float
+    """Time to the end of the training at this speed."""
+
+    def text(self) -> str:
+        """Write it as one line, without the position."""
+        accuracy = "" if self.accuracy is None else f"  acc {self.accuracy:6.2%}"
+        return (
+            f"loss {self.loss:.4f}{accuracy}  {self.images_per_s:,.0f} img/s  "
+            f"lr {self.lr:.4g}  left {format_duration(self.eta_s)}"
+        )
+
+
+class Console(ABC):
+    """Shows a training to a person; only rank 0 has one that prints."""
+
+    @abstractmethod
+    def say(self, line: str) -> None:
+        """Show one line at once, above the progress."""
+
+    @abstractmethod
+    def advance(self, advance: Advance) -> None:
+        """Show how far the epoch is; called about twice a second."""
+
+    @abstractmethod
+    def epoch(self, row: EpochRow) -> None:
+        """Show a finished epoch's figures as a row of the table."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the terminal as it was; called once, also after an error."""
+
+
+@final
+class SilentConsole(Console):
+    """Shows nothing."""
+
+    def say(self, line: str) -> None:
+        """Do nothing."""
+
+    def advance(self, advance: Advance) -> None:
+        """Do nothing."""
+
+    def epoch(self, row: EpochRow) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@final
+class PlainConsole(Console):
+    """Plain lines on standard output: a line an epoch, and one every ten seconds between."""
+
+    def __init__(self, *, has_header: bool = False) -> None:
+        self._last_s = monotonic()
+        self._has_header = has_header
+
+    def say(self, line: str) -> None:
+        """Print the line."""
+        print(line, flush=True)
+
+    def advance(self, advance: Advance) -> None:
+        """Print the progress if none was printed for ten seconds."""
+        if monotonic() - self._last_s >= _PLAIN_EVERY_S:
+            place = f"epoch {advance.epoch}/{advance.epochs}  {advance.step}/{advance.steps}"
+            self.say(f"{place}  {advance.text()}")
+            self._last_s = monotonic()
+
+    def epoch(self, row: EpochRow) -> None:
+        """Print the row, under a header the first time."""
+        if not self._has_header:
+            self.say(table_header(row))
+            self._has_header = True
+        self.say(table_line(row))
+        self._last_s = monotonic()
+
+    def close(self) -> None:
+        """Nothing is left open."""
+
+
+@final
+class BarConsole(Console):
+    """A live progress line on the terminal; the finished rows scroll up above it.
+
+    The log file gets the rows and lines, not the bar.
+    """
+
+    def __init__(self, log: Path, *, has_header: bool = False) -> None:
+        self._log = log
+        self._progress: Progress | None = None
+        self._has_header = has_header
+
+    def say(self, line: str) -> None:
+        """Print the line above the bar and into the log."""
+        self._bar().console.print(line, markup=False, highlight=False, soft_wrap=True)
+        with self._log.open("a") as file:
+            file.write(line + "\n")
+
+    def advance(self, advance: Advance) -> None:
+        """Redraw the bar."""
+        bar = self._bar()
+        bar.update(
+            bar.task_ids[0],
+            visible=True,
+            total=advance.steps,
+            completed=advance.step,
+            description=f"epoch {advance.epoch}/{advance.epochs}",
+            text=advance.text(),
+        )
+
+    def epoch(self, row: EpochRow) -> None:
+        """Print the row, under a header the first time."""
+        if not self._has_header:
+            self.say(table_header(row))
+            self._has_header = True
+        self.say(table_line(row))
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._progress is not None:
+            self._progress.update(self._progress.task_ids[0], visible=False)
+            self._progress.stop()
+            self._progress = None
+
+    def _bar(self) -> "Progress":
+        if self._progress is None:
+            from rich.console import Console as RichConsole
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.completed}/{task.total}"),
+                TextColumn("{task.fields[text]}"),
+                console=RichConsole(file=sys.__stdout__),
+                redirect_stdout=False,
+                redirect_stderr=False,
+                transient=True,
+            )
+            self._progress.add_task("", total=1, text="", visible=False)
+            self._progress.start()
+        return self._progress
+
+
+def make_console(
+    kind: Literal["auto", "bar", "plain", "off"], rank: int, log: Path, *, restarted: bool = False
+) -> Console:
+    """Choose how to show a training on this worker.
+
+    Args:
+        kind: What the user wants.
+        rank: All but 0 show nothing.
+        log: This worker's log, for lines that don't pass standard output.
+        restarted: The table has been begun on this screen already.
+    """
+    if rank != 0 or kind == "off":
+        return SilentConsole()
+    terminal = sys.__stdout__ is not None and sys.__stdout__.isatty()
+    if kind == "bar" or (kind == "auto" and terminal):
+        return BarConsole(log, has_header=restarted)
+    return PlainConsole(has_header=restarted)
+
+
+_HEADINGS: Sequence[tuple[str, str, str]] = (
+    # column, heading, format
+    ("epoch", "epoch", "d"),
+    ("step", "step", "d"),
+    ("time_s", "time", "time"),
+    ("train_loss", "train loss", ".4f"),
+    ("train_accuracy", "train acc", ".2%"),
+    ("val_loss", "val loss", ".4f"),
+    ("val_accuracy", "val acc", ".2%"),
+    ("val_top5_accuracy", "val top-5", ".2%"),
+    ("lr", "lr", ".4g"),
+    ("images_per_s", "img/s", ",.0f"),
+)
+
+
+def table_header(row: EpochRow) -> str:
+    """Write the heading of the table of epochs, with the columns that this row has."""
+    return "  ".join(f"{title:>10}" for name, title, _ in _HEADINGS if _has(row, name))
+
+
+def table_line(row: EpochRow) -> str:
+    """Write one epoch as a line under `table_header`."""
+    return "  ".join(
+        f"{_show(getattr(row, name), form):>10}" for name, _, form in _HEADINGS if _has(row, name)
+    )
+
+
+def _has(row: EpochRow, name: str) -> bool:
+    return getattr(row, name) is not None
+
+
+def _show(value: float, form: str) -> str:
+    return format_duration(value) if form == "time" else format(value, form)

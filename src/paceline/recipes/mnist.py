@@ -1,0 +1,25 @@
+"""The DDP article's job: a small CNN on MNIST with Adadelta."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.trainer.recipe import recipe
+
+if TYPE_CHECKING:
+    from paceline.trainer.job import Job
+
+
+@recipe(epochs=5, global_batch=64, optimizer="adadelta", lr=0.01)
+def mnist(*, data_dir: str = "data", download: bool = True) -> "Job":
+    """MNIST, 28x28: two convolutions with BatchNorm, Adadelta, log-softmax.
+
+    Args:
+        data_dir: Directory of the four MNIST files (IDX, gzipped or not).
+        download: Fetch missing files from the internet.
+    """
+    from paceline.data.mnist import load_mnist
+    from paceline.models.mnist_cnn import MnistCnn
+    from paceline.trainer.job import Job
+
+    train, test = load_mnist(Path(data_dir), download=download)
+    return Job(model=MnistCnn(), train=train, validation=test, loss="nll")

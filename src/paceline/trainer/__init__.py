@@ -1,0 +1,1 @@
+"""The session of a worker, and the training loop written on top of it."""

@@ -1,0 +1,112 @@
+"""All options of a training in one place, each component's in its own dataclass."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from typing import Self
+
+from paceline.checkpoint.options import SnapshotOptions
+from paceline.config.fields import OptionField, OptionValue, check_names, option_fields
+from paceline.data.options import DataOptions
+from paceline.dist.options import DistOptions
+from paceline.errors import UsageError
+from paceline.launch.options import LaunchOptions
+from paceline.metrics.options import MetricsOptions
+from paceline.optim.options import SCHEDULE_DEFAULTS, OptimOptions
+from paceline.optim.table import OPTIMIZER_OPTIONS, OPTIMIZERS
+from paceline.trainer.options import ComputeOptions, LoopOptions
+
+_COMPONENTS: Mapping[str, tuple[str, type]] = {
+    "loop": ("Training", LoopOptions),
+    "data": ("Data", DataOptions),
+    "optim": ("Optimizer and learning rate", OptimOptions),
+    "compute": ("Computation", ComputeOptions),
+    "snapshots": ("Snapshots", SnapshotOptions),
+    "metrics": ("Output", MetricsOptions),
+    "launch": ("Workers", LaunchOptions),
+    "dist": ("Workers", DistOptions),
+}
+
+_ONE_OF = (("global_batch", "batch_per_worker"), ("warmup_epochs", "warmup_steps"))
+"""Options that say the same thing in two ways: giving one overrides the recipe's other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The resolved options of a training, a component at a time."""
+
+    loop: LoopOptions = field(default_factory=LoopOptions)
+    data: DataOptions = field(default_factory=DataOptions)
+    optim: OptimOptions = field(default_factory=OptimOptions)
+    compute: ComputeOptions = field(default_factory=ComputeOptions)
+    snapshots: SnapshotOptions = field(default_factory=SnapshotOptions)
+    metrics: MetricsOptions = field(default_factory=MetricsOptions)
+    launch: LaunchOptions = field(default_factory=LaunchOptions)
+    dist: DistOptions = field(default_factory=DistOptions)
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, OptionValue]) -> Self:
+        """Build from flat names; what isn't named keeps its default.
+
+        Raises:
+            UsageError: An unknown name, a value out of range, or options that contradict.
+        """
+        check_names(settings, training_options(), "option")
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+        parts = {}
+        for key, (heading, component) in _COMPONENTS.items():
+            names = {option.name for option in option_fields(component, heading)}
+            try:
+                parts[key] = component(**{n: v for n, v in values.items() if n in names})
+            except TypeError as error:
+                raise UsageError(f"a setting has the wrong type: {error}") from error
+        return cls(**parts)
+
+    def settings(self) -> dict[str, OptionValue]:
+        """List all options by their flat names, as they stand in `run.json`."""
+        return {n: v for part in asdict(self).values() for n, v in part.items()}
+
+
+@cache
+def training_options() -> Mapping[str, OptionField]:
+    """All options of a training by name, in the order of `--help`."""
+    listed = {}
+    for heading, component in _COMPONENTS.values():
+        for option in option_fields(component, heading):
+            if option.name in listed:
+                raise TypeError(f"two components have an option {option.name!r}")
+            listed[option.name] = option
+    return listed
+
+
+def merge(
+    given: Mapping[str, OptionValue], recipe_settings: Mapping[str, OptionValue]
+) -> dict[str, OptionValue]:
+    """Put the user's options over the recipe's.
+
+    Where the user chooses another optimizer or schedule, the recipe's settings for its own one
+    (its momentum, say) don't apply any more and are left out.
+
+    Args:
+        given: What the command line and the environment say.
+        recipe_settings: What the recipe says.
+
+    Returns:
+        Flat settings; what neither names is left to the defaults.
+    """
+    merged = dict(recipe_settings)
+    for pair in _ONE_OF:
+        if any(name in given for name in pair):
+            merged = {n: v for n, v in merged.items() if n not in pair}
+    return {n: v for n, v in merged.items() if not _belongs_to_another(n, given)} | dict(given)
+
+
+def _belongs_to_another(name: str, given: Mapping[str, OptionValue]) -> bool:
+    schedule = given.get("schedule")
+    chosen = [entry for n, entry in OPTIMIZERS.items() if n == given.get("optimizer")]
+    if name in OPTIMIZER_OPTIONS and chosen:
+        return name not in chosen[0].defaults
+    if schedule == "one-cycle" and name.startswith("warmup_"):
+        return True
+    owners = [kind for kind, options in SCHEDULE_DEFAULTS.items() if name in options]
+    return schedule is not None and bool(owners) and schedule not in owners

@@ -1,0 +1,88 @@
+"""Evaluation that counts every sample exactly once, on any number of workers."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from paceline.data.source import BatchSource
+from paceline.dist.group import Group
+from paceline.metrics.counters import StepCounters, Totals, count_correct
+from paceline.sync.buffers import averaged, gather_buffers, local_buffers, pack, unpack
+from paceline.trainer.job import LossFunction
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Evaluator:
+    """How a model is judged."""
+
+    loss: LossFunction
+    forward_context: Callable[[], AbstractContextManager[object]]
+    top: int
+    """5 to also count classes among the five best guesses, 1 for the best alone, 0 for neither."""
+    batch_size: int
+    """Samples that a worker passes through the model at once."""
+
+    def run(
+        self, model: nn.Module, source: BatchSource, group: Group, num_classes: int = 0
+    ) -> tuple[Totals, Tensor]:
+        """Evaluate a model on all samples. Collective.
+
+        Args:
+            model: The unwrapped model; left in the mode it was in.
+            source: What to evaluate on; each worker takes a contiguous share.
+            group: The workers.
+            num_classes: Above 0, to count a confusion matrix.
+
+        Returns:
+            Sums over all samples, and (num_classes, num_classes) int64 counts on the CPU, rows by
+            true class, the same on every worker.
+
+        Raises:
+            RuntimeError: The workers together didn't count each sample once (a bug of ours).
+        """
+        counters = StepCounters()
+        confusion = torch.zeros(num_classes * num_classes, dtype=torch.int64, device=group.device)
+        with torch.no_grad(), evaluating(model):
+            for batch in source.eval_batches(group.rank, group.world_size, self.batch_size):
+                with self.forward_context():
+                    outputs = model(batch.inputs)
+                outputs = outputs.float() if outputs.is_floating_point() else outputs
+                correct = count_correct(outputs, batch.targets, self.top) if self.top else None
+                counters.add(self.loss(outputs, batch.targets), batch.local, correct, 0)
+                if num_classes:
+                    cells = batch.targets * num_classes + outputs.argmax(1)
+                    confusion += torch.bincount(cells, minlength=len(confusion))
+        counters.flush()
+        totals = Totals.from_row(group.gather_rows(counters.totals.as_row()).sum(0))
+        if totals.samples != source.num_samples:
+            raise RuntimeError(f"evaluated {totals.samples} of {source.num_samples} samples")
+        summed = group.sum_(confusion.cpu())
+        return totals, summed.view(num_classes, num_classes)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode and back into the mode it was in."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+@contextmanager
+def averaged_buffers(model: nn.Module, group: Group) -> Iterator[None]:
+    """Lend the model the average of the workers' running statistics. Collective on entry."""
+    buffers = local_buffers(model)
+    own = pack(buffers)
+    unpack(averaged(gather_buffers(buffers, group)), buffers)
+    try:
+        yield
+    finally:
+        unpack(own, buffers)

@@ -1,0 +1,43 @@
+"""What a recipe returns: the parts of a training that are the user's own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from paceline.data.augment import Augment
+from paceline.data.items import MapDataset
+from paceline.data.memory import TensorData
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+LossName = Literal["cross_entropy", "nll"]
+ImageSet = TensorData | MapDataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A model, its data and its loss; everything else is an option of the training.
+
+    The function that builds it runs once on every worker, after the random generators have been
+    seeded, so that every worker starts from the same weights.
+    """
+
+    model: nn.Module
+    """On the CPU, in fp32; inputs (N, ...) to outputs, for classification (N, num_classes)."""
+
+    train: ImageSet
+    """`TensorData` is kept on the device; other data sets (map-style) go through a DataLoader."""
+
+    validation: ImageSet
+    """Evaluated after every epoch, each sample exactly once."""
+
+    loss: LossName | LossFunction = "cross_entropy"
+    """(outputs, targets) -> mean over the samples, a scalar."""
+
+    num_classes: int | None = None
+    """Number of classes; None for a task that isn't classification (then no accuracy is taken).
+    Taken from `train` where that is `TensorData`."""
+
+    augment: tuple[Augment, ...] = ()
+    """Random augmentation of training images on the device, for `TensorData`."""

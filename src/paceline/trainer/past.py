@@ -1,0 +1,109 @@
+"""A run that was started before: what its `run.json` says, and what may be changed on resuming."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Self, cast
+
+from paceline.checkpoint.options import SnapshotOptions
+from paceline.config.fields import OptionValue, check_names
+from paceline.config.rundir import RunDirectory
+from paceline.dist.options import DistOptions
+from paceline.errors import UsageError
+from paceline.launch.options import LaunchOptions
+from paceline.metrics.options import MetricsOptions
+from paceline.trainer.config import TrainConfig, training_options
+
+FREE = frozenset(
+    field.name
+    for component in (LaunchOptions, DistOptions, MetricsOptions, SnapshotOptions)
+    for field in fields(component)
+) | {"loader_workers", "max_batch_per_worker"}
+"""Options that don't change what is trained: a resumed training may have others."""
+
+FIXED = frozenset({"seed", "global_batch", "batch_per_worker", "drop_last"})
+"""Options that settle which samples a step sees: they can't change within a training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastRun:
+    """What a run directory says of its training."""
+
+    recipe: str
+    reference: str
+    arguments: Mapping[str, OptionValue]
+    settings: Mapping[str, OptionValue]
+    """All options of training, as they were resolved."""
+    given: tuple[str, ...]
+    started_at: str
+
+    @classmethod
+    def read(cls, run: RunDirectory) -> Self:
+        """Read `run.json`.
+
+        Raises:
+            UsageError: There is none, or another version of Paceline wrote it.
+        """
+        content = run.read_run()
+        try:
+            derived = cast(Mapping[str, OptionValue], content["derived"])
+            settings = dict(cast(Mapping[str, OptionValue], content["settings"]))
+            # The global batch stays what it was, on any number of workers.
+            settings |= {"global_batch": derived["global_batch"], "batch_per_worker": None}
+            settings["workers"] = derived["world_size"]
+            return cls(
+                recipe=str(content["recipe"]),
+                reference=str(content["reference"]),
+                arguments=cast(Mapping[str, OptionValue], content["recipe_arguments"]),
+                settings={n: tuple(v) if isinstance(v, list) else v for n, v in settings.items()},
+                given=tuple(cast(Sequence[str], content["given"])),
+                started_at=str(content["started_at"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise UsageError(
+                f"{run.run_json} wasn't written by this version of Paceline ({error!r})"
+            ) from error
+
+    def config(self) -> TrainConfig:
+        """Build its options."""
+        return TrainConfig.from_settings(self.settings)
+
+    def changed(
+        self, given: Mapping[str, OptionValue], allowed: Sequence[str]
+    ) -> tuple[dict[str, OptionValue], dict[str, OptionValue]]:
+        """Put newly given options over the run's own.
+
+        Args:
+            given: Options and recipe arguments of the resuming command.
+            allowed: Names that may differ although they change what is trained.
+
+        Returns:
+            Settings and recipe arguments to go on with.
+
+        Raises:
+            UsageError: Something would change that may not; all differences are shown.
+        """
+        known = {**training_options(), **dict.fromkeys(given)}
+        check_names(allowed, known, "option to change")
+        refused = []
+        settings, arguments = dict(self.settings), dict(self.arguments)
+        for name, value in given.items():
+            place = settings if name in training_options() else arguments
+            before = place.get(name)
+            if before != value and name not in FREE and (name in FIXED or name not in allowed):
+                refused.append((name, before, value))
+            place[name] = value
+        if refused:
+            raise UsageError(_refusal(refused))
+        return settings, arguments
+
+
+def _refusal(refused: Sequence[tuple[str, OptionValue, OptionValue]]) -> str:
+    lines = [f"  {name}: the run has {old}, you give {new}" for name, old, new in refused]
+    fixed = [name for name, _, _ in refused if name in FIXED]
+    other = [name for name, _, _ in refused if name not in FIXED]
+    text = "these settings differ from the run's:\n" + "\n".join(lines)
+    if fixed:
+        text += f"\n{', '.join(fixed)} can't change within a training: start a new one"
+    if other:
+        text += "\nTo go on with them all the same: --allow-change " + " ".join(other)
+    return text

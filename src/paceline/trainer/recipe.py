@@ -1,0 +1,165 @@
+"""A recipe: a function that returns a `Job`, with the settings it is meant to be trained with."""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, final, get_type_hints
+
+from docstring_parser import parse
+
+from paceline.config.fields import OptionField, OptionValue, check_names
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.trainer.job import Job
+
+
+@final
+@dataclass(frozen=True)
+class Recipe:
+    """A function that builds a `Job`; its keyword arguments are flags of `paceline train`."""
+
+    name: str
+    build: "Callable[..., Job]"
+    settings: Mapping[str, OptionValue] = field(default_factory=dict)
+    """Options of training that this recipe sets; the command line overrides them."""
+
+    @property
+    def summary(self) -> str:
+        """The first line of the function's docstring."""
+        return (inspect.getdoc(self.build) or "").partition("\n")[0]
+
+    def arguments(self) -> tuple[OptionField, ...]:
+        """List the function's keyword arguments as options, with help from its docstring.
+
+        Raises:
+            UsageError: An argument has no default, so that no flag can stand for it.
+        """
+        hints = _argument_types(self.build)
+        text = {
+            p.arg_name: p.description or "" for p in parse(inspect.getdoc(self.build) or "").params
+        }
+        listed = []
+        for name, parameter in inspect.signature(self.build).parameters.items():
+            if parameter.default is inspect.Parameter.empty:
+                raise UsageError(
+                    f"recipe {self.name!r}: the argument {name!r} needs a default value, "
+                    "since each argument is a flag"
+                )
+            annotation = hints.get(name, type(parameter.default))
+            listed.append(
+                OptionField(
+                    name=name,
+                    annotation=annotation,
+                    default=parameter.default,
+                    help=" ".join(text.get(name, "").split()),
+                    group=f"Recipe {self.name}",
+                )
+            )
+        return tuple(listed)
+
+    def __call__(self, **arguments: OptionValue) -> "Job":
+        """Build the job.
+
+        Raises:
+            UsageError: An argument isn't one of the function's.
+        """
+        known = [argument.name for argument in self.arguments()]
+        check_names(arguments, known, f"argument of recipe {self.name!r}")
+        return self.build(**arguments)
+
+
+def recipe(**settings: OptionValue) -> "Callable[[Callable[..., Job]], Recipe]":
+    """Make a recipe of a function, with the options of training that it is meant for.
+
+    Args:
+        settings: Options by their Python names, for example `epochs=5, optimizer="adadelta"`.
+
+    Example:
+        @paceline.recipe(epochs=5, global_batch=128, lr=0.1)
+        def build(*, width: int = 64) -> paceline.Job: ...
+    """
+
+    def decorate(build: "Callable[..., Job]") -> Recipe:
+        name = build.__name__.replace("_", "-")
+        return Recipe(name=name, build=build, settings=settings)
+
+    return decorate
+
+
+def _argument_types(build: Callable[..., object]) -> dict[str, object]:
+    """Evaluate the annotations of a function's arguments; its return type may be unknown here."""
+    written = {n: a for n, a in inspect.get_annotations(build).items() if n != "return"}
+    holder = type("Arguments", (), {"__annotations__": written, "__module__": build.__module__})
+    names = getattr(inspect.unwrap(build), "__globals__", {})
+    return get_type_hints(holder, globalns=names, include_extras=True)
+
+
+def load_recipe(reference: str) -> Recipe:
+    """Find a recipe in a file or a module.
+
+    Args:
+        reference: `path/to/file.py:function` or `package.module:function`. The function may be a
+            plain one or made by `recipe`.
+
+    Raises:
+        UsageError: There is no such file, module or function; the message lists what there is.
+    """
+    place, colon, name = reference.rpartition(":")
+    if not colon or not place or not name:
+        raise UsageError(
+            f"{reference!r} names no recipe. Give a built-in one (see `paceline recipes`), "
+            "or your own as file.py:function"
+        )
+    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    found = vars(module).get(name)
+    if isinstance(found, Recipe):
+        return found
+    if inspect.isfunction(found):
+        return Recipe(name=reference, build=found)
+    functions = [n for n, v in vars(module).items() if _can_be_recipe(v, module)]
+    raise UsageError(
+        f"{place} has no function {name!r}. Its functions: {', '.join(functions) or 'none'}"
+    )
+
+
+def _can_be_recipe(value: object, module: ModuleType) -> bool:
+    if isinstance(value, Recipe):
+        return True
+    return inspect.isfunction(value) and value.__module__ == module.__name__
+
+
+def _import_file(path: Path) -> ModuleType:
+    """Import a user's file as it would be run as a script: its directory is on the path."""
+    path = path.absolute()
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}")
+    name = path.stem
+    known = sys.modules.get(name)
+    if known is not None and known.__file__ == str(path):
+        return known
+    if known is not None or name in sys.stdlib_module_names:
+        name = f"paceline_user_{name}"
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} can't be imported as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _import_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise UsageError(f"there is no module {name!r}") from error
+        raise

@@ -1,0 +1,40 @@
+"""Random numbers that follow from (seed, step, worker), so that none need be stored."""
+
+import random
+
+import numpy as np
+import torch
+
+from paceline.data.splitmix import Domain, derive_key, mix64
+
+_CPU_SEED_MASK = 0xFFFFFFFF  # the CPU generator (mt19937) takes in 32 bits
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the default generators of Python, NumPy and torch alike on every worker.
+
+    So that a recipe builds the same weights everywhere, also where it draws from several of them.
+    """
+    key = derive_key(Domain.WEIGHTS, seed)
+    random.seed(key)
+    np.random.seed(key & _CPU_SEED_MASK)  # user code draws from NumPy's old generator
+    torch.manual_seed(key)
+
+
+def step_key(seed: int, rank: int) -> int:
+    """Derive what `step_seed` starts from, once a training."""
+    return derive_key(Domain.STEP, seed, rank)
+
+
+def step_seed(key: int, step: int) -> int:
+    """Derive the seed of one worker's random numbers in one step, 0 … 2**32-1."""
+    return mix64(key ^ step) & _CPU_SEED_MASK
+
+
+def generators(device: torch.device) -> list[torch.Generator]:
+    """List the default generators that a model on `device` draws from."""
+    listed = [torch.default_generator]
+    if device.type == "cuda":
+        torch.cuda.init()
+        listed.append(torch.cuda.default_generators[device.index or 0])
+    return listed

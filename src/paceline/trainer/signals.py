@@ -1,0 +1,47 @@
+"""Ctrl-C and SIGTERM become a flag; the workers then agree on the step after which all stop."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import final
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@final
+class StopFlag:
+    """Set by the first signal; in a process of its own, a second Ctrl-C interrupts at once."""
+
+    def __init__(self, *, under_launcher: bool) -> None:
+        """Start unset.
+
+        Args:
+            under_launcher: A launcher forwards and repeats signals, and kills when time is up: then
+                repetitions mean nothing. Otherwise the second SIGINT raises KeyboardInterrupt.
+        """
+        self.name: str | None = None
+        """The signal that was received, such as SIGTERM; None while there was none."""
+        self._under_launcher = under_launcher
+        self._process = os.getpid()
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal. Forked loader processes inherit the handler and must not act on it."""
+        if os.getpid() != self._process:
+            return
+        if self.name is not None and number == signal.SIGINT and not self._under_launcher:
+            raise KeyboardInterrupt
+        self.name = signal.Signals(number).name
+
+
+@contextmanager
+def stop_on_signals(*, under_launcher: bool) -> Iterator[StopFlag]:
+    """Catch the signals that end a training, for the length of it. Main thread only."""
+    flag = StopFlag(under_launcher=under_launcher)
+    before = {number: signal.signal(number, flag.receive) for number in _SIGNALS}
+    try:
+        yield flag
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,65 @@
+"""Where a training stands: everything of a snapshot that isn't a tensor."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Literal, Self
+
+from paceline.errors import SnapshotError
+
+StopReason = Literal["epochs", "target", "patience", "time", "signal"]
+
+
+@dataclass(kw_only=True)
+class TrainState:
+    """Position, clock and best results of a training; the same on every worker.
+
+    Positions are counted in steps and samples of the whole training, never by worker, so that any
+    number of workers can go on from them.
+    """
+
+    epoch: int = 0
+    """Complete epochs."""
+    step: int = 0
+    """Optimizer steps since the start of the training."""
+    step_in_epoch: int = 0
+    samples_seen: int = 0
+    elapsed_s: float = 0.0
+    """Training time, evaluation and snapshots included, interruptions not."""
+    train_s: float = 0.0
+    """The part of `elapsed_s` that was spent on steps."""
+    epoch_train_s: float = 0.0
+    """The part of `train_s` that belongs to the current epoch."""
+    epoch_data_s: float = 0.0
+    """The part of `epoch_train_s` that the slowest worker waited for data."""
+    total_steps: int = 0
+    """Steps that the schedule is fitted to."""
+    train_loss: float | None = None
+    val_loss: float | None = None
+    val_accuracy: float | None = None
+    val_top5_accuracy: float | None = None
+    best_val_accuracy: float | None = None
+    best_val_loss: float | None = None
+    best_epoch: int | None = None
+    eval_s: float | None = None
+    """How long the last evaluation took."""
+    epochs_on_target: int = 0
+    """Epochs in a row that met the target accuracy."""
+    epochs_without_gain: int = 0
+    """Epochs in a row without a better validation result."""
+    ended: StopReason | None = None
+    """Why the training is over; None while it can go on."""
+
+    def to_json(self) -> dict[str, object]:
+        """Give the fields as JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: object) -> Self:
+        """Read what `to_json` gave.
+
+        Raises:
+            SnapshotError: It isn't what this version of Paceline writes.
+        """
+        known = {field.name for field in fields(cls)}
+        if not isinstance(content, dict) or content.keys() != known:
+            raise SnapshotError("the snapshot's position was written by another Paceline version")
+        return cls(**content)

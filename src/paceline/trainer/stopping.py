@@ -1,0 +1,80 @@
+"""What ends a training early, and which epoch was the best. Pure."""
+
+from paceline.trainer.options import LoopOptions
+from paceline.trainer.state import StopReason, TrainState
+
+
+def note_validation(state: TrainState, options: LoopOptions) -> bool:
+    """Take in an epoch's validation figures.
+
+    Args:
+        state: With this epoch's `val_loss` and `val_accuracy`; its best figures and runs of epochs
+            are brought up to date.
+        options: The target, and what makes a result better.
+
+    Returns:
+        Whether this epoch is the best so far.
+    """
+    better = _is_better(state, options)
+    state.epochs_without_gain = 0 if better else state.epochs_without_gain + 1
+    if better:
+        state.best_val_accuracy = state.val_accuracy
+        state.best_val_loss = state.val_loss
+        state.best_epoch = state.epoch
+    accuracy, target = state.val_accuracy, options.target_accuracy
+    met = target is not None and accuracy is not None and accuracy >= target
+    state.epochs_on_target = state.epochs_on_target + 1 if met else 0
+    return better
+
+
+def stop_reason(state: TrainState, options: LoopOptions) -> StopReason | None:
+    """Tell after an epoch whether the training is over, and why."""
+    if options.target_accuracy is not None and state.epochs_on_target >= options.patience:
+        return "target"
+    if options.early_stopping and state.epochs_without_gain >= options.early_stopping:
+        return "patience"
+    if state.epoch >= options.epochs:
+        return "epochs"
+    return None
+
+
+def fit_total_steps(
+    state: TrainState, *, most_steps: int, budget_s: float, reserve_s: float
+) -> int:
+    """Estimate the steps that a time budget allows, at the pace so far.
+
+    Args:
+        state: Its clock and steps give the pace, evaluations and snapshots included.
+        most_steps: Steps of all epochs.
+        budget_s: The whole time budget.
+        reserve_s: Time kept back for the last evaluation and snapshot.
+    """
+    if state.step == 0 or state.elapsed_s <= 0:
+        return most_steps
+    left_s = budget_s - reserve_s - state.elapsed_s
+    possible = state.step + int(left_s * state.step / state.elapsed_s)
+    return max(state.step, min(most_steps, possible))
+
+
+def reserve_s(state: TrainState, *, budget_s: float, eval_samples: int) -> float:
+    """Estimate the time to keep back for the last evaluation and snapshot.
+
+    Until an evaluation has been timed, one is taken to run no faster than training does.
+    """
+    images_per_s = state.samples_seen / state.train_s if state.train_s > 0 else 0.0
+    guess = eval_samples / images_per_s if images_per_s else 0.0
+    last_eval_s = state.eval_s if state.eval_s is not None else guess
+    return min(budget_s / 4, 1.25 * last_eval_s + 1.0)
+
+
+def _is_better(state: TrainState, options: LoopOptions) -> bool:
+    accuracy, best_accuracy = state.val_accuracy, state.best_val_accuracy
+    loss, best_loss = state.val_loss, state.best_val_loss
+    if loss is None:
+        return False
+    lower_loss = best_loss is None or loss < best_loss
+    if options.best_by == "val_loss" or accuracy is None:
+        return lower_loss
+    if best_accuracy is None or accuracy != best_accuracy:
+        return best_accuracy is None or accuracy > best_accuracy
+    return lower_loss

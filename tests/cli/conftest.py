@@ -1,0 +1,109 @@
+"""Runs the `paceline` command as a user does, in a process of its own."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+_DEADLINE_S = 120.0
+
+
+@dataclass
+class Paceline:
+    """The command, with a working directory of its own; ends what a failed test leaves running."""
+
+    directory: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def run(self, *arguments: str | Path, env: Mapping[str, str] | None = None) -> "Finished":
+        """Run to the end."""
+        return self.finish(self.start(*arguments, env=env))
+
+    def start(
+        self, *arguments: str | Path, env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """Start in a process group of its own, as a terminal does."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "paceline", *map(str, arguments)],
+            cwd=self.directory,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.started.append(process)
+        return process
+
+    def finish(self, process: subprocess.Popen[str]) -> "Finished":
+        """Wait for the end."""
+        out, err = process.communicate(timeout=_DEADLINE_S)
+        return Finished(process.returncode, out, err)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def paceline(tmp_path: Path) -> Iterator[Paceline]:
+    command = Paceline(tmp_path)
+    yield command
+    for process in command.started:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for a condition; a test that can't reach it fails."""
+    deadline_s = time.monotonic() + _DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"never happened: {what}"
+        time.sleep(0.01)
+
+
+def summary(run: Path) -> Mapping[str, object]:
+    content: Mapping[str, object] = json.loads((run / "summary.json").read_text())
+    return content
+
+
+def newest_step(run: Path) -> int:
+    return max((int(p.name[5:]) for p in (run / "snapshots").glob("step-" + 12 * "?")), default=-1)
+
+
+def wait_for_step(run: Path, step: int) -> None:
+    """Wait for a snapshot of this step or a later one."""
+    wait_until(lambda: newest_step(run) >= step, f"a snapshot of step {step} in {run}")
+
+
+def metrics_without_times(run: Path) -> list[list[str]]:
+    """The rows of metrics.csv without what a clock decides."""
+    rows = [line.split(",") for line in (run / "metrics.csv").read_text().splitlines()]
+    kept = [i for i, name in enumerate(rows[0]) if name not in _TIMED]
+    return [[row[i] for i in kept] for row in rows]
+
+
+_TIMED = {"time_s", "images_per_s", "batch_time_s", "data_time_s"}
+
+
+def workers_of(process: subprocess.Popen[str]) -> Sequence[psutil.Process]:
+    """The worker processes of a running command: grandchildren, made by its fork server."""
+    launcher = psutil.Process(process.pid)
+    return [p for c in launcher.children() for p in c.children()]

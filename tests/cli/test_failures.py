@@ -1,0 +1,126 @@
+"""What goes wrong inside a training: root cause whole, exit code 65, nothing lost."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Paceline, newest_step, summary
+from tests.support.idx_files import write_mnist
+
+from paceline.errors import ExitCode
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "failing.py"
+    path.write_text(_FAILING)
+    return path
+
+
+def test_the_failing_workers_traceback_is_whole(
+    paceline: Paceline, recipe: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    done = paceline.run("train", f"{recipe}:build", "--boom-at", "40", "--run-dir", run)
+    assert done.code == ExitCode.JOB
+    assert "The training failed on rank 1 (" in done.err
+    assert "step 36" in done.err
+    assert 'raise ValueError("boom")' in done.err
+    assert done.err.count("Traceback (most recent call last)") == 1
+    assert "Other workers:\n  rank 0 (" in done.err
+    assert f"paceline resume {run}" in done.err
+    assert newest_step(run) == 29
+    assert "boom" in (run / "report.html").read_text()
+    assert "Traceback" in (run / "logs" / "rank-1.log").read_text()
+
+
+def test_a_loss_that_becomes_nan(paceline: Paceline, recipe: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = paceline.run("train", f"{recipe}:build", "--nan-at", "40", "--run-dir", run)
+    assert done.code == ExitCode.JOB
+    assert "became NaN or infinite at epoch 2, step 36, on rank 1, for the training samples " in (
+        done.err
+    )
+    assert "Traceback" not in done.err
+    assert newest_step(run) == 29
+
+
+def test_missing_data_leaves_no_run_directory(paceline: Paceline, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = "train mnist --no-download --data-dir nowhere --run-dir"
+    done = paceline.run(*command.split(), run)
+    assert done.code == ExitCode.JOB
+    assert "train-images-idx3-ubyte.gz" in done.err
+    assert "https://" in done.err
+    assert "Traceback" not in done.err
+    assert not run.exists()
+
+
+def test_a_truncated_data_file(paceline: Paceline, tmp_path: Path) -> None:
+    files = write_mnist(tmp_path / "files", train=50, test=20, gz=False)
+    damaged = next(tmp_path.rglob("train-images-idx3-ubyte"))
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    done = paceline.run("train", "mnist", "--no-download", "--data-dir", files)
+    assert done.code == ExitCode.JOB
+    assert str(damaged) in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MB, where the user may mount one."""
+    path = tmp_path / "small"
+    path.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", path], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a small tmpfs needs root")
+    yield path
+    subprocess.run(["umount", "-l", path], check=True)
+
+
+def test_a_full_disk_doesnt_stop_training(paceline: Paceline, small_disk: Path) -> None:
+    run = small_disk / "run"
+    command = "train digits --workers 2 --epochs 6 --target-accuracy none --run-dir"
+    with (small_disk / "filler").open("wb") as file:
+        file.write(b"x" * 300_000)
+    done = paceline.run(*command.split(), run)
+    assert done.code == 0, done.err
+    assert summary(run)["epochs"] == 6
+    assert "could not be written: No space left on device" in done.out
+    assert "training goes on" in done.out
+    shutil.rmtree(run)
+
+
+_FAILING = '''
+import os
+from torch import nn
+import paceline
+from paceline.data.digits import load_digits
+
+class Net(nn.Module):
+    def __init__(self, boom_at, nan_at):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        self.boom_at, self.nan_at, self.calls = boom_at, nan_at, 0
+        self.rank = int(os.environ.get("RANK", 0))
+
+    def forward(self, images):
+        self.calls += 1
+        if self.rank == 1 and self.calls == self.boom_at:
+            raise ValueError("boom")
+        outputs = self.layers(images)
+        bad = self.rank == 1 and self.calls == self.nan_at
+        return outputs * float("nan") if bad else outputs
+
+@paceline.recipe(epochs=5, global_batch=50)
+def build(*, boom_at: int = 0, nan_at: int = 0) -> paceline.Job:
+    """Fails on rank 1 when told to. One epoch is 29 steps and 4 evaluation batches."""
+    train, test = load_digits()
+    return paceline.Job(model=Net(boom_at, nan_at), train=train, validation=test)
+'''

@@ -1,0 +1,159 @@
+"""Entries that the launch tests run in real workers, imported there by name."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from paceline.errors import InfrastructureError, JobError, UsageError
+from paceline.launch.boundary import note
+
+
+def _rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def _attempt() -> int:
+    return int(os.environ["PACELINE_ATTEMPT"])
+
+
+def describe(payload: str) -> str:
+    """Print on both streams and tell what the worker sees."""
+    import torch
+
+    print(f"out of rank {_rank()}: {payload}")
+    print(f"err of rank {_rank()}", file=sys.stderr)
+    os.write(1, f"raw of rank {_rank()}\n".encode())
+    os.write(2, f"noise of rank {_rank()}\n".encode())
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PACELINE_ATTEMPT", "MASTER_ADDR", "MASTER_PORT")
+    more = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "TORCHELASTIC_RUN_ID")
+    seen = {name: os.environ.get(name) for name in names + more}
+    return json.dumps({**seen, "torch_threads": torch.get_num_threads(), "pid": os.getpid()})
+
+
+def fail(payload: str) -> str:
+    """Rank 1 raises what the payload names; the others sleep until they are ended."""
+    if _rank() == 1:
+        note.step, note.operation = 37, "backward"
+        errors = {
+            "value": ValueError("a bad value"),
+            "usage": UsageError("a bad option"),
+            "job": JobError("a bad job"),
+            "infrastructure": InfrastructureError("a bad link"),
+        }
+        if payload == "exit":
+            os._exit(3)
+        if payload == "sys.exit":
+            sys.exit(1)
+        raise errors[payload]
+    time.sleep(60)
+    return ""
+
+
+def fail_first(payload: str) -> str:
+    """Rank 1 is killed in the first attempts, as many as the payload says."""
+    note.step = 7
+    if _attempt() < int(payload):
+        if _rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+    return f"attempt {_attempt()}"
+
+
+def ignore_stop(payload: str) -> str:
+    """Rank 1 raises; the others catch SIGTERM as a flag and hang."""
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    Path(payload, f"ready-{_rank()}-{os.getpid()}").touch()
+    if _rank() == 1:
+        while not list(Path(payload).glob("ready-0-*")):
+            time.sleep(0.01)
+        raise ValueError("rank 1 is done for")
+    while True:
+        time.sleep(60)
+
+
+def wait_for_stop(payload: str) -> str:
+    """Wait for SIGTERM as a trainer does, with a child process; then return."""
+    asked: list[int] = []  # an Event's lock could be held where the handler runs
+    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    if (child := os.fork()) == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(300)
+        os._exit(0)
+    ready = Path(payload, f".ready-{_rank()}")
+    ready.write_text(json.dumps([os.getpid(), child]))
+    ready.rename(Path(payload, f"ready-{_rank()}"))
+    while not asked:
+        time.sleep(0.02)
+    return "stopped"
+
+
+def wait_for_kill(payload: str) -> str:
+    """Say that it runs, note a request to stop, and never stop."""
+    ready = Path(payload, f"ready-{_rank()}")
+    signal.signal(signal.SIGTERM, lambda *_: ready.with_suffix(".asked").touch())
+    scratch = Path(payload, f".ready-{_rank()}")
+    scratch.write_text(json.dumps([os.getpid()]))
+    scratch.rename(ready)
+    while True:
+        time.sleep(60)
+
+
+def reduce_in_a_loop(payload: str) -> str:
+    """All-reduce until a number of steps; rank 0 publishes each step as the progress."""
+    import torch
+    import torch.distributed as dist
+
+    directory, steps = json.loads(payload)
+    published = Path(directory, "step")
+    dist.init_process_group("gloo")
+    step = int(published.read_text()) if published.exists() else 0
+    total = torch.zeros(())
+    Path(directory, f"pid-{_attempt()}-{_rank()}-{os.getpid()}").touch()
+    while step < steps:
+        note.step, note.operation = step, "all-reduce"
+        total = torch.ones(())
+        dist.all_reduce(total)
+        step += 1
+        if _rank() == 0:
+            scratch = Path(directory, ".step")
+            scratch.write_text(str(step))
+            scratch.replace(published)
+        time.sleep(0.002)
+    listening = _listening()
+    dist.destroy_process_group()
+    return json.dumps({"step": step, "sum": total.item(), "listening": listening})
+
+
+def _listening() -> list[str]:
+    import psutil
+
+    connections = psutil.Process().net_connections("inet")
+    return [str(c.laddr.ip) for c in connections if c.status == psutil.CONN_LISTEN]
+
+
+def crash(payload: str) -> str:
+    """Rank 0 ends in a segmentation fault."""
+    import ctypes
+
+    if _rank() == 0:
+        ctypes.string_at(0)
+    time.sleep(60)
+    return ""
+
+
+def fail_beside_a_reduce(payload: str) -> str:
+    """Rank 1 raises after one all-reduce; the others wait for it in the next one."""
+    import torch
+    import torch.distributed as dist
+
+    signal.signal(signal.SIGTERM, lambda *_: None)  # as a trainer's, which notes the request
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(()))
+    if _rank() == 1:
+        raise ValueError("only rank 1 knows why")
+    note.operation = "all-reduce"
+    dist.all_reduce(torch.ones(()))
+    return ""

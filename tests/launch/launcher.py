@@ -1,0 +1,34 @@
+"""A launcher process for tests that signal or kill it.
+
+Run as: python launcher.py ENTRY PAYLOAD LOG_DIR OUTCOME STOP_S
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from paceline.launch import processes, signals
+from paceline.launch.local import launch_local, prepare
+
+if __name__ == "__main__":
+    entry, payload, log_dir, outcome_file, stop_s = sys.argv[1:]
+    processes.STOP_S = float(stop_s)
+    signals.SAME_S = 0.0  # tests press twice without a pause
+    prepare(["entries"], 1)
+    tempfile.tempdir = payload  # what a killed launcher leaves behind goes with the test
+    outcome = launch_local(
+        f"entries:{entry}",
+        payload,
+        workers=2,
+        threads=1,
+        max_restarts=0,
+        log_dir=Path(log_dir),
+        progress=lambda: -1,
+    )
+    summary = {
+        "results": outcome.results,
+        "interrupted": outcome.interrupted,
+        "failures": [failure.to_json() for failure in outcome.failures],
+    }
+    Path(outcome_file).write_text(json.dumps(summary))

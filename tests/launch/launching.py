@@ -1,0 +1,29 @@
+"""Launching entries of entries.py from a test process."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.launch.local import LaunchOutcome, launch_local
+
+
+@dataclass
+class Launch:
+    """Launch entries of entries.py in this process; collect the lines reported."""
+
+    log_dir: Path
+    lines: list[str]
+    progress: Callable[[], int] = lambda: -1
+    max_restarts: int = 0
+
+    def __call__(self, entry: str, payload: str = "", workers: int = 2) -> LaunchOutcome:
+        return launch_local(
+            f"entries:{entry}",
+            payload,
+            workers=workers,
+            threads=1,
+            max_restarts=self.max_restarts,
+            log_dir=self.log_dir,
+            progress=self.progress,
+            report=self.lines.append,
+        )

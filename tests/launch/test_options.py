@@ -1,0 +1,27 @@
+import pytest
+
+from paceline.config.fields import option_fields
+from paceline.errors import UsageError
+from paceline.launch.options import LaunchOptions
+
+
+def test_every_option_is_described() -> None:
+    names = [field.name for field in option_fields(LaunchOptions, "Launch")]
+    assert names == ["workers", "threads", "max_restarts", "on"]
+
+
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        ({"workers": 0}, "--workers is 0"),
+        ({"threads": -1}, "--threads is -1"),
+        ({"max_restarts": -1}, "--max-restarts is -1"),
+    ],
+)
+def test_counts_out_of_range_are_refused(options: dict[str, int], flag: str) -> None:
+    with pytest.raises(UsageError, match=flag):
+        LaunchOptions(**options)  # type: ignore[arg-type]
+
+
+def test_no_restarts_is_a_choice() -> None:
+    assert LaunchOptions(max_restarts=0).max_restarts == 0

@@ -1,0 +1,124 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.launch.waiting import alive, until
+
+from paceline.launch import processes
+from paceline.launch.lineage import adopt_orphans
+from paceline.launch.processes import Worker, WorkerGuard, descendants, reap
+
+_STUBBORN = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(); input()"
+_WILLING = "print(); input()"
+
+
+class Child:
+    """A process with a descriptor that becomes readable when it ends."""
+
+    def __init__(self, code: str) -> None:
+        self.sentinel, writer = os.pipe()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[writer],
+        )
+        os.close(writer)
+        assert self.process.stdout is not None
+        self.process.stdout.readline()  # it runs, and its handlers are set
+
+    @property
+    def worker(self) -> Worker:
+        return Worker(self.process.pid, self.sentinel)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        os.close(self.sentinel)
+
+
+@pytest.fixture
+def children() -> Iterator[list[Child]]:
+    started: list[Child] = []
+    yield started
+    for child in started:
+        child.end()
+
+
+def _guard(children: list[Child], done: bool = False) -> WorkerGuard:
+    workers = {rank: child.worker for rank, child in enumerate(children)}
+    return WorkerGuard(workers, all_done=lambda: done)
+
+
+def test_a_request_to_stop_reaches_all_and_kills_the_rest(children: list[Child]) -> None:
+    children += [Child(_WILLING), Child(_STUBBORN)]
+    guard = _guard(children)
+    guard.request_stop(time.monotonic() - processes.STOP_S + 0.3)
+    assert children[0].process.wait(timeout=60) == -signal.SIGTERM
+    assert children[1].process.wait(timeout=60) == -signal.SIGKILL
+    guard.close()
+    assert 1 in guard.killed
+
+
+def test_once_one_ended_the_others_have_little_time(
+    children: list[Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "PEERS_S", 0.0)
+    children += [Child(_WILLING), Child(_STUBBORN)]
+    guard = _guard(children)
+    children[0].process.terminate()
+    assert children[1].process.wait(timeout=60) == -signal.SIGKILL
+    guard.close()
+
+
+def test_after_success_there_is_time_to_end(
+    children: list[Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "PEERS_S", 0.0)
+    children += [Child(_WILLING), Child(_WILLING)]
+    guard = _guard(children, done=True)
+    for child in children:
+        child.process.communicate(b"\n")
+        assert child.process.returncode == 0
+    guard.close()
+    assert guard.killed == frozenset()
+
+
+def test_an_order_to_kill_is_obeyed_at_once(children: list[Child]) -> None:
+    children += [Child(_STUBBORN), Child(_STUBBORN)]
+    guard = _guard(children)
+    guard.request_stop(time.monotonic())
+    guard.kill()
+    assert [child.process.wait(timeout=60) for child in children] == [-signal.SIGKILL] * 2
+    guard.close()
+    assert guard.killed == {0, 1}
+
+
+def test_a_worker_that_is_gone_is_no_trouble(children: list[Child]) -> None:
+    children.append(Child(_WILLING))
+    children[0].process.kill()
+    children[0].process.wait()
+    guard = _guard(children)
+    guard.kill()
+    guard.close()
+    assert guard.killed == frozenset()
+
+
+def test_reaping_spares_what_was_there_and_finds_orphans(children: list[Child]) -> None:
+    children.append(Child(_WILLING))
+    spared = descendants()
+    adopt_orphans(True)
+    try:
+        code = "import os, time\nif os.fork() == 0: time.sleep(300)"
+        subprocess.run([sys.executable, "-c", code], check=True)
+        until(lambda: len(descendants() - spared) == 1)
+        (orphan,) = descendants() - spared
+        reap(spared)
+    finally:
+        adopt_orphans(False)
+    assert not alive(orphan)
+    assert children[0].process.poll() is None

@@ -1,6 +1,7 @@
 """Times as people write them (`90s`, `45m`, `2h`, `1h30m`) and as they read them."""
 
 import re
+from functools import cache
 
 from paceline.errors import UsageError
 
@@ -9,6 +10,7 @@ _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[dhms])+")
 _PART = re.compile(r"(\d+(?:\.\d+)?)([dhms])")
 
 
+@cache  # asked for after every step
 def parse_duration_s(text: str) -> float:
     """Read a duration such as `2h`, `1h30m` or `90` (plain numbers are seconds).
 

@@ -5,6 +5,7 @@ from paceline.trainer.session import Session
 
 def train(s: Session) -> None:
     """Train from wherever the session stands to its end. Collective: every worker runs it."""
+    s.start_clock()
     while s.can_continue():
         for batch in s.batches():  # fetch: made on the device, or brought there
             s.step(batch)  # forward, backward, combine, update

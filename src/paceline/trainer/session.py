@@ -69,6 +69,10 @@ class Session:
         self.state = state
         self._last_agreement = self._next_agreement = state.step
 
+    def start_clock(self) -> None:
+        """Begin to count training time: setting up doesn't belong to it."""
+        self._lap()
+
     def can_continue(self) -> bool:
         """Tell whether there is anything left to train."""
         return self.state.ended is None and self.stopping is None
@@ -109,8 +113,8 @@ class Session:
             return False  # the epoch's own snapshot follows
         if options.snapshot_every_steps and state.step % options.snapshot_every_steps == 0:
             return True
-        every = options.snapshot_every
-        return every is not None and self._unsaved_s >= parse_duration_s(every)
+        every_s = options.every_s
+        return every_s is not None and self._unsaved_s >= every_s
 
     def agree(self) -> Agreement:
         """Count, and learn what the other workers know. Collective.

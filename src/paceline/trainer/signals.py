@@ -37,9 +37,13 @@ class StopFlag:
 
 @contextmanager
 def stop_on_signals(*, under_launcher: bool) -> Iterator[StopFlag]:
-    """Catch the signals that end a training, for the length of it. Main thread only."""
+    """Catch the signals that end a training, for the length of it. Main thread only.
+
+    A signal that this process was told to ignore (by nohup, or by the launcher) stays ignored.
+    """
     flag = StopFlag(under_launcher=under_launcher)
-    before = {number: signal.signal(number, flag.receive) for number in _SIGNALS}
+    heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, flag.receive) for number in heeded}
     try:
         yield flag
     finally:

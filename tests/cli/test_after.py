@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.cli.conftest import Paceline, summary
 
 from paceline.checkpoint.fingerprint import weights_sha256
 from paceline.cli.app import main
 from paceline.errors import ExitCode
+from tests.cli.conftest import Paceline, summary
 
 
 @pytest.fixture(scope="module")

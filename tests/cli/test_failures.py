@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Paceline, newest_step, summary
-from tests.support.idx_files import write_mnist
 
 from paceline.errors import ExitCode
+from tests.cli.conftest import Paceline, newest_step, summary
+from tests.support.idx_files import write_mnist
 
 pytestmark = pytest.mark.ranks
 
@@ -28,7 +28,7 @@ def test_the_failing_workers_traceback_is_whole(
     done = paceline.run("train", f"{recipe}:build", "--boom-at", "40", "--run-dir", run)
     assert done.code == ExitCode.JOB
     assert "The training failed on rank 1 (" in done.err
-    assert "step 36" in done.err
+    assert "step 37" in done.err
     assert 'raise ValueError("boom")' in done.err
     assert done.err.count("Traceback (most recent call last)") == 1
     assert "Other workers:\n  rank 0 (" in done.err
@@ -42,7 +42,7 @@ def test_a_loss_that_becomes_nan(paceline: Paceline, recipe: Path, tmp_path: Pat
     run = tmp_path / "run"
     done = paceline.run("train", f"{recipe}:build", "--nan-at", "40", "--run-dir", run)
     assert done.code == ExitCode.JOB
-    assert "became NaN or infinite at epoch 2, step 36, on rank 1, for the training samples " in (
+    assert "became NaN or infinite at epoch 2, step 37, on rank 1, for the training samples " in (
         done.err
     )
     assert "Traceback" not in done.err

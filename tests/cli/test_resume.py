@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from paceline.errors import ExitCode
 from tests.cli.conftest import (
     Paceline,
     metrics_without_times,
@@ -18,8 +20,6 @@ from tests.cli.conftest import (
     wait_until,
     workers_of,
 )
-
-from paceline.errors import ExitCode
 
 pytestmark = pytest.mark.ranks
 

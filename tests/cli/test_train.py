@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Paceline, summary
-from tests.support.idx_files import write_mnist
 
 from paceline.metrics.table import COLUMNS
+from tests.cli.conftest import Paceline, summary
+from tests.support.idx_files import write_mnist
 
 pytestmark = pytest.mark.ranks
 

@@ -33,16 +33,32 @@ def announce_end(run: RunDirectory, *, interrupted: bool) -> int:
     return ExitCode.DONE
 
 
-def announce_failure(run: RunDirectory, failures: Sequence[WorkerFailure]) -> int:
-    """Write the report and print the root cause with its whole traceback."""
+def announce_failure(
+    run: RunDirectory, failures: Sequence[WorkerFailure], *, write_report: bool = True
+) -> int:
+    """Print the root cause, and write the report. Returns the exit code.
+
+    An error whose message says all is told without the traceback; where nothing had been trained
+    yet, it leaves no run directory behind.
+
+    Args:
+        run: The run directory.
+        failures: Root cause first.
+        write_report: False for workers other than the first that tell of their own failure.
+    """
     cause = failures[0]
     expected = cause.kind != "infrastructure" and cause.error_type in _TOLD_WITHOUT_TRACEBACK
     text = cause.message if expected else render(failures, run.logs)
     print(f"paceline: {text}", file=sys.stderr, flush=True)
     if run.run_json.exists():
-        _write_report(run)
-    if any(run.snapshots.glob("step-*")):
-        print(f"Go on from the newest good snapshot: paceline resume {run.path}", file=sys.stderr)
+        if write_report:
+            _write_report(run)
+        if any(run.snapshots.glob("step-*")):
+            print(
+                f"Go on from the newest good snapshot: paceline resume {run.path}", file=sys.stderr
+            )
+    elif expected and write_report:
+        run.discard()
     return exit_code_of(cause.kind)
 
 

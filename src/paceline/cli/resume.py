@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 from paceline.cli.options import show_help, take_word, wants_help
 from paceline.cli.start import Launch, choose_place, start
@@ -17,8 +18,8 @@ _ALLOW = OptionField(
     name="allow_change",
     annotation=tuple[str, ...],
     default=(),
-    help="Names of options that may differ from the run's although they change what is trained, "
-    "for example: --epochs 20 --allow-change epochs.",
+    help="An option that may differ from the run's although it changes what is trained, for "
+    "example: --epochs 20 --allow-change epochs. Repeat it for each.",
     group="Resuming",
 )
 
@@ -40,9 +41,12 @@ def main(tokens: Sequence[str]) -> int:
     given = parse_recipe_options(f"paceline resume {where}", recipe, rest, [_ALLOW])
     allowed = given.pop("allow_change", ())
     names = [str(name) for name in allowed] if isinstance(allowed, tuple | list) else []
-    settings, arguments = past.changed(given, [name.replace("-", "_") for name in names])
+    paths = recipe.path_arguments()
+    given |= {n: str(Path(str(v)).absolute()) for n, v in given.items() if n in paths}
+    names = [name.replace("-", "_") for name in names]
+    settings, arguments = past.changed(given, names, paths)
     config = TrainConfig.from_settings(settings)
-    place = choose_place(config)
+    place = choose_place(config, usual_workers=past.world_size)
     request = TrainRequest(
         recipe=past.recipe,
         reference=past.reference,

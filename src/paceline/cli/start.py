@@ -12,8 +12,9 @@ from pathlib import Path
 
 from paceline.cli.ending import announce_end, announce_failure
 from paceline.config.rundir import RunDirectory
-from paceline.data.options import choose_global_batch
+from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
 from paceline.errors import ExitCode, InfrastructureError, UsageError
+from paceline.launch.boundary import describe
 from paceline.launch.options import LaunchOptions
 from paceline.launch.placement import (
     choose_workers,
@@ -22,7 +23,6 @@ from paceline.launch.placement import (
     usable_cores,
 )
 from paceline.trainer.config import TrainConfig
-from paceline.trainer.plan import DEFAULT_GLOBAL_BATCH
 from paceline.trainer.request import TrainRequest
 
 _ENTRY = "paceline.trainer.worker:run_training"
@@ -65,13 +65,17 @@ class Launch:
     """Whether the run directory is to be made."""
 
 
-def choose_place(config: TrainConfig) -> Place:
+def choose_place(config: TrainConfig, usual_workers: int | None = None) -> Place:
     """Decide where the workers run and how many there are; checks what can be checked by now.
+
+    Args:
+        config: The options.
+        usual_workers: How many to start here where the options don't say: as many as before.
 
     Raises:
         UsageError: There aren't as many GPUs as asked for, or more workers than samples in a batch.
     """
-    place = _here(config.launch) or _local(config)
+    place = _here(config.launch) or _local(config, usual_workers)
     choose_global_batch(config.data, DEFAULT_GLOBAL_BATCH, place.workers)
     return place
 
@@ -103,7 +107,7 @@ def _here(options: LaunchOptions) -> Place | None:
     )
 
 
-def _local(config: TrainConfig) -> Place:
+def _local(config: TrainConfig, usual_workers: int | None) -> Place:
     gpus = 0
     if may_have_gpus() and config.dist.device != "cpu":
         from paceline.dist.device import gpu_count
@@ -113,7 +117,7 @@ def _local(config: TrainConfig) -> Place:
         raise UsageError("--device cuda needs a GPU, and this machine has none. Use --device cpu")
     cores = usable_cores()
     backend = "gloo" if config.dist.device == "cpu" else config.dist.backend
-    workers = choose_workers(config.launch.workers, gpus, cores, backend)
+    workers = choose_workers(config.launch.workers or usual_workers, gpus, cores, backend)
     if workers > max(cores, gpus):
         print(f"{workers} workers share {cores} CPU cores: expect no gain in speed", flush=True)
     omp = os.environ.get("OMP_NUM_THREADS")
@@ -146,28 +150,35 @@ def _start_local(launch: Launch) -> int:
             print(f"paceline: {error}", file=sys.stderr)
             return ExitCode.INFRASTRUCTURE
         if outcome.failures and not outcome.interrupted:
-            code = announce_failure(run, outcome.failures)
-            if not run.run_json.exists():
-                run.discard()  # nothing was trained: the same command may be given again
-            return code
+            return announce_failure(run, outcome.failures)
         return announce_end(run, interrupted=outcome.interrupted)
 
 
 def _start_here(launch: Launch) -> int:
-    from paceline.launch.worker import run_here
-
     run, place = launch.run, launch.place
     if place.local_rank == 0 and launch.is_new and not (place.attempt and run.run_json.exists()):
         run.create()
     _wait_for(run.logs)
     with run.lock() if place.rank == 0 else nullcontext():
-        ending: Mapping[str, object] = json.loads(
-            run_here(_ENTRY, launch.request.to_json(), run.logs, place.rank, place.attempt)
-        )
-        interrupted = ending["stopped_because"] == "signal"
+        try:
+            stopped_because = _work_here(launch)
+        except Exception as error:  # noqa: BLE001  # the process boundary: told and recorded
+            failure = describe(error, place.rank)
+            return announce_failure(run, [failure], write_report=place.rank == 0)
+        interrupted = stopped_because == "signal"
         if place.rank == 0:
             return announce_end(run, interrupted=interrupted)
         return ExitCode.RESUMABLE if interrupted else ExitCode.DONE
+
+
+def _work_here(launch: Launch) -> object:
+    from paceline.launch.worker import run_here
+
+    payload, logs, place = launch.request.to_json(), launch.run.logs, launch.place
+    result: Mapping[str, object] = json.loads(
+        run_here(_ENTRY, payload, logs, place.rank, place.attempt)
+    )
+    return result["stopped_because"]
 
 
 def newest_step(snapshots: Path) -> int:

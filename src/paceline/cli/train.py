@@ -36,8 +36,9 @@ def main(tokens: Sequence[str]) -> int:
     except HelpShown:
         return ExitCode.DONE
     where = given.pop("run_dir", None)
-    arguments = {a.name: given[a.name] for a in recipe.arguments() if a.name in given}
-    options = {n: v for n, v in given.items() if n not in arguments}
+    own = {argument.name for argument in recipe.arguments()}
+    arguments = recipe.resolved({n: v for n, v in given.items() if n in own})
+    options = {n: v for n, v in given.items() if n not in own}
     settings = merge(options, recipe.settings)
     config = TrainConfig.from_settings(settings)
     place = choose_place(config)

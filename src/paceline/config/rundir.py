@@ -69,20 +69,10 @@ class RunDirectory:
         Raises:
             UsageError: It holds a training already, or can't be made or written.
         """
-        if self.run_json.exists():
-            raise UsageError(
-                f"{self.path} already holds a training. "
-                f"Go on with it: paceline resume {self.path}; "
-                "or name another directory with --run-dir"
-            )
-        if self.path.is_dir() and any(self.path.iterdir()):
-            raise UsageError(
-                f"{self.path} is not empty and holds no training. "
-                "Name a new or empty directory with --run-dir"
-            )
         try:
-            self.snapshots.mkdir(parents=True)
-            self.logs.mkdir()
+            self._refuse_to_overwrite()
+            self.snapshots.mkdir(parents=True, exist_ok=True)
+            self.logs.mkdir(exist_ok=True)
             probe = self.path / ".probe"
             write_json(probe, {})
             probe.unlink()
@@ -91,6 +81,26 @@ class RunDirectory:
                 f"the run directory {self.path} can't be written ({error.strerror}). "
                 "Name another one with --run-dir"
             ) from error
+
+    def _refuse_to_overwrite(self) -> None:
+        if self.run_json.exists():
+            raise UsageError(
+                f"{self.path} already holds a training. "
+                f"Go on with it: paceline resume {self.path}; "
+                "or name another directory with --run-dir"
+            )
+        if self.path.is_dir() and not self._is_leftover():
+            raise UsageError(
+                f"{self.path} is not empty and holds no training. "
+                "Name a new or empty directory with --run-dir"
+            )
+
+    def _is_leftover(self) -> bool:
+        """Tell whether nothing is here but what a training left that failed before it began."""
+        ours = {self.snapshots.name, self.logs.name, self._lock_file.name}
+        return {path.name for path in self.path.iterdir()} <= ours and not (
+            self.snapshots.is_dir() and any(self.snapshots.iterdir())
+        )
 
     def discard(self) -> None:
         """Remove what `create` made, of a training that failed before it began."""

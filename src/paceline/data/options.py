@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from paceline.errors import UsageError
 
+DEFAULT_GLOBAL_BATCH = 64
+"""The global batch of a recipe that names none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:

@@ -66,7 +66,9 @@ def read_placement(environment: Mapping[str, str]) -> Placement:
         local_rank=_integer(environment, "LOCAL_RANK", 0),
         local_world_size=local_world_size,
         node_rank=_integer(environment, "GROUP_RANK", 0),
-        nodes=_integer(environment, "GROUP_WORLD_SIZE", max(1, world_size // local_world_size)),
+        nodes=_integer(
+            environment, "GROUP_WORLD_SIZE", max(1, world_size // max(1, local_world_size))
+        ),
         attempt=_integer(environment, "PACELINE_ATTEMPT", restarts),
         source="torch",
     )

@@ -42,13 +42,13 @@ class Interrupts:
             self.install()
             yield self
         finally:
-            for number in self._caught:
-                signal.signal(number, before[number])
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def install(self) -> None:
         """Set the handlers (again: starting processes, the elastic agent sets its own)."""
-        for number in self._caught:
-            signal.signal(number, self._handle)
+        for number in _SIGNALS:
+            signal.signal(number, self._handle if number in self._caught else signal.SIG_IGN)
 
     @contextmanager
     def starting(self) -> Iterator[None]:

@@ -52,6 +52,10 @@ class Console(ABC):
         """Show one line at once, above the progress."""
 
     @abstractmethod
+    def warn(self, line: str) -> None:
+        """Show what the user has to know, however little else is shown."""
+
+    @abstractmethod
     def advance(self, advance: Advance) -> None:
         """Show how far the epoch is; called about twice a second."""
 
@@ -66,10 +70,14 @@ class Console(ABC):
 
 @final
 class SilentConsole(Console):
-    """Shows nothing."""
+    """Shows nothing but warnings."""
 
     def say(self, line: str) -> None:
         """Do nothing."""
+
+    def warn(self, line: str) -> None:
+        """Print the line (on ranks other than 0 it goes to the log)."""
+        print(line, flush=True)
 
     def advance(self, advance: Advance) -> None:
         """Do nothing."""
@@ -92,6 +100,10 @@ class PlainConsole(Console):
     def say(self, line: str) -> None:
         """Print the line."""
         print(line, flush=True)
+
+    def warn(self, line: str) -> None:
+        """Print the line."""
+        self.say(line)
 
     def advance(self, advance: Advance) -> None:
         """Print the progress if none was printed for ten seconds."""
@@ -129,6 +141,10 @@ class BarConsole(Console):
         self._bar().console.print(line, markup=False, highlight=False, soft_wrap=True)
         with self._log.open("a") as file:
             file.write(line + "\n")
+
+    def warn(self, line: str) -> None:
+        """Print the line above the bar and into the log."""
+        self.say(line)
 
     def advance(self, advance: Advance) -> None:
         """Redraw the bar."""

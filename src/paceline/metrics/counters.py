@@ -7,6 +7,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+_MOST_UNCOUNTED = 1 << 18
+"""Scores that are kept for counting, at most (and one batch): a megabyte."""
+
 
 @dataclass(kw_only=True)
 class Totals:
@@ -50,48 +53,60 @@ def count_correct(outputs: Tensor, targets: Tensor, top: int) -> Tensor:
     """Count right guesses without waiting for the device.
 
     Args:
-        outputs: (N, C) scores.
+        outputs: (N, C) scores, detached.
         targets: (N,) class numbers.
         top: 1, or 5 to also count classes among the five best.
 
     Returns:
         (top,) int64 on the device: how many classes were the best guess, the second best ..
     """
-    scores = outputs.detach()  # cheaper than no_grad, which is Python
     if top == 1:
-        return (scores.argmax(1) == targets).sum(0, keepdim=True)
-    right = scores.topk(top, dim=1).indices == targets.unsqueeze(1)  # (N, top)
+        return (outputs.argmax(1) == targets).sum(0, keepdim=True)
+    right = outputs.topk(top, dim=1).indices == targets.unsqueeze(1)  # (N, top)
     return right.sum(0)
 
 
 @final
 class StepCounters:
-    """Collects each step's loss and right guesses as device scalars; `flush` fetches them at once.
+    """Collects each step's loss and outputs on the device; `flush` counts and fetches them at once.
 
     Local to a worker: nothing here is collective.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, top: int = 0) -> None:
+        """Start from zero.
+
+        Args:
+            top: 1, or 5 to also count classes among the five best guesses; 0 counts no guesses.
+        """
         self.totals = Totals()
+        self._top = top
         self._losses: list[Tensor] = []
+        self._outputs: list[Tensor] = []
+        self._targets: list[Tensor] = []
+        self._uncounted = 0
         self._correct: list[Tensor] = []
         self._samples: list[int] = []
         self._steps: list[int] = []
 
-    def add(self, loss: Tensor, samples: int, correct: Tensor | None, step: int) -> None:
+    def add(self, loss: Tensor, outputs: Tensor, targets: Tensor, step: int) -> None:
         """Note one forward pass; no host sync.
 
         Args:
-            loss: Scalar mean loss of this worker's samples, detached.
-            samples: How many there were.
-            correct: What `count_correct` gave; None where accuracy has no meaning.
+            loss: Scalar mean loss of this worker's samples.
+            outputs: (N, C) scores; kept as they are until they are counted.
+            targets: (N,) class numbers, likewise.
             step: The step it belongs to, to name it where the loss isn't finite.
         """
-        self._losses.append(loss)
-        self._samples.append(samples)
+        self._losses.append(loss.detach())
+        self._samples.append(targets.shape[0])  # len() of a tensor runs Python code
         self._steps.append(step)
-        if correct is not None:
-            self._correct.append(correct)
+        if self._top:
+            self._outputs.append(outputs.detach())
+            self._targets.append(targets)
+            self._uncounted += outputs.numel()
+            if self._uncounted > _MOST_UNCOUNTED:
+                self._count()
 
     def flush(self) -> int | None:
         """Fetch what was collected into `totals`: one host sync.
@@ -101,6 +116,7 @@ class StepCounters:
         """
         if not self._losses:
             return None
+        self._count()
         losses = torch.stack(self._losses).tolist()
         correct = torch.stack(self._correct).sum(0).tolist() if self._correct else [0]  # (top,)
         pairs = zip(self._steps, losses, strict=True)
@@ -117,5 +133,13 @@ class StepCounters:
         self._forget()
         self.totals = totals or Totals()
 
+    def _count(self) -> None:
+        """Count the right guesses of several steps together: cheaper than step by step."""
+        if self._outputs:
+            outputs, targets = torch.cat(self._outputs), torch.cat(self._targets)
+            self._correct.append(count_correct(outputs, targets, self._top))
+        self._outputs, self._targets, self._uncounted = [], [], 0
+
     def _forget(self) -> None:
         self._losses, self._correct, self._samples, self._steps = [], [], [], []
+        self._outputs, self._targets, self._uncounted = [], [], 0

@@ -14,7 +14,7 @@ OptimizerName = Literal["sgd", "adam", "adamw", "adadelta", "novograd", "lars", 
 
 
 # One implementation on every device: torch's own choice differs by device, and its fused kernels
-# round differently. A hand-tuned loop picks the same one.
+# may round differently. A hand-tuned loop picks the same one.
 _FOREACH: Mapping[str, OptionValue] = {"foreach": True}
 
 

@@ -8,9 +8,11 @@ from paceline.trainer.recipe import recipe
 if TYPE_CHECKING:
     from paceline.trainer.job import Job
 
+_DATA = Path("data")
+
 
 @recipe(epochs=5, global_batch=64, optimizer="adadelta", lr=0.01)
-def mnist(*, data_dir: str = "data", download: bool = True) -> "Job":
+def mnist(*, data_dir: Path = _DATA, download: bool = True) -> "Job":
     """MNIST, 28x28: two convolutions with BatchNorm, Adadelta, log-softmax.
 
     Args:
@@ -21,5 +23,5 @@ def mnist(*, data_dir: str = "data", download: bool = True) -> "Job":
     from paceline.models.mnist_cnn import MnistCnn
     from paceline.trainer.job import Job
 
-    train, test = load_mnist(Path(data_dir), download=download)
+    train, test = load_mnist(data_dir, download=download, report=print)
     return Job(model=MnistCnn(), train=train, validation=test, loss="nll")

@@ -35,6 +35,10 @@ def synthetic(
     from paceline.data.synthetic import synthetic_images
     from paceline.trainer.job import Job
 
+    given = {"samples": samples, "val_samples": val_samples, "size": size, "channels": channels}
+    for name, value in (given | {"classes": classes}).items():
+        if value < 1:
+            raise UsageError(f"{name} must be at least 1, not {value}")
     shape = {"channels": channels, "height": size, "width": size, "classes": classes}
     return Job(
         model=_torchvision_model(model, classes),

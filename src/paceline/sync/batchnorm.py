@@ -49,23 +49,26 @@ class CpuSyncBatchNorm(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:  # (N, C, ...) -> (N, C, ...)
         """Normalise; in training mode collective over all workers, which may hold unequal N."""
-        if not self.training and self.running_mean is not None:
+        if not self.training:  # each worker for itself: they may have unequal numbers of batches
             return nn.functional.batch_norm(
-                inputs, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+                inputs,
+                self.running_mean,
+                self.running_var,
+                self.weight,
+                self.bias,
+                training=self.running_mean is None,
+                eps=self.eps,
             )
-        dims = [0, *range(2, inputs.dim())]
-        wide = inputs.float()
-        count = wide.new_tensor([wide.numel() // wide.shape[1]])
-        sums = torch.cat([wide.sum(dims), wide.square().sum(dims), count])  # (2C + 1,)
-        total_sum, total_square, total = _split(_SumOverWorkers.apply(sums))
-        mean = total_sum / total
-        variance = (total_square / total - mean.square()).clamp_min(0)
+        wide = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
+        mean, variance, total = _statistics(wide)
         self._track(mean, variance, total)
-        shape = [1, -1] + [1] * (inputs.dim() - 2)
-        scale = torch.rsqrt(variance + self.eps)
+        scale = torch.rsqrt(variance + self.eps).to(wide.dtype)
         if self.weight is not None:
             scale = scale * self.weight
-        shift = -mean * scale if self.bias is None else self.bias - mean * scale
+        shift = -mean.to(wide.dtype) * scale
+        if self.bias is not None:
+            shift = shift + self.bias
+        shape = [1, -1] + [1] * (inputs.dim() - 2)
         return (wide * scale.view(shape) + shift.view(shape)).to(inputs.dtype)
 
     @torch.no_grad()
@@ -78,8 +81,31 @@ class CpuSyncBatchNorm(nn.Module):
         if momentum is None and self.num_batches_tracked is not None:
             momentum = 1.0 / float(self.num_batches_tracked)
         unbiased = variance * (total / (total - 1).clamp_min(1))
-        self.running_mean.lerp_(mean, momentum or 0.0)
-        self.running_var.lerp_(unbiased, momentum or 0.0)
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum or 0.0)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum or 0.0)
+
+
+def _statistics(inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Take mean, variance and number of values over the batches of all workers. Collective.
+
+    A worker's squares are summed around its own mean and only then, a few numbers a channel, moved
+    to zero in float64: a mean far from zero costs no digits of the variance.
+
+    Args:
+        inputs: (N, C, ...) of this worker.
+
+    Returns:
+        (C,), (C,) and a scalar, float64.
+    """
+    dims = [0, *range(2, inputs.dim())]
+    own_mean = inputs.mean(dims, keepdim=True)
+    squares = (inputs - own_mean).square().sum(dims).double()
+    centre = own_mean.flatten().double()
+    count = centre.new_tensor([inputs.numel() // inputs.shape[1]])
+    sums = torch.cat([count * centre, squares + count * centre.square(), count])  # (2C + 1,)
+    total_sum, total_square, total = _split(_SumOverWorkers.apply(sums))
+    mean = total_sum / total
+    return mean, (total_square / total - mean.square()).clamp_min(0), total
 
 
 def _split(sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paceline.data.source import BatchSource
 from paceline.dist.group import Group
-from paceline.metrics.counters import StepCounters, Totals, count_correct
+from paceline.metrics.counters import StepCounters, Totals
 from paceline.sync.buffers import averaged, gather_buffers, local_buffers, pack, unpack
 from paceline.trainer.job import LossFunction
 
@@ -45,15 +45,14 @@ class Evaluator:
         Raises:
             RuntimeError: The workers together didn't count each sample once (a bug of ours).
         """
-        counters = StepCounters()
+        counters = StepCounters(self.top)
         confusion = torch.zeros(num_classes * num_classes, dtype=torch.int64, device=group.device)
         with torch.no_grad(), evaluating(model):
             for batch in source.eval_batches(group.rank, group.world_size, self.batch_size):
                 with self.forward_context():
                     outputs = model(batch.inputs)
                 outputs = outputs.float() if outputs.is_floating_point() else outputs
-                correct = count_correct(outputs, batch.targets, self.top) if self.top else None
-                counters.add(self.loss(outputs, batch.targets), batch.local, correct, 0)
+                counters.add(self.loss(outputs, batch.targets), outputs, batch.targets, 0)
                 if num_classes:
                     cells = batch.targets * num_classes + outputs.argmax(1)
                     confusion += torch.bincount(cells, minlength=len(confusion))

@@ -1,6 +1,6 @@
 """A run that was started before: what its `run.json` says, and what may be changed on resuming."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Self, cast
 
@@ -20,6 +20,9 @@ FREE = frozenset(
 ) | {"loader_workers", "max_batch_per_worker"}
 """Options that don't change what is trained: a resumed training may have others."""
 
+_OF_ONE_START = ("workers", "on", "progress")
+"""Options of one start of a training, not of the training."""
+
 FIXED = frozenset({"seed", "global_batch", "batch_per_worker", "drop_last"})
 """Options that settle which samples a step sees: they can't change within a training."""
 
@@ -34,7 +37,8 @@ class PastRun:
     settings: Mapping[str, OptionValue]
     """All options of training, as they were resolved."""
     given: tuple[str, ...]
-    started_at: str
+    world_size: int
+    """Workers that it was last started with."""
 
     @classmethod
     def read(cls, run: RunDirectory) -> Self:
@@ -49,14 +53,15 @@ class PastRun:
             settings = dict(cast(Mapping[str, OptionValue], content["settings"]))
             # The global batch stays what it was, on any number of workers.
             settings |= {"global_batch": derived["global_batch"], "batch_per_worker": None}
-            settings["workers"] = derived["world_size"]
+            for name in _OF_ONE_START:
+                settings.pop(name, None)
             return cls(
                 recipe=str(content["recipe"]),
                 reference=str(content["reference"]),
                 arguments=cast(Mapping[str, OptionValue], content["recipe_arguments"]),
                 settings={n: tuple(v) if isinstance(v, list) else v for n, v in settings.items()},
                 given=tuple(cast(Sequence[str], content["given"])),
-                started_at=str(content["started_at"]),
+                world_size=int(cast(int, derived["world_size"])),
             )
         except (KeyError, TypeError) as error:
             raise UsageError(
@@ -68,13 +73,14 @@ class PastRun:
         return TrainConfig.from_settings(self.settings)
 
     def changed(
-        self, given: Mapping[str, OptionValue], allowed: Sequence[str]
+        self, given: Mapping[str, OptionValue], allowed: Sequence[str], paths: Collection[str] = ()
     ) -> tuple[dict[str, OptionValue], dict[str, OptionValue]]:
         """Put newly given options over the run's own.
 
         Args:
             given: Options and recipe arguments of the resuming command.
             allowed: Names that may differ although they change what is trained.
+            paths: The recipe's arguments that are paths: data may have moved.
 
         Returns:
             Settings and recipe arguments to go on with.
@@ -89,7 +95,8 @@ class PastRun:
         for name, value in given.items():
             place = settings if name in training_options() else arguments
             before = place.get(name)
-            if before != value and name not in FREE and (name in FIXED or name not in allowed):
+            free = name in FREE or name in paths or (name in allowed and name not in FIXED)
+            if before != value and not free:
                 refused.append((name, before, value))
             place[name] = value
         if refused:
@@ -105,5 +112,6 @@ def _refusal(refused: Sequence[tuple[str, OptionValue, OptionValue]]) -> str:
     if fixed:
         text += f"\n{', '.join(fixed)} can't change within a training: start a new one"
     if other:
-        text += "\nTo go on with them all the same: --allow-change " + " ".join(other)
+        words = " ".join(f"--allow-change {name}" for name in other)
+        text += f"\nTo go on with them all the same: {words}"
     return text

@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 
-from paceline.data.options import DataOptions, choose_global_batch, count_micro_batches
+from paceline.data.options import (
+    DEFAULT_GLOBAL_BATCH,
+    DataOptions,
+    choose_global_batch,
+    count_micro_batches,
+)
 from paceline.data.order import EpochPlan, share, steps_in_epoch
-
-DEFAULT_GLOBAL_BATCH = 64
 
 
 @dataclass(frozen=True, kw_only=True)

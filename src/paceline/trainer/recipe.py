@@ -71,7 +71,22 @@ class Recipe:
         """
         known = [argument.name for argument in self.arguments()]
         check_names(arguments, known, f"argument of recipe {self.name!r}")
-        return self.build(**arguments)
+        paths = self.path_arguments()
+        return self.build(**{n: Path(str(v)) if n in paths else v for n, v in arguments.items()})
+
+    def resolved(self, given: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
+        """Make the paths among the arguments absolute, the defaults too.
+
+        So that a training that is resumed from another directory finds its data again.
+        """
+        paths = self.path_arguments()
+        defaults = {a.name: a.default for a in self.arguments() if a.name in paths}
+        named = defaults | dict(given)
+        return {n: str(Path(str(v)).absolute()) if n in paths else v for n, v in named.items()}
+
+    def path_arguments(self) -> set[str]:
+        """Name the arguments that are paths: where data is, not what it is."""
+        return {argument.name for argument in self.arguments() if argument.annotation is Path}
 
 
 def recipe(**settings: OptionValue) -> "Callable[[Callable[..., Job]], Recipe]":

@@ -1,5 +1,6 @@
 """A worker's handle on the training that it is part of."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -13,7 +14,7 @@ from paceline.data.batch import Batch
 from paceline.data.order import epoch_order, step_indices
 from paceline.data.source import BatchSource
 from paceline.dist.group import Group
-from paceline.errors import NonFiniteLossError
+from paceline.errors import JobError, NonFiniteLossError
 from paceline.launch.boundary import StepNote
 from paceline.metrics.console import Advance, Console
 from paceline.metrics.counters import Totals
@@ -61,7 +62,16 @@ class Session:
     _unsaved_s: float = 0.0
 
     def resume(self, state: TrainState) -> None:
-        """Go on from a snapshot's position, as far as today's options allow."""
+        """Go on from a snapshot's position, as far as today's options allow.
+
+        Raises:
+            JobError: The training set has another size than the one the training began with.
+        """
+        if state.train_samples != self.plan.train_samples:
+            raise JobError(
+                f"the training began with {state.train_samples} training samples, and now there "
+                f"are {self.plan.train_samples}: an epoch can't be finished on another data set"
+            )
         most = self.config.loop.epochs * self.plan.steps_per_epoch
         at_boundary = state.step_in_epoch == 0 and state.epoch > 0
         state.ended = stop_reason(state, self.config.loop) if at_boundary else None
@@ -96,7 +106,7 @@ class Session:
     def step(self, batch: Batch) -> None:
         """Take one optimizer step: forward, backward, combine, update. Collective."""
         state = self.state
-        self.note.step = state.step
+        self.note.step = state.step + 1
         self.note.operation = "step"
         self.stepper.run(batch, state.step)
         state.step += 1
@@ -172,9 +182,9 @@ class Session:
         with averaged_buffers(self.model, self.group):
             validated, _ = self.evaluator.run(self.model, self.val_source, self.group)
         state, top = self.state, self.evaluator.top
-        state.val_loss = validated.mean_loss
-        state.val_accuracy = validated.accuracy if top else None
-        state.val_top5_accuracy = validated.top5_accuracy if top == 5 else None
+        state.val_loss = _finite(validated.mean_loss)
+        state.val_accuracy = _finite(validated.accuracy) if top else None
+        state.val_top5_accuracy = _finite(validated.top5_accuracy) if top == 5 else None
         self._settle_clock()
         return validated
 
@@ -284,10 +294,15 @@ class Session:
             order, step_in_epoch, self.plan.global_batch, rank, self.plan.world_size
         ).tolist()
         return NonFiniteLossError(
-            f"the loss became NaN or infinite at epoch {state.epoch + 1}, step {step}, on rank "
+            f"the loss became NaN or infinite at epoch {state.epoch + 1}, step {step + 1}, on rank "
             f"{rank}, for the training samples {_shorten(samples)}. {self.keeper.advice()} Try a "
             "lower --lr, a warm-up or --clip-norm; if it is always the same samples, look at them"
         )
+
+
+def _finite(value: float) -> float | None:
+    """Turn what isn't a result (no samples, an overflow in evaluation) into None."""
+    return value if math.isfinite(value) else None
 
 
 def _shorten(samples: list[int]) -> str:

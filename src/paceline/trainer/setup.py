@@ -184,37 +184,16 @@ def _build(
 ) -> Session:
     plan = make_plan(config.data, group.world_size, sources.train.num_samples)
     model = prepare_model(job.model, config.compute, group, channels_last, plan)
-    lr, _ = scaled_lr(config.optim, plan.global_batch)
-    optimizer = build_optimizer(config.optim, model.named_parameters(), lr)
-    counters = StepCounters()
     fp16 = config.compute.precision == "fp16"
     scaler = torch.amp.GradScaler(group.device.type) if fp16 else None
-    total_steps = config.loop.epochs * plan.steps_per_epoch
-    schedule = build_schedule(
-        config.optim, total_steps=total_steps, steps_per_epoch=plan.steps_per_epoch
-    )
-    stepper = Stepper(
-        module=replicate(model, group.world_size, group.device),
-        loss=build_loss(job.loss, config.loop.label_smoothing),
-        optimizer=optimizer,
-        rate=RateControl(optimizer, [lr] * len(optimizer.param_groups), schedule),
-        counters=counters,
-        forward_context=autocast(config.compute.precision, group.device),
-        scaler=scaler,
-        clip_norm=config.optim.clip_norm,
-        world_size=group.world_size,
-        micro_batch=plan.micro_batch,
-        top=count_top(job),
-        step_key=step_key(config.loop.seed, group.rank),
-        generators=generators(group.device),
-    )
+    stepper = _make_stepper(job, config, group, plan, model, scaler)
     keeper = SnapshotKeeper(
         store=SnapshotStore(run.snapshots, config.snapshots.keep_last),
-        report=console.say,
+        report=console.warn,
         group=group,
         model=model,
-        optimizer=optimizer,
-        counters=counters,
+        optimizer=stepper.optimizer,
+        counters=stepper.counters,
         scaler=scaler,
     )
     return Session(
@@ -232,7 +211,38 @@ def _build(
         console=console,
         stop_flag=stop_flag,
         note=note,
-        state=TrainState(total_steps=total_steps),
+        state=TrainState(total_steps=stepper.rate.schedule.total_steps),
+    )
+
+
+def _make_stepper(
+    job: Job,
+    config: TrainConfig,
+    group: Group,
+    plan: TrainPlan,
+    model: nn.Module,
+    scaler: torch.amp.GradScaler | None,
+) -> Stepper:
+    lr, _ = scaled_lr(config.optim, plan.global_batch)
+    optimizer = build_optimizer(config.optim, model.named_parameters(), lr)
+    schedule = build_schedule(
+        config.optim,
+        total_steps=config.loop.epochs * plan.steps_per_epoch,
+        steps_per_epoch=plan.steps_per_epoch,
+    )
+    return Stepper(
+        module=replicate(model, group.world_size, group.device),
+        loss=build_loss(job.loss, config.loop.label_smoothing),
+        optimizer=optimizer,
+        rate=RateControl(optimizer, [lr] * len(optimizer.param_groups), schedule),
+        counters=StepCounters(count_top(job)),
+        forward_context=autocast(config.compute.precision, group.device),
+        scaler=scaler,
+        clip_norm=config.optim.clip_norm,
+        world_size=group.world_size,
+        micro_batch=plan.micro_batch,
+        step_key=step_key(config.loop.seed, group.rank),
+        generators=generators(group.device),
     )
 
 

@@ -22,6 +22,8 @@ class TrainState:
     """Optimizer steps since the start of the training."""
     step_in_epoch: int = 0
     samples_seen: int = 0
+    train_samples: int = 0
+    """Size of the training set that the position is counted in."""
     elapsed_s: float = 0.0
     """Training time, evaluation and snapshots included, interruptions not."""
     train_s: float = 0.0

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.data.batch import Batch
-from paceline.metrics.counters import StepCounters, count_correct
+from paceline.metrics.counters import StepCounters
 from paceline.optim.clip import clip_gradients
 from paceline.optim.rate_control import RateControl
 from paceline.sync.allreduce import without_sync
@@ -61,8 +61,6 @@ class Stepper:
     world_size: int
     micro_batch: int
     """The most samples that go through the model at once."""
-    top: int
-    """5 to also count classes among the five best guesses, 1 for the best alone, 0 for neither."""
     step_key: int
     """What this worker's random numbers follow from."""
     generators: list[torch.Generator]
@@ -103,7 +101,7 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _pass(self, inputs: Tensor, targets: Tensor, batch: Batch, step: int) -> None:
-        samples = targets.shape[0]  # len() of a tensor runs Python code
+        samples = targets.shape[0]
         with self.forward_context():
             outputs = self.module(inputs)
         if outputs.dtype is not torch.float32 and outputs.is_floating_point():
@@ -112,8 +110,7 @@ class Stepper:
         # The workers' gradients are averaged: local mean x samples x workers / total.
         weight = samples * self.world_size / batch.total
         self._backward(loss if weight == 1.0 else loss * weight)
-        correct = count_correct(outputs, targets, self.top) if self.top else None
-        self.counters.add(loss.detach(), samples, correct, step)
+        self.counters.add(loss, outputs, targets, step)
 
     def _stand_in(self, batch: Batch) -> None:
         """Take part in a step whose last short batch left no sample for this worker.

@@ -8,8 +8,8 @@ def note_validation(state: TrainState, options: LoopOptions) -> bool:
     """Take in an epoch's validation figures.
 
     Args:
-        state: With this epoch's `val_loss` and `val_accuracy`; its best figures and runs of epochs
-            are brought up to date.
+        state: With this epoch's `val_loss` and `val_accuracy`, at its end or (out of time) in its
+            middle; its best figures and runs of epochs are brought up to date.
         options: The target, and what makes a result better.
 
     Returns:
@@ -20,7 +20,7 @@ def note_validation(state: TrainState, options: LoopOptions) -> bool:
     if better:
         state.best_val_accuracy = state.val_accuracy
         state.best_val_loss = state.val_loss
-        state.best_epoch = state.epoch
+        state.best_epoch = state.epoch + (state.step_in_epoch > 0)  # counted from 1
     accuracy, target = state.val_accuracy, options.target_accuracy
     met = target is not None and accuracy is not None and accuracy >= target
     state.epochs_on_target = state.epochs_on_target + 1 if met else 0

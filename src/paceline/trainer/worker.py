@@ -6,6 +6,7 @@ import torch
 
 from paceline.config.files import write_json
 from paceline.config.rundir import RunDirectory
+from paceline.dist.allocator import keep_freed_memory
 from paceline.dist.device import pick_device, resolve_backend
 from paceline.dist.environment import current_placement
 from paceline.dist.group import joined
@@ -60,7 +61,8 @@ def run_training(payload: str) -> str:
 
 
 def set_up_torch(config: TrainConfig) -> None:
-    """Set what is global in torch: threads, and kernels that give the same result every time."""
+    """Set what is global in a worker: threads, memory, kernels that give the same every time."""
+    keep_freed_memory()
     if config.launch.threads is not None:
         torch.set_num_threads(config.launch.threads)
     torch.backends.cudnn.benchmark = False

@@ -1,0 +1,122 @@
+"""Writes options.md from the option dataclasses: python docs/generate_options.py."""
+
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Literal, Union, get_args, get_origin
+
+from paceline.cli.options import flag
+from paceline.cli.train import RUN_DIR
+from paceline.config.fields import OptionField
+from paceline.optim.table import OPTIMIZERS
+from paceline.recipes.registry import BUILT_IN
+from paceline.trainer.config import training_options
+from paceline.trainer.recipe import load_recipe
+
+PAGE = Path(__file__).with_name("options.md")
+
+_INTRODUCTION = """\
+# Options
+
+<!-- Written by generate_options.py from the option dataclasses; don't edit by hand. -->
+
+All options of `paceline train`, as `paceline train RECIPE --help` shows them. In Python (in
+`@paceline.recipe(...)`) and in `run.json` the same names are written with underscores:
+`--global-batch` is `global_batch`. Switches take `--no-`: `--no-drop-last`. An option that isn't
+given keeps the recipe's setting, else the default below. How they work: [train.md](train.md).
+"""
+
+
+def render() -> str:
+    """Write the whole page."""
+    parts = [_INTRODUCTION]
+    options = [*training_options().values(), RUN_DIR]
+    for group, members in groupby(sorted(options, key=_group_order(options)), key=_group):
+        parts.append(f"## {group}\n\n" + _table(_OPTION_HEADER, map(_option_row, members)))
+    parts.append(_optimizers())
+    parts.append(_recipes())
+    return "\n".join(parts)
+
+
+_OPTION_HEADER = ("option", "value", "default", "meaning")
+
+
+def _group(option: OptionField) -> str:
+    return option.group
+
+
+def _group_order(options: Sequence[OptionField]) -> Callable[[OptionField], int]:
+    groups = list(dict.fromkeys(option.group for option in options))
+    return lambda option: groups.index(option.group)
+
+
+def _option_row(option: OptionField) -> Sequence[str]:
+    return (f"`{flag(option.name)}`", _kind(option.annotation), _show(option.default), option.help)
+
+
+def _kind(annotation: object) -> str:
+    if get_origin(annotation) in (Union, types.UnionType):
+        members = [member for member in get_args(annotation) if member is not type(None)]
+        return " or ".join(_kind(member) for member in members)
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{choice}`" for choice in get_args(annotation))
+    if get_origin(annotation) is tuple:
+        return f"{len(get_args(annotation))} numbers"
+    names = {int: "whole number", float: "number", str: "text", bool: "switch"}
+    return names[annotation] if isinstance(annotation, type) else str(annotation)
+
+
+def _show(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return " ".join(str(part) for part in value)
+    return f"`{value}`"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    def lines() -> Iterator[str]:
+        for row in (header, ["---"] * len(header), *rows):
+            yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+
+    return "\n".join(lines()) + "\n"
+
+
+def _optimizers() -> str:
+    rows = []
+    for name, entry in OPTIMIZERS.items():
+        own = ", ".join(f"{flag(n)} {_plain(v)}" for n, v in entry.defaults.items())
+        rows.append((f"`{name}`", f"`{entry.module}.{entry.class_name}`", own))
+    text = "An option that the chosen optimizer doesn't have is an error, never ignored.\n\n"
+    return (
+        "## What each optimizer has\n\n"
+        + text
+        + _table(("optimizer", "class", "its options and their defaults"), rows)
+    )
+
+
+def _recipes() -> str:
+    rows = []
+    for name, reference in BUILT_IN.items():
+        found = load_recipe(reference)
+        settings = ", ".join(f"{flag(n)} {_plain(v)}" for n, v in found.settings.items())
+        own = ", ".join(f"{flag(a.name)} {_plain(a.default)}" for a in found.arguments())
+        rows.append((f"`{name}`", own, settings))
+    return "## What each built-in recipe has and sets\n\n" + _table(
+        ("recipe", "its own options and their defaults", "options of training that it sets"), rows
+    )
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return " ".join(str(part) for part in value)
+    return str(value)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render())

@@ -1,0 +1,181 @@
+"""What the pages say is so: links, options, commands, code, contracts."""
+
+import csv
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import paceline
+from paceline.cli import evaluate, export, resume, train
+from paceline.cli.app import main
+from paceline.cli.start import Place
+from paceline.data.augment import RandomFlip
+from paceline.errors import ExitCode
+from paceline.recipes.registry import BUILT_IN
+from paceline.trainer.config import training_options
+from paceline.trainer.past import FIXED
+from paceline.trainer.recipe import load_recipe
+from tests.docs.pages import PAGES, ROOT, Block, anchors, blocks, commands, flags, links
+from tests.docs.running import train_here
+
+README, DOCS = ROOT / "README.md", ROOT / "docs"
+pytestmark = pytest.mark.xdist_group("pages")
+
+PYTHON = [block for page in PAGES for block in blocks(page, "python")]
+
+
+def name_of(page: Path) -> str:
+    return page.name
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recipes of the pages, and `runs/first`: the README's own, trained as it stands there."""
+    place = tmp_path_factory.mktemp("pages")
+    (place / "bars.py").write_text(blocks(README, "python")[0].text)
+    (place / "clouds.py").write_text(blocks(DOCS / "recipes.md", "python")[0].text)
+    train_here(place, "bars.py:build", "--width", "16", "--run-dir", "runs/first")
+    return place
+
+
+@pytest.fixture
+def inside(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Work in it; what importing recipes changes is put back."""
+    monkeypatch.chdir(workplace)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield workplace
+    for name in ("bars", "clouds"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    for path, anchor in links(page):
+        assert path.exists(), f"{page.name} links to {path}"
+        assert not anchor or anchor in anchors(path), f"{page.name} links to {path.name}#{anchor}"
+
+
+def test_every_page_is_listed_in_the_index() -> None:
+    listed = {path.resolve() for path, _ in links(DOCS / "index.md")}
+    assert listed >= {page for page in PAGES if page.name != "index.md"}
+
+
+def test_the_option_table_is_up_to_date() -> None:
+    path = DOCS / "generate_options.py"
+    spec = importlib.util.spec_from_file_location("generate_options", path)
+    assert spec is not None
+    assert spec.loader is not None
+    generator = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generator)
+    assert generator.PAGE.read_text() == generator.render(), "run python docs/generate_options.py"
+
+
+FOREIGN = {"standalone", "nproc-per-node", "help", "no-"}
+"""torchrun's, and what stands for others."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_flags_exist(page: Path) -> None:
+    arguments = [a for r in BUILT_IN.values() for a in load_recipe(r).arguments()]
+    more = [*arguments, train.RUN_DIR, resume._ALLOW, *evaluate._OPTIONS, *export._OPTIONS]
+    names = {option.name for option in (*training_options().values(), *more)}
+    own = {"width", "hidden"} | {name.replace("_", "-") for name in names}
+    named = {flag.removeprefix("no-") for flag in flags(page) - FOREIGN}
+    assert named <= own
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_work(
+    page: Path, inside: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Trainings are only prepared here: flags, recipe, settings. The other commands run."""
+    for module in (train, resume):
+        monkeypatch.setattr(module, "choose_place", lambda config: Place(here=False, workers=2))
+        monkeypatch.setattr(module, "start", lambda launch: ExitCode.DONE)
+    for words in commands(page):
+        for exported in inside.glob("*.safetensors"):
+            exported.unlink()
+        _check(words)
+    capsys.readouterr()
+
+
+def _check(words: list[str]) -> None:
+    program, *rest = words
+    if program == "make":
+        assert f"\n{rest[0]}:" in (ROOT / "Makefile").read_text()
+    elif program == "torchrun":
+        assert main(rest[rest.index("paceline") + 1 :]) == ExitCode.DONE, words
+    else:
+        assert program == "paceline", words
+        assert main(rest) == ExitCode.DONE, words
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.page.stem)
+def test_python_runs(block: Block) -> None:
+    exec(compile(block.text, block.page.name, "exec"), {"__name__": block.page.stem})
+
+
+def test_the_augmentation_of_the_page_augments() -> None:
+    (block,) = (b for b in blocks(DOCS / "recipes.md", "python") if "RandomInvert" in b.text)
+    found: dict[str, Callable[[], RandomFlip]] = {}
+    exec(block.text, found)
+    invert = found["RandomInvert"]()
+    assert invert.num_draws == 1
+    images = torch.full((2, 1, 2, 2), 200, dtype=torch.uint8)
+    changed = invert(images, torch.tensor([[0.4], [0.6]]))
+    assert changed[:, 0, 0, 0].tolist() == [55, 200]
+    assert changed.dtype == torch.uint8
+
+
+def test_the_recipe_of_the_page_trains(workplace: Path) -> None:
+    options = ["--hidden", "32", "--epochs", "1", "--loader-workers", "0", "--run-dir", "clouds"]
+    train_here(workplace, "clouds.py:build", *options)
+
+
+def test_the_weights_can_be_hashed_as_the_page_says(
+    inside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block,) = blocks(DOCS / "run-directory.md", "python")
+    found: dict[str, Callable[[str], str]] = {}
+    exec(block.text, found)
+    assert main(["export", "runs/first", "all.safetensors", "--snapshot", "last"]) == ExitCode.DONE
+    summary = json.loads((inside / "runs/first/summary.json").read_text())
+    assert found["weights_sha256"]("all.safetensors") == summary["weights_sha256"]
+    capsys.readouterr()
+
+
+def test_the_contract_names_every_field(workplace: Path) -> None:
+    page = (DOCS / "run-directory.md").read_text()
+    run = workplace / "runs" / "first"
+    described = json.loads((run / "run.json").read_text())
+    named = [*described, *described["derived"], *described["versions"], *described["hosts"][0]]
+    named += [*described["history"][0], *json.loads((run / "summary.json").read_text())]
+    with (run / "metrics.csv").open() as file:
+        named += next(csv.reader(file))
+    named += [path.name for path in run.iterdir() if path.is_file()]
+    assert [name for name in named if f"`{name}`" not in page] == []
+
+
+def test_the_exit_codes_are_the_pages() -> None:
+    codes = re.findall(r"^\| (\d+) \|", (DOCS / "failures.md").read_text(), re.MULTILINE)
+    assert [int(code) for code in codes] == [int(code) for code in ExitCode]
+
+
+def test_what_can_never_change_is_named() -> None:
+    page = (DOCS / "snapshots.md").read_text()
+    assert all(f"`{name}`" in page for name in FIXED)
+
+
+def test_the_readme_shows_the_tree() -> None:
+    (tree,) = (b.text for b in blocks(README, "text") if b.text.startswith("src/paceline/"))
+    shown = dict(line.split(maxsplit=1) for line in tree.splitlines()[1:])
+    package = Path(paceline.__file__).parent
+    packages = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    assert shown.keys() == packages | {"errors.py"}
+    assert all(len(words.split()) <= 5 for words in shown.values())

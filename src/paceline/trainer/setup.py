@@ -211,7 +211,9 @@ def _build(
         console=console,
         stop_flag=stop_flag,
         note=note,
-        state=TrainState(total_steps=stepper.rate.schedule.total_steps),
+        state=TrainState(
+            total_steps=stepper.rate.schedule.total_steps, train_samples=plan.train_samples
+        ),
     )
 
 

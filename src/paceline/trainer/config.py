@@ -103,6 +103,8 @@ def merge(
 
 def _belongs_to_another(name: str, given: Mapping[str, OptionValue]) -> bool:
     schedule = given.get("schedule")
+    if name == "warmup_start" and 0 in (given.get("warmup_epochs"), given.get("warmup_steps")):
+        return True
     chosen = [entry for n, entry in OPTIMIZERS.items() if n == given.get("optimizer")]
     if name in OPTIMIZER_OPTIONS and chosen:
         return name not in chosen[0].defaults

@@ -75,12 +75,14 @@ class Recipe:
         return self.build(**{n: Path(str(v)) if n in paths else v for n, v in arguments.items()})
 
     def resolved(self, given: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
-        """Make the paths among the arguments absolute, the defaults too.
+        """Put given arguments over the defaults, and make paths absolute.
 
-        So that a training that is resumed from another directory finds its data again.
+        So that a training that is resumed from another directory, or after a default has changed,
+        is still the same.
         """
         paths = self.path_arguments()
-        defaults = {a.name: a.default for a in self.arguments() if a.name in paths}
+        plain = (str, int, float, bool, tuple, Path, type(None))
+        defaults = {a.name: a.default for a in self.arguments() if isinstance(a.default, plain)}
         named = defaults | dict(given)
         return {n: str(Path(str(v)).absolute()) if n in paths else v for n, v in named.items()}
 

@@ -74,10 +74,13 @@ class Session:
             )
         most = self.config.loop.epochs * self.plan.steps_per_epoch
         at_boundary = state.step_in_epoch == 0 and state.epoch > 0
+        ran_out_of_time = state.ended == "time"
         state.ended = stop_reason(state, self.config.loop) if at_boundary else None
         state.total_steps = most
         self.state = state
         self._last_agreement = self._next_agreement = state.step
+        if ran_out_of_time:
+            self._fit_to_budget()  # unless there is more of it now, nothing is left to do
 
     def start_clock(self) -> None:
         """Begin to count training time: setting up doesn't belong to it."""

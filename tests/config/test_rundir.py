@@ -1,0 +1,110 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.config.rundir import RunDirectory
+from paceline.errors import UsageError
+
+
+def test_a_new_run_directory(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "runs" / "first")
+    run.create()
+    assert sorted(path.name for path in run.path.iterdir()) == ["logs", "snapshots"]
+    assert run.rank_log(3).name == "rank-3.log"
+
+
+def test_an_empty_directory_will_do(tmp_path: Path) -> None:
+    RunDirectory(tmp_path).create()
+
+
+def test_a_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert RunDirectory.named("runs/x").path == tmp_path / "runs" / "x"
+
+
+def test_a_training_is_never_overwritten(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.create()
+    run.run_json.write_text("{}")
+    with pytest.raises(UsageError, match=r"already holds a training.*paceline resume .*--run-dir"):
+        run.create()
+
+
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(UsageError, match="is not empty and holds no training"):
+        RunDirectory(tmp_path).create()
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("where", ["", "below", "below/deeper"])
+def test_a_file_in_the_way(where: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"can't be written \(.+\)\. Name another one"):
+        RunDirectory(tmp_path / "file" / where).create()
+
+
+def test_a_directory_that_cant_be_written() -> None:
+    # /proc takes no new directories from anyone, root included.
+    with pytest.raises(UsageError, match=r"can't be written"):
+        RunDirectory(Path("/proc/self/run")).create()
+
+
+def test_a_name_that_is_too_long(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"can't be written \(File name too long\)"):
+        RunDirectory(tmp_path / ("x" * 300)).create()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "holds no training"), ("{", "can't be read"), ("[]", "should hold a JSON object")],
+)
+def test_a_run_json_that_cant_be_read(content: str | None, message: str, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    if content is not None:
+        run.run_json.write_text(content)
+    with pytest.raises(UsageError, match=message):
+        run.read_run()
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from paceline.config.rundir import RunDirectory
+with RunDirectory(Path(sys.argv[1])).lock():
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_one_training_at_a_time(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        said = (
+            rf"another training is running in .* \(process {holder.pid} on {os.uname().nodename}\)"
+        )
+        with pytest.raises(UsageError, match=said), run.lock():
+            pass
+        holder.kill()  # the kernel frees the lock, however its owner ends
+        holder.wait()
+        with run.lock():
+            pass
+    with run.lock():
+        pass
+
+
+def test_a_lock_in_a_directory_that_is_gone(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "absent")
+    with pytest.raises(UsageError, match="can't be written"), run.lock():
+        pass

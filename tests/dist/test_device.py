@@ -1,0 +1,63 @@
+import pytest
+import torch
+
+from paceline.dist import device
+from paceline.dist.device import (
+    cpu_name,
+    describe_device,
+    pick_device,
+    resolve_backend,
+    resolve_device_kind,
+)
+from paceline.dist.environment import Placement
+from paceline.dist.options import DistOptions
+from paceline.errors import UsageError
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus", "kind"),
+    [
+        (DistOptions(), 0, "cpu"),
+        (DistOptions(), 2, "cuda"),
+        (DistOptions(device="cpu"), 2, "cpu"),
+        (DistOptions(device="cuda"), 1, "cuda"),
+        (DistOptions(backend="gloo"), 2, "cpu"),
+        (DistOptions(backend="gloo", device="cuda"), 2, "cuda"),
+        (DistOptions(backend="nccl"), 1, "cuda"),
+    ],
+)
+def test_kind_of_device(options: DistOptions, gpus: int, kind: str) -> None:
+    assert resolve_device_kind(options, gpus) == kind
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        (DistOptions(device="cuda"), "--device cuda"),
+        (DistOptions(backend="nccl"), "--backend nccl"),
+    ],
+)
+def test_a_gpu_that_isnt_there(options: DistOptions, asked: str) -> None:
+    with pytest.raises(UsageError, match=f"{asked} needs a GPU.*Use --device cpu"):
+        resolve_device_kind(options, 0)
+
+
+def test_more_workers_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "gpu_count", lambda: 1)
+    placement = Placement(rank=1, world_size=2, local_rank=1, local_world_size=2)
+    with pytest.raises(UsageError, match=r"2 workers .* there are 1\. Ask for --workers 1"):
+        pick_device(DistOptions(device="cuda"), placement)
+
+
+def test_backends() -> None:
+    assert resolve_backend(DistOptions(), CPU) == "gloo"
+    assert resolve_backend(DistOptions(), torch.device("cuda", 0)) == "nccl"
+    assert resolve_backend(DistOptions(backend="gloo"), torch.device("cuda", 0)) == "gloo"
+
+
+def test_the_cpu_has_a_name() -> None:
+    assert pick_device(DistOptions(device="cpu"), Placement()) == CPU
+    assert describe_device(CPU).startswith("CPU (")
+    assert cpu_name()

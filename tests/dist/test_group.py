@@ -1,0 +1,72 @@
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.dist.environment import Placement, current_placement
+from paceline.dist.group import Group, joined
+from tests.support.agent import AgentStore
+from tests.support.ranks import run_ranks
+
+pytestmark = pytest.mark.ranks
+CPU = torch.device("cpu")
+WORLDS = pytest.mark.parametrize("world_size", [1, 2, 3])
+
+
+@WORLDS
+def test_rows_come_in_rank_order(world_size: int) -> None:
+    def body(group: Group) -> Tensor:
+        return group.gather_rows(torch.tensor([group.rank, 10.0 * group.rank]))
+
+    expected = torch.tensor([[rank, 10.0 * rank] for rank in range(world_size)])
+    assert all(torch.equal(rows, expected) for rows in run_ranks(world_size, body))
+
+
+@WORLDS
+def test_sums_and_broadcasts_are_in_place(world_size: int) -> None:
+    def body(group: Group) -> tuple[int, int]:
+        summed, sent = torch.tensor([group.rank + 1]), torch.tensor([group.rank + 5])
+        assert group.sum_(summed) is summed
+        assert group.broadcast_(sent) is sent
+        group.barrier()
+        return int(summed), int(sent)
+
+    total = world_size * (world_size + 1) // 2
+    assert run_ranks(world_size, body) == [(total, 5)] * world_size
+
+
+@WORLDS
+@pytest.mark.parametrize("text", ["", "a", "naïve ☃", "\0", "x" * 5000])
+def test_texts_reach_everyone(text: str, world_size: int) -> None:
+    def body(group: Group) -> tuple[str, list[str]]:
+        own = f"{text}{group.rank}" if group.rank else text
+        return group.broadcast_text(own), group.gather_texts(own)
+
+    texts = [text, *(f"{text}{rank}" for rank in range(1, world_size))]
+    assert run_ranks(world_size, body) == [(text, texts)] * world_size
+
+
+@WORLDS
+def test_joining_by_the_environment(world_size: int) -> None:
+    store = AgentStore()
+
+    def body(outer: Group, attempt: int) -> list[str]:
+        store.become_worker(outer, attempt)
+        with joined(current_placement(), CPU, "gloo", 60.0) as group:
+            assert dist.is_initialized() == (world_size > 1)
+            told = group.gather_texts(f"{attempt}-{group.rank}")
+        assert not dist.is_initialized()
+        return told
+
+    for attempt in (0, 1):  # on the same store: the second must not meet the first's addresses
+        told = [f"{attempt}-{rank}" for rank in range(world_size)]
+        assert run_ranks(world_size, body, attempt) == [told] * world_size
+
+
+def test_a_group_is_left_after_an_error_too() -> None:
+    def body(outer: Group) -> bool:
+        with pytest.raises(ValueError, match="ours"), joined(Placement(), CPU, "gloo", 1.0):
+            raise ValueError("ours")
+        return True
+
+    assert run_ranks(1, body) == [True]

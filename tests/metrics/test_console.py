@@ -1,0 +1,187 @@
+import io
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from paceline.metrics import console
+from paceline.metrics.console import (
+    Advance,
+    BarConsole,
+    Console,
+    PlainConsole,
+    SilentConsole,
+    make_console,
+    table_header,
+    table_line,
+)
+from paceline.metrics.table import EpochRow
+from tests.launch.waiting import until
+
+ADVANCE = Advance(
+    epoch=2,
+    epochs=5,
+    step=30,
+    steps=120,
+    loss=0.51234,
+    accuracy=0.8765,
+    images_per_s=12345.6,
+    lr=0.05,
+    eta_s=75.0,
+)
+ROW = EpochRow(
+    epoch=1,
+    step=120,
+    time_s=61.0,
+    train_loss=0.5,
+    train_accuracy=0.75,
+    val_loss=0.25,
+    val_accuracy=0.9875,
+    lr=0.1,
+    images_per_s=1234.5,
+)
+
+
+class Terminal(io.StringIO):
+    """Standard output on a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def show(shown: Console) -> None:
+    shown.say("opening")
+    for epoch in (1, 2):
+        for step in (30, 60):
+            shown.advance(replace(ADVANCE, epoch=epoch, step=step))
+        shown.epoch(replace(ROW, epoch=epoch))
+    shown.close()
+    shown.close()
+
+
+def lines_of(text: str) -> list[str]:
+    return [line.rstrip() for line in text.splitlines()]
+
+
+EXPECTED = [
+    "opening",
+    table_header(ROW).rstrip(),
+    table_line(ROW).rstrip(),
+    table_line(replace(ROW, epoch=2)).rstrip(),
+]
+
+
+def test_one_line_of_progress() -> None:
+    assert ADVANCE.text() == "loss 0.5123  acc 87.65%  12,346 img/s  lr 0.05  left 1:15"
+    assert "acc" not in replace(ADVANCE, accuracy=None).text()
+
+
+def test_the_table_has_the_columns_that_have_figures() -> None:
+    header, line = table_header(ROW), table_line(ROW)
+    assert header.split("  ")[-1].strip() == "img/s"
+    assert "val top-5" not in header
+    assert line.split() == [
+        "1",
+        "120",
+        "1:01",
+        "0.5000",
+        "75.00%",
+        "0.2500",
+        "98.75%",
+        "0.1",
+        "1,234",
+    ]
+    assert len(header) == len(line)
+    assert "val top-5" in table_header(replace(ROW, val_top5_accuracy=1.0))
+    assert "acc" not in table_header(replace(ROW, train_accuracy=None, val_accuracy=None))
+
+
+def test_plain_lines_with_one_header_and_no_progress_within_ten_seconds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show(PlainConsole())
+    assert lines_of(capsys.readouterr().out) == EXPECTED
+
+
+def test_plain_progress_after_ten_seconds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(console, "monotonic", lambda: now[0])
+    plain = PlainConsole()
+    plain.advance(ADVANCE)
+    now[0] += 10.0
+    plain.advance(ADVANCE)
+    plain.advance(ADVANCE)
+    assert capsys.readouterr().out == f"epoch 2/5  30/120  {ADVANCE.text()}\n"
+
+
+def test_silence_but_for_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    show(SilentConsole())
+    assert capsys.readouterr().out == ""
+    SilentConsole().warn("the disk is full")
+    assert capsys.readouterr().out == "the disk is full\n"
+
+
+def test_the_bar_shows_each_line_once_and_logs_all_but_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal, log = Terminal(), tmp_path / "rank-0.log"
+    monkeypatch.setattr(sys, "__stdout__", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    show(BarConsole(log))
+    assert lines_of(log.read_text()) == EXPECTED
+    for line in EXPECTED:
+        assert terminal.getvalue().count(line) == 1
+
+
+def test_the_bar_shows_the_progress_and_goes_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal, log = Terminal(), tmp_path / "rank-0.log"
+    monkeypatch.setattr(sys, "__stdout__", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    bar = BarConsole(log)
+    bar.advance(ADVANCE)
+    until(lambda: ADVANCE.text() in terminal.getvalue())  # drawn by a thread
+    bar.close()
+    assert "epoch 2/5" in terminal.getvalue()
+    assert terminal.getvalue().rpartition("epoch 2/5")[2].count("\x1b[2K") >= 1
+    assert not log.exists()
+
+
+def test_a_bar_that_isnt_on_a_terminal_shows_lines_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = io.StringIO()
+    monkeypatch.setattr(sys, "__stdout__", pipe)
+    show(BarConsole(tmp_path / "rank-0.log"))
+    assert [line for line in lines_of(pipe.getvalue()) if line] == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "terminal", "expected"),
+    [
+        ("auto", 0, True, BarConsole),
+        ("auto", 0, False, PlainConsole),
+        ("bar", 0, False, BarConsole),
+        ("plain", 0, True, PlainConsole),
+        ("off", 0, True, SilentConsole),
+        ("bar", 1, True, SilentConsole),
+        ("plain", 3, False, SilentConsole),
+    ],
+)
+def test_which_console(
+    kind: Literal["auto", "bar", "plain", "off"],
+    rank: int,
+    terminal: bool,
+    expected: type[Console],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "__stdout__", Terminal() if terminal else io.StringIO())
+    assert type(make_console(kind, rank, tmp_path / "log")) is expected

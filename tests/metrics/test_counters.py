@@ -1,0 +1,93 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from paceline.metrics import counters
+from paceline.metrics.counters import StepCounters, Totals, count_correct
+
+NO_SCORES = torch.zeros(2, 3)
+NO_TARGETS = torch.zeros(2, dtype=torch.int64)
+
+
+def batches(classes: int) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    return [
+        (
+            torch.randn(size, classes, generator=generator),
+            torch.randint(0, classes, (size,), generator=generator),
+        )
+        for size in (8, 8, 3, 1)
+    ]
+
+
+@pytest.mark.parametrize("top", [1, 5])
+@pytest.mark.parametrize("most_uncounted", [1 << 18, 100, 0])
+def test_totals_equal_a_direct_computation(
+    most_uncounted: int, top: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counters, "_MOST_UNCOUNTED", most_uncounted)
+    counted = StepCounters(top)
+    for step, (outputs, targets) in enumerate(batches(9)):
+        counted.add(F.cross_entropy(outputs, targets), outputs, targets, step)
+        if step == 1:
+            assert counted.flush() is None  # fetching in between changes nothing
+    assert counted.flush() is None
+    outputs, targets = (torch.cat(part) for part in zip(*batches(9), strict=True))
+    totals = counted.totals
+    assert totals.samples == 20
+    loss = F.cross_entropy(outputs.double(), targets, reduction="sum")
+    assert totals.loss == pytest.approx(float(loss), rel=1e-6)
+    assert totals.top1 == int((outputs.argmax(1) == targets).sum())
+    within = outputs.argsort(1, descending=True)[:, :top] == targets[:, None]
+    assert totals.top5 == int(within.sum())
+    assert totals.mean_loss == totals.loss / 20
+    assert totals.accuracy == totals.top1 / 20
+    assert totals.top5_accuracy == totals.top5 / 20
+
+
+@pytest.mark.parametrize("top", [1, 5])
+def test_right_guesses_by_place(top: int) -> None:
+    outputs, targets = batches(9)[0]
+    places = outputs.argsort(1, descending=True)[:, :top] == targets[:, None]
+    assert torch.equal(count_correct(outputs, targets, top), places.sum(0))
+
+
+def test_without_accuracy() -> None:
+    counted = StepCounters()
+    counted.add(torch.tensor(0.5), NO_SCORES, NO_TARGETS, 0)
+    counted.flush()
+    assert counted.totals == Totals(loss=1.0, samples=2)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_the_first_loss_that_isnt_finite_is_named(bad: float) -> None:
+    counted = StepCounters()
+    for step, loss in enumerate([1.0, bad, 1.0, bad], start=40):
+        counted.add(torch.tensor(loss), NO_SCORES, NO_TARGETS, step)
+    assert counted.flush() == 41
+    assert counted.flush() is None
+
+
+def test_reset_starts_from_zero_or_from_what_was_saved() -> None:
+    counted = StepCounters(1)
+    counted.add(torch.tensor(0.5), NO_SCORES, NO_TARGETS, 0)
+    counted.reset(Totals(loss=1.0, samples=2, top1=1, top5=2))
+    assert counted.flush() is None
+    assert counted.totals == Totals(loss=1.0, samples=2, top1=1, top5=2)
+    counted.reset()
+    assert counted.totals == Totals()
+
+
+def test_rows_add_up() -> None:
+    one, two = Totals(loss=0.1, samples=3, top1=1, top5=2), Totals(loss=0.2, samples=4, top1=2)
+    assert Totals.from_row(one.as_row()) == one
+    both = Totals.from_row(one.as_row() + two.as_row())
+    assert both == Totals(loss=0.1 + 0.2, samples=7, top1=3, top5=2)
+
+
+def test_nothing_counted_is_no_figure() -> None:
+    empty = Totals()
+    assert all(map(math.isnan, (empty.mean_loss, empty.accuracy, empty.top5_accuracy)))

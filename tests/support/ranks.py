@@ -1,0 +1,216 @@
+"""Runs plain SPMD code on several forked workers: fast, and the first failure reaches the test."""
+
+import os
+import pickle
+import selectors
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn, TypeVar, TypeVarTuple
+
+import torch
+import torch._dynamo  # DistributedDataParallel imports it, once here rather than in every rank
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+from paceline.dist.environment import Placement
+from paceline.dist.group import Group
+from paceline.launch.lineage import die_with_parent
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+LIMIT_S = 120.0
+_CPU = torch.device("cpu")
+
+
+class RankError(AssertionError):
+    """A rank failed; the message is its whole traceback."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Report:
+    """What a rank says at its end, through a pipe that only it and the test hold."""
+
+    rank: int
+    time_s: float = field(default_factory=time.monotonic)
+    value: object = None
+    traceback: str | None = None
+
+
+@dataclass(kw_only=True)
+class _Rank:
+    rank: int
+    pid: int
+    pipe: int
+    received: bytes = b""
+
+    def report(self) -> _Report:
+        if self.received:
+            report: _Report = pickle.loads(self.received)
+            return report
+        _, status = os.waitpid(self.pid, os.WNOHANG)
+        how = f"it ended without a word (wait status {status})"
+        return _Report(rank=self.rank, traceback=how)
+
+
+def run_ranks(
+    world_size: int, body: Callable[[Group, *Ts], T], *args: *Ts, limit_s: float = LIMIT_S
+) -> list[T]:
+    """Run `body(group, *args)` on every rank, each a forked process, and collect what it returns.
+
+    With one rank the group's collectives are the identity and torch has no process group, as in a
+    training on one worker.
+
+    Raises:
+        RankError: A rank raised; the one that did so first is shown.
+        TimeoutError: The ranks took longer than `limit_s`; their stacks are on standard error.
+    """
+    torch.set_num_threads(1)  # a pool of OpenMP threads doesn't survive a fork
+    with tempfile.TemporaryDirectory() as scratch:
+        store = Path(scratch) / "store"
+        ranks = [_fork(rank, world_size, store, body, args) for rank in range(world_size)]
+        try:
+            reports = _collect(ranks, limit_s)
+        finally:
+            _end(ranks)
+    return [report.value for report in reports]  # type: ignore[misc]  # what `body` returned
+
+
+@contextmanager
+def group_of(rank: int, world_size: int, store: Path) -> Iterator[Group]:
+    """Join a Gloo group over loopback by a file store, for the length of a test."""
+    placement = Placement(
+        rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size
+    )
+    if world_size == 1:
+        yield Group(placement, _CPU, "gloo")
+        return
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    dist.init_process_group(
+        "gloo",
+        store=FileStore(str(store), world_size),
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=LIMIT_S),
+    )
+    try:
+        dist.barrier()  # a rank that is done at once must not leave while others still connect
+        yield Group(placement, _CPU, "gloo")
+    finally:
+        if dist.is_initialized():  # a test of joining and leaving has left it already
+            dist.destroy_process_group()
+
+
+def _fork(
+    rank: int,
+    world_size: int,
+    store: Path,
+    body: Callable[[Group, *Ts], T],
+    args: tuple[*Ts],
+) -> _Rank:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent, (reading, writing) = os.getpid(), os.pipe()
+    with warnings.catch_warnings():
+        # Python 3.12+ warns of forking while there are threads; xdist's own hold no locks of ours.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        _be_rank(rank, world_size, store, body, args, writing, parent)
+    os.close(writing)
+    return _Rank(rank=rank, pid=pid, pipe=reading)
+
+
+def _be_rank(
+    rank: int,
+    world_size: int,
+    store: Path,
+    body: Callable[[Group, *Ts], T],
+    args: tuple[*Ts],
+    pipe: int,
+    parent: int,
+) -> NoReturn:
+    """Run the body and leave at once: the test runner's own clean-up is not this process's."""
+    die_with_parent(parent)
+    try:
+        with group_of(rank, world_size, store) as group:
+            try:
+                value = body(group, *args)
+            except BaseException:  # noqa: BLE001 - as below
+                # Said before the group is left, since the others fail when it is.
+                _say(pipe, _Report(rank=rank, traceback=traceback.format_exc()))
+        _say(pipe, _Report(rank=rank, value=value))
+    except BaseException:  # noqa: BLE001 - the process ends here; the test raises it
+        _say(pipe, _Report(rank=rank, traceback=traceback.format_exc()))
+    os._exit(1)
+
+
+def _say(pipe: int, report: _Report) -> NoReturn:
+    content = pickle.dumps(report)
+    with open(pipe, "wb") as file:
+        file.write(content)  # the end of the file comes before the sockets of the group close
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _collect(ranks: list[_Rank], limit_s: float) -> list[_Report]:
+    """Read all reports; at the first failure the others aren't waited for."""
+    deadline_s = time.monotonic() + limit_s
+    reports: dict[int, _Report] = {}
+    with selectors.DefaultSelector() as selector:
+        for rank in ranks:
+            selector.register(rank.pipe, selectors.EVENT_READ, rank)
+        while selector.get_map():
+            ready = selector.select(deadline_s - time.monotonic())
+            if not ready:
+                _show_stacks(ranks, reports)
+                missing = [rank.rank for rank in ranks if rank.rank not in reports]
+                raise TimeoutError(f"ranks {missing} were not done after {limit_s:g} s")
+            for key, _ in ready:
+                ended = _read(key.data)
+                if ended is not None:
+                    selector.unregister(key.fd)
+                    reports[ended.rank] = ended
+            _raise_first(reports)
+    return [reports[rank.rank] for rank in ranks]
+
+
+def _read(rank: _Rank) -> _Report | None:
+    chunk = os.read(rank.pipe, 1 << 20)
+    rank.received += chunk
+    return None if chunk else rank.report()
+
+
+def _raise_first(reports: dict[int, _Report]) -> None:
+    failed = [report for report in reports.values() if report.traceback is not None]
+    if failed:
+        first = min(failed, key=lambda report: report.time_s)
+        raise RankError(f"rank {first.rank} failed:\n{first.traceback}")
+
+
+def _show_stacks(ranks: list[_Rank], reports: dict[int, _Report]) -> None:
+    """Let the ranks that hang write their stacks: pytest has turned faulthandler on."""
+    for rank in ranks:
+        if rank.rank not in reports:
+            os.kill(rank.pid, signal.SIGABRT)
+
+
+def _end(ranks: list[_Rank]) -> None:
+    for rank in ranks:
+        os.close(rank.pipe)
+        try:
+            os.kill(rank.pid, signal.SIGKILL)
+            os.waitpid(rank.pid, 0)
+        except (ProcessLookupError, ChildProcessError):
+            continue  # it has ended and been waited for

@@ -1,0 +1,204 @@
+"""Rules of the whole repository that the linters can't express."""
+
+import ast
+import io
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median, quantiles
+
+import pytest
+
+from paceline.trainer.config import training_options
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+ALL = [
+    path
+    for folder in ("src", "tests", "benchmarks", "examples")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
+FLAGS = Path(__file__).parent / "flags.txt"
+
+MOST_LINES, MOST_CODE_LINES = 400, 60
+UNSAFE_MODULES = frozenset({"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"})
+PICKLING_COLLECTIVES = frozenset(
+    f"{verb}_object{suffix}"
+    for verb in ("all_gather", "gather", "broadcast", "scatter", "send", "recv")
+    for suffix in ("", "_list")
+)
+MAY_READ_ENVIRONMENT = ("paceline/dist/environment.py", "paceline/launch/", "paceline/cli/start.py")
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def dotted(node: ast.AST) -> str:
+    """Write `a.b.c` as it stands in the source; other expressions are empty."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return []
+
+
+def unsafe(node: ast.AST) -> str | None:
+    """Name what could run foreign code or a shell."""
+    for name in imported(node):
+        if name.partition(".")[0] in UNSAFE_MODULES:
+            return f"imports {name}"
+    if isinstance(node, ast.Attribute | ast.Name):
+        last = dotted(node).rpartition(".")[2]
+        if last in PICKLING_COLLECTIVES:
+            return f"the collective {last} pickles"
+    if isinstance(node, ast.Call):
+        return unsafe_call(node)
+    return None
+
+
+def unsafe_call(node: ast.Call) -> str | None:
+    name = dotted(node.func)
+    keywords = {k.arg: k.value for k in node.keywords}
+    if name in ("os.system", "os.popen", "eval", "exec"):
+        return f"calls {name}"
+    shell = keywords.get("shell")
+    if shell is not None and not (isinstance(shell, ast.Constant) and shell.value is False):
+        return "a shell"
+    safe = keywords.get("weights_only")
+    if name == "torch.load" and not (isinstance(safe, ast.Constant) and safe.value is True):
+        return "torch.load without weights_only=True"
+    return None
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_nothing_unpickles_or_starts_a_shell(path: Path) -> None:
+    found = [(n, unsafe(n)) for n in ast.walk(ast.parse(path.read_text()))]
+    assert [f"line {getattr(n, 'lineno', 0)}: {what}" for n, what in found if what] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        ("import pickle", "imports pickle"),
+        ("from marshal import loads", "imports marshal.loads"),
+        ("dist.broadcast_object_list(x)", "pickles"),
+        ("subprocess.run(x, shell=True)", "a shell"),
+        ("torch.load(x)", "weights_only"),
+        ("torch.load(x, weights_only=False)", "weights_only"),
+        ("os.system(x)", "calls os.system"),
+    ],
+)
+def test_what_is_unsafe_is_found(source: str, what: str) -> None:
+    found = [unsafe(node) for node in ast.walk(ast.parse(source))]
+    assert any(what in text for text in found if text)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_the_environment_is_read_in_one_place(path: Path) -> None:
+    if any(f"src/{place}" in name_of(path) for place in MAY_READ_ENVIRONMENT):
+        return
+    read = ("os.environ", "os.getenv", "os.environb")
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    lines = [n.lineno for n in nodes if isinstance(n, ast.Attribute) and dotted(n) in read]
+    lines += [n.lineno for n in nodes for name in imported(n) if name in read]  # type: ignore[attr-defined]
+    assert lines == []
+
+
+def functions_of(path: Path) -> Iterator[tuple[str, int]]:
+    """Give every function's name and its lines of code: no docstring, comments or blank lines."""
+    source = path.read_text()
+    coded = code_lines(source)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = set(range(node.lineno, (node.end_lineno or 0) + 1)) & coded
+            if ast.get_docstring(node) is not None:
+                text = node.body[0]
+                lines -= set(range(text.lineno, (text.end_lineno or 0) + 1))
+            yield f"{name_of(path)}:{node.lineno} {node.name}", len(lines)
+
+
+def code_lines(source: str) -> set[int]:
+    empty = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    spans = (range(t.start[0], t.end[0] + 1) for t in tokens if t.type not in empty)
+    return {line for span in spans for line in span}
+
+
+def test_files_and_functions_are_small() -> None:
+    files = {name_of(path): len(path.read_text().splitlines()) for path in ALL}
+    assert {name: lines for name, lines in files.items() if lines > MOST_LINES} == {}
+    shipped = [path for path in ALL if ROOT / "tests" not in path.parents]
+    functions = [entry for path in shipped for entry in functions_of(path)]
+    assert [entry for entry in functions if entry[1] > MOST_CODE_LINES] == []
+
+
+def test_most_functions_of_the_package_are_short() -> None:
+    sizes = [size for path in SOURCES for _, size in functions_of(path)]
+    assert median(sizes) <= 10
+    assert quantiles(sizes, n=10)[-1] <= 30
+
+
+def modules_after(code: str) -> set[str]:
+    """Run code in a fresh interpreter and list the top-level packages it has imported."""
+    listing = "print('modules:', *{name.partition('.')[0] for name in sys.modules})"
+    script = f"import sys\n{code}\n{listing}"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    return set(done.stdout.rpartition("modules:")[2].split())
+
+
+HEAVY = {"torch", "numpy", "matplotlib", "torchvision", "rich", "jinja2", "pandas"}
+
+
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import paceline; paceline.__version__", HEAVY),
+        ("from paceline.cli.app import main; main(['--help'])", HEAVY - {"rich"}),
+        ("from paceline.cli.app import main; main(['train', '--help'])", HEAVY - {"rich"}),
+        ("from paceline.cli.app import main; main(['recipes'])", HEAVY - {"rich"}),
+        ("import paceline.trainer.config, paceline.recipes.digits", HEAVY),
+        ("import paceline.launch.local, paceline.launch.worker", HEAVY),
+    ],
+    ids=["package", "help", "train-help", "recipes", "options", "launch"],
+)
+def test_what_needs_no_torch_imports_none(code: str, heavy: set[str]) -> None:
+    assert modules_after(code) & heavy == set()
+
+
+def test_every_option_has_help() -> None:
+    for option in training_options().values():
+        assert option.help[0].isupper(), option.name
+        assert option.help.endswith("."), option.name
+
+
+def test_flags_change_only_on_purpose() -> None:
+    """Scripts rely on names and defaults: change tests/flags.txt and the changelog with them."""
+    listed = [f"--{o.name.replace('_', '-')} {o.default!r}" for o in training_options().values()]
+    assert listed == FLAGS.read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", ["Job", "recipe", "Recipe", "TensorData", "PacelineError"])
+def test_public_names_are_found_when_they_are_used(name: str) -> None:
+    import paceline
+
+    assert name in paceline.__all__
+    assert getattr(paceline, name).__name__ == name
+    assert len(paceline.__all__) <= 15
+
+
+def test_an_unknown_public_name_is_an_attribute_error() -> None:
+    import paceline
+
+    with pytest.raises(AttributeError, match="has no attribute 'Jobs'"):
+        paceline.Jobs  # noqa: B018

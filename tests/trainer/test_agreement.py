@@ -1,0 +1,58 @@
+import math
+
+import pytest
+
+from paceline.dist.group import Group
+from paceline.metrics.counters import Totals
+from paceline.trainer.agreement import Agreement, Status, agree, steps_to_next
+from tests.support.ranks import run_ranks
+
+
+def status(rank: int, signalled: int | None, bad: dict[int, int]) -> Status:
+    return Status(
+        signalled=rank == signalled,
+        bad_step=bad.get(rank),
+        totals=Totals(loss=0.5 * rank, samples=10 + rank, top1=rank, top5=2 * rank),
+        lap_s=1.0 + rank,
+        data_s=0.25 * rank,
+    )
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_all_learn_the_same(world_size: int) -> None:
+    def body(group: Group, signalled: int | None, bad: dict[int, int]) -> Agreement:
+        return agree(status(group.rank, signalled, bad), group)
+
+    last = world_size - 1
+    for signalled, bad in ((None, {}), (last, {last: 7}), (0, {0: 9, last: 7})):
+        results = run_ranks(world_size, body, signalled, bad)
+        assert results == [results[0]] * world_size
+        found = results[0]
+        assert found.signalled == (signalled is not None)
+        assert found.bad == ((7, last) if bad else None)
+        assert found.lap_s == 1.0  # rank 0's clock
+        assert found.data_s == 0.25 * last  # the slowest
+        assert found.totals.samples == sum(10 + rank for rank in range(world_size))
+        assert found.totals.loss == sum(0.5 * rank for rank in range(world_size))
+
+
+@pytest.mark.ranks
+def test_of_two_bad_losses_the_earlier_step_is_named_and_then_the_lower_rank() -> None:
+    def body(group: Group, bad: dict[int, int]) -> tuple[int, int] | None:
+        return agree(status(group.rank, None, bad), group).bad
+
+    assert run_ranks(3, body, {0: 5, 1: 3, 2: 3}) == [(3, 1)] * 3
+
+
+@pytest.mark.parametrize(
+    ("lap_s", "steps", "expected"),
+    [(0.5, 10, 10), (1.0, 10, 5), (0.001, 1, 500), (1e-9, 1, 1000), (7.0, 1, 1), (0.5, 0, 1)],
+)
+def test_about_twice_a_second(lap_s: float, steps: int, expected: int) -> None:
+    assert steps_to_next(lap_s, steps) == expected
+
+
+def test_no_time_at_all() -> None:
+    assert steps_to_next(0.0, 3) == 1
+    assert steps_to_next(math.inf, 3) == 1

@@ -1,0 +1,151 @@
+"""Losses that aren't finite, signals, time budgets: every worker hears of them at the same step."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.checkpoint.store import SnapshotStore
+from paceline.data.order import epoch_order, step_indices
+from paceline.dist.group import Group
+from paceline.errors import JobError, NonFiniteLossError
+from paceline.trainer.job import Job
+from tests.support.ranks import run_ranks
+from tests.support.trainings import (
+    Outcome,
+    StopAt,
+    configure,
+    pictures,
+    plain_job,
+    plain_net,
+    prepared,
+    run_training_on,
+)
+
+STEPS = 7
+
+
+def poisoned_job(sample: int, from_forward: int) -> Job:
+    """One training sample, the only white image, makes the loss infinite from some forward on."""
+    data = pictures(50)
+    data.images.clamp_(max=200)
+    data.images[sample] = 255
+    net = plain_net()
+    forwards = 0
+
+    def poison(module: torch.nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
+        nonlocal forwards
+        forwards += 1
+        white = (inputs[0].flatten(1).amin(1) > 1.6) & (forwards >= from_forward)
+        return outputs / (~white).to(outputs.dtype).unsqueeze(1)
+
+    net.register_forward_hook(poison)
+    return Job(model=net, train=data, validation=pictures(13, seed=2))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize(("world_size", "step"), [(1, 3), (2, 2), (3, 5)])
+def test_a_loss_that_isnt_finite_is_named_on_every_worker(
+    world_size: int, step: int, epoch: int, tmp_path: Path
+) -> None:
+    last = world_size - 1
+    samples = step_indices(epoch_order(50, 0, epoch), step, 8, last, world_size).tolist()
+    from_forward = 1 + epoch * (STEPS + 1)  # an epoch has one forward pass more, to evaluate
+
+    def body(group: Group) -> str:
+        config = configure(snapshot_every_steps=2)
+        with pytest.raises(NonFiniteLossError) as caught:
+            run_training_on(
+                group, tmp_path, lambda: poisoned_job(samples[-1], from_forward), config
+            )
+        return str(caught.value)
+
+    number = epoch * STEPS + step  # of steps before it
+    for message in run_ranks(world_size, body):
+        assert f"at epoch {epoch + 1}, step {number + 1}, on rank {last}, " in message
+        assert f"for the training samples {', '.join(map(str, samples))}. " in message
+    kept = SnapshotStore(prepared(tmp_path).snapshots, 3).newest_good(print)
+    assert kept is not None
+    assert 2 <= kept.step <= number
+    assert all(tensor.isfinite().all() for tensor in kept.tensors["model"].values())
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_signal_on_one_worker_stops_all_at_the_same_step(rank: int, tmp_path: Path) -> None:
+    stop = StopAt(rank=rank, forward=5)
+    outcomes = run_ranks(3, run_training_on, tmp_path, plain_job, configure(), stop)
+    assert [o.step for o in outcomes] == [5] * 3
+    assert [o.summary["stopped_because"] for o in outcomes] == ["signal"] * 3
+    assert SnapshotStore(prepared(tmp_path).snapshots, 3).steps()[-1] == 5
+
+
+@pytest.mark.ranks
+def test_a_time_budget_that_is_over_ends_with_an_evaluation_and_a_snapshot(tmp_path: Path) -> None:
+    config = configure(time_budget="0.000001s", schedule="cosine", epochs=50)
+    outcomes = run_ranks(2, run_training_on, tmp_path, plain_job, config, None)
+    assert {o.step for o in outcomes} == {1}
+    summary = outcomes[0].summary
+    assert summary["stopped_because"] == "time"
+    assert summary["val_samples"] == 13
+    assert summary["val_loss"] is not None
+    assert summary["best_epoch"] == 1
+    assert [row["epoch"] for row in outcomes[0].rows] == ["1"]
+    assert SnapshotStore(prepared(tmp_path).snapshots, 3).steps() == [1]
+
+
+@pytest.mark.ranks
+def test_a_generous_time_budget_changes_nothing(tmp_path: Path) -> None:
+    def train(name: str, budget: str | None) -> Outcome:
+        config = configure(time_budget=budget, schedule="cosine")
+        return run_ranks(2, run_training_on, tmp_path / name, plain_job, config, None)[0]
+
+    assert (
+        train("hour", "1h").summary["weights_sha256"]
+        == (train("free", None).summary["weights_sha256"])
+    )
+
+
+@pytest.mark.ranks
+def test_target_accuracy_ends_a_training(tmp_path: Path) -> None:
+    config = configure(target_accuracy=0.0001, patience=2, epochs=9)
+    outcome = run_ranks(2, run_training_on, tmp_path, plain_job, config, None)[0]
+    assert (outcome.summary["stopped_because"], outcome.epoch) == ("target", 2)
+
+
+def infinite_in_evaluation() -> Job:
+    net = plain_net()
+    job = Job(model=net, train=pictures(50), validation=pictures(13, seed=2))
+
+    def spoil(module: torch.nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
+        return outputs if torch.is_grad_enabled() else outputs * torch.inf
+
+    net.register_forward_hook(spoil)
+    return job
+
+
+@pytest.mark.ranks
+def test_a_validation_loss_that_isnt_finite_is_no_result(tmp_path: Path) -> None:
+    outcome = run_ranks(
+        2, run_training_on, tmp_path, infinite_in_evaluation, configure(epochs=2), None
+    )[0]
+    assert outcome.summary["val_loss"] is None
+    assert outcome.summary["best_epoch"] is None
+    assert [row["val_loss"] for row in outcome.rows] == ["", ""]
+    assert outcome.summary["stopped_because"] == "epochs"
+
+
+@pytest.mark.ranks
+def test_going_on_with_another_data_set_is_refused(tmp_path: Path) -> None:
+    stop = StopAt(rank=0, forward=2)
+    run_ranks(2, run_training_on, tmp_path, plain_job, configure(), stop)
+
+    def body(group: Group) -> str:
+        with pytest.raises(JobError) as caught:
+            run_training_on(group, tmp_path, lambda: plain_job(51), configure())
+        return str(caught.value)
+
+    said = "the training began with 50 training samples, and now there are 51"
+    assert all(said in message for message in run_ranks(2, body))

@@ -1,0 +1,103 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.config.fields import OptionValue
+from paceline.config.rundir import RunDirectory
+from paceline.errors import UsageError
+from paceline.trainer.config import TrainConfig
+from paceline.trainer.past import FIXED, FREE, PastRun
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    settings = TrainConfig.from_settings({"optimizer": "adam", "betas": (0.8, 0.9)}).settings()
+    content = {
+        "recipe": "digits",
+        "reference": "paceline.recipes.digits:digits",
+        "recipe_arguments": {"dropout": 0.1},
+        "settings": settings | {"betas": [0.8, 0.9], "batch_per_worker": 16},
+        "given": ["optimizer", "betas", "batch_per_worker"],
+        "derived": {"global_batch": 32, "world_size": 2},
+        "started_at": "2026-01-01T00:00:00+00:00",
+    }
+    run = RunDirectory(tmp_path)
+    run.run_json.write_text(json.dumps(content))
+    return run
+
+
+def test_where_and_how_it_was_shown_belong_to_one_start(run: RunDirectory) -> None:
+    assert not PastRun.read(run).settings.keys() & {"workers", "on", "progress"}
+
+
+def test_the_global_batch_is_kept_on_any_number_of_workers(run: RunDirectory) -> None:
+    config = PastRun.read(run).config()
+    assert (config.data.global_batch, config.data.batch_per_worker) == (32, None)
+    assert PastRun.read(run).world_size == 2
+    assert config.optim.betas == (0.8, 0.9)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"workers": 3, "snapshot_every_steps": 5, "progress": "plain", "threads": 1},
+        {"lr": 0.1},  # as it was
+        {"dropout": 0.1},
+        {"max_batch_per_worker": 2, "loader_workers": 0},
+    ],
+    ids=str,
+)
+def test_what_doesnt_change_the_training_is_taken(
+    given: dict[str, OptionValue], run: RunDirectory
+) -> None:
+    past = PastRun.read(run)
+    settings, arguments = past.changed(given, [])
+    assert {**settings, **arguments}.items() >= given.items()
+    assert settings.keys() == past.settings.keys() | given.keys() - arguments.keys()
+    assert arguments == past.arguments
+
+
+def test_what_changes_the_training_is_refused_and_all_of_it_shown(run: RunDirectory) -> None:
+    with pytest.raises(UsageError) as error:
+        PastRun.read(run).changed({"lr": 0.2, "epochs": 20, "dropout": 0.3, "seed": 1}, ["lr"])
+    text = str(error.value)
+    assert "lr:" not in text
+    assert "epochs: the run has 10, you give 20" in text
+    assert "dropout: the run has 0.1, you give 0.3" in text
+    assert "seed can't change within a training" in text
+    assert "--allow-change epochs --allow-change dropout" in text
+
+
+def test_allowed_changes_are_taken(run: RunDirectory) -> None:
+    settings, arguments = PastRun.read(run).changed(
+        {"epochs": 20, "dropout": 0.3}, ["epochs", "dropout"]
+    )
+    assert (settings["epochs"], arguments["dropout"]) == (20, 0.3)
+
+
+@pytest.mark.parametrize("name", sorted(FIXED))
+def test_the_order_of_samples_can_never_change(name: str, run: RunDirectory) -> None:
+    value = True if name == "drop_last" else 7
+    with pytest.raises(UsageError, match="start a new one"):
+        PastRun.read(run).changed({name: value}, [name])
+
+
+def test_an_unknown_name_to_allow_lists_the_known(run: RunDirectory) -> None:
+    with pytest.raises(UsageError, match="unknown option to change 'epoch'"):
+        PastRun.read(run).changed({}, ["epoch"])
+
+
+def test_free_options_are_options() -> None:
+    assert TrainConfig().settings().keys() >= FREE | FIXED
+    assert not FREE & FIXED
+
+
+@pytest.mark.parametrize("missing", ["settings", "derived", "recipe", "given"])
+def test_a_run_json_of_another_kind(missing: str, run: RunDirectory) -> None:
+    content = run.read_run()
+    del content[missing]
+    run.run_json.write_text(json.dumps(content))
+    with pytest.raises(UsageError, match=r"wasn't written by this version"):
+        PastRun.read(run)

@@ -1,0 +1,184 @@
+"""A worker from its first line to its last, and the records that it leaves."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from paceline.checkpoint.format import read_snapshot
+from paceline.checkpoint.store import SnapshotStore
+from paceline.config.fields import OptionValue
+from paceline.config.rundir import RunDirectory
+from paceline.dist.group import Group
+from paceline.metrics.table import read_table
+from paceline.trainer.config import TrainConfig, merge
+from paceline.trainer.judge import judge
+from paceline.trainer.past import PastRun
+from paceline.trainer.recipe import load_recipe
+from paceline.trainer.request import TrainRequest
+from paceline.trainer.worker import run_training
+from tests.support.agent import AgentStore
+from tests.support.ranks import run_ranks
+from tests.support.trainings import prepared
+
+pytestmark = pytest.mark.ranks
+REFERENCE = "paceline.recipes.digits:digits"
+STEPS = 23  # 1,442 images in batches of 64
+
+
+def request(directory: Path, **given: OptionValue) -> TrainRequest:
+    own: dict[str, OptionValue] = {"epochs": 2, "progress": "plain", "device": "cpu", "lr": 0.05}
+    settings = merge(own | given, load_recipe(REFERENCE).settings)
+    return TrainRequest(
+        recipe="digits",
+        reference=REFERENCE,
+        arguments={"dropout": 0.1},
+        settings=settings,
+        given=("epochs", "progress", "dropout"),
+        run_dir=str(directory),
+        command=("paceline", "train", "digits"),
+        started_at="2026-01-01T00:00:00+00:00",
+    )
+
+
+def train(world_size: int, asked: TrainRequest) -> list[str]:
+    prepared(Path(asked.run_dir))
+    store = AgentStore()
+
+    def body(group: Group) -> str:
+        store.become_worker(group)
+        return run_training(asked.to_json())
+
+    return run_ranks(world_size, body)
+
+
+def read(path: Path) -> dict[str, object]:
+    content: dict[str, object] = json.loads(path.read_text())
+    return content
+
+
+def test_a_request_survives_the_way_to_the_worker(tmp_path: Path) -> None:
+    asked = request(tmp_path)
+    assert TrainRequest.from_json(asked.to_json()) == asked
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_what_a_training_leaves_behind(
+    world_size: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked = request(tmp_path)
+    assert train(world_size, asked) == ['{"stopped_because": "epochs"}'] * world_size
+    out = capfd.readouterr().out
+    run = RunDirectory(tmp_path)
+    check_run_json(read(run.run_json), world_size, asked)
+    check_summary(read(run.summary_json), world_size)
+    rows = read_table(run.metrics_csv)
+    assert [(row["epoch"], row["step"]) for row in rows] == [("1", "23"), ("2", "46")]
+    assert all(cell for row in rows for cell in row.values())  # ten classes: top-5 as well
+    assert float(rows[1]["train_loss"]) < float(rows[0]["train_loss"])
+    assert SnapshotStore(run.snapshots, 3).steps() == [STEPS, 2 * STEPS]
+    assert out.count("train loss") == 1
+    assert "lr 0.05" in out
+    assert str(run.path) in out
+
+
+def check_run_json(content: dict[str, object], world_size: int, asked: TrainRequest) -> None:
+    assert content["format"] == 1
+    assert content["recipe"] == "digits"
+    assert content["reference"] == REFERENCE
+    assert content["recipe_arguments"] == {"dropout": 0.1}
+    assert content["given"] == list(asked.given)
+    assert content["command"] == list(asked.command)
+    assert content["settings"] == TrainConfig.from_settings(asked.settings).settings()
+    assert content["started_at"] == asked.started_at
+    derived = content["derived"]
+    assert isinstance(derived, dict)
+    expected = {
+        "world_size": world_size,
+        "nodes": 1,
+        "shards": world_size,
+        "global_batch": 64,
+        "batch_per_worker": [64 // world_size] * world_size,
+        "micro_batches": 1,
+        "lr": 0.05,
+        "memory_format": "channels-last",
+        "precision": "fp32",
+        "backend": "gloo",
+        "threads": 1,
+        "steps_per_epoch": STEPS,
+        "train_samples": 1442,
+        "val_samples": 355,
+    }
+    assert derived.items() >= expected.items()
+    assert derived.keys() >= {"lr_rule", "device", "parameters", "optimizer"}
+    hosts, history = content["hosts"], content["history"]
+    assert isinstance(hosts, list)
+    assert isinstance(history, list)
+    (host,) = hosts
+    assert host["host"] == socket.gethostname()
+    assert host["ranks"] == list(range(world_size))
+    assert host.keys() >= {"device", "cpu", "cores"}
+    assert content["versions"].keys() >= {"python", "torch", "numpy", "paceline"}  # type: ignore[attr-defined]
+    (start,) = history
+    assert start["reason"] == "start"
+    assert (start["world_size"], start["from_step"], start["from_epoch"]) == (world_size, 0, 0)
+
+
+def check_summary(content: dict[str, object], world_size: int) -> None:
+    expected = {
+        "recipe": "digits",
+        "world_size": world_size,
+        "nodes": 1,
+        "shards": world_size,
+        "global_batch": 64,
+        "epochs": 2,
+        "steps": 2 * STEPS,
+        "samples_seen": 2 * 1442,
+        "val_samples": 355,
+        "stopped_because": "epochs",
+        "snapshots_written": 2,
+        "snapshots_skipped": 0,
+        "restarts": 0,
+    }
+    assert content.items() >= expected.items()
+    figures = ["train_time_s", "images_per_s", "train_loss", "val_loss", "val_accuracy"]
+    figures += ["val_top5_accuracy", "best_val_accuracy"]
+    for name in figures:
+        value = content[name]
+        assert isinstance(value, float), name
+        assert value > 0, name
+    assert content["best_epoch"] in (1, 2)
+    assert len(str(content["weights_sha256"])) == 64
+
+
+def test_going_on_is_noted_in_the_history(tmp_path: Path) -> None:
+    train(2, request(tmp_path, epochs=1))
+    first = read(tmp_path / "summary.json")
+    train(1, request(tmp_path, epochs=2, workers=1))
+    content = read(tmp_path / "run.json")
+    history = content["history"]
+    assert isinstance(history, list)
+    assert [(s["reason"], s["world_size"], s["from_step"]) for s in history] == [
+        ("start", 2, 0),
+        ("resume", 1, STEPS),
+    ]
+    second = read(tmp_path / "summary.json")
+    assert (first["epochs"], second["epochs"]) == (1, 2)
+    assert second["samples_seen"] == 2 * 1442
+
+
+def test_judging_afterwards_gives_the_same_figures(tmp_path: Path) -> None:
+    train(2, request(tmp_path))
+    summary = read(tmp_path / "summary.json")
+    run = RunDirectory(tmp_path)
+    last = judge(run, "last")
+    assert last.totals.samples == 355
+    assert last.totals.accuracy == summary["val_accuracy"]
+    assert last.totals.top5_accuracy == summary["val_top5_accuracy"]
+    assert last.totals.mean_loss == pytest.approx(summary["val_loss"], rel=1e-5)
+    assert int(last.confusion.sum()) == 355
+    assert int(last.confusion.diagonal().sum()) == last.totals.top1
+    assert judge(run, "best").totals.accuracy == summary["best_val_accuracy"]
+    assert PastRun.read(run).arguments == {"dropout": 0.1}
+    assert read_snapshot(last.snapshot).step == 2 * STEPS

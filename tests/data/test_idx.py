@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.idx_files import idx_bytes, write_idx
 
 from paceline.data.idx import read_idx
 from paceline.errors import DataError
+from tests.support.idx_files import idx_bytes, write_idx
 
 VALUES = np.arange(60, dtype=np.uint8).reshape(3, 4, 5)
 CONTENT = idx_bytes(VALUES)

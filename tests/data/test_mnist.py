@@ -6,11 +6,11 @@ from urllib.error import URLError
 import numpy as np
 import pytest
 import torch
-from tests.support.idx_files import write_idx, write_mnist
 
 from paceline.data.download import Readable
 from paceline.data.mnist import load_mnist
 from paceline.errors import DataError
+from tests.support.idx_files import write_idx, write_mnist
 
 IMAGES = "train-images-idx3-ubyte"
 LABELS = "t10k-labels-idx1-ubyte"

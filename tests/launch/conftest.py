@@ -3,9 +3,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.launch.launching import Launch
 
 from paceline.launch import forkserver
+from tests.launch.launching import Launch
 
 
 @pytest.fixture(scope="module")

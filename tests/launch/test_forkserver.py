@@ -5,9 +5,9 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from tests.launch.waiting import alive
 
 from paceline.launch import forkserver
+from tests.launch.waiting import alive
 
 
 @pytest.fixture(autouse=True)

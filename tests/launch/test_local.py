@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.launch.launching import Launch
-from tests.launch.waiting import alive, until
 
 from paceline.launch.failures import WorkerFailure, render
+from tests.launch.launching import Launch
+from tests.launch.waiting import alive, until
 
 pytestmark = pytest.mark.ranks
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.launch.waiting import alive, until
 
 from paceline.launch import processes
 from paceline.launch.lineage import adopt_orphans
 from paceline.launch.processes import Worker, WorkerGuard, descendants, reap
+from tests.launch.waiting import alive, until
 
 _STUBBORN = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(); input()"
 _WILLING = "print(); input()"

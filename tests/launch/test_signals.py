@@ -10,11 +10,11 @@ from typing import Protocol
 
 import psutil
 import pytest
-from tests.launch.waiting import alive, until
 
 from paceline.launch import signals
 from paceline.launch.processes import STOP_S, WorkerGuard
 from paceline.launch.signals import InterruptedStartError, Interrupts
+from tests.launch.waiting import alive, until
 
 pytestmark = pytest.mark.ranks
 _HERE = Path(__file__).parent

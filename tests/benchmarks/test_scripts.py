@@ -1,0 +1,79 @@
+"""Every script runs at a tiny size; what it measures then means nothing and isn't looked at."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks import memory, overhead, restarts, snapshots, startup
+from benchmarks.commands import ROOT, environment
+from benchmarks.figures import Report
+from benchmarks.mnist_shaped import write_mnist_shaped
+from benchmarks.overhead import Match
+from benchmarks.stamps import read_stamps
+from paceline.launch import forkserver
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture
+def own_fork_server() -> Iterator[None]:
+    yield
+    forkserver.release()
+
+
+@pytest.mark.parametrize("opponent", ["tuned", "article"])
+def test_overhead(opponent: str, own_fork_server: None) -> None:
+    found = next(m for m in overhead.matches(quick=True) if m.opponent == opponent)
+    tiny = {"pairs": 8, "block_steps": 1, "epoch_steps": 4}
+    match = Match(**{**vars(found), **tiny})
+    blocks = overhead.play(match)
+    assert len(blocks.ours) == len(blocks.theirs) == 8
+    assert blocks.closing == [False, False, False, True] * 2
+    assert (blocks.difference is not None) == (opponent == "tuned")
+    report = Report(name="overhead")
+    overhead.add_match(report, match, blocks)
+    assert report.figures[0].what == match.title
+
+
+def test_snapshots(own_fork_server: None) -> None:
+    measured = snapshots.run_plan(snapshots.Plan(pairs=2, block_steps=10))
+    assert len(measured.with_snapshots) == len(measured.without) == 2
+    assert len(measured.save) == len(measured.offer) == 2
+
+
+def test_startup(tmp_path: Path) -> None:
+    write_mnist_shaped(tmp_path, 128, 16)
+    for side in startup._SIDES:
+        assert startup.run_side(side, tmp_path, 0) > 0
+
+
+def test_memory(tmp_path: Path) -> None:
+    write_mnist_shaped(tmp_path, 256, 16)
+    for number, side in enumerate(memory._SIDES[1:]):  # the script by hand runs in test_startup
+        stamps = tmp_path / str(number)
+        workers = memory.run_side(side, tmp_path, stamps, 256)
+        assert len(workers) == 2
+        assert all(worker.rss > 0 for worker in workers)
+        assert {stamp.steps for stamp in read_stamps(stamps)} == {2}
+
+
+def test_restarts(tmp_path: Path) -> None:
+    wanted = restarts.undisturbed(tmp_path / "undisturbed", epochs=3)
+    found = restarts.disturbed(tmp_path / "disturbed", epochs=3, kills=1, seed=1)
+    assert found.restarts == len(found.kills) == 1
+    assert found.weights_sha256 == wanted
+
+
+def test_the_cost_of_a_step_is_within_its_budget() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.step_cost", "--check"],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

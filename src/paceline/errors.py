@@ -44,7 +44,9 @@ class NonFiniteLossError(JobError):
 
 
 class SnapshotError(PacelineError, RuntimeError):
-    """A snapshot can't be read: it is damaged, incomplete or of an unknown format."""
+    """A snapshot can't be read or doesn't fit: damaged, of an unknown format, of another model."""
+
+    exit_code = ExitCode.JOB
 
 
 class InfrastructureError(PacelineError, RuntimeError):

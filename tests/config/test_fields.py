@@ -1,8 +1,9 @@
 from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 
-from paceline.config.fields import check_names, differences, option_fields, unknown_name
+from paceline.config.fields import check_names, fits, option_fields, unknown_name
 from paceline.errors import UsageError
 
 
@@ -49,6 +50,21 @@ def test_unknown_names() -> None:
     )
 
 
-def test_differences_between_settings() -> None:
-    before, after = {"a": 1, "b": 2, "c": None}, {"a": 1, "b": 3, "d": 4}
-    assert differences(before, after) == {"b": (2, 3), "d": (None, 4)}
+@pytest.mark.parametrize(
+    ("value", "annotation", "expected"),
+    [
+        (3, int, True),
+        (2.5, int, False),
+        (True, int, False),
+        (3, float, True),
+        ("no", bool, False),
+        (None, int | None, True),
+        ("bf16", Literal["fp32", "bf16"], True),
+        ("float32", Literal["fp32", "bf16"], False),
+        ((0.9, 0.99), tuple[float, float] | None, True),
+        ((0.9,), tuple[float, float], False),
+        (("a", "b", "c"), tuple[str, ...], True),
+    ],
+)
+def test_values_fit_their_type(value: object, annotation: object, expected: bool) -> None:
+    assert fits(value, annotation) is expected

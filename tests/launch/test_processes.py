@@ -51,7 +51,7 @@ def children() -> Iterator[list[Child]]:
 
 def _guard(children: list[Child], done: bool = False) -> WorkerGuard:
     workers = {rank: child.worker for rank, child in enumerate(children)}
-    return WorkerGuard(workers, all_done=lambda: done)
+    return WorkerGuard(workers, delivered=lambda rank: done)
 
 
 def test_a_request_to_stop_reaches_all_and_kills_the_rest(children: list[Child]) -> None:

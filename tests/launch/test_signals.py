@@ -161,7 +161,7 @@ def test_killing_the_fork_server_ends_the_workers_and_the_launch(start: Start) -
 
 def test_signals_close_together_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     killed = []
-    guard = WorkerGuard({}, all_done=lambda: False)
+    guard = WorkerGuard({}, delivered=lambda rank: False)
     monkeypatch.setattr(WorkerGuard, "kill", lambda _: killed.append(True))
     with Interrupts().caught() as interrupts, interrupts.starting():
         interrupts.pass_on(guard)

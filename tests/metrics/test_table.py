@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.metrics.table import COLUMNS, EpochRow, append_row, read_table, start_table
+from paceline.metrics.table import COLUMNS, EpochRow, append_rows, read_table, start_table
 
 CONTRACT = (
     "epoch,step,time_s,train_loss,train_accuracy,train_top5_accuracy,"
@@ -21,7 +21,7 @@ def table(tmp_path: Path) -> Path:
     path = tmp_path / "metrics.csv"
     start_table(path, 0)
     for epoch in (1, 2, 3):
-        append_row(path, row(epoch, train_loss=1 / 3, val_accuracy=0.5))
+        append_rows(path, [row(epoch, train_loss=1 / 3, val_accuracy=0.5)])
     return path
 
 
@@ -33,7 +33,7 @@ def test_columns_are_the_contract(table: Path) -> None:
 def test_figures_without_a_meaning_are_empty_cells(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     start_table(path, 0)
-    append_row(path, row(1, train_loss=0.25, val_loss=math.nan, val_accuracy=1.0))
+    append_rows(path, [row(1, train_loss=0.25, val_loss=math.nan, val_accuracy=1.0)])
     (read,) = read_table(path)
     assert read["train_loss"] == "0.25"
     assert [read[name] for name in ("train_accuracy", "val_loss", "val_top5_accuracy")] == [""] * 3
@@ -54,7 +54,7 @@ def test_a_row_that_a_crash_cut_short_is_dropped(table: Path, cut: int) -> None:
     table.write_bytes(whole[:-cut])
     assert [r["epoch"] for r in read_table(table)] == ["1", "2"]
     start_table(table, completed_epochs=3)
-    append_row(table, row(3))
+    append_rows(table, [row(3)])
     with table.open(newline="") as file:
         assert [r["epoch"] for r in csv.DictReader(file)] == ["1", "2", "3"]
 

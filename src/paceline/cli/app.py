@@ -2,12 +2,14 @@
 
 import importlib
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline._version import __version__
 from paceline.config.fields import unknown_name
 from paceline.errors import ExitCode, PacelineError
+from paceline.launch.boundary import exit_code_of, kind_of
 
 
 @dataclass(frozen=True)
@@ -39,15 +41,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokens = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(tokens)
-    except PacelineError as error:
-        print(f"paceline: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("paceline: interrupted", file=sys.stderr)
-        return ExitCode.RESUMABLE
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output left; Python must not complain at exit
         return ExitCode.DONE
+    except PacelineError as error:
+        print(f"paceline: {error}", file=sys.stderr)
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001  # the process boundary: told whole
+        traceback.print_exception(error)
+        return exit_code_of(kind_of(error))
+    except KeyboardInterrupt:
+        print("paceline: interrupted", file=sys.stderr)
+        return ExitCode.RESUMABLE
 
 
 def _dispatch(tokens: list[str]) -> int:

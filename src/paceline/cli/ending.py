@@ -8,7 +8,7 @@ from paceline.config.durations import format_duration
 from paceline.config.rundir import RunDirectory
 from paceline.errors import ExitCode
 from paceline.launch.boundary import exit_code_of
-from paceline.launch.failures import WorkerFailure, render
+from paceline.launch.failures import WorkerFailure, one_line, render
 
 _REASONS = {
     "epochs": "all epochs are done",
@@ -19,11 +19,21 @@ _REASONS = {
 }
 
 
-def announce_end(run: RunDirectory, *, interrupted: bool) -> int:
-    """Write the report and print the summary. Returns the exit code."""
+def announce_end(
+    run: RunDirectory, *, interrupted: bool, failures: Sequence[WorkerFailure] = ()
+) -> int:
+    """Write the report and print the summary. Returns the exit code.
+
+    Args:
+        run: The run directory.
+        interrupted: A signal asked the launcher to stop.
+        failures: Of workers that didn't stop in order when they were asked to.
+    """
     summary = _read_summary(run)
     ended = summary.get("stopped_because")
-    if interrupted and ended in (None, "signal"):
+    if ended == "signal" or (interrupted and ended is None):
+        for failure in failures:
+            print(f"paceline: {one_line(failure)}", file=sys.stderr)
         if run.run_json.exists():
             _write_report(run)
         _print_interrupted(run)
@@ -48,6 +58,8 @@ def announce_failure(
     """
     cause = failures[0]
     expected = cause.kind != "infrastructure" and cause.error_type in _TOLD_WITHOUT_TRACEBACK
+    if cause.error_type == "DataError" and _WRAPPED in cause.traceback:
+        expected = False  # the data set's own code raised: its traceback is wanted
     text = cause.message if expected else render(failures, run.logs)
     print(f"paceline: {text}", file=sys.stderr, flush=True)
     if run.run_json.exists():
@@ -62,7 +74,14 @@ def announce_failure(
     return exit_code_of(cause.kind)
 
 
-_TOLD_WITHOUT_TRACEBACK = ("UsageError", "DataError", "NonFiniteLossError", "JobError")
+_WRAPPED = "the direct cause of the following exception"
+_TOLD_WITHOUT_TRACEBACK = (
+    "UsageError",
+    "DataError",
+    "NonFiniteLossError",
+    "JobError",
+    "SnapshotError",
+)
 """Errors whose message says all: a traceback through Paceline would only hide it."""
 
 
@@ -75,8 +94,12 @@ def _read_summary(run: RunDirectory) -> Mapping[str, object]:
 
 
 def _print_interrupted(run: RunDirectory) -> None:
-    saved = any(run.snapshots.glob("step-*"))
-    what = "It can go on" if saved else "No snapshot had been written yet. It can start again"
+    if not run.run_json.exists():
+        run.discard()
+        print("Stopped before the training began; nothing is left of it.", flush=True)
+        return
+    step = max((int(path.name[5:]) for path in run.snapshots.glob("step-" + 12 * "?")), default=0)
+    what = f"It can go on from step {step}" if step else "It can start again"
     print(f"Stopped. {what}: paceline resume {run.path}", flush=True)
 
 

@@ -1,11 +1,12 @@
 """`paceline evaluate RUN_DIR`: judges a run's model and draws its confusion matrix."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from paceline.cli.options import parse_options, show_help, take_word, wants_help
 from paceline.config.fields import OptionField
 from paceline.config.rundir import RunDirectory
+from paceline.dist.options import DeviceKind
 from paceline.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -18,6 +19,13 @@ _OPTIONS = (
         annotation=str,
         default="best",
         help="Which model: best (by validation), last, or a snapshot's directory.",
+        group="Evaluation",
+    ),
+    OptionField(
+        name="device",
+        annotation=DeviceKind,
+        default="auto",
+        help="What to compute on: auto, cpu or cuda, whatever the run was trained on.",
         group="Evaluation",
     ),
     OptionField(
@@ -46,7 +54,8 @@ def main(tokens: Sequence[str]) -> int:
     from paceline.trainer.judge import judge
 
     arguments = {"data_dir": given["data_dir"]} if "data_dir" in given else {}
-    result = judge(run, str(given.get("snapshot", "best")), arguments)
+    device = cast(DeviceKind, given.get("device", "auto"))
+    result = judge(run, str(given.get("snapshot", "best")), arguments, device)
     totals = result.totals
     print(f"snapshot  {result.snapshot.name} (step {result.step})")
     print(f"samples   {totals.samples}, each counted once")

@@ -22,11 +22,13 @@ from paceline.launch.placement import (
     threads_per_worker,
     usable_cores,
 )
+from paceline.metrics.tensorboard import require_tensorboard
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.request import TrainRequest
 
 _ENTRY = "paceline.trainer.worker:run_training"
-_PRELOAD = ("paceline.trainer.worker",)
+# Every optimizer imports torch._dynamo when it is built: here it is done once, for all workers.
+_PRELOAD = ("paceline.trainer.worker", "torch._dynamo")
 _WAIT_FOR_RUN_DIR_S = 60.0
 
 
@@ -81,7 +83,13 @@ def choose_place(config: TrainConfig, usual_workers: int | None = None) -> Place
 
 
 def start(launch: Launch) -> int:
-    """Run a training to its end. Returns the exit code."""
+    """Run a training to its end. Returns the exit code.
+
+    Raises:
+        UsageError: Something that can be checked by now is missing or in the way.
+    """
+    if launch.config.metrics.tensorboard:
+        require_tensorboard()
     return _start_here(launch) if launch.place.here else _start_local(launch)
 
 
@@ -116,7 +124,10 @@ def _local(config: TrainConfig, usual_workers: int | None) -> Place:
     elif config.dist.device == "cuda":
         raise UsageError("--device cuda needs a GPU, and this machine has none. Use --device cpu")
     cores = usable_cores()
-    backend = "gloo" if config.dist.device == "cpu" else config.dist.backend
+    by_device = {"cpu": "gloo", "cuda": "nccl"}
+    backend = by_device.get(config.dist.device, config.dist.backend)
+    if usual_workers is not None and gpus and backend != "gloo":
+        usual_workers = min(usual_workers, gpus)  # this machine may have fewer than the last one
     workers = choose_workers(config.launch.workers or usual_workers, gpus, cores, backend)
     if workers > max(cores, gpus):
         print(f"{workers} workers share {cores} CPU cores: expect no gain in speed", flush=True)
@@ -135,6 +146,7 @@ def _start_local(launch: Launch) -> int:
     if launch.is_new:
         run.create()
     with run.lock():
+        run.summary_json.unlink(missing_ok=True)  # of an earlier start
         prepare(_PRELOAD, place.threads)
         try:
             outcome = launch_local(
@@ -151,7 +163,7 @@ def _start_local(launch: Launch) -> int:
             return ExitCode.INFRASTRUCTURE
         if outcome.failures and not outcome.interrupted:
             return announce_failure(run, outcome.failures)
-        return announce_end(run, interrupted=outcome.interrupted)
+        return announce_end(run, interrupted=outcome.interrupted, failures=outcome.failures)
 
 
 def _start_here(launch: Launch) -> int:
@@ -160,6 +172,8 @@ def _start_here(launch: Launch) -> int:
         run.create()
     _wait_for(run.logs)
     with run.lock() if place.rank == 0 else nullcontext():
+        if place.rank == 0:
+            run.summary_json.unlink(missing_ok=True)  # of an earlier start
         try:
             stopped_because = _work_here(launch)
         except Exception as error:  # noqa: BLE001  # the process boundary: told and recorded

@@ -4,9 +4,10 @@ The command line, `--help`, `run.json` and the check for unknown names are made 
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields
-from typing import get_type_hints
+from types import UnionType
+from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 from docstring_parser import parse_from_object
 
@@ -69,17 +70,39 @@ def check_names(given: Iterable[str], known: Iterable[str], what: str) -> None:
         raise UsageError(unknown_name(unknown[0], names, what))
 
 
+def fits(value: object, annotation: object) -> bool:
+    """Tell whether a value is what an option's annotation says; whole numbers pass as floats."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return any(fits(value, part) for part in parts)
+    if origin is Literal:
+        return value in parts
+    if origin is tuple:
+        return _fits_tuple(value, parts)
+    if annotation in (int, float):
+        numbers = (int, float) if annotation is float else int
+        return isinstance(value, numbers) and not isinstance(value, bool)
+    return isinstance(value, annotation) if isinstance(annotation, type) else True
+
+
+def _fits_tuple(value: object, parts: tuple[object, ...]) -> bool:
+    if not isinstance(value, tuple):
+        return False
+    if len(parts) == 2 and parts[1] is Ellipsis:
+        return all(fits(item, parts[0]) for item in value)
+    return len(value) == len(parts) and all(map(fits, value, parts))
+
+
+def describe_type(annotation: object) -> str:
+    """Say what an option takes: the values of a closed set, else the type as it is written."""
+    if get_origin(annotation) is Literal:
+        return "one of " + ", ".join(map(str, get_args(annotation)))
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
+
+
 def unknown_name(name: str, known: Iterable[str], what: str) -> str:
     """Say that a name is unknown, with the closest known one and then all of them."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"unknown {what} {name!r}.{hint} Known: {', '.join(names)}"
-
-
-def differences(
-    before: Mapping[str, object], after: Mapping[str, object]
-) -> dict[str, tuple[object, object]]:
-    """Compare two flat sets of settings: name -> (before, after) where they differ."""
-    names = sorted(before.keys() | after.keys())
-    return {n: (before.get(n), after.get(n)) for n in names if before.get(n) != after.get(n)}

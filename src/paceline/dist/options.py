@@ -17,7 +17,8 @@ class DistOptions:
     """What carries the gradients. auto: nccl between GPUs, gloo between CPU workers."""
 
     device: DeviceKind = "auto"
-    """What a worker computes on. auto: its own GPU where there is one, else the CPU."""
+    """What a worker computes on. auto: its own GPU where there is one, else the CPU; with
+    `--backend gloo` the CPU."""
 
     timeout_s: float = 300.0
     """Seconds after which a worker that waits for the others gives up, so that a hang becomes an

@@ -126,7 +126,7 @@ class _Agent(LocalElasticAgent):
                 self.processes[ranks[process.pid]] = process
         self.guard = WorkerGuard(
             {rank: Worker(p.pid or 0, p.sentinel) for rank, p in self.processes.items()},
-            all_done=lambda: all(result_path(self._task.scratch, rank).exists() for rank in pids),
+            delivered=lambda rank: result_path(self._task.scratch, rank).exists(),
         )
         self._interrupts.pass_on(self.guard)
         return pids

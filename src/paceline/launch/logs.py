@@ -126,17 +126,18 @@ class Tee(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Write to the terminal; whole lines go to the log."""
-        written = self._terminal.write(text)
+        self._show(text)
         *lines, self._line = (self._line + text).split("\n")
         if lines:
             self._copy("".join(plain_line(line) + "\n" for line in lines))
         elif "\r" in text:  # a line that is redrawn in place must not grow
             self._line = self._line[self._line.rfind("\r") :]
-        return written
+        return len(text)
 
     def flush(self) -> None:
         """Flush the terminal (the log is written line by line)."""
-        self._terminal.flush()
+        with suppress(BrokenPipeError):
+            self._terminal.flush()
 
     def finish(self) -> None:
         """Copy the last unfinished line."""
@@ -170,6 +171,10 @@ class Tee(io.TextIOBase):
     def buffer(self) -> io.BufferedIOBase:
         """The terminal's bytes, which bypass the log."""
         return cast(io.BufferedIOBase, self._terminal.buffer)
+
+    def _show(self, text: str) -> None:
+        with suppress(BrokenPipeError):  # whoever read it has left (`| head`); the log goes on
+            self._terminal.write(text)
 
     def _copy(self, text: str) -> None:
         with suppress(OSError, ValueError):  # a full disk must not end a training

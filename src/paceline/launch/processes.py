@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection
@@ -35,20 +35,20 @@ class WorkerGuard:
     """A thread that ends workers which don't end by themselves.
 
     It stands beside the elastic agent, whose own time-out in this place is 30 s and can't be set:
-    once a worker ended, the others get PEERS_S (EXIT_S where all delivered results); once a stop
+    once a worker ended, the others get PEERS_S (EXIT_S where it delivered its result); once a stop
     was requested they all get SIGTERM and STOP_S. After that: SIGKILL.
     """
 
-    def __init__(self, workers: Mapping[int, Worker], all_done: Callable[[], bool]) -> None:
+    def __init__(self, workers: Mapping[int, Worker], delivered: Callable[[int], bool]) -> None:
         """Start watching.
 
         Args:
             workers: By rank.
-            all_done: Whether all workers delivered their results.
+            delivered: Whether the worker of this rank delivered its result.
         """
         self._processes = {rank: _process(worker.pid) for rank, worker in workers.items()}
-        self._sentinels = [worker.sentinel for worker in workers.values()]
-        self._all_done = all_done
+        self._sentinels = {worker.sentinel: rank for rank, worker in workers.items()}
+        self._delivered = delivered
         self._deadline_s = _NEVER_S
         self._stop_by_s: float | None = None
         self._stop_sent = False
@@ -98,14 +98,14 @@ class WorkerGuard:
             ready = connection.wait([self._wake_r, *self._sentinels], timeout_s)
             if self._wake_r in ready:
                 os.read(self._wake_r, 64)
-            self._set_deadline(an_exit=any(sentinel in ready for sentinel in self._sentinels))
+            ended = [self._sentinels.pop(s) for s in list(self._sentinels) if s in ready]
+            self._set_deadline(ended)
             if time.monotonic() >= self._deadline_s:
                 self._kill_all()
 
-    def _set_deadline(self, an_exit: bool) -> None:
-        if an_exit:
-            self._sentinels = []  # the first one starts the clock
-            grace_s = EXIT_S if self._all_done() else PEERS_S
+    def _set_deadline(self, ended: Sequence[int]) -> None:
+        for rank in ended:
+            grace_s = EXIT_S if self._delivered(rank) else PEERS_S
             self._deadline_s = min(self._deadline_s, time.monotonic() + grace_s)
         if self._stop_by_s is not None and not self._stop_sent:
             self._stop_sent = True
@@ -121,7 +121,7 @@ class WorkerGuard:
             if _end(process, psutil.Process.kill):
                 self._killed.add(rank)
         self._deadline_s = _NEVER_S
-        self._sentinels = []
+        self._sentinels = {}
 
 
 def reap(spared: set[int]) -> None:

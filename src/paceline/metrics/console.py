@@ -3,6 +3,7 @@
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -139,7 +140,7 @@ class BarConsole(Console):
     def say(self, line: str) -> None:
         """Print the line above the bar and into the log."""
         self._bar().console.print(line, markup=False, highlight=False, soft_wrap=True)
-        with self._log.open("a") as file:
+        with suppress(OSError), self._log.open("a") as file:  # a full disk must not end a training
             file.write(line + "\n")
 
     def warn(self, line: str) -> None:

@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -31,7 +31,7 @@ class EpochRow:
     images_per_s: float = 0.0
     """Training samples a second over all workers, evaluation not counted."""
     batch_time_s: float = 0.0
-    """Mean time of a step, data included, of the slowest worker."""
+    """Mean time of a step, data included."""
     data_time_s: float = 0.0
     """Mean time a step waited for its data, of the slowest worker."""
 
@@ -53,11 +53,23 @@ def start_table(path: Path, completed_epochs: int) -> None:
     write_atomic(path, text.getvalue().encode())
 
 
-def append_row(path: Path, row: EpochRow) -> None:
-    """Add one epoch's row."""
-    cells = {name: _cell(getattr(row, name)) for name in COLUMNS}
-    with path.open("a", newline="") as file:
-        csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(cells)
+def append_rows(path: Path, rows: Iterable[EpochRow]) -> None:
+    """Add rows, all of them or none.
+
+    Raises:
+        OSError: The disk is full; the table is as it was.
+    """
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writerows({name: _cell(getattr(row, name)) for name in COLUMNS} for row in rows)
+    with path.open("ab") as file:
+        before = file.tell()
+        try:
+            file.write(text.getvalue().encode())
+            file.flush()
+        except OSError:
+            file.truncate(before)
+            raise
 
 
 def read_table(path: Path) -> list[Mapping[str, str]]:

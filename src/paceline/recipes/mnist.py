@@ -1,4 +1,4 @@
-"""The DDP article's job: a small CNN on MNIST with Adadelta."""
+"""The job that PyTorch's DDP articles train: a small CNN on MNIST with Adadelta."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     from paceline.trainer.job import Job
 
+_WITH_SIDE_OUTPUTS = ("googlenet", "inception_v3")
+
 
 @recipe(epochs=1, global_batch=64, optimizer="sgd", lr=0.01, momentum=0.9)
 def synthetic(
@@ -53,5 +55,8 @@ def _torchvision_model(name: str, classes: int) -> "nn.Module":
     known = torchvision.models.list_models(module=torchvision.models)
     if name not in known:
         raise UsageError(unknown_name(name, known, "torchvision model"))
-    model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=classes)
+    options = {"aux_logits": False, "init_weights": True} if name in _WITH_SIDE_OUTPUTS else {}
+    model: nn.Module = torchvision.models.get_model(
+        name, weights=None, num_classes=classes, **options
+    )
     return model

@@ -6,7 +6,14 @@ from functools import cache
 from typing import Self
 
 from paceline.checkpoint.options import SnapshotOptions
-from paceline.config.fields import OptionField, OptionValue, check_names, option_fields
+from paceline.config.fields import (
+    OptionField,
+    OptionValue,
+    check_names,
+    describe_type,
+    fits,
+    option_fields,
+)
 from paceline.data.options import DataOptions
 from paceline.dist.options import DistOptions
 from paceline.errors import UsageError
@@ -53,13 +60,14 @@ class TrainConfig:
         """
         check_names(settings, training_options(), "option")
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+        for name, value in values.items():
+            expected = training_options()[name].annotation
+            if not fits(value, expected):
+                raise UsageError(f"{name} is {value!r}; it should be {describe_type(expected)}")
         parts = {}
         for key, (heading, component) in _COMPONENTS.items():
             names = {option.name for option in option_fields(component, heading)}
-            try:
-                parts[key] = component(**{n: v for n, v in values.items() if n in names})
-            except TypeError as error:
-                raise UsageError(f"a setting has the wrong type: {error}") from error
+            parts[key] = component(**{n: v for n, v in values.items() if n in names})
         return cls(**parts)
 
     def settings(self) -> dict[str, OptionValue]:

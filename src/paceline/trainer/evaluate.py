@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from paceline.data.source import BatchSource
 from paceline.dist.group import Group
+from paceline.errors import JobError
 from paceline.metrics.counters import StepCounters, Totals
 from paceline.sync.buffers import averaged, gather_buffers, local_buffers, pack, unpack
 from paceline.trainer.job import LossFunction
+from paceline.trainer.losses import as_scores
 
 
 @final
@@ -51,9 +53,10 @@ class Evaluator:
             for batch in source.eval_batches(group.rank, group.world_size, self.batch_size):
                 with self.forward_context():
                     outputs = model(batch.inputs)
-                outputs = outputs.float() if outputs.is_floating_point() else outputs
+                outputs = as_scores(outputs)
                 counters.add(self.loss(outputs, batch.targets), outputs, batch.targets, 0)
                 if num_classes:
+                    _check_width(outputs, num_classes)
                     cells = batch.targets * num_classes + outputs.argmax(1)
                     confusion += torch.bincount(cells, minlength=len(confusion))
         counters.flush()
@@ -62,6 +65,14 @@ class Evaluator:
             raise RuntimeError(f"evaluated {totals.samples} of {source.num_samples} samples")
         summed = group.sum_(confusion.cpu())
         return totals, summed.view(num_classes, num_classes)
+
+
+def _check_width(outputs: Tensor, num_classes: int) -> None:
+    if outputs.ndim != 2 or outputs.shape[1] != num_classes:
+        raise JobError(
+            f"the model gives outputs of shape {tuple(outputs.shape)} for {num_classes} classes; a "
+            "confusion matrix needs (samples, classes): set the job's num_classes"
+        )
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from paceline.checkpoint.format import read_snapshot
@@ -14,6 +15,7 @@ from paceline.data.memory import TensorData
 from paceline.dist.device import pick_device
 from paceline.dist.environment import Placement
 from paceline.dist.group import Group
+from paceline.dist.options import DeviceKind, DistOptions
 from paceline.metrics.counters import Totals
 from paceline.trainer.job import Job
 from paceline.trainer.keeper import load_weights
@@ -45,7 +47,10 @@ class Judgement:
 
 
 def judge(
-    run: RunDirectory, which: str, arguments: Mapping[str, OptionValue] | None = None
+    run: RunDirectory,
+    which: str,
+    arguments: Mapping[str, OptionValue] | None = None,
+    device_kind: DeviceKind = "auto",
 ) -> Judgement:
     """Evaluate a snapshot's model on the recipe's validation set, each sample once.
 
@@ -53,6 +58,7 @@ def judge(
         run: The run directory.
         which: `best`, `last`, or a snapshot's directory.
         arguments: The recipe's arguments that differ from the run's, such as `data_dir`.
+        device_kind: Where to compute, whatever the run was trained on.
 
     Raises:
         UsageError: No such run, snapshot or argument.
@@ -65,9 +71,11 @@ def judge(
     snapshot = read_snapshot(path)
     seed_everything(config.loop.seed)
     job = load_recipe(past.reference)(**{**past.arguments, **(arguments or {})})
-    device = pick_device(config.dist, Placement())
+    device = pick_device(DistOptions(device=device_kind), Placement())
     group = Group(Placement(), device, "none")
     layout = wants_channels_last(config.compute, job)
+    if layout:
+        job.model.to(memory_format=torch.channels_last)
     load_weights(job.model, snapshot.tensors.get("model", {}))
     source = make_source(job.validation, job, config, device, layout)
     evaluator = make_evaluator(job, config, device, _BATCH)
@@ -88,5 +96,6 @@ def judge(
 
 def _class_names(job: Job, classes: int) -> tuple[str, ...]:
     if isinstance(job.validation, TensorData):
-        return job.validation.class_names
+        named = job.validation.class_names
+        return named + tuple(str(number) for number in range(len(named), classes))
     return tuple(str(number) for number in range(classes))

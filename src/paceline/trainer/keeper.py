@@ -14,6 +14,7 @@ from paceline.checkpoint.writer import SnapshotWriter
 from paceline.dist.group import Group
 from paceline.errors import SnapshotError
 from paceline.metrics.counters import StepCounters, Totals
+from paceline.optim.table import OPTIMIZER_OPTIONS
 from paceline.sync.buffers import averaged, gather_buffers, local_buffers, unpack
 from paceline.trainer.state import TrainState
 
@@ -104,6 +105,11 @@ class SnapshotKeeper:
             return None
         return self._restore(found or read_snapshot(self._store.directory / name))
 
+    def weights_are_finite(self) -> bool:
+        """Tell whether no parameter holds NaN or infinity; the same on every worker."""
+        found = [parameter.isfinite().all() for parameter in self._model.parameters()]
+        return bool(torch.stack(found).all()) if found else True
+
     def advice(self) -> str:
         """Say which snapshot is the newest, for an error message."""
         steps = self._store.steps()
@@ -137,14 +143,22 @@ class SnapshotKeeper:
     def _restore(self, snapshot: Snapshot) -> TrainState:
         load_weights(self._model, snapshot.tensors.get("model", {}))
         optimizer = _mapping(snapshot.state.get("optimizer"))
+        # What the user asks for now holds, also where it differs from the snapshot's.
+        asked = [
+            {name: group[name] for name in OPTIMIZER_OPTIONS if name in group}
+            for group in self._optimizer.param_groups
+        ]
         restore_optimizer(
             self._optimizer,
             self._model.named_parameters(),
             snapshot.tensors.get("optimizer", {}),
             optimizer,
         )
-        if self._scaler is not None:
-            self._scaler.load_state_dict(dict(_mapping(snapshot.state.get("scaler"))))
+        for group, options in zip(self._optimizer.param_groups, asked, strict=True):
+            group.update(options)
+        scaler = snapshot.state.get("scaler")
+        if self._scaler is not None and scaler is not None:
+            self._scaler.load_state_dict(dict(_mapping(scaler)))
         self._restore_own(snapshot)
         return TrainState.from_json(snapshot.state.get("position"))
 

@@ -1,10 +1,26 @@
 """The losses that a job may name."""
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from paceline.errors import UsageError
+from paceline.errors import JobError, UsageError
 from paceline.trainer.job import LossFunction, LossName
+
+
+def as_scores(outputs: object) -> Tensor:
+    """Check what a model gave, and bring it to fp32 for the loss.
+
+    Raises:
+        JobError: It isn't a tensor.
+    """
+    if not isinstance(outputs, Tensor):
+        raise JobError(
+            f"the model gave a {type(outputs).__name__}; it should give one tensor, which the loss "
+            "and the accuracy are taken from"
+        )
+    half = outputs.is_floating_point() and outputs.dtype in (torch.bfloat16, torch.float16)
+    return outputs.float() if half else outputs
 
 
 def build_loss(loss: LossName | LossFunction, label_smoothing: float) -> LossFunction:

@@ -58,8 +58,8 @@ class PastRun:
             return cls(
                 recipe=str(content["recipe"]),
                 reference=str(content["reference"]),
-                arguments=cast(Mapping[str, OptionValue], content["recipe_arguments"]),
-                settings={n: tuple(v) if isinstance(v, list) else v for n, v in settings.items()},
+                arguments=_tuples(cast(Mapping[str, OptionValue], content["recipe_arguments"])),
+                settings=_tuples(settings),
                 given=tuple(cast(Sequence[str], content["given"])),
                 world_size=int(cast(int, derived["world_size"])),
             )
@@ -102,6 +102,11 @@ class PastRun:
         if refused:
             raise UsageError(_refusal(refused))
         return settings, arguments
+
+
+def _tuples(values: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
+    """Turn the lists that JSON made of tuples back into tuples."""
+    return {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
 
 
 def _refusal(refused: Sequence[tuple[str, OptionValue, OptionValue]]) -> str:

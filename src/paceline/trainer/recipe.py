@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, final, get_type_hints
+from typing import TYPE_CHECKING, final, get_args, get_type_hints
 
 from docstring_parser import parse
 
@@ -72,7 +72,8 @@ class Recipe:
         known = [argument.name for argument in self.arguments()]
         check_names(arguments, known, f"argument of recipe {self.name!r}")
         paths = self.path_arguments()
-        return self.build(**{n: Path(str(v)) if n in paths else v for n, v in arguments.items()})
+        made = {n: Path(str(v)) for n, v in arguments.items() if n in paths and v is not None}
+        return self.build(**{**arguments, **made})
 
     def resolved(self, given: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
         """Put given arguments over the defaults, and make paths absolute.
@@ -84,11 +85,18 @@ class Recipe:
         plain = (str, int, float, bool, tuple, Path, type(None))
         defaults = {a.name: a.default for a in self.arguments() if isinstance(a.default, plain)}
         named = defaults | dict(given)
-        return {n: str(Path(str(v)).absolute()) if n in paths else v for n, v in named.items()}
+        made = {n: v if n not in paths or v is None else _absolute(v) for n, v in named.items()}
+        for name, value in made.items():
+            if not isinstance(value, (str, int, float, bool, tuple, type(None))):
+                raise UsageError(
+                    f"recipe {self.name!r}: the argument {name!r} is a {type(value).__name__}; "
+                    "arguments are text, numbers, True or False, None, paths, or tuples of these"
+                )
+        return made
 
     def path_arguments(self) -> set[str]:
         """Name the arguments that are paths: where data is, not what it is."""
-        return {argument.name for argument in self.arguments() if argument.annotation is Path}
+        return {a.name for a in self.arguments() if _is_path(a)}
 
 
 def recipe(**settings: OptionValue) -> "Callable[[Callable[..., Job]], Recipe]":
@@ -109,12 +117,24 @@ def recipe(**settings: OptionValue) -> "Callable[[Callable[..., Job]], Recipe]":
     return decorate
 
 
+def _is_path(argument: OptionField) -> bool:
+    return (
+        isinstance(argument.default, Path)
+        or argument.annotation is Path
+        or Path in get_args(argument.annotation)
+    )
+
+
 def _argument_types(build: Callable[..., object]) -> dict[str, object]:
     """Evaluate the annotations of a function's arguments; its return type may be unknown here."""
     written = {n: a for n, a in inspect.get_annotations(build).items() if n != "return"}
     holder = type("Arguments", (), {"__annotations__": written, "__module__": build.__module__})
     names = getattr(inspect.unwrap(build), "__globals__", {})
     return get_type_hints(holder, globalns=names, include_extras=True)
+
+
+def _absolute(path: object) -> str:
+    return str(Path(str(path)).absolute())
 
 
 def load_recipe(reference: str) -> Recipe:
@@ -169,7 +189,11 @@ def _import_file(path: Path) -> ModuleType:
         raise UsageError(f"{path} can't be imported as Python")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 

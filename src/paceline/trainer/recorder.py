@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import final
 
 from paceline.metrics.console import Console
-from paceline.metrics.table import EpochRow, append_row, start_table
+from paceline.metrics.table import EpochRow, append_rows, start_table
 from paceline.metrics.tensorboard import TensorBoardLog
 from paceline.trainer.state import TrainState
 
@@ -25,6 +25,7 @@ class Recorder:
         self._events = events
         self._console = console
         self._tensorboard: TensorBoardLog | None = None
+        self._unwritten: list[EpochRow] = []
 
     def start(self, state: TrainState) -> None:
         """Open the sinks at a position: later rows of an earlier start are dropped."""
@@ -36,10 +37,23 @@ class Recorder:
     def add(self, row: EpochRow) -> None:
         """Record one epoch."""
         if self._table is not None:
-            append_row(self._table, row)
+            self._append(self._table, row)
         if self._tensorboard is not None:
             self._tensorboard.add(row)
         self._console.epoch(row)
+
+    def _append(self, table: Path, row: EpochRow) -> None:
+        """Add a row to the table; where the disk is full, keep it for the next time."""
+        self._unwritten.append(row)
+        try:
+            append_rows(table, self._unwritten)
+        except OSError as error:
+            self._console.warn(
+                f"{len(self._unwritten)} rows of {table.name} could not be written: "
+                f"{error.strerror}; training goes on"
+            )
+        else:
+            self._unwritten = []
 
     def close(self) -> None:
         """Close the sinks."""

@@ -17,7 +17,7 @@ class TrainRequest:
     reference: str
     """Where the recipe is, see `load_recipe`."""
     arguments: Mapping[str, OptionValue]
-    """The recipe's own arguments that were given."""
+    """The recipe's own arguments: what was given, and the defaults."""
     settings: Mapping[str, OptionValue]
     """Options of training, the recipe's and the user's; others keep their defaults."""
     given: tuple[str, ...]
@@ -36,4 +36,7 @@ class TrainRequest:
     def from_json(cls, text: str) -> Self:
         """Read what `to_json` wrote."""
         content = json.loads(text)
-        return cls(**content | {n: tuple(content[n]) for n in ("given", "command")})
+        given = {n: tuple(content[n]) for n in ("given", "command")}
+        arguments = content["arguments"].items()
+        own = {n: tuple(v) if isinstance(v, list) else v for n, v in arguments}
+        return cls(**content | given | {"arguments": own})

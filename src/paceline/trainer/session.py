@@ -79,8 +79,9 @@ class Session:
         state.total_steps = most
         self.state = state
         self._last_agreement = self._next_agreement = state.step
+        self._fit_schedule()
         if ran_out_of_time:
-            self._fit_to_budget()  # unless there is more of it now, nothing is left to do
+            self._look_at_clock()  # unless there is more time now, nothing is left to do
 
     def start_clock(self) -> None:
         """Begin to count training time: setting up doesn't belong to it."""
@@ -168,13 +169,16 @@ class Session:
         state.eval_s = state.elapsed_s - started_s
         state.train_loss = trained.mean_loss
         row = self._row(trained, validated)
-        if self.stopping is None:
+        complete = state.step_in_epoch == self.plan.steps_per_epoch
+        if complete:
             state.epoch += 1
             state.step_in_epoch = 0
         best = note_validation(state, loop)
-        state.ended = "time" if self.stopping == "time" else stop_reason(state, loop)
+        state.ended = stop_reason(state, loop) if complete else None
+        if self.stopping == "time":
+            state.ended = state.ended or "time"
         self.recorder.add(row)
-        if self.stopping is None:
+        if complete:
             state.epoch_train_s = state.epoch_data_s = 0.0
             self.stepper.counters.reset()
         return best
@@ -200,6 +204,11 @@ class Session:
         """
         self.agree()
         self.note.operation = "snapshot"
+        if not self.keeper.weights_are_finite():
+            raise NonFiniteLossError(
+                f"the weights became NaN or infinite by step {self.state.step}. "
+                f"{self.keeper.advice()} Try a lower --lr, a warm-up or --clip-norm"
+            )
         self._unsaved_s = 0.0
         self.keeper.save(self.state, best=best, must=must)
         self._settle_clock()
@@ -227,26 +236,41 @@ class Session:
         state.samples_seen = before + self.plan.samples_after(state.step_in_epoch)
         if agreed.signalled:
             self.stopping = "signal"
-        self._fit_to_budget()
+        self._fit_schedule()
+        self._look_at_clock()
         steps = state.step - self._last_agreement
         self._last_agreement = state.step
         self._next_agreement = state.step + steps_to_next(agreed.lap_s, steps)
         if steps:
             self.console.advance(self._advance(agreed, steps))
 
-    def _fit_to_budget(self) -> None:
-        budget = self.config.loop.time_budget
+    def _fit_schedule(self) -> None:
+        """Fit the schedule to what the time budget allows at the pace so far."""
+        budget = self._budget()
         if budget is None:
             return
-        state, budget_s = self.state, parse_duration_s(budget)
-        kept_s = reserve_s(state, budget_s=budget_s, eval_samples=self.val_source.num_samples)
+        budget_s, kept_s = budget
         most = self.config.loop.epochs * self.plan.steps_per_epoch
-        state.total_steps = fit_total_steps(
-            state, most_steps=most, budget_s=budget_s, reserve_s=kept_s
+        self.state.total_steps = fit_total_steps(
+            self.state, most_steps=most, budget_s=budget_s, reserve_s=kept_s
         )
-        self.stepper.rate.schedule = self.stepper.rate.schedule.with_total_steps(state.total_steps)
-        if state.elapsed_s >= budget_s - kept_s and self.stopping is None:
-            self.stopping = "time"
+        rate = self.stepper.rate
+        rate.schedule = rate.schedule.with_total_steps(self.state.total_steps)
+
+    def _look_at_clock(self) -> None:
+        """Stop where only the time for the last evaluation and snapshot is left."""
+        budget = self._budget()
+        if budget is not None and self.state.elapsed_s >= budget[0] - budget[1]:
+            self.stopping = self.stopping or "time"
+
+    def _budget(self) -> tuple[float, float] | None:
+        """Give the time budget and what is kept back of it, in seconds."""
+        budget = self.config.loop.time_budget
+        if budget is None:
+            return None
+        budget_s = parse_duration_s(budget)
+        samples = self.val_source.num_samples
+        return budget_s, reserve_s(self.state, budget_s=budget_s, eval_samples=samples)
 
     def _advance(self, agreed: Agreement, steps: int) -> Advance:
         state = self.state

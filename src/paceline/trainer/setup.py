@@ -19,7 +19,6 @@ from paceline.errors import UsageError
 from paceline.launch.boundary import note
 from paceline.metrics.console import Console, make_console
 from paceline.metrics.counters import StepCounters
-from paceline.metrics.tensorboard import require_tensorboard
 from paceline.optim.build import build_optimizer
 from paceline.optim.rate import scaled_lr
 from paceline.optim.rate_control import RateControl
@@ -41,6 +40,7 @@ from paceline.trainer.state import TrainState
 from paceline.trainer.step import Stepper, autocast
 
 _LEAST_EVAL_BATCH = 64
+_MOST = 2**31
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +64,6 @@ def open_session(
 
     Closes what it opened: snapshots in flight are finished, reader processes ended.
     """
-    if config.metrics.tensorboard:
-        require_tensorboard()
     channels_last = wants_channels_last(config.compute, job)
     sources = Sources(
         train=make_source(job.train, job, config, group.device, channels_last, augmented=True),
@@ -119,8 +117,14 @@ def make_source(
         raise UsageError(
             "the job's `augment` works on TensorData; put the transforms into the data set instead"
         )
-    workers = config.data.loader_workers
-    return LoaderSource(images, device, loader_workers=workers, memory_format=layout)
+    return LoaderSource(
+        images,
+        device,
+        loader_workers=config.data.loader_workers,
+        memory_format=layout,
+        # Before the other workers give up on this one, so that the cause is told.
+        timeout_s=0.9 * config.dist.timeout_s,
+    )
 
 
 def count_top(job: Job) -> int:
@@ -144,7 +148,9 @@ def make_evaluator(job: Job, config: TrainConfig, device: torch.device, batch: i
         loss=build_loss(job.loss, label_smoothing=0.0),
         forward_context=autocast(config.compute.precision, device),
         top=count_top(job),
-        batch_size=max(2 * batch, _LEAST_EVAL_BATCH),
+        batch_size=min(
+            max(2 * batch, _LEAST_EVAL_BATCH), config.data.max_batch_per_worker or _MOST
+        ),
     )
 
 
@@ -160,6 +166,11 @@ def prepare_model(
     if channels_last:
         model = model.to(memory_format=torch.channels_last)
     if options.sync_batchnorm and group.world_size > 1:
+        if plan.micro_batches > 1:
+            raise UsageError(
+                "--sync-batchnorm can't be combined with --max-batch-per-worker: its statistics "
+                "are those of the whole global batch, which has to pass through the model at once"
+            )
         last = plan.train_samples % plan.global_batch
         if 0 < last < group.world_size and not plan.drop_last:
             raise UsageError(

@@ -14,6 +14,7 @@ from paceline.optim.clip import clip_gradients
 from paceline.optim.rate_control import RateControl
 from paceline.sync.allreduce import without_sync
 from paceline.trainer.job import LossFunction
+from paceline.trainer.losses import as_scores
 from paceline.trainer.options import Precision
 from paceline.trainer.seeding import step_seed
 
@@ -104,8 +105,7 @@ class Stepper:
         samples = targets.shape[0]
         with self.forward_context():
             outputs = self.module(inputs)
-        if outputs.dtype is not torch.float32 and outputs.is_floating_point():
-            outputs = outputs.float()
+        outputs = as_scores(outputs)
         loss = self.loss(outputs, targets)
         # The workers' gradients are averaged: local mean x samples x workers / total.
         weight = samples * self.world_size / batch.total
@@ -122,7 +122,7 @@ class Stepper:
         with self.forward_context():
             outputs = self.module(batch.inputs)
         self.module.train()
-        self._backward(self.loss(outputs.float(), batch.targets) * 0.0)
+        self._backward(self.loss(as_scores(outputs), batch.targets) * 0.0)
 
     def _backward(self, loss: Tensor) -> None:
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()

@@ -10,6 +10,7 @@ from paceline.dist.allocator import keep_freed_memory
 from paceline.dist.device import pick_device, resolve_backend
 from paceline.dist.environment import current_placement
 from paceline.dist.group import joined
+from paceline.launch.boundary import describe, record
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.loop import train
 from paceline.trainer.recipe import load_recipe
@@ -26,9 +27,6 @@ from paceline.trainer.seeding import seed_everything
 from paceline.trainer.session import Session
 from paceline.trainer.setup import open_session
 from paceline.trainer.signals import stop_on_signals
-
-ENTRY = f"{__name__}:run_training"
-"""This module's entry, as launchers name it."""
 
 
 def run_training(payload: str) -> str:
@@ -56,7 +54,12 @@ def run_training(payload: str) -> str:
         job = load_recipe(request.reference)(**request.arguments)
         with open_session(job, config, run, group, flag) as session:
             _announce(session, request, run)
-            train(session)
+            try:
+                train(session)
+            except Exception as error:
+                # Before what is open gets closed, which takes time that may not be given.
+                record(describe(error, placement.rank), run.logs)
+                raise
             return _finish(session, request, run)
 
 
@@ -73,7 +76,6 @@ def _announce(session: Session, request: TrainRequest, run: RunDirectory) -> Non
     description = describe_run(session, request)
     if session.group.rank == 0:
         attempt, resumed = session.group.placement.attempt, run.run_json.exists()
-        run.summary_json.unlink(missing_ok=True)  # of an earlier start
         write_run(run, description, describe_start(session, attempt, resumed))
         opening = restart_line(session) if attempt else opening_lines(session, description, run)
         session.console.say(opening)

@@ -38,7 +38,7 @@ class _DerivedError(DistNetworkError):
         (JobError("x"), "job"),
         (DataError("x"), "job"),
         (InfrastructureError("x"), "infrastructure"),
-        (SnapshotError("x"), "infrastructure"),
+        (SnapshotError("x"), "job"),
         (ValueError("x"), "job"),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), "job"),
         (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "job"),

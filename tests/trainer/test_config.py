@@ -37,7 +37,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 
 
 def test_a_value_of_the_wrong_type_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="wrong type"):
+    with pytest.raises(UsageError, match="epochs is 'three'; it should be int"):
         TrainConfig.from_settings({"epochs": "three"})
 
 
@@ -72,8 +72,8 @@ def test_a_schedules_own_settings_go_with_it() -> None:
     assert merge({"lr": 1.0}, recipe) == recipe | {"lr": 1.0}
 
 
-def test_an_unknown_optimizer_is_left_for_the_check_that_lists_the_known() -> None:
-    with pytest.raises(UsageError, match=r"unknown optimizer 'sdg'.*Known: adadelta, adam"):
+def test_an_unknown_optimizer_lists_the_known() -> None:
+    with pytest.raises(UsageError, match="optimizer is 'sdg'; it should be one of sgd, adam"):
         TrainConfig.from_settings(merge({"optimizer": "sdg"}, DIGITS))
 
 

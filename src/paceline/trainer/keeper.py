@@ -15,8 +15,11 @@ from paceline.dist.group import Group
 from paceline.errors import SnapshotError
 from paceline.metrics.counters import StepCounters, Totals
 from paceline.optim.table import OPTIMIZER_OPTIONS
-from paceline.sync.buffers import averaged, gather_buffers, local_buffers, unpack
+from paceline.sync.buffers import averaged, gather_buffers, local_buffers, pack, unpack
 from paceline.trainer.state import TrainState
+
+_COUNTED = 4
+"""Figures in a row of `Totals`."""
 
 
 @final
@@ -61,10 +64,11 @@ class SnapshotKeeper:
             best: Also keep it as the best by validation.
             must: Where the one before is still being written, wait for it rather than skip this.
         """
-        rows = gather_buffers(local_buffers(self._model), self._group)
-        counted = self._group.gather_rows(self._counters.totals.as_row())
+        own = torch.cat([pack(local_buffers(self._model)), self._counters.totals.as_row()])
+        gathered = self._group.gather_rows(own)
         if self._writer is None:
             return
+        rows, counted = gathered[:, :-_COUNTED].contiguous(), gathered[:, -_COUNTED:]
         tensors, optimizer = flatten_optimizer(self._optimizer, self._model.named_parameters())
         snapshot = Snapshot(
             step=state.step,

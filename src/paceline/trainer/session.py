@@ -211,7 +211,6 @@ class Session:
             )
         self._unsaved_s = 0.0
         self.keeper.save(self.state, best=best, must=must)
-        self._settle_clock()
 
     def _lap(self) -> float:
         now_s = perf_counter()

@@ -7,6 +7,7 @@ INSTALLED := $(VENV)/.installed
 TESTS ?= tests
 # Tests start several processes each: more of them at once than this would wait for cores.
 JOBS ?= 2
+CODE := src tests benchmarks docs examples
 
 .PHONY: help install demo test check format clean
 
@@ -34,16 +35,16 @@ test: install
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(TESTS)
 
 check: install
-	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/codespell src tests benchmarks docs examples README.md CHANGELOG.md
+	$(BIN)/codespell $(CODE) README.md CHANGELOG.md
 	$(BIN)/python -m benchmarks.step_cost --check
 
 format: install
-	$(BIN)/ruff format src tests benchmarks
-	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

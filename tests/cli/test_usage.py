@@ -16,7 +16,7 @@ def _in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 _WRONG = [
-    ("trian", r"unknown command 'trian'. Did you mean 'train'\? Known: .*resume"),
+    ("tran", r"unknown command 'tran'. Did you mean 'train'\? Known: .*resume"),
     ("train digit", r"unknown recipe 'digit'. Did you mean 'digits'\? Known: digits, mnist"),
     ("train digits --epoch 3", r"unknown option '--epoch'. Did you mean '--epochs'\? Known: --"),
     ("train digits --optimizer adm", r'"adm" for --optimizer. Choose from: "sgd", "adam"'),

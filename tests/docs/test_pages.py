@@ -96,7 +96,7 @@ def test_commands_work(
 ) -> None:
     """Trainings are only prepared here: flags, recipe, settings. The other commands run."""
     for module in (train, resume):
-        monkeypatch.setattr(module, "choose_place", lambda config: Place(here=False, workers=2))
+        monkeypatch.setattr(module, "choose_place", lambda *_, **__: Place(here=False, workers=2))
         monkeypatch.setattr(module, "start", lambda launch: ExitCode.DONE)
     for words in commands(page):
         for exported in inside.glob("*.safetensors"):

@@ -28,8 +28,8 @@ class DataOptions:
     """Leave out the short batch at the end of an epoch. By default it is used, weighted exactly."""
 
     loader_workers: int = 2
-    """Processes per worker that read and transform samples (0: none). Data sets kept in memory need
-    and use none."""
+    """Processes per worker that read and transform training samples, and as many for validation
+    (0: none). Data sets kept in memory need and use none."""
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "batch_per_worker", "max_batch_per_worker"):

@@ -1,0 +1,1 @@
+"""Measurements that repeat the figures of docs/benchmarks.md; run each as a module."""

@@ -1,0 +1,134 @@
+"""A real Paceline training that hands the floor over between blocks of steps.
+
+The training runs through `trainer.loop.train` as always; only its source of batches is wrapped, and
+calls back before the first step of every block. What the callback does isn't counted as the
+training's time.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from time import perf_counter
+from typing import final
+
+from paceline.config.fields import OptionValue
+from paceline.config.rundir import RunDirectory
+from paceline.data.batch import Batch
+from paceline.data.memory import TensorData
+from paceline.data.order import EpochPlan
+from paceline.data.source import BatchSource
+from paceline.dist.device import pick_device, resolve_backend
+from paceline.dist.environment import current_placement
+from paceline.dist.group import Group, joined
+from paceline.models.mnist_cnn import MnistCnn
+from paceline.trainer.config import TrainConfig
+from paceline.trainer.job import Job
+from paceline.trainer.loop import train
+from paceline.trainer.seeding import seed_everything
+from paceline.trainer.session import Session
+from paceline.trainer.setup import open_session
+from paceline.trainer.signals import StopFlag
+from paceline.trainer.worker import set_up_torch
+
+SEED = 0
+MNIST_SETTINGS: Mapping[str, OptionValue] = {
+    "epochs": 1_000_000,
+    "optimizer": "adadelta",
+    "lr": 0.01,
+    "seed": SEED,
+    "progress": "plain",
+}
+"""The mnist recipe's, without an end."""
+
+
+class EnoughError(Exception):
+    """Ends a training from within its source of batches."""
+
+
+@final
+class Gate(BatchSource):
+    """Serves another source's batches and calls back before each block of steps."""
+
+    def __init__(self, inner: BatchSource, block_steps: int, between: Callable[[], None]) -> None:
+        self._inner = inner
+        self._block_steps = block_steps
+        self._between = between
+        self._served = 0
+
+    @property
+    def num_samples(self) -> int:
+        return self._inner.num_samples
+
+    def train_batches(self, plan: EpochPlan) -> Iterator[Batch]:
+        for batch in self._inner.train_batches(plan):
+            if self._served % self._block_steps == 0:
+                self._between()
+            self._served += 1
+            yield batch
+
+    def eval_batches(self, part: int, parts: int, batch_size: int) -> Iterator[Batch]:
+        return self._inner.eval_batches(part, parts, batch_size)
+
+    def describe(self) -> str:
+        return self._inner.describe()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@contextlib.contextmanager
+def worker_group() -> Iterator[Group]:
+    """Join the process group as a worker of `paceline train` does. Collective."""
+    config = TrainConfig.from_settings(MNIST_SETTINGS)
+    placement = current_placement()
+    device = pick_device(config.dist, placement)
+    set_up_torch(config)
+    backend = resolve_backend(config.dist, device)
+    with joined(placement, device, backend, config.dist.timeout_s) as group:
+        yield group
+
+
+@contextlib.contextmanager
+def mnist_session(
+    settings: Mapping[str, OptionValue],
+    run: RunDirectory,
+    data: tuple[TensorData, TensorData],
+    group: Group,
+) -> Iterator[Session]:
+    """Open a session as a worker of `paceline train mnist` does. Collective.
+
+    Args:
+        settings: Options that differ from `MNIST_SETTINGS`.
+        run: Where it leaves its files; made already.
+        data: Training and validation images.
+        group: The workers.
+    """
+    config = TrainConfig.from_settings({**MNIST_SETTINGS, **settings})
+    seed_everything(SEED)
+    job = Job(model=MnistCnn(), train=data[0], validation=data[1], loss="nll")
+    with open_session(job, config, run, group, StopFlag(under_launcher=True)) as session:
+        yield session
+
+
+def run_gated(session: Session, block_steps: int, between: Callable[[], None]) -> None:
+    """Train until the callback raises `EnoughError`. Collective."""
+    session.train_source = Gate(session.train_source, block_steps, between)
+    with contextlib.suppress(EnoughError):
+        train(session)
+
+
+@contextlib.contextmanager
+def paused(session: Session) -> Iterator[None]:
+    """Stop the session's own clock, so that it exchanges news as often as it would alone."""
+    started_s = perf_counter()
+    yield
+    away_s = perf_counter() - started_s
+    session._lap_from_s += away_s
+    session._data_s -= away_s
+
+
+@contextlib.contextmanager
+def output_to(path: Path) -> Iterator[None]:
+    """Send what this worker prints to a file."""
+    with path.open("a") as file, contextlib.redirect_stdout(file):
+        yield

@@ -1,0 +1,47 @@
+"""Runs whole commands, Paceline's and torchrun's, in processes of their own."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+WORKERS = 2
+
+
+def environment() -> Mapping[str, str]:
+    """Give the environment of both sides: one thread each, this repository importable."""
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+def train_command(recipe: str, run_dir: Path, **options: object) -> list[str]:
+    """Write a `paceline train` command on two workers."""
+    command = [str(Path(sys.executable).with_name("paceline")), "train", recipe]
+    options = {"workers": WORKERS, "threads": 1, "progress": "plain", "run_dir": run_dir} | options
+    for name, value in options.items():
+        command += [f"--{name.replace('_', '-')}", str(value)]
+    return command
+
+
+def torchrun_command(*arguments: object) -> list[str]:
+    """Write a torchrun command on two workers."""
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    run = [torchrun, "--standalone", f"--nproc-per-node={WORKERS}"]
+    return [*run, *(str(argument) for argument in arguments)]
+
+
+def start(command: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
+    """Start a command; what it prints goes to a file."""
+    with output.open("ab") as file:
+        return subprocess.Popen(command, stdout=file, stderr=file, env=environment())
+
+
+def finish(process: subprocess.Popen[bytes], output: Path, timeout_s: float = 600.0) -> None:
+    """Wait for a command.
+
+    Raises:
+        RuntimeError: It failed; the message ends with its output.
+    """
+    if process.wait(timeout_s):
+        raise RuntimeError(f"{process.args!r} failed:\n{output.read_text()[-4000:]}")

@@ -76,8 +76,8 @@ def test_the_option_table_is_up_to_date() -> None:
     assert generator.PAGE.read_text() == generator.render(), "run python docs/generate_options.py"
 
 
-FOREIGN = {"standalone", "nproc-per-node", "help", "no-"}
-"""torchrun's, and what stands for others."""
+FOREIGN = {"standalone", "nproc-per-node", "help", "no-", "quick", "json", "check"}
+"""torchrun's, those of the benchmarks, and what stands for others."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

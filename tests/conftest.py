@@ -1,6 +1,7 @@
 """What holds for every test: it leaves nothing behind, and torch computes on one thread."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,17 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from tests.support.leaks import find_leaks, look_around
+
+
+def pytest_configure() -> None:
+    """Heed signals again that were ignored when the tests were started (nohup, `&` in a script).
+
+    An ignored signal stays ignored in every process that a test starts, as it should; the tests of
+    signals need it heeded.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

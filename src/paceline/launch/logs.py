@@ -136,7 +136,7 @@ class Tee(io.TextIOBase):
 
     def flush(self) -> None:
         """Flush the terminal (the log is written line by line)."""
-        with suppress(BrokenPipeError):
+        with suppress(OSError):
             self._terminal.flush()
 
     def finish(self) -> None:
@@ -173,7 +173,9 @@ class Tee(io.TextIOBase):
         return cast(io.BufferedIOBase, self._terminal.buffer)
 
     def _show(self, text: str) -> None:
-        with suppress(BrokenPipeError):  # whoever read it has left (`| head`); the log goes on
+        with suppress(
+            OSError
+        ):  # its reader has left (`| head`) or its disk is full; the log goes on
             self._terminal.write(text)
 
     def _copy(self, text: str) -> None:

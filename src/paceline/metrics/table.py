@@ -76,7 +76,7 @@ def read_table(path: Path) -> list[Mapping[str, str]]:
     """Read the complete rows; none where the file doesn't exist."""
     if not path.exists():
         return []
-    text = path.read_text()
+    text = path.read_text(errors="replace")
     complete = text[: text.rfind("\n") + 1]  # a crash may have cut the last row anywhere
     rows = list(csv.DictReader(io.StringIO(complete)))
     return [r for r in rows if None not in r.values() and r.get("epoch", "").isdecimal()]

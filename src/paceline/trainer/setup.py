@@ -15,7 +15,7 @@ from paceline.data.loader import LoaderSource
 from paceline.data.memory import MemorySource, TensorData
 from paceline.data.source import BatchSource
 from paceline.dist.group import Group
-from paceline.errors import UsageError
+from paceline.errors import JobError, UsageError
 from paceline.launch.boundary import note
 from paceline.metrics.console import Console, make_console
 from paceline.metrics.counters import StepCounters
@@ -69,6 +69,7 @@ def open_session(
         train=make_source(job.train, job, config, group.device, channels_last, augmented=True),
         validation=make_source(job.validation, job, config, group.device, channels_last),
     )
+    _compare_sizes(sources, group)
     console = make_console(
         config.metrics.progress,
         group.rank,
@@ -86,6 +87,18 @@ def open_session(
     finally:
         console.close()
         sources.close()
+
+
+def _compare_sizes(sources: Sources, group: Group) -> None:
+    """Refuse data sets whose sizes differ between workers: wrong results or a hang would follow."""
+    own = torch.tensor([sources.train.num_samples, sources.validation.num_samples])
+    sizes = group.gather_rows(own).tolist()
+    if any(size != sizes[0] for size in sizes):
+        found = "; ".join(f"rank {rank}: {a} and {b}" for rank, (a, b) in enumerate(sizes))
+        raise JobError(
+            "the workers' data sets have different sizes (training and validation samples, "
+            f"{found}). A recipe must build the same data on every worker"
+        )
 
 
 def wants_channels_last(options: ComputeOptions, job: Job) -> bool:

@@ -10,8 +10,10 @@ from paceline.dist.allocator import keep_freed_memory
 from paceline.dist.device import pick_device, resolve_backend
 from paceline.dist.environment import current_placement
 from paceline.dist.group import joined
+from paceline.errors import JobError
 from paceline.launch.boundary import describe, record
 from paceline.trainer.config import TrainConfig
+from paceline.trainer.job import Job
 from paceline.trainer.loop import train
 from paceline.trainer.recipe import load_recipe
 from paceline.trainer.records import (
@@ -51,7 +53,12 @@ def run_training(payload: str) -> str:
         joined(placement, device, backend, timeout_s) as group,
     ):
         seed_everything(config.loop.seed)
-        job = load_recipe(request.reference)(**request.arguments)
+        job: object = load_recipe(request.reference)(**request.arguments)
+        if not isinstance(job, Job):
+            raise JobError(
+                f"the recipe {request.recipe} gave a {type(job).__name__}; "
+                "its function must return a paceline.Job"
+            )
         with open_session(job, config, run, group, flag) as session:
             _announce(session, request, run)
             try:

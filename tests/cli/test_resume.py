@@ -53,7 +53,8 @@ def test_signals_stop_at_once_and_resume_exactly(
         os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
         stopped = paceline.finish(process)
         assert stopped.code == ExitCode.RESUMABLE, stopped.err
-        assert f"It can go on: paceline resume {run}" in stopped.out
+        step = newest_step(run)
+        assert f"It can go on from step {step}: paceline resume {run}" in stopped.out
         assert summary(run)["stopped_because"] == "signal"
         _, alive = psutil.wait_procs(family, timeout=5)
         assert not alive

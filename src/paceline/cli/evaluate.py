@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from paceline.cli.options import parse_options, show_help, take_word, wants_help
+from paceline.cli.options import parse_options, show_help, snapshot_option, take_word, wants_help
 from paceline.config.fields import OptionField
 from paceline.config.rundir import RunDirectory
 from paceline.dist.options import DeviceKind
@@ -14,13 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _OPTIONS = (
-    OptionField(
-        name="snapshot",
-        annotation=str,
-        default="best",
-        help="Which model: best (by validation), last, or a snapshot's directory.",
-        group="Evaluation",
-    ),
+    snapshot_option("Evaluation"),
     OptionField(
         name="device",
         annotation=DeviceKind,

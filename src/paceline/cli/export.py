@@ -3,19 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.cli.options import parse_options, show_help, take_word, wants_help
+from paceline.cli.options import parse_options, show_help, snapshot_option, take_word, wants_help
 from paceline.config.fields import OptionField
 from paceline.config.rundir import RunDirectory
 from paceline.errors import ExitCode
 
 _OPTIONS = (
-    OptionField(
-        name="snapshot",
-        annotation=str,
-        default="best",
-        help="Which model: best (by validation), last, or a snapshot's directory.",
-        group="Export",
-    ),
+    snapshot_option("Export"),
     OptionField(
         name="overwrite",
         annotation=bool,

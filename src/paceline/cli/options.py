@@ -58,6 +58,17 @@ def parse_options(
     return dict(bound.arguments)
 
 
+def snapshot_option(group: str) -> OptionField:
+    """The option of commands that work on one snapshot of a run."""
+    return OptionField(
+        name="snapshot",
+        annotation=str,
+        default="best",
+        help="Which model: best (by validation), last, or a snapshot's directory.",
+        group=group,
+    )
+
+
 def flag(name: str) -> str:
     """Write an option's name as a flag."""
     return f"--{name.replace('_', '-')}"

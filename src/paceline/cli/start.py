@@ -94,11 +94,10 @@ def start(launch: Launch) -> int:
 
 
 def _here(options: LaunchOptions) -> Place | None:
-    started = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    if options.on == "local" or (options.on == "auto" and not started):
-        return None
-    from paceline.dist.environment import read_placement
+    from paceline.dist.environment import read_placement, started_by_launcher
 
+    if options.on == "local" or (options.on == "auto" and not started_by_launcher(os.environ)):
+        return None
     found = read_placement(os.environ)
     if options.workers not in (None, found.world_size):
         raise UsageError(

@@ -25,9 +25,9 @@ from paceline.trainer.config import TrainConfig
 from paceline.trainer.job import Job
 from paceline.trainer.loop import train
 from paceline.trainer.seeding import seed_everything
-from paceline.trainer.session import Session
 from paceline.trainer.setup import open_session
 from paceline.trainer.signals import StopFlag
+from paceline.trainer.training import Training, prepare
 from paceline.trainer.worker import set_up_torch
 
 SEED = 0
@@ -89,13 +89,13 @@ def worker_group() -> Iterator[Group]:
 
 
 @contextlib.contextmanager
-def mnist_session(
+def mnist_training(
     settings: Mapping[str, OptionValue],
     run: RunDirectory,
     data: tuple[TensorData, TensorData],
     group: Group,
-) -> Iterator[Session]:
-    """Open a session as a worker of `paceline train mnist` does. Collective.
+) -> Iterator[Training]:
+    """Set up a training as a worker of `paceline train mnist` does. Collective.
 
     Args:
         settings: Options that differ from `MNIST_SETTINGS`.
@@ -106,25 +106,27 @@ def mnist_session(
     config = TrainConfig.from_settings({**MNIST_SETTINGS, **settings})
     seed_everything(SEED)
     job = Job(model=MnistCnn(), train=data[0], validation=data[1], loss="nll")
-    with open_session(job, config, run, group, StopFlag(under_launcher=True)) as session:
-        yield session
+    with open_session(config, run, group, StopFlag(under_launcher=True)) as session:
+        yield prepare(session, job)
 
 
-def run_gated(session: Session, block_steps: int, between: Callable[[], None]) -> None:
-    """Train until the callback raises `EnoughError`. Collective."""
-    session.train_source = Gate(session.train_source, block_steps, between)
+def run_gated(training: Training, block_steps: int, between: Callable[[], None]) -> None:
+    """Train until the callback raises `EnoughError`; may be repeated. Collective."""
+    training.train.source = Gate(training.train.source, block_steps, between)
+    training.session.engine.begun = False
     with contextlib.suppress(EnoughError):
-        train(session)
+        train(training)
 
 
 @contextlib.contextmanager
-def paused(session: Session) -> Iterator[None]:
-    """Stop the session's own clock, so that it exchanges news as often as it would alone."""
+def paused(training: Training) -> Iterator[None]:
+    """Stop the training's own clock, so that it exchanges news as often as it would alone."""
     started_s = perf_counter()
     yield
     away_s = perf_counter() - started_s
-    session._lap_from_s += away_s
-    session._data_s -= away_s
+    course = training.session.engine.course
+    course._lap_from_s += away_s
+    course.data_s -= away_s
 
 
 @contextlib.contextmanager

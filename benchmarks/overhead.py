@@ -21,7 +21,7 @@ import torch
 from benchmarks.arena import (
     SEED,
     EnoughError,
-    mnist_session,
+    mnist_training,
     output_to,
     paused,
     run_gated,
@@ -40,7 +40,7 @@ from paceline.config.rundir import RunDirectory
 from paceline.launch.local import launch_local
 from paceline.models.mnist_cnn import MnistCnn
 from paceline.trainer.seeding import seed_everything
-from paceline.trainer.session import Session
+from paceline.trainer.training import Training
 
 WORKERS, BATCH = 2, 64
 _DROPPED = 2
@@ -81,24 +81,24 @@ class Blocks:
 
 @final
 class Contest:
-    """Runs the opponent's blocks between those of a session."""
+    """Runs the opponent's blocks between those of a training."""
 
-    def __init__(self, session: Session, opponent: HandLoop, match: Match) -> None:
+    def __init__(self, training: Training, opponent: HandLoop, match: Match) -> None:
         self.blocks = Blocks()
-        self._session = session
+        self._training = training
         self._opponent = opponent
         self._match = match
         self._since: tuple[float, float] | None = None
 
     def between(self) -> None:
         """Take the time of the block that ended, and let the opponent run where it is its turn."""
-        blocks, session = self.blocks, self._session
+        blocks, training = self.blocks, self._training
         if self._since is None:
             self._since = self._floor()
             return
         hand_over = len(blocks.ours) % 2 == 0
         if hand_over:
-            session.keeper.flush()
+            training.session.engine.keeper.flush()
         now = perf_counter(), process_time()
         blocks.ours.append(now[0] - self._since[0])
         blocks.ours_cpu.append(now[1] - self._since[1])
@@ -106,7 +106,7 @@ class Contest:
         blocks.closing.append(steps % self._match.epoch_steps == 0)
         self._since = now
         if hand_over:
-            with paused(session):
+            with paused(training):
                 self._their_block()
                 if len(blocks.ours) == 1:
                     self._compare()
@@ -123,13 +123,13 @@ class Contest:
         self.blocks.theirs_cpu.append(process_time() - since[1])
 
     def _floor(self) -> tuple[float, float]:
-        self._session.group.barrier()
+        self._training.session.engine.group.barrier()
         return perf_counter(), process_time()
 
     def _compare(self) -> None:
         if self._match.opponent != "tuned" or self._match.ours != self._match.theirs:
             return
-        ours, theirs = self._session.model.state_dict(), self._opponent.model.state_dict()
+        ours, theirs = self._training.model.state_dict(), self._opponent.model.state_dict()
         difference = max(_relative(ours[name].double(), theirs[name].double()) for name in ours)
         if not difference <= _EQUAL:
             raise AssertionError(f"the two trainings differ by {difference:g}")
@@ -153,7 +153,7 @@ def contest(payload: str) -> str:
     with (
         output_to(directory / "output.txt"),
         worker_group() as group,
-        mnist_session(settings, run, data, group) as session,
+        mnist_training(settings, run, data, group) as training,
     ):
         who = Workers(rank=group.rank, world_size=WORKERS, batch=BATCH)
         seed_everything(SEED)
@@ -161,8 +161,8 @@ def contest(payload: str) -> str:
             opponent = tuned_loop(*data, who, bf16=match.theirs == "bf16")
         else:
             opponent = article_loop(directory, who)
-        found = Contest(session, opponent, match)
-        run_gated(session, match.block_steps, found.between)
+        found = Contest(training, opponent, match)
+        run_gated(training, match.block_steps, found.between)
     return json.dumps(asdict(found.blocks))
 
 

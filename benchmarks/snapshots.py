@@ -11,17 +11,16 @@ import json
 import tempfile
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from time import perf_counter, process_time
+from time import perf_counter, process_time, thread_time
 from typing import final
 
-from benchmarks.arena import EnoughError, mnist_session, output_to, run_gated, worker_group
-from benchmarks.figures import Report, median_figure, parser, ratios
+from benchmarks.arena import EnoughError, mnist_training, output_to, run_gated, worker_group
+from benchmarks.figures import Figure, Report, median_figure, parser, ratios
 from benchmarks.mnist_shaped import mnist_shaped
-from paceline.checkpoint.format import Snapshot
+from paceline.checkpoint.format import HostSnapshot, Snapshot
 from paceline.config.rundir import RunDirectory
 from paceline.launch.local import launch_local
-from paceline.trainer.session import Session
-from paceline.trainer.state import TrainState
+from paceline.trainer.training import Training
 
 WORKERS, BATCH = 2, 64
 EVERY = 10
@@ -47,54 +46,68 @@ class Measured:
     without: list[float] = field(default_factory=list)
     with_cpu: list[float] = field(default_factory=list)
     without_cpu: list[float] = field(default_factory=list)
-    save: list[float] = field(default_factory=list)
-    """Collecting the workers' statistics, copying the tensors, handing them to the thread."""
+    stall: list[float] = field(default_factory=list)
+    """All of `Engine.snapshot`: waiting for the others, collecting, copying, handing over."""
+    stall_cpu: list[float] = field(default_factory=list)
+    """CPU time of the training's thread in it."""
+    publish_cpu: list[float] = field(default_factory=list)
+    """CPU time of the writing thread: hashing, writing, removing old ones."""
     offer: list[float] = field(default_factory=list)
-    """The part of it in `SnapshotWriter.offer`: copying and handing over."""
+    """The part of the stall in `SnapshotWriter.offer`: copying and handing over."""
     skipped: int = 0
 
 
 @final
 class Switch:
-    """Switches a session's snapshots on and off between blocks."""
+    """Switches a training's snapshots on and off between blocks."""
 
-    def __init__(self, session: Session, plan: Plan) -> None:
+    def __init__(self, training: Training, plan: Plan) -> None:
         self.measured = Measured()
-        self._session = session
+        self._training = training
         self._pairs = plan.pairs
         self._since: tuple[float, float] | None = None
         self._on = False
-        self._save = session.keeper.save
-        session.keeper.save = self.timed_save  # type: ignore[method-assign]
-        writer = session.keeper._writer
+        engine = training.session.engine
+        self._snapshot = engine.snapshot
+        engine.snapshot = self.timed_snapshot  # type: ignore[method-assign]
+        writer = engine.keeper._writer
         if writer is not None:
             self._offer = writer.offer
             writer.offer = self.timed_offer  # type: ignore[method-assign]
+            self._publish = writer._store.publish_host
+            setattr(writer._store, "publish_host", self.timed_publish)  # noqa: B010
 
     def between(self) -> None:
         """Take the time of the block that ended and set up the next one."""
-        measured, session = self.measured, self._session
+        measured, training = self.measured, self._training
         if self._since is not None:
-            session.keeper.flush()
+            training.session.engine.keeper.flush()
             wall_s, cpu_s = perf_counter() - self._since[0], process_time() - self._since[1]
             (measured.with_snapshots if self._on else measured.without).append(wall_s)
             (measured.with_cpu if self._on else measured.without_cpu).append(cpu_s)
         done = len(measured.with_snapshots) + len(measured.without)
         if done == 2 * self._pairs:
-            measured.skipped = session.keeper.skipped
+            measured.skipped = training.session.engine.keeper.skipped
             raise EnoughError
         self._on = done % 4 in (0, 3)
         every = EVERY if self._on else None
-        options = replace(session.config.snapshots, snapshot_every_steps=every)
-        session.config = replace(session.config, snapshots=options)
-        session.group.barrier()
+        training.session.engine.course.snapshot_every_steps = every
+        training.session.engine.group.barrier()
         self._since = perf_counter(), process_time()
 
-    def timed_save(self, state: TrainState, *, best: bool, must: bool) -> None:
-        """Save, and take the time of it."""
-        started_s = perf_counter()
-        self._save(state, best=best, must=must)
-        self.measured.save.append(perf_counter() - started_s)
+    def timed_snapshot(self, *, best: bool = False, must: bool = False) -> None:
+        """Take a snapshot, and the time of it."""
+        started_s, cpu_s = perf_counter(), thread_time()
+        self._snapshot(best=best, must=must)
+        self.measured.stall.append(perf_counter() - started_s)
+        self.measured.stall_cpu.append(thread_time() - cpu_s)
+
+    def timed_publish(self, host: HostSnapshot, *, best: bool) -> Path:
+        """Publish on the writing thread, and take the CPU time of it."""
+        cpu_s = thread_time()
+        published = self._publish(host, best=best)
+        self.measured.publish_cpu.append(thread_time() - cpu_s)
+        return published
 
     def timed_offer(self, snapshot: Snapshot, *, best: bool = False, wait: bool = False) -> bool:
         """Offer, and take the time of it."""
@@ -115,11 +128,12 @@ def measure(payload: str) -> str:
     with (
         output_to(directory / "output.txt"),
         worker_group() as group,
-        mnist_session(settings, run, data, group) as session,
+        mnist_training(settings, run, data, group) as training,
     ):
-        session.state.step = -_LEAD % EVERY  # so that the first block begins off a snapshot
-        switch = Switch(session, plan)
-        run_gated(session, plan.block_steps, switch.between)
+        # So that the first block begins off a snapshot.
+        training.session.engine.course.state.step = -_LEAD % EVERY
+        switch = Switch(training, plan)
+        run_gated(training, plan.block_steps, switch.between)
     return json.dumps(asdict(switch.measured))
 
 
@@ -142,6 +156,10 @@ def run_plan(plan: Plan) -> Measured:
         return Measured(**json.loads(outcome.results[0]))
 
 
+def _milliseconds(label: str, seconds: list[float]) -> Figure:
+    return median_figure(label, [1e3 * s for s in seconds], "ms")
+
+
 def main() -> int:
     """Measure and report."""
     arguments = parser(__doc__ or "").parse_args()
@@ -158,14 +176,16 @@ def main() -> int:
         f"mnist job, {WORKERS} workers of 1 thread, batch {BATCH} each, a snapshot every {EVERY} "
         f"steps against none, blocks of {plan.block_steps} steps in one training; the end of a "
         "block waits for the disk",
-        f"{len(measured.save)} snapshots, {measured.skipped} skipped because one was being written",
+        f"{len(measured.stall)} snapshots, {measured.skipped} skipped while one was being written",
     ]
     report.figures = [
         median_figure("images/s with snapshots / without", speeds, "x", at_least=0.98),
         median_figure("- the same by rank 0's CPU time", cpu, "x"),
         median_figure("- A/A: without against without", same, "x"),
-        median_figure("training stands still for one", [1e3 * s for s in measured.save], "ms"),
-        median_figure("- in SnapshotWriter.offer", [1e3 * s for s in measured.offer], "ms"),
+        _milliseconds("training stands still for one", measured.stall),
+        _milliseconds("- in SnapshotWriter.offer", measured.offer),
+        _milliseconds("- CPU time of training's thread", measured.stall_cpu),
+        _milliseconds("CPU time of the writing thread for one", measured.publish_cpu),
     ]
     report.raw = asdict(measured)
     return report.finish(arguments)

@@ -4,6 +4,8 @@ Names are imported when they are used, so that `import paceline` costs nothing.
 """
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from paceline._version import __version__
@@ -12,8 +14,11 @@ if TYPE_CHECKING:
     from paceline.data.augment import RandomFlip, RandomShift
     from paceline.data.memory import TensorData
     from paceline.errors import PacelineError
+    from paceline.script.notebook import launch
+    from paceline.script.session import session
     from paceline.trainer.job import Job
     from paceline.trainer.recipe import Recipe, recipe
+    from paceline.trainer.session import Session
 
 _HOMES = {
     "Job": "paceline.trainer.job",
@@ -22,7 +27,10 @@ _HOMES = {
     "RandomShift": "paceline.data.augment",
     "Recipe": "paceline.trainer.recipe",
     "TensorData": "paceline.data.memory",
+    "Session": "paceline.trainer.session",
+    "launch": "paceline.script.notebook",
     "recipe": "paceline.trainer.recipe",
+    "session": "paceline.script.session",
 }
 
 __all__ = [
@@ -31,9 +39,12 @@ __all__ = [
     "RandomFlip",
     "RandomShift",
     "Recipe",
+    "Session",
     "TensorData",
     "__version__",
+    "launch",
     "recipe",
+    "session",
 ]
 
 
@@ -41,3 +52,14 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+class _Package(ModuleType):
+    """Keeps `paceline.launch` the function: importing the subpackage of that name would bind it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name != "launch" or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -51,3 +51,10 @@ class SnapshotError(PacelineError, RuntimeError):
 
 class InfrastructureError(PacelineError, RuntimeError):
     """A host, a link, a port or a disk failed; a retry may well work."""
+
+
+class InterruptedTraining(SystemExit):  # not an error: a wish, and the exit code for it
+    """A signal asked the training to stop; its snapshot is saved. Ends the process with 75."""
+
+    def __init__(self) -> None:
+        super().__init__(int(ExitCode.RESUMABLE))

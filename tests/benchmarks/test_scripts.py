@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from benchmarks import input as input_benchmark
 from benchmarks import memory, overhead, restarts, snapshots, startup
 from benchmarks.commands import ROOT, environment
 from benchmarks.figures import Report
@@ -41,7 +43,24 @@ def test_overhead(opponent: str, own_fork_server: None) -> None:
 def test_snapshots(own_fork_server: None) -> None:
     measured = snapshots.run_plan(snapshots.Plan(pairs=2, block_steps=10))
     assert len(measured.with_snapshots) == len(measured.without) == 2
-    assert len(measured.save) == len(measured.offer) == 2
+    assert len(measured.stall) == len(measured.offer) == len(measured.publish_cpu) == 2
+
+
+def test_input() -> None:
+    data = input_benchmark.random_images(2 * input_benchmark.BATCH)
+    ours = input_benchmark.our_batches(data, "nearest", torch.channels_last)
+    theirs = input_benchmark.their_batches(data, "nearest")
+    blocks = input_benchmark.play(ours, theirs, pairs=6, batches=1)
+    assert len(blocks.ours) == len(blocks.theirs_cpu) == 6
+    ours_next, theirs_next = next(ours), next(theirs)
+    assert ours_next.shape == theirs_next.shape == (256, 3, 32, 32)
+    for batch in (ours_next, theirs_next):
+        assert (float(batch.min()), float(batch.max())) == (-1.0, 1.0)
+    torch.testing.assert_close(ours_next.mean(), theirs_next.mean(), rtol=0, atol=0.03)
+    torch.testing.assert_close(ours_next.std(), theirs_next.std(), rtol=0, atol=0.03)
+    report = Report(name="input")
+    input_benchmark.add_match(report, "nearest", blocks, 8.0)
+    assert report.figures[0].at_least == 8.0
 
 
 def test_startup(tmp_path: Path) -> None:

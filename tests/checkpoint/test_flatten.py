@@ -239,5 +239,5 @@ def test_what_json_cant_hold_is_named() -> None:
     model = nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters())
     optimizer.state[model.weight]["odd"] = object()
-    with pytest.raises(TypeError, match="optimizer state weight/odd is a object"):
+    with pytest.raises(TypeError, match="the state weight/odd is a object"):
         flatten_optimizer(optimizer, model.named_parameters())

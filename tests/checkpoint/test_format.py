@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import json
 import os
 import random
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from paceline.checkpoint import format as snapshot_format
 from paceline.checkpoint import manifest
@@ -40,8 +42,19 @@ def rewrite_manifest(directory: Path, change: Callable[[dict[str, object]], None
 
 def test_round_trip(written: Path, make_snapshot: MakeSnapshot, same: Same) -> None:
     assert same(read_snapshot(written), make_snapshot(7))
-    names = ["manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
-    assert sorted(p.name for p in written.iterdir()) == [*names, "workers.safetensors"]
+    names = ["manifest.json", "state.json", "tensors.safetensors"]
+    assert sorted(p.name for p in written.iterdir()) == names
+
+
+def test_any_reader_of_the_format_finds_each_groups_tensors(
+    written: Path, make_snapshot: MakeSnapshot
+) -> None:
+    groups = make_snapshot(7).tensors
+    with safe_open(written / "tensors.safetensors", framework="pt") as file:
+        assert set(file.keys()) == {
+            f"{g}/{name}" for g, members in groups.items() for name in members
+        }
+        assert torch.equal(file.get_tensor("model/bias"), groups["model"]["bias"])
 
 
 def test_any_directory_name_can_be_read(
@@ -89,15 +102,15 @@ def test_an_existing_directory_is_never_written_into(
 def test_the_copy_doesnt_follow_the_training(make_snapshot: MakeSnapshot) -> None:
     x, state = torch.zeros(4), {"epoch": 1}
     host = copy_to_host(Snapshot(step=1, tensors={"model": {"x": x}}, state=state))
-    before = b"".join(host.files["model"].chunks())
+    before = b"".join(host.tensors.chunks())
     x.add_(1)
     state["epoch"] = 2
-    assert b"".join(host.files["model"].chunks()) == before
+    assert b"".join(host.tensors.chunks()) == before
     assert host.state == b'{"epoch":1}'
 
 
 @pytest.mark.parametrize(
-    ("stem", "state", "error"),
+    ("group", "state", "error"),
     [
         ("../model", {}, ValueError),
         ("mo/del", {}, ValueError),
@@ -107,11 +120,46 @@ def test_the_copy_doesnt_follow_the_training(make_snapshot: MakeSnapshot) -> Non
     ],
 )
 def test_what_cant_be_written_is_the_callers_mistake(
-    stem: str, state: dict[str, object], error: type[Exception]
+    group: str, state: dict[str, object], error: type[Exception]
 ) -> None:
-    snapshot = Snapshot(step=1, tensors={stem: {"x": torch.zeros(1)}}, state=state)
+    snapshot = Snapshot(step=1, tensors={group: {"x": torch.zeros(1)}}, state=state)
     with pytest.raises(error):
         copy_to_host(snapshot)
+
+
+def direct_writes(descriptor: int) -> bool:
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & snapshot_format._DIRECT)
+
+
+@pytest.mark.parametrize("elements", [1, 16_000, 16_384, 2 * (8 << 20) // 4 + 77])
+@pytest.mark.parametrize("host", ["as it is", "refuses", "fails", "writes little at a time"])
+def test_however_the_host_takes_it_the_file_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, elements: int
+) -> None:
+    write, control, direct = os.write, fcntl.fcntl, []
+
+    def written(descriptor: int, content: memoryview) -> int:
+        if direct_writes(descriptor):
+            direct.append(len(content))
+            if host == "fails":
+                raise OSError(errno.EINVAL, "Invalid argument")
+            if host == "writes little at a time":
+                content = content[: 3 * 4096]
+        return write(descriptor, content)
+
+    def controlled(descriptor: int, command: int, value: int = 0) -> int:
+        if host == "refuses" and value & snapshot_format._DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return control(descriptor, command, value)
+
+    monkeypatch.setattr(os, "write", written)
+    monkeypatch.setattr(fcntl, "fcntl", controlled)
+    values = torch.arange(elements, dtype=torch.float32)
+    directory = tmp_path / "s"
+    write_snapshot(directory, Snapshot(step=1, tensors={"model": {"x": values}}, state={}))
+    assert torch.equal(read_snapshot(directory).tensors["model"]["x"], values)
+    if host != "refuses":
+        assert bool(direct) == (elements >= 16_384 and snapshot_format._DIRECT != 0)
 
 
 def test_every_flipped_bit_is_found(written: Path) -> None:
@@ -130,9 +178,7 @@ def test_every_flipped_bit_is_found(written: Path) -> None:
     read_snapshot(written)
 
 
-@pytest.mark.parametrize(
-    "name", ["manifest.json", "state.json", "model.safetensors", "workers.safetensors"]
-)
+@pytest.mark.parametrize("name", ["manifest.json", "state.json", "tensors.safetensors"])
 def test_a_missing_truncated_or_replaced_file_is_named(written: Path, name: str) -> None:
     path = written / name
     content = path.read_bytes()
@@ -170,8 +216,8 @@ def test_a_manifest_too_large_is_not_read(written: Path) -> None:
 
 def test_another_format_version_is_told_from_damage(written: Path) -> None:
     assert not of_unknown_format(written)
-    rewrite_manifest(written, lambda body: body.update(format=2))
-    with pytest.raises(SnapshotError, match="format version 2; this Paceline knows: 1"):
+    rewrite_manifest(written, lambda body: body.update(format=3))
+    with pytest.raises(SnapshotError, match="format version 3; this Paceline knows: 2"):
         read_snapshot(written)
     assert of_unknown_format(written)
     (written / "manifest.json").write_bytes(b"{}")
@@ -197,7 +243,7 @@ def test_a_snapshot_under_another_steps_name_is_refused(written: Path) -> None:
     ],
 )
 def test_a_hostile_tensor_file_with_a_right_hash_is_refused(written: Path, content: bytes) -> None:
-    path = written / "model.safetensors"
+    path = written / "tensors.safetensors"
     path.unlink()
     entry = snapshot_format._write_file(path, [memoryview(content)])
 
@@ -207,7 +253,7 @@ def test_a_hostile_tensor_file_with_a_right_hash_is_refused(written: Path, conte
         files[path.name] = {"bytes": entry.bytes, "sha256": entry.sha256}
 
     rewrite_manifest(written, change)
-    with pytest.raises(SnapshotError, match=r"model\.safetensors can't be read"):
+    with pytest.raises(SnapshotError, match=r"tensors\.safetensors can't be read"):
         read_snapshot(written)
 
 

@@ -9,7 +9,7 @@ from paceline.errors import SnapshotError
 
 PATH = Path("step/manifest.json")
 ENTRY = FileEntry(bytes=3, sha256="ab" * 32)
-GOOD = Manifest(step=12, files={"model.safetensors": ENTRY, "state.json": ENTRY})
+GOOD = Manifest(step=12, files={"tensors.safetensors": ENTRY, "state.json": ENTRY})
 
 
 def parse(content: bytes) -> Manifest:
@@ -26,7 +26,7 @@ def test_round_trip() -> None:
 
 def test_it_is_readable_json_with_the_contracted_entries() -> None:
     content = json.loads(encode_manifest(GOOD))
-    assert content["format"] == 1
+    assert content["format"] == 2
     assert content["files"]["state.json"] == {"bytes": 3, "sha256": "ab" * 32}
     assert len(content["sha256"]) == 64
 
@@ -48,17 +48,19 @@ def test_what_is_no_manifest_is_damaged(content: bytes) -> None:
 
 
 def test_an_unknown_format_says_which_are_known() -> None:
-    with pytest.raises(SnapshotError, match=r"format version 7; this Paceline knows: 1\."):
+    with pytest.raises(SnapshotError, match=r"format version 7; this Paceline knows: 2\."):
         parse(signed({"format": 7, "anything": "else"}))
 
 
 @pytest.mark.parametrize(
-    "name", ["../model.safetensors", "a/b.safetensors", "..", "x.bin", "", "a b.safetensors", "s\n"]
+    "name", ["../tensors.safetensors", "a/b.safetensors", "..", "x.bin", "", "model.safetensors"]
 )
-def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
-    files = {name: {"bytes": 1, "sha256": "ab" * 32}}
-    with pytest.raises(SnapshotError, match=r"names a file that can't be in a snapshot"):
-        parse(signed({"format": 1, "step": 1, "files": files}))
+def test_other_files_than_a_snapshots_two_are_refused(name: str) -> None:
+    entry = {"bytes": 1, "sha256": "ab" * 32}
+    both = {"tensors.safetensors": entry, "state.json": entry}
+    for files in ({name: entry}, {**both, name: entry}, {"state.json": entry, name: entry}):
+        with pytest.raises(SnapshotError, match=r"must name tensors\.safetensors and state\.json"):
+            parse(signed({"format": 2, "step": 1, "files": files}))
 
 
 @pytest.mark.parametrize(
@@ -73,11 +75,13 @@ def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
     ],
 )
 def test_entries_that_cant_be_are_refused(entry: object) -> None:
-    with pytest.raises(SnapshotError, match=r"state\.json"):
-        parse(signed({"format": 1, "step": 1, "files": {"state.json": entry}}))
+    good = {"bytes": 1, "sha256": "ab" * 32}
+    files = {"tensors.safetensors": good, "state.json": entry}
+    with pytest.raises(SnapshotError, match=r"entry of state\.json|of state\.json can't be"):
+        parse(signed({"format": 2, "step": 1, "files": files}))
 
 
-@pytest.mark.parametrize("body", [{"format": 1}, {"format": 1, "step": "1", "files": {}}])
+@pytest.mark.parametrize("body", [{"format": 2}, {"format": 2, "step": "1", "files": {}}])
 def test_missing_entries_are_refused(body: object) -> None:
     with pytest.raises(SnapshotError, match="isn't a manifest"):
         parse(signed(body))

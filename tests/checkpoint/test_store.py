@@ -20,10 +20,10 @@ MakeSnapshot = Callable[..., Snapshot]
 Same = Callable[[Snapshot, Snapshot], bool]
 
 PHASES = [
-    "begin", "model.safetensors", "optimizer.safetensors", "workers.safetensors", "state.json",
-    "manifest.json", "synced", "renamed", "durable", "best", "removed old",
+    "begin", "tensors.safetensors", "state.json", "manifest.json", "synced", "renamed", "durable",
+    "best", "removed old",
 ]  # fmt: skip
-REPLACING = [*PHASES[:7], "replaced", *PHASES[7:]]
+REPLACING = [*PHASES[:5], "replaced", *PHASES[5:]]
 
 
 def unexpected(message: str) -> None:
@@ -118,6 +118,7 @@ def test_all_damaged_is_none(store: SnapshotStore, make_snapshot: MakeSnapshot) 
     for step in (1, 2):
         (store.publish(make_snapshot(step), best=False) / "state.json").unlink()
     assert store.newest_good(said.append) is None
+    assert "the training starts from the beginning" in said[-1]
     assert ["step-000000000002/" in said[0], "step-000000000001/" in said[1]] == [True, True]
 
 
@@ -127,7 +128,7 @@ def test_a_newer_format_is_neither_damage_nor_passed_over(
     store.publish(make_snapshot(1), best=False)
     path = store.publish(make_snapshot(2), best=False) / "manifest.json"
     path.write_bytes(manifest._encode({"format": 99}))
-    with pytest.raises(SnapshotError, match="format version 99; this Paceline knows: 1"):
+    with pytest.raises(SnapshotError, match="format version 99; this Paceline knows: 2"):
         store.newest_good(unexpected)
     assert store.steps() == [1, 2]
 

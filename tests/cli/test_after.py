@@ -1,6 +1,7 @@
 """What can be done with a run: evaluate, export, report."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 from paceline.checkpoint.fingerprint import weights_sha256
 from paceline.cli.app import main
 from paceline.errors import ExitCode
+from paceline.recipes.registry import BUILT_IN
 from tests.cli.conftest import Paceline, summary
 
 
@@ -42,14 +44,54 @@ def test_evaluate_another_snapshot(run: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
-def test_export(run: Path, tmp_path: Path, suffix: str) -> None:
+def test_export(run: Path, tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / f"weights.{suffix}"
     assert main(["export", str(run), str(file), "--snapshot", "last"]) == ExitCode.DONE
     weights = load_file(file) if suffix == "safetensors" else torch.load(file, weights_only=True)
     assert weights_sha256(weights) == summary(run)["weights_sha256"]
     assert not any(name.startswith("module.") for name in weights)
+    capsys.readouterr()
     assert main(["export", str(run), str(file)]) == ExitCode.USAGE
+    assert "replace it with --overwrite" in capsys.readouterr().err
     assert main(["export", str(run), str(file), "--overwrite"]) == ExitCode.DONE
+
+
+_WITHOUT_VALIDATION = '''
+import dataclasses
+from torch import nn
+import paceline
+from paceline.data.digits import load_digits
+
+@paceline.recipe(epochs=2)
+def build(*, seen: int = 0) -> paceline.Job:
+    """Nothing to validate on."""
+    train, test = load_digits()
+    none = dataclasses.replace(test, images=test.images[:seen], labels=test.labels[:seen])
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    return paceline.Job(model=model, train=train, validation=none)
+'''
+
+
+def test_a_run_without_validation_samples(
+    paceline: Paceline,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "blind.py").write_text(_WITHOUT_VALIDATION)
+    run = tmp_path / "run"
+    done = paceline.run(*"train blind.py:build --on here --run-dir".split(), run)
+    assert done.code == 0, done.err
+    assert "validation  none: there is no validation set, or it is empty" in done.out
+    assert "nan%" not in done.out
+    assert main(["evaluate", str(run)]) == ExitCode.DONE
+    shown = capsys.readouterr()
+    assert "the last one is taken" in shown.err
+    assert "samples   none: the validation set is empty" in shown.out
+    assert main(["export", str(run), str(tmp_path / "weights.pt")]) == ExitCode.DONE
+    assert "the last one is taken" in capsys.readouterr().err
+    assert main(["report", str(run)]) == ExitCode.DONE
 
 
 def test_report_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,5 +104,6 @@ def test_report_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes"]) == ExitCode.DONE
     shown = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in shown[:3]] == ["digits", "mnist", "synthetic"]
-    assert all(len(line.split()) > 4 for line in shown[:3])
+    listed = shown[: shown.index("")]
+    assert [line.split()[0] for line in listed] == list(BUILT_IN)
+    assert all(len(line.split()) > 4 for line in listed)

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -96,6 +97,8 @@ def test_a_killed_launcher_leaves_no_worker_and_can_be_resumed(
     paceline.finish(process)
     _, alive = psutil.wait_procs(family, timeout=5)
     assert not alive
+    assert paceline.run("report", run).code == 0
+    assert "Interrupted without a word" in (run / "report.html").read_text()
     done = paceline.run("resume", run)
     assert done.code == 0, done.err
     assert_same(run, undisturbed)
@@ -111,7 +114,7 @@ def test_a_damaged_snapshot_is_set_aside_and_the_one_before_used(
     process.send_signal(signal.SIGTERM)
     assert paceline.finish(process).code == ExitCode.RESUMABLE
     newest = newest_step(run)
-    file = run / "snapshots" / f"step-{newest:012d}" / "model.safetensors"
+    file = run / "snapshots" / f"step-{newest:012d}" / "tensors.safetensors"
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
@@ -173,3 +176,26 @@ def test_two_trainings_in_one_directory(paceline: Paceline, tmp_path: Path) -> N
     assert f"another training is running in {run} (process {process.pid} on" in refused.err
     process.send_signal(signal.SIGTERM)
     assert paceline.finish(process).code == ExitCode.RESUMABLE
+
+
+def test_what_is_gone_is_told(paceline: Paceline, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert paceline.run(*"train digits --on here --epochs 2 --run-dir".split(), run).code == 0
+    for command, what in (
+        (["--epochs", "1", "--allow-change", "epochs"], "that can't be undone. Give at least 2"),
+        (["--optimizer", "adam", "--allow-change", "optimizer"], "optimizer can't change within"),
+    ):
+        refused = paceline.run("resume", run, *command)
+        assert refused.code == ExitCode.USAGE
+        assert what in refused.err
+    (run / "metrics.csv").unlink()
+    done = paceline.run("resume", run, *"--on here --epochs 3 --allow-change epochs".split())
+    assert done.code == 0, done.err
+    assert f"{run}/metrics.csv is gone: the epochs up to now are missing" in done.out
+    for snapshot in (run / "snapshots").glob("step-*"):
+        shutil.rmtree(snapshot)
+    done = paceline.run("resume", run, "--on", "here")
+    assert done.code == 0, done.err
+    assert "There is no snapshot in" in done.out
+    assert "the training starts from the beginning" in done.out
+    assert summary(run)["epochs"] == 3

@@ -54,7 +54,7 @@ def test_the_default_trains_to_its_target(paceline: Paceline, tmp_path: Path) ->
     # Nothing twice: each epoch is one line of the output, and of rank 0's log.
     for text in (done.out, (run / "logs" / "rank-0.log").read_text()):
         for row in rows:
-            assert text.count(f"\n{row['epoch']:>10}  {row['step']:>10}") == 1
+            assert text.count(f"\n{row['epoch']:>5} {row['step']:>7} ") == 1
     assert done.err == ""
 
 

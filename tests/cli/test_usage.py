@@ -2,11 +2,13 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from paceline.cli.app import COMMANDS, main
+from paceline.cli.start import Place, warn_of_no_effect
 from paceline.errors import ExitCode
 
 
@@ -17,16 +19,21 @@ def _in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 _WRONG = [
     ("tran", r"unknown command 'tran'. Did you mean 'train'\? Known: .*resume"),
-    ("train digit", r"unknown recipe 'digit'. Did you mean 'digits'\? Known: digits, mnist"),
+    ("train digit", r"unknown recipe 'digit'. Did you mean 'digits'\? Known: cifar10-wideresnet"),
     ("train digits --epoch 3", r"unknown option '--epoch'. Did you mean '--epochs'\? Known: --"),
     ("train digits --optimizer adm", r'"adm" for --optimizer. Choose from: "sgd", "adam"'),
     ("train digits --optimizer adam --momentum 0.9", r"adam has no momentum.*sgd, lars"),
     ("train digits --epochs x", r'Invalid value for --epochs: unable to convert "x" into int'),
+    ("train digits --epochs 1.5", r'convert "1.5" into int, a whole number. See paceline train'),
+    ("train digits --seed 2.5", r'Invalid value for --seed: unable to convert "2.5"'),
+    ("train digits --workers 1.9", r'Invalid value for --workers: unable to convert "1.9"'),
     ("train digits --epochs 0", r"--epochs must be at least 1, not 0"),
     ("train digits extra", r"unexpected 'extra'"),
     ("train --workers 2 digits", r"unexpected 'digits': what isn't an option comes first"),
     ("train digits --global-batch 1 --workers 2", r"2 workers are more than the 1 samples"),
     ("train digits --global-batch 64 --batch-per-worker 3 --workers 2", r"disagree.*make 6"),
+    ("train digits --threads 1000", r"--threads is 1000, but there (is|are) \d+ CPU core.*at most"),
+    ("train digits --on here --threads 1000", r"--threads is 1000, but there (is|are)"),
     ("train digits --device cuda", r"--device cuda needs a GPU, and this machine has none"),
     ("train digits --backend nccl", r"--backend nccl needs GPUs"),
     ("train digits --target-accuracy 97", r"a fraction between 0 and 1, not 97"),
@@ -59,6 +66,53 @@ def test_existing_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "run.json").write_text(json.dumps({}))
     assert main(["train", "--run-dir", str(tmp_path)]) == ExitCode.USAGE
     assert "already holds a training" in capsys.readouterr().err
+
+
+_SECOND_OF_TORCHRUN = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "0",
+    "GROUP_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "1",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_RUN_ID": "none",
+}
+
+
+def test_the_other_workers_leave_an_existing_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in _SECOND_OF_TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    run = tmp_path / "run"
+    (run / "logs").mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    assert main(["train", "--run-dir", str(run)]) == ExitCode.USAGE
+    assert capsys.readouterr() == ("", "")  # the first worker says why
+    assert list((run / "logs").iterdir()) == []
+
+
+def test_an_option_of_our_launcher_under_another_one(capsys: pytest.CaptureFixture[str]) -> None:
+    warn_of_no_effect(Place(here=True), ("max_restarts",))
+    assert "--max-restarts has no effect here" in capsys.readouterr().err
+    warn_of_no_effect(Place(here=True), ("epochs",))
+    warn_of_no_effect(Place(here=False), ("max_restarts",))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_recipes_file_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "job_that_fails.py").write_text("def build():\n    pass\n\n1 / 0\n")
+    assert main(["train", "job_that_fails.py:build"]) == ExitCode.JOB
+    told = capsys.readouterr().err
+    assert told.splitlines()[0].endswith("job_that_fails.py fails when it is imported:")
+    assert "line 4" in told
+    assert "paceline/" not in told
 
 
 def test_unwritable_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,8 @@
+import fcntl
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -96,12 +98,38 @@ def test_one_training_at_a_time(tmp_path: Path) -> None:
         )
         with pytest.raises(UsageError, match=said), run.lock():
             pass
+        assert run.is_locked()
         holder.kill()  # the kernel frees the lock, however its owner ends
         holder.wait()
+        assert not run.is_locked()
         with run.lock():
             pass
     with run.lock():
         pass
+
+
+def test_asking_for_the_lock_keeps_no_training_from_starting(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    with run.lock():
+        pass
+    asking = os.open(tmp_path / "run.lock", os.O_RDONLY)
+    fcntl.flock(asking, fcntl.LOCK_SH)
+    threading.Timer(0.02, os.close, [asking]).start()
+    with run.lock():
+        assert run.is_locked()
+
+
+def test_a_run_directory_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert RunDirectory.named("~/runs/a").path == tmp_path / "runs" / "a"
+
+
+def test_the_command_to_go_on_with_can_be_pasted(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "a run")
+    run.create()
+    run.run_json.write_text("{}")
+    with pytest.raises(UsageError, match=f"paceline resume '{run.path}';"):
+        run.create()
 
 
 def test_a_lock_in_a_directory_that_is_gone(tmp_path: Path) -> None:

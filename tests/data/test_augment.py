@@ -1,7 +1,10 @@
 import pytest
 import torch
 
+from paceline.data.affine import RandomAffine, Warp
 from paceline.data.augment import Augment, RandomFlip, RandomShift
+from paceline.data.crop import CenterCrop, RandomCrop, RandomResizedCrop, Resize
+from paceline.data.jitter import ColorJitter
 
 AUGMENTS: list[Augment] = [RandomShift(1), RandomShift(3), RandomFlip()]
 
@@ -26,6 +29,28 @@ def test_each_sample_depends_on_its_own_draws_only(
     assert together.dtype == torch.uint8
     for n in range(40):
         assert torch.equal(together[n : n + 1], augment(images[n : n + 1], draws[n : n + 1]))
+
+
+EVERY: list[Augment] = [
+    *AUGMENTS,
+    RandomAffine(10, translate=(0.1, 0.1), scale=(0.8, 1.2), shear=10, flip=0.5),
+    Warp(RandomFlip(), RandomAffine(10), interpolation="bilinear", fill=3.0),
+    ColorJitter(0.2, 0.2, 0.2),
+    RandomResizedCrop(4),
+    RandomCrop(4),
+    CenterCrop(4),
+    Resize(4),
+]
+
+
+@pytest.mark.parametrize("augment", EVERY, ids=str)
+def test_nothing_is_read_from_the_device(augment: Augment) -> None:
+    """On the meta device there is nothing to read, and tensors elsewhere can't be mixed in."""
+    images = raw_images(8, channels=3)
+    draws = torch.rand(8, augment.num_draws)
+    real, unreal = augment(images, draws), augment(images.to("meta"), draws.to("meta"))
+    assert unreal.device.type == "meta"
+    assert (unreal.shape, unreal.dtype) == (real.shape, real.dtype)
 
 
 def test_shift_by_hand() -> None:

@@ -253,8 +253,22 @@ class Unpaired(Noisy):
         return {"input": index}
 
 
-def test_items_must_be_pairs() -> None:
-    with source_of(Unpaired(), 0) as source, pytest.raises(DataError, match="became dict"):
+class Shapeless(Noisy):
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]
+        return f"sample {index}"
+
+
+def test_batches_keep_the_shape_of_their_items() -> None:
+    with source_of(Unpaired(), 0) as source:
+        batch = next(source.train_batches(plan()))
+    assert isinstance(batch.content, dict)
+    assert torch.equal(batch.content["input"], torch.from_numpy(batch.indices))
+    with pytest.raises(DataError, match="a dict with input, but a recipe's have to be pairs"):
+        batch.pair()
+
+
+def test_items_must_hold_a_tensor() -> None:
+    with source_of(Shapeless(), 0) as source, pytest.raises(DataError, match="holds no tensor"):
         next(source.train_batches(plan()))
 
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -5,8 +6,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from paceline.data.affine import RandomAffine, Warp
 from paceline.data.augment import Augment, RandomFlip, RandomShift
 from paceline.data.batch import Batch
+from paceline.data.crop import RandomResizedCrop
+from paceline.data.jitter import ColorJitter
 from paceline.data.memory import MemorySource, TensorData
 from paceline.data.order import EpochPlan, epoch_order
 from paceline.data.synthetic import synthetic_images
@@ -51,10 +55,42 @@ def test_channels_last_inputs_are_real(channels: int, augmented: bool) -> None:
         assert batch.inputs.stride() == (24 * channels, 1, 4 * channels, channels)
 
 
+AUGMENTS: dict[str, list[Augment]] = {
+    "bytes": [RandomShift(2), RandomFlip()],
+    "floats": [Warp(RandomFlip(), RandomAffine(10), RandomAffine(shear=10)), ColorJitter(0.2, 0.2)],
+    "bilinear": [Warp(RandomAffine(10), interpolation="bilinear"), RandomShift(1)],
+    "another size": [RandomResizedCrop(5), ColorJitter(0.2, 0.2, 0.2)],
+}
+
+
+@pytest.mark.parametrize("augment", AUGMENTS.values(), ids=AUGMENTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_augmented_images_are_normalised(
+    augment: list[Augment], layout: torch.memory_format
+) -> None:
+    """By the source, and by hand from what it gives without."""
+    data = synthetic_images(20, 3, 7, 9, 10, seed=1)
+    raw = replace(data, mean=(0.0,) * 3, std=(1.0,) * 3, scale=1.0)
+    (found,) = MemorySource(data, memory_format=layout, augment=augment).train_batches(
+        plan(batch=20)
+    )
+    (plain,) = MemorySource(raw, augment=augment).train_batches(plan(batch=20))
+    mean, std = (torch.tensor(values)[:, None, None] for values in (data.mean, data.std))
+    wanted = (plain.inputs / 255 - mean) / std
+    torch.testing.assert_close(found.inputs, wanted, rtol=1e-6, atol=1e-5)
+    assert found.inputs.is_contiguous(memory_format=layout)
+    assert plain.inputs.max() > 100
+    bf16 = MemorySource(data, dtype=torch.bfloat16, memory_format=layout, augment=augment)
+    (short,) = bf16.train_batches(plan(batch=20))
+    assert short.inputs.dtype == torch.bfloat16
+    torch.testing.assert_close(short.inputs.float(), wanted, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("augment", AUGMENTS.values(), ids=AUGMENTS)
 @pytest.mark.parametrize("parts", [1, 2, 3, 7, 20])
-def test_workers_see_the_same_augmented_samples_as_one(parts: int) -> None:
-    data = synthetic_images(50, 2, 6, 6, 10, seed=1)
-    source = MemorySource(data, augment=[RandomShift(2), RandomFlip()])
+def test_workers_see_the_same_augmented_samples_as_one(parts: int, augment: list[Augment]) -> None:
+    data = synthetic_images(50, 3, 6, 6, 10, seed=1)
+    source = MemorySource(data, augment=augment)
     alone = list(source.train_batches(plan()))
     for step, shares in enumerate(
         zip(*(source.train_batches(plan(part, parts)) for part in range(parts)), strict=True)
@@ -188,9 +224,12 @@ def test_data_that_does_not_fit_is_refused(change: dict[str, Any], message: str)
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_gpu_makes_the_same_batches(layout: torch.memory_format) -> None:
+@pytest.mark.parametrize(("name", "within"), [("bytes", 1e-6), ("bilinear", 2e-3)])
+def test_a_gpu_makes_the_same_batches(
+    layout: torch.memory_format, name: str, within: float
+) -> None:
     data = synthetic_images(50, 3, 6, 6, 10, seed=1)
-    augment: list[Augment] = [RandomShift(2), RandomFlip()]
+    augment = [*AUGMENTS[name], ColorJitter(0.2, 0.2, 0.2)] if name != "bytes" else AUGMENTS[name]
     host, device = (
         MemorySource(data, where, memory_format=layout, augment=augment)
         for where in ("cpu", "cuda")
@@ -198,5 +237,5 @@ def test_a_gpu_makes_the_same_batches(layout: torch.memory_format) -> None:
     for left, right in zip(host.train_batches(plan()), device.train_batches(plan()), strict=True):
         assert right.inputs.device.type == right.targets.device.type == "cuda"
         assert right.inputs.stride() == left.inputs.stride()
-        torch.testing.assert_close(right.inputs.cpu(), left.inputs, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(right.inputs.cpu(), left.inputs, rtol=1e-6, atol=within)
         assert torch.equal(right.targets.cpu(), left.targets)

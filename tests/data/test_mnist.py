@@ -6,9 +6,10 @@ from urllib.error import URLError
 import numpy as np
 import pytest
 import torch
+from torchvision.datasets import FashionMNIST
 
 from paceline.data.download import Readable
-from paceline.data.mnist import load_mnist
+from paceline.data.mnist import load_fashion_mnist, load_mnist
 from paceline.errors import DataError
 from tests.support.idx_files import write_idx, write_mnist
 
@@ -67,7 +68,7 @@ def overwrite(directory: Path, name: str, values: np.ndarray) -> Path:
         (IMAGES, np.zeros(50), "should hold images of 28x28"),
         (LABELS, np.zeros(19), "don't belong together"),
         (LABELS, np.zeros((20, 1)), "don't belong together"),
-        (LABELS, np.arange(20), "label 10 at position 10 is no digit"),
+        (LABELS, np.arange(20), "label 10 at position 10 is none of 0 to 9"),
     ],
 )
 def test_files_that_do_not_fit(tmp_path: Path, name: str, values: np.ndarray, message: str) -> None:
@@ -83,3 +84,18 @@ def test_a_truncated_file_says_where_to_get_it(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DataError, match=rf"{IMAGES}.gz: .*truncated.*Delete it and get it from"):
         load_mnist(tmp_path)
+
+
+def test_fashion_mnist_has_its_own_place_and_names(tmp_path: Path) -> None:
+    write_mnist(tmp_path / "FashionMNIST" / "raw", train=50, test=20)
+    train, test = load_fashion_mnist(tmp_path, download=False)
+    assert (train.name, test.name) == ("Fashion-MNIST", "Fashion-MNIST test")
+    assert (train.num_samples, test.num_samples) == (50, 20)
+    assert train.class_names == tuple(FashionMNIST.classes)
+    with pytest.raises(DataError, match="MNIST is not complete"):
+        load_mnist(tmp_path, download=False)
+
+
+def test_fashion_mnist_offline(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"tf-keras-datasets/train-images-idx3-ubyte.gz"):
+        load_fashion_mnist(tmp_path, open_url=refuse)

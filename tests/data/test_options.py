@@ -11,6 +11,7 @@ def test_fields_have_defaults_and_help() -> None:
         "global_batch",
         "batch_per_worker",
         "max_batch_per_worker",
+        "balance",
         "drop_last",
         "loader_workers",
     ]

@@ -1,6 +1,20 @@
+import json
+import os
+from pathlib import Path
+
 import pytest
 
-from paceline.dist.environment import Placement, read_placement, started_by_launcher
+from paceline.dist.environment import (
+    INTERFACE_VARIABLES,
+    Placement,
+    chosen_interface,
+    look,
+    read_placement,
+    surroundings,
+    use_interface,
+    uses_agent_store,
+)
+from paceline.dist.options import DistOptions
 from paceline.errors import UsageError
 
 TORCHRUN = {
@@ -17,7 +31,7 @@ TORCHRUN = {
 def test_alone() -> None:
     assert read_placement({}) == Placement()
     assert read_placement({"RANK": "1"}).source == "alone"  # somebody else's variable
-    assert not started_by_launcher({"WORLD_SIZE": "2"})
+    assert not look({"WORLD_SIZE": "2"}).started
 
 
 def test_as_torchs_agent_says() -> None:
@@ -58,3 +72,61 @@ def test_nodes_follow_from_the_sizes_where_they_arent_said() -> None:
         name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     }
     assert read_placement(few).nodes == 2
+
+
+def test_a_place_by_hand_counts_first() -> None:
+    options = DistOptions(rank=1, world_size=3, local_rank=1)
+    found = read_placement(TORCHRUN | {"MASTER_ADDR": "a", "MASTER_PORT": "7"}, options)
+    assert found == Placement(
+        rank=1,
+        world_size=3,
+        local_rank=1,
+        local_world_size=2,
+        source="options",
+        settled=False,
+        master_addr="a",
+        master_port=7,
+    )
+    alone = read_placement({}, DistOptions(rank=0, world_size=1))
+    assert (alone.settled, alone.on_one_node) == (True, True)
+
+
+def test_rank_and_world_size_alone_leave_nodes_open() -> None:
+    found = read_placement({"RANK": "1", "WORLD_SIZE": "2"})
+    assert (found.rank, found.local_rank, found.settled) == (1, 0, False)
+
+
+def test_the_agents_store() -> None:
+    assert uses_agent_store({"TORCHELASTIC_USE_AGENT_STORE": "True"})
+    assert not uses_agent_store({})
+
+
+def test_sagemakers_file_stands_for_its_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SM_HOSTS", "SM_CURRENT_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    resources = tmp_path / "resourceconfig.json"
+    assert look(surroundings(resources)).node is None
+    content = {"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]}
+    resources.write_text(json.dumps(content | {"network_interface_name": "eth0"}))
+    node = look(surroundings(resources)).node
+    assert node is not None
+    assert (node.node_rank, node.nodes, node.workers) == (1, 2, None)
+    resources.write_text("{}")
+    assert look(surroundings(resources)).node is None
+
+
+def test_an_interface_is_told_to_gloo_and_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told() -> list[str | None]:
+        return [os.environ.get(name) for name in INTERFACE_VARIABLES]
+
+    for name in INTERFACE_VARIABLES:
+        monkeypatch.setenv(name, "")
+    use_interface("eth0", override=False)
+    assert told() == ["eth0", "=eth0"]  # NCCL would take eth01 as well
+    use_interface("eth1", override=False)
+    assert told() == ["eth0", "=eth0"]
+    use_interface("eth1", override=True)
+    assert told() == ["eth1", "=eth1"]
+    assert chosen_interface(dict(os.environ)) == "eth1"

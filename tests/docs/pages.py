@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES: Sequence[Path] = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+COMING_FROM = ROOT / "docs" / "coming-from"
+PAGES: Sequence[Path] = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _INLINE = re.compile(r"`([^`\n]+)`")
 _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]+)")
+_ROW = re.compile(r"^\| (.+) \|$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,28 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+def rows(page: Path, heading: str) -> list[list[str]]:
+    """List the rows of the tables under a heading, as cells; without the line under each head."""
+    _, _, text = _prose(page).partition(f"\n## {heading}\n")
+    text = text.partition("\n## ")[0]
+    found = [[cell.strip() for cell in row.split("|")] for row in _ROW.findall(text)]
+    return [cells for cells in found if not set("".join(cells)) <= {"-"}]
+
+
+def inline_code(text: str) -> list[str]:
+    """List what stands in backticks."""
+    return _INLINE.findall(text)
+
+
 def flags(page: Path) -> set[str]:
-    """List the flags that a page names, in code of either kind."""
-    code = " ".join(_INLINE.findall(_prose(page)))
+    """List the flags that a page names, in code of either kind.
+
+    Not what begins a table's row where a page tells of another tool: that is the tool's own.
+    """
+    prose = _prose(page)
+    if page.parent == COMING_FROM:
+        prose = re.sub(r"^\| [^|]+ \|", "", prose, flags=re.MULTILINE)
+    code = " ".join(_INLINE.findall(prose))
     code += " ".join(block.text for block in blocks(page, "console"))
     return set(_FLAG.findall(code))
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import paceline
-from paceline.cli import evaluate, export, resume, train
+from paceline.cli import doctor, evaluate, export, pack, preview, resume, run, train
 from paceline.cli.app import main
 from paceline.cli.start import Place
 from paceline.data.augment import RandomFlip
@@ -21,17 +21,28 @@ from paceline.recipes.registry import BUILT_IN
 from paceline.trainer.config import training_options
 from paceline.trainer.past import FIXED
 from paceline.trainer.recipe import load_recipe
-from tests.docs.pages import PAGES, ROOT, Block, anchors, blocks, commands, flags, links
+from tests.docs.pages import (
+    COMING_FROM,
+    PAGES,
+    ROOT,
+    Block,
+    anchors,
+    blocks,
+    commands,
+    flags,
+    links,
+)
 from tests.docs.running import train_here
+from tests.support.image_files import write_image_folder
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 pytestmark = pytest.mark.xdist_group("pages")
 
-PYTHON = [block for page in PAGES for block in blocks(page, "python")]
+PYTHON = [b for page in PAGES if page.parent != COMING_FROM for b in blocks(page, "python")]
 
 
 def name_of(page: Path) -> str:
-    return page.name
+    return str(page.relative_to(ROOT))
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +51,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("pages")
     (place / "bars.py").write_text(blocks(README, "python")[0].text)
     (place / "clouds.py").write_text(blocks(DOCS / "recipes.md", "python")[0].text)
+    (place / "train.py").touch()
+    write_image_folder(place / "photos")
     train_here(place, "bars.py:build", "--width", "16", "--run-dir", "runs/first")
     return place
 
@@ -62,8 +75,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_every_page_is_listed_in_the_index() -> None:
-    listed = {path.resolve() for path, _ in links(DOCS / "index.md")}
-    assert listed >= {page for page in PAGES if page.name != "index.md"}
+    indexes = (DOCS / "index.md", COMING_FROM / "index.md")
+    listed = {path.resolve() for index in indexes for path, _ in links(index)}
+    assert listed >= set(PAGES) - {DOCS / "index.md"}
 
 
 def test_the_option_table_is_up_to_date() -> None:
@@ -76,14 +90,26 @@ def test_the_option_table_is_up_to_date() -> None:
     assert generator.PAGE.read_text() == generator.render(), "run python docs/generate_options.py"
 
 
-FOREIGN = {"standalone", "nproc-per-node", "help", "no-", "quick", "json", "check"}
-"""torchrun's, those of the benchmarks, and what stands for others."""
+FOREIGN = {"mpi", "ntasks-per-node", "gpus-per-task", "master-port"} | {
+    "standalone",
+    "nproc-per-node",
+    "nnodes",
+    "node-rank",
+    "master-addr",
+    "help",
+    "no-",
+    "quick",
+    "json",
+    "check",
+}
+"""srun's, torchrun's, those of the benchmarks, and what stands for others."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_flags_exist(page: Path) -> None:
     arguments = [a for r in BUILT_IN.values() for a in load_recipe(r).arguments()]
     more = [*arguments, train.RUN_DIR, resume._ALLOW, *evaluate._OPTIONS, *export._OPTIONS]
+    more += [*preview._OPTIONS, *pack._OPTIONS, *doctor._OPTIONS]
     names = {option.name for option in (*training_options().values(), *more)}
     own = {"width", "hidden"} | {name.replace("_", "-") for name in names}
     named = {flag.removeprefix("no-") for flag in flags(page) - FOREIGN}
@@ -95,7 +121,7 @@ def test_commands_work(
     page: Path, inside: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Trainings are only prepared here: flags, recipe, settings. The other commands run."""
-    for module in (train, resume):
+    for module in (train, resume, run):
         monkeypatch.setattr(module, "choose_place", lambda *_, **__: Place(here=False, workers=2))
         monkeypatch.setattr(module, "start", lambda launch: ExitCode.DONE)
     for words in commands(page):
@@ -109,7 +135,10 @@ def _check(words: list[str]) -> None:
     program, *rest = words
     if program == "make":
         assert f"\n{rest[0]}:" in (ROOT / "Makefile").read_text()
-    elif program == "torchrun":
+    elif program in ("torchrun", "srun", "mpirun"):
+        if "paceline" not in rest:
+            assert Path(rest[-1]).is_file(), words
+            return
         assert main(rest[rest.index("paceline") + 1 :]) == ExitCode.DONE, words
     else:
         assert program == "paceline", words

@@ -14,9 +14,11 @@ from paceline.errors import (
 )
 from paceline.launch.boundary import (
     StepNote,
+    describe,
     exit_code_of,
     failure_path,
     kind_of,
+    message_of,
     read_note,
     run_guarded,
 )
@@ -86,6 +88,27 @@ def test_an_exception_leaves_a_record_and_goes_on(tmp_path: Path) -> None:
     assert "direct cause" in record.traceback
     assert "run_guarded" not in record.traceback
     assert [path.name for path in tmp_path.iterdir()] == ["failure-rank-3.json"]
+
+
+_FROM_LOADER = """Caught DataError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "items.py", line 9, in __getitem__
+ValueError: DataError: bad
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "items.py", line 11, in __getitem__
+paceline.errors.DataError: sample 3 failed: ValueError: DataError: bad
+second line
+"""
+
+
+def test_a_data_loaders_wrapping_is_taken_off() -> None:
+    message = "sample 3 failed: ValueError: DataError: bad\nsecond line"
+    assert message_of(DataError(_FROM_LOADER)) == message
+    assert message_of(DataError("as it is: DataError: x")) == "as it is: DataError: x"
+    assert describe(DataError(_FROM_LOADER), 0).message == message
 
 
 def _exit(payload: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from paceline.launch import processes
 from paceline.launch.failures import WorkerFailure, render
 from tests.launch.launching import Launch
 from tests.launch.waiting import alive, until
@@ -151,7 +152,7 @@ def test_a_crash_shows_the_fault_handlers_stack(launch: Launch) -> None:
 def test_peers_that_only_note_the_stop_are_killed_and_not_taken_for_an_interrupt(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.launch.processes.PEERS_S", 0.2)
+    monkeypatch.setattr(processes, "PEERS_S", 0.2)
     outcome = launch("ignore_stop", str(tmp_path))
     assert not outcome.interrupted
     assert [failure.rank for failure in outcome.failures] == [1]

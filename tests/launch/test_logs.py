@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.logs import Tee, log_path, open_log, plain_line, read_crash, teed
+from paceline.config.rundir import log_path
+from paceline.launch.logs import Tee, open_log, plain_line, read_crash, teed
 
 
 @pytest.mark.parametrize(

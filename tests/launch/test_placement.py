@@ -57,7 +57,7 @@ def test_threads(
     assert threads_per_worker(asked, workers, cores, omp) == threads
 
 
-@pytest.mark.parametrize(("asked", "omp"), [(0, None), (None, "many"), (None, "0")])
+@pytest.mark.parametrize(("asked", "omp"), [(0, None), (9, None), (None, "many"), (None, "0")])
 def test_impossible_threads_are_refused(asked: int | None, omp: str | None) -> None:
     with pytest.raises(UsageError, match=r"threads|OMP_NUM_THREADS"):
         threads_per_worker(asked, 2, 8, omp)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.config.rundir import log_path
 from paceline.errors import UsageError
 from paceline.launch.boundary import failure_path
-from paceline.launch.logs import log_path
 from paceline.launch.worker import run_here
 
 

@@ -80,8 +80,8 @@ def test_one_line_of_progress() -> None:
 
 def test_the_table_has_the_columns_that_have_figures() -> None:
     header, line = table_header(ROW), table_line(ROW)
-    assert header.split("  ")[-1].strip() == "img/s"
-    assert "val top-5" not in header
+    assert header.split()[-1] == "img/s"
+    assert "top-5" not in header
     assert line.split() == [
         "1",
         "120",
@@ -94,8 +94,52 @@ def test_the_table_has_the_columns_that_have_figures() -> None:
         "1,234",
     ]
     assert len(header) == len(line)
-    assert "val top-5" in table_header(replace(ROW, val_top5_accuracy=1.0))
+    assert "top-5" in table_header(replace(ROW, val_top5_accuracy=1.0))
     assert "acc" not in table_header(replace(ROW, train_accuracy=None, val_accuracy=None))
+
+
+def test_the_whole_table_fits_a_terminal_of_80_columns() -> None:
+    row = EpochRow(
+        epoch=1000,
+        step=1234567,
+        time_s=35999.0,
+        train_loss=0.0000123456,
+        train_accuracy=1.0,
+        val_loss=12.3456,
+        val_accuracy=1.0,
+        val_top5_accuracy=1.0,
+        lr=0.000123456,
+        images_per_s=123456.0,
+    )
+    assert "1.23e-5" in table_line(row)
+    assert len(table_header(row)) == len(table_line(row)) <= 79
+
+
+def test_the_bar_uses_the_room_there_is() -> None:
+    for width in range(46, 200):
+        line = ADVANCE.bar_line(width)
+        assert len(line) <= width
+        assert "2/5" in line
+        assert "30/120" in line
+        assert "loss 0.5123" in line
+        assert line.endswith("left 1:15")
+    text = ADVANCE.text()
+    assert ADVANCE.bar_line(120) == f"epoch 2/5 {'━' * 6}{'─' * 18} 30/120 {text}"
+    assert ADVANCE.bar_line(120, plain=True) == f"epoch 2/5 {'#' * 6}{'-' * 18} 30/120 {text}"
+
+
+@pytest.mark.parametrize(
+    ("width", "figures"),
+    [
+        (80, "loss 0.5123 acc 87.65% 12,346 img/s lr 0.05 left 1:15"),
+        (60, "loss 0.5123 acc 87.65% 12,346 img/s left 1:15"),
+        (50, "loss 0.5123 12,346 img/s left 1:15"),
+        (40, "loss 0.5123 left 1:15"),
+        (10, "loss 0.5123 left 1:15"),
+    ],
+)
+def test_a_narrow_terminal_shows_whole_figures(width: int, figures: str) -> None:
+    assert ADVANCE.bar_line(width).endswith(f"30/120 {figures}")
 
 
 def test_plain_lines_with_one_header_and_no_progress_within_ten_seconds(
@@ -161,6 +205,23 @@ def test_a_bar_that_isnt_on_a_terminal_shows_lines_alone(
     monkeypatch.setattr(sys, "__stdout__", pipe)
     show(BarConsole(tmp_path / "rank-0.log"))
     assert [line for line in lines_of(pipe.getvalue()) if line] == EXPECTED
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_no_line_of_the_bar_is_cut(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "__stdout__", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(width))
+    bar = BarConsole(tmp_path / "rank-0.log")
+    bar.advance(ADVANCE)
+    expected = ADVANCE.bar_line(width)
+    until(lambda: "left 1:15" in terminal.getvalue())
+    bar.close()
+    assert expected in terminal.getvalue()
+    assert "…" not in terminal.getvalue()
 
 
 @pytest.mark.parametrize(

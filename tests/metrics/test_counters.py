@@ -31,7 +31,7 @@ def test_totals_equal_a_direct_computation(
     monkeypatch.setattr(counters, "_MOST_UNCOUNTED", most_uncounted)
     counted = StepCounters(top)
     for step, (outputs, targets) in enumerate(batches(9)):
-        counted.add(F.cross_entropy(outputs, targets), outputs, targets, step)
+        counted.add(F.cross_entropy(outputs, targets), len(targets), step, outputs, targets)
         if step == 1:
             assert counted.flush() is None  # fetching in between changes nothing
     assert counted.flush() is None
@@ -57,7 +57,7 @@ def test_right_guesses_by_place(top: int) -> None:
 
 def test_without_accuracy() -> None:
     counted = StepCounters()
-    counted.add(torch.tensor(0.5), NO_SCORES, NO_TARGETS, 0)
+    counted.add(torch.tensor(0.5), len(NO_TARGETS), 0, NO_SCORES, NO_TARGETS)
     counted.flush()
     assert counted.totals == Totals(loss=1.0, samples=2)
 
@@ -66,14 +66,14 @@ def test_without_accuracy() -> None:
 def test_the_first_loss_that_isnt_finite_is_named(bad: float) -> None:
     counted = StepCounters()
     for step, loss in enumerate([1.0, bad, 1.0, bad], start=40):
-        counted.add(torch.tensor(loss), NO_SCORES, NO_TARGETS, step)
+        counted.add(torch.tensor(loss), len(NO_TARGETS), step, NO_SCORES, NO_TARGETS)
     assert counted.flush() == 41
     assert counted.flush() is None
 
 
 def test_reset_starts_from_zero_or_from_what_was_saved() -> None:
     counted = StepCounters(1)
-    counted.add(torch.tensor(0.5), NO_SCORES, NO_TARGETS, 0)
+    counted.add(torch.tensor(0.5), len(NO_TARGETS), 0, NO_SCORES, NO_TARGETS)
     counted.reset(Totals(loss=1.0, samples=2, top1=1, top5=2))
     assert counted.flush() is None
     assert counted.totals == Totals(loss=1.0, samples=2, top1=1, top5=2)

@@ -59,5 +59,11 @@ def test_a_row_that_a_crash_cut_short_is_dropped(table: Path, cut: int) -> None:
         assert [r["epoch"] for r in csv.DictReader(file)] == ["1", "2", "3"]
 
 
+def test_rows_that_lack_cells_are_dropped_wherever_they_stand(table: Path) -> None:
+    header, first, *rest = table.read_text().splitlines(keepends=True)
+    table.write_text("".join([header, first[:7] + "\n", "\0\n", *rest]))
+    assert [r["epoch"] for r in read_table(table)] == ["2", "3"]
+
+
 def test_no_table_has_no_rows(tmp_path: Path) -> None:
     assert read_table(tmp_path / "absent.csv") == []

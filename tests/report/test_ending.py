@@ -62,9 +62,23 @@ def test_the_resume_command_can_be_pasted(make_run: MakeRun) -> None:
 
 
 def test_running(make_run: MakeRun) -> None:
-    ending = describe_ending(read_run(make_run(done=5, because=None)))
+    run = make_run(done=5, because=None)
+    with run.lock():
+        ending = describe_ending(read_run(run))
     assert ending.state == "running"
     assert ending.sentence == "still running when this page was written, 5 of 20 epochs done"
+
+
+def test_a_killed_launcher_says_nothing_but_its_lock_is_free(make_run: MakeRun) -> None:
+    run = make_run(done=5, because=None)
+    with run.lock():
+        pass
+    ending = describe_ending(read_run(run))
+    assert ending.state == "interrupted"
+    assert ending.sentence == (
+        "interrupted without a word (its launcher was killed), 5 of 20 epochs done"
+    )
+    assert ending.resume == f"paceline resume {run.path}"
 
 
 def test_failure_names_rank_host_step_and_error(make_run: MakeRun) -> None:

@@ -14,7 +14,9 @@ _PIXELS = 28
 _SCALE = 255 // 16
 
 
-def write_mnist(directory: Path, train: int = 600, test: int = 120, gz: bool = True) -> Path:
+def write_mnist(
+    directory: Path, train: int = 600, test: int = 120, gz: bool = True, classes: int = 10
+) -> Path:
     """Write the four files of a small MNIST; returns the directory, made if need be.
 
     Args:
@@ -22,24 +24,28 @@ def write_mnist(directory: Path, train: int = 600, test: int = 120, gz: bool = T
         train: Training images, at most 1,442.
         test: Test images, at most 355.
         gz: Whether they are gzipped (and named so).
+        classes: How many of the ten classes have images, which makes them fewer.
     """
     directory.mkdir(parents=True, exist_ok=True)
     for prefix, count, data in zip(("train", "t10k"), (train, test), load_digits(), strict=True):
-        images, labels = upscaled(data, count)
+        images, labels = upscaled(data, count, classes)
         write_idx(directory / f"{prefix}-images-idx3-ubyte", images, gz=gz)
         write_idx(directory / f"{prefix}-labels-idx1-ubyte", labels, gz=gz)
     return directory
 
 
-def upscaled(data: TensorData, count: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def upscaled(
+    data: TensorData, count: int, classes: int = 10
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Blow the first digits up to 24x24, with a border to 28x28, values 0 to 240."""
-    if count > data.num_samples:
-        raise ValueError(f"the digits have only {data.num_samples} images of this kind")
-    small = data.images[:count, 0].numpy() * np.uint8(_SCALE)
+    chosen = (data.labels < classes).nonzero()[:count, 0]
+    if count > len(chosen):
+        raise ValueError(f"the digits have only {len(chosen)} images of this kind")
+    small = data.images[chosen, 0].numpy() * np.uint8(_SCALE)
     large = small.repeat(3, axis=1).repeat(3, axis=2)
     images = np.pad(large, ((0, 0), (2, 2), (2, 2)))
     assert images.shape[1:] == (_PIXELS, _PIXELS)
-    return images, data.labels[:count].numpy().astype(np.uint8)
+    return images, data.labels[chosen].numpy().astype(np.uint8)
 
 
 def write_idx(path: Path, values: NDArray[np.uint8], *, gz: bool) -> Path:

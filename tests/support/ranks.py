@@ -1,5 +1,7 @@
 """Runs plain SPMD code on several forked workers: fast, and the first failure reaches the test."""
 
+import faulthandler
+import gc
 import os
 import pickle
 import selectors
@@ -57,7 +59,7 @@ class _Rank:
         if self.received:
             report: _Report = pickle.loads(self.received)
             return report
-        _, status = os.waitpid(self.pid, os.WNOHANG)
+        _, status = os.waitpid(self.pid, 0)  # its end of the pipe is closed: it has ended
         how = f"it ended without a word (wait status {status})"
         return _Report(rank=self.rank, traceback=how)
 
@@ -72,14 +74,14 @@ def run_ranks(
 
     Raises:
         RankError: A rank raised; the one that did so first is shown.
-        TimeoutError: The ranks took longer than `limit_s`; their stacks are on standard error.
+        TimeoutError: The ranks took longer than `limit_s`; says where each of them stands.
     """
     torch.set_num_threads(1)  # a pool of OpenMP threads doesn't survive a fork
     with tempfile.TemporaryDirectory() as scratch:
         store = Path(scratch) / "store"
         ranks = [_fork(rank, world_size, store, body, args) for rank in range(world_size)]
         try:
-            reports = _collect(ranks, limit_s)
+            reports = _collect(ranks, limit_s, Path(scratch))
         finally:
             _end(ranks)
     return [report.value for report in reports]  # type: ignore[misc]  # what `body` returned
@@ -126,6 +128,7 @@ def _fork(
         pid = os.fork()
     if pid == 0:
         os.close(reading)
+        faulthandler.enable((store.parent / f"stacks-{rank}").open("w"), all_threads=True)
         _be_rank(rank, world_size, store, body, args, writing, parent)
     os.close(writing)
     return _Rank(rank=rank, pid=pid, pipe=reading)
@@ -141,6 +144,9 @@ def _be_rank(
     parent: int,
 ) -> NoReturn:
     """Run the body and leave at once: the test runner's own clean-up is not this process's."""
+    # The test runner's garbage may hold what waits for a thread when it is taken apart (a store, a
+    # process group), and there is no such thread in this process.
+    gc.freeze()
     die_with_parent(parent)
     try:
         with group_of(rank, world_size, store) as group:
@@ -164,7 +170,7 @@ def _say(pipe: int, report: _Report) -> NoReturn:
     os._exit(0)
 
 
-def _collect(ranks: list[_Rank], limit_s: float) -> list[_Report]:
+def _collect(ranks: list[_Rank], limit_s: float, scratch: Path) -> list[_Report]:
     """Read all reports; at the first failure the others aren't waited for."""
     deadline_s = time.monotonic() + limit_s
     reports: dict[int, _Report] = {}
@@ -174,9 +180,10 @@ def _collect(ranks: list[_Rank], limit_s: float) -> list[_Report]:
         while selector.get_map():
             ready = selector.select(deadline_s - time.monotonic())
             if not ready:
-                _show_stacks(ranks, reports)
-                missing = [rank.rank for rank in ranks if rank.rank not in reports]
-                raise TimeoutError(f"ranks {missing} were not done after {limit_s:g} s")
+                missing = [rank for rank in ranks if rank.rank not in reports]
+                stacks = "\n".join(_stacks(rank, scratch) for rank in missing)
+                numbers = [rank.rank for rank in missing]
+                raise TimeoutError(f"ranks {numbers} were not done after {limit_s:g} s\n{stacks}")
             for key, _ in ready:
                 ended = _read(key.data)
                 if ended is not None:
@@ -199,11 +206,12 @@ def _raise_first(reports: dict[int, _Report]) -> None:
         raise RankError(f"rank {first.rank} failed:\n{first.traceback}")
 
 
-def _show_stacks(ranks: list[_Rank], reports: dict[int, _Report]) -> None:
-    """Let the ranks that hang write their stacks: pytest has turned faulthandler on."""
-    for rank in ranks:
-        if rank.rank not in reports:
-            os.kill(rank.pid, signal.SIGABRT)
+def _stacks(rank: _Rank, scratch: Path) -> str:
+    """End a rank that hangs and give the Python stacks that it wrote while it ended."""
+    os.kill(rank.pid, signal.SIGABRT)
+    os.waitpid(rank.pid, 0)
+    stacks, *_ = (scratch / f"stacks-{rank.rank}").read_text().split(" in _be_rank")
+    return f"rank {rank.rank}: {stacks}"
 
 
 def _end(ranks: list[_Rank]) -> None:

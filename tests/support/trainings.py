@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,17 +20,20 @@ from paceline.data.order import EpochPlan
 from paceline.data.source import BatchSource
 from paceline.data.synthetic import synthetic_images
 from paceline.dist.group import Group
+from paceline.errors import InterruptedTraining
 from paceline.metrics.console import Advance, Console
 from paceline.metrics.table import COLUMNS, EpochRow
+from paceline.optim.table import OPTIMIZER_OPTIONS
 from paceline.trainer import agreement
 from paceline.trainer.config import TrainConfig
+from paceline.trainer.engine import Engine
 from paceline.trainer.job import Job
 from paceline.trainer.loop import train
 from paceline.trainer.records import summarize
 from paceline.trainer.seeding import seed_everything
-from paceline.trainer.session import Session
 from paceline.trainer.setup import open_session
 from paceline.trainer.signals import StopFlag
+from paceline.trainer.training import prepare
 
 Settings = Mapping[str, OptionValue]
 MakeJob = Callable[[], Job]
@@ -211,15 +215,19 @@ def run_training_on(
     job = make_job()
     if stop is not None and stop.rank == group.rank:
         _stop_in_forward(job.model, flag, stop)
-    with open_session(job, config, run, group, flag) as session:
-        trained, evaluated = RecordingSource(session.train_source), None
-        evaluated = RecordingSource(session.val_source)
+    options = tuple(OPTIMIZER_OPTIONS)
+    with open_session(config, run, group, flag, own_options=options) as session:
+        training = prepare(session, job)
+        trained = RecordingSource(training.train.source)
+        evaluated = RecordingSource(training.validation.source)
         console = RecordingConsole()
-        session.train_source, session.val_source = trained, evaluated
-        session.console = console
-        train(session)
-        session.keeper.flush()
-        return _outcome(session, run, trained, evaluated, console)
+        training.train.source, training.validation.source = trained, evaluated
+        engine = session.engine
+        engine.console = console
+        with suppress(InterruptedTraining):
+            train(training)
+        engine.keeper.flush()
+        return _outcome(engine, run, trained, evaluated, console)
 
 
 def prepared(directory: Path) -> RunDirectory:
@@ -236,6 +244,12 @@ def table_without_times(path: Path) -> list[dict[str, str]]:
     assert header.split(",") == list(COLUMNS)
     rows = [dict(zip(COLUMNS, line.split(","), strict=True)) for line in lines]
     return [{name: cell for name, cell in row.items() if name not in TIMED} for row in rows]
+
+
+def global_batches(outcomes: list[Outcome]) -> list[list[int]]:
+    """Put the workers' shares of each step together, in rank order."""
+    steps = zip(*(outcome.trained for outcome in outcomes), strict=True)
+    return [[i for _, indices in step for i in indices] for step in steps]
 
 
 def _no_wait(descriptor: object) -> None:
@@ -255,17 +269,17 @@ def _stop_in_forward(model: nn.Module, flag: StopFlag, stop: StopAt) -> None:
 
 
 def _outcome(
-    session: Session,
+    engine: Engine,
     run: RunDirectory,
     trained: RecordingSource,
     evaluated: RecordingSource,
     console: RecordingConsole,
 ) -> Outcome:
-    summary = summarize(session, "test")
-    state = session.state
+    summary = summarize(engine, "test")
+    state = engine.course.state
     return Outcome(
-        optimizer=_optimizer_hash(session),
-        rows=table_without_times(run.metrics_csv) if session.group.rank == 0 else [],
+        optimizer=_optimizer_hash(engine),
+        rows=table_without_times(run.metrics_csv) if engine.group.rank == 0 else [],
         step=state.step,
         step_in_epoch=state.step_in_epoch,
         epoch=state.epoch,
@@ -275,13 +289,13 @@ def _outcome(
         trained=trained.trained,
         evaluated=evaluated.evaluated,
         lines=console.lines,
-        parameters=[p.detach().clone() for p in session.model.parameters()],
+        parameters=[p.detach().clone() for p in engine.parts.model.parameters()],
     )
 
 
-def _optimizer_hash(session: Session) -> str:
+def _optimizer_hash(engine: Engine) -> str:
     tensors, scalars = flatten_optimizer(
-        session.stepper.optimizer, session.model.named_parameters()
+        engine.parts.optimizers[0], engine.parts.model.named_parameters()
     )
     digest = hashlib.sha256(repr(scalars).encode())
     for name in sorted(tensors):

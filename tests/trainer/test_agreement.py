@@ -1,6 +1,7 @@
 import math
 
 import pytest
+import torch
 
 from paceline.dist.group import Group
 from paceline.metrics.counters import Totals
@@ -35,6 +36,19 @@ def test_all_learn_the_same(world_size: int) -> None:
         assert found.data_s == 0.25 * last  # the slowest
         assert found.totals.samples == sum(10 + rank for rank in range(world_size))
         assert found.totals.loss == sum(0.5 * rank for rank in range(world_size))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_what_is_given_besides_reaches_all_in_rank_order(world_size: int) -> None:
+    def body(group: Group) -> tuple[list[list[float]], list[list[float]]]:
+        own = torch.tensor([0.1, 7.0 + group.rank], dtype=torch.float64)
+        agreed = agree(status(group.rank, None, {}), group, own)
+        return agreed.more.tolist(), agreed.counted.tolist()
+
+    more = [[0.1, 7.0 + rank] for rank in range(world_size)]
+    counted = [[0.5 * rank, 10.0 + rank, rank, 2.0 * rank] for rank in range(world_size)]
+    assert run_ranks(world_size, body) == [(more, counted)] * world_size
 
 
 @pytest.mark.ranks

@@ -14,12 +14,14 @@ from paceline.trainer.past import FIXED, FREE, PastRun
 def run(tmp_path: Path) -> RunDirectory:
     settings = TrainConfig.from_settings({"optimizer": "adam", "betas": (0.8, 0.9)}).settings()
     content = {
+        "kind": "recipe",
+        "script_args": [],
         "recipe": "digits",
         "reference": "paceline.recipes.digits:digits",
         "recipe_arguments": {"dropout": 0.1},
         "settings": settings | {"betas": [0.8, 0.9], "batch_per_worker": 16},
         "given": ["optimizer", "betas", "batch_per_worker"],
-        "derived": {"global_batch": 32, "world_size": 2},
+        "derived": {"global_batch": 32, "world_size": 2, "steps_per_epoch": 10},
         "started_at": "2026-01-01T00:00:00+00:00",
     }
     run = RunDirectory(tmp_path)
@@ -78,10 +80,30 @@ def test_allowed_changes_are_taken(run: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FIXED))
-def test_the_order_of_samples_can_never_change(name: str, run: RunDirectory) -> None:
-    value = True if name == "drop_last" else 7
-    with pytest.raises(UsageError, match="start a new one"):
+def test_what_can_never_change(name: str, run: RunDirectory) -> None:
+    values: dict[str, OptionValue] = {"drop_last": True, "optimizer": "sgd"}
+    value = values.get(name, 7)
+    with pytest.raises(UsageError, match=f"{name} can't change .*, since .*: start a new one"):
         PastRun.read(run).changed({name: value}, [name])
+
+
+def test_an_argument_of_the_recipe_can_be_allowed_without_a_change(run: RunDirectory) -> None:
+    assert PastRun.read(run).changed({}, ["dropout"])[1] == {"dropout": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("epochs", "step", "told"),
+    [(2, 20, None), (3, 21, None), (1, 20, "epoch 2 is trained already, and"), (2, 21, "1 steps")],
+)
+def test_fewer_epochs_than_are_done(
+    epochs: int, step: int, told: str | None, run: RunDirectory
+) -> None:
+    past = PastRun.read(run)
+    if told is None:
+        past.check_epochs(epochs, step)
+        return
+    with pytest.raises(UsageError, match=f"--epochs is {epochs}, but .*{told}.*Give at least"):
+        past.check_epochs(epochs, step)
 
 
 def test_an_unknown_name_to_allow_lists_the_known(run: RunDirectory) -> None:
@@ -90,8 +112,8 @@ def test_an_unknown_name_to_allow_lists_the_known(run: RunDirectory) -> None:
 
 
 def test_free_options_are_options() -> None:
-    assert TrainConfig().settings().keys() >= FREE | FIXED
-    assert not FREE & FIXED
+    assert TrainConfig().settings().keys() >= FREE | FIXED.keys()
+    assert not FREE & FIXED.keys()
 
 
 @pytest.mark.parametrize("missing", ["settings", "derived", "recipe", "given"])

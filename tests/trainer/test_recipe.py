@@ -6,7 +6,7 @@ import pytest
 
 import paceline
 from paceline.config.fields import OptionValue
-from paceline.errors import UsageError
+from paceline.errors import JobError, UsageError
 from paceline.trainer.recipe import Recipe, load_recipe, recipe
 
 SOURCE = '''
@@ -116,11 +116,74 @@ def test_a_missing_file_module_or_function(file: Path) -> None:
         load_recipe(f"{file}:CONSTANT")
 
 
-def test_an_error_in_the_users_file_is_shown_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("import absent_dependency\n", "ModuleNotFoundError: No module named 'absent_dependency'"),
+        ("import helper_that_fails\n", "ConnectionResetError: gone"),
+        ("def build(:\n", "SyntaxError: "),
+        ("import sys\nsys.exit(3)\n", "SystemExit: 3"),
+    ],
+)
+def test_a_failing_import_shows_the_users_frames_alone(
+    source: str, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "helper_that_fails.py").write_text("raise ConnectionResetError('gone')\n")
     file = tmp_path / "broken_job.py"
-    file.write_text("import absent_dependency\n")
-    with pytest.raises(ModuleNotFoundError, match="absent_dependency"):
+    file.write_text(source)
+    with pytest.raises(JobError) as found:
         load_recipe(f"{file}:build")
+    first, *trace, last = str(found.value).splitlines()
+    assert first == f"{file} fails when it is imported:"
+    assert last.startswith(told)
+    places = [line for line in trace if line.startswith("  File ")]
+    assert places[0].startswith(f'  File "{file}", line ')
+    assert not any("importlib" in line or "paceline/trainer" in line for line in places)
+    assert "broken_job" not in sys.modules
+
+
+def test_a_module_that_fails(tmp_path: Path) -> None:
+    (tmp_path / "broken_module.py").write_text("1 / 0\n")
+    sys.path.insert(0, str(tmp_path))
+    with pytest.raises(JobError, match="broken_module fails when it is imported:") as found:
+        load_recipe("broken_module:build")
+    assert str(found.value).splitlines()[2].startswith(f'  File "{tmp_path}/broken_module.py"')
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("*sizes", r"\*sizes can't be a flag"),
+        ("width=3, **more", r"\*\*more can't be a flag"),
+        ("width=3, /", "the positional argument width can't be a flag"),
+        ("width: 'Nothing' = 3", "the annotation of an argument of build can't be read: .*Nothing"),
+    ],
+)
+def test_arguments_that_cant_be_flags(arguments: str, told: str, tmp_path: Path) -> None:
+    file = tmp_path / "my_flags.py"
+    file.write_text(f"def build({arguments}):\n    return 1\n")
+    with pytest.raises(UsageError, match=told):
+        load_recipe(f"{file}:build").arguments()
+
+
+def test_a_path_may_start_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / "at_home.py"
+    file.write_text(
+        "from pathlib import Path\ndef build(*, data: Path = Path('~/data')):\n    return data\n"
+    )
+    found = load_recipe("~/at_home.py:build")
+    assert found.resolved({}) == {"data": str(tmp_path / "data")}
+    assert built(found, data="~/other") == tmp_path / "other"
+
+
+def test_the_decorator_without_parentheses() -> None:
+    @recipe
+    def my_job(*, width: int = 3) -> paceline.Job:
+        raise NotImplementedError
+
+    assert isinstance(my_job, Recipe)
+    assert (my_job.name, my_job.settings) == ("my-job", {})
 
 
 def test_a_module_by_name() -> None:

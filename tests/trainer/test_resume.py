@@ -10,6 +10,7 @@ from tests.support.trainings import (
     Outcome,
     StopAt,
     configure,
+    global_batches,
     listed_job,
     noisy_job,
     plain_job,
@@ -153,9 +154,3 @@ def test_another_number_of_workers_goes_on_with_the_same_order(
         row["train_loss"][:5] for row in whole[0].rows
     ]
     assert then[0].samples_seen == whole[0].samples_seen == 100
-
-
-def global_batches(outcomes: list[Outcome]) -> list[list[int]]:
-    """Put the workers' shares of each step together, in rank order."""
-    steps = zip(*(outcome.trained for outcome in outcomes), strict=True)
-    return [[i for _, indices in step for i in indices] for step in steps]

@@ -58,7 +58,9 @@ def test_what_ends_a_training(
             [True, False, True],
         ),
         (LoopOptions(), [(None, 2.0), (None, 1.0), (None, 1.0)], [True, True, False]),
-        (LoopOptions(), [(0.5, None), (0.6, 1.0)], [False, True]),
+        # Without a loss (a script gives none, or it isn't finite) the accuracy alone counts.
+        (LoopOptions(), [(0.5, None), (0.4, None), (0.6, None)], [True, False, True]),
+        (LoopOptions(), [(0.5, None), (0.6, 1.0), (0.7, None)], [True, True, False]),
         (LoopOptions(best_by="val_loss"), [(0.5, 2.0), (0.6, float("nan"))], [True, False]),
     ],
 )

@@ -13,7 +13,7 @@ from paceline.config.rundir import RunDirectory
 from paceline.dist.group import Group
 from paceline.metrics.table import read_table
 from paceline.trainer.config import TrainConfig, merge
-from paceline.trainer.judge import judge
+from paceline.trainer.judge import find_snapshot, judge
 from paceline.trainer.past import PastRun
 from paceline.trainer.recipe import load_recipe
 from paceline.trainer.request import TrainRequest
@@ -78,7 +78,7 @@ def test_what_a_training_leaves_behind(
     assert all(cell for row in rows for cell in row.values())  # ten classes: top-5 as well
     assert float(rows[1]["train_loss"]) < float(rows[0]["train_loss"])
     assert SnapshotStore(run.snapshots, 3).steps() == [STEPS, 2 * STEPS]
-    assert out.count("train loss") == 1
+    assert out.count("val loss") == 1
     assert "lr 0.05" in out
     assert str(run.path) in out
 
@@ -172,13 +172,14 @@ def test_judging_afterwards_gives_the_same_figures(tmp_path: Path) -> None:
     train(2, request(tmp_path))
     summary = read(tmp_path / "summary.json")
     run = RunDirectory(tmp_path)
-    last = judge(run, "last")
+    last = judge(run, find_snapshot(run, "last", print))
     assert last.totals.samples == 355
     assert last.totals.accuracy == summary["val_accuracy"]
     assert last.totals.top5_accuracy == summary["val_top5_accuracy"]
     assert last.totals.mean_loss == pytest.approx(summary["val_loss"], rel=1e-5)
     assert int(last.confusion.sum()) == 355
     assert int(last.confusion.diagonal().sum()) == last.totals.top1
-    assert judge(run, "best").totals.accuracy == summary["best_val_accuracy"]
+    best = judge(run, find_snapshot(run, "best", print))
+    assert best.totals.accuracy == summary["best_val_accuracy"]
     assert PastRun.read(run).arguments == {"dropout": 0.1}
     assert read_snapshot(last.snapshot).step == 2 * STEPS

@@ -36,7 +36,7 @@ def export_weights(tensors: Mapping[str, Tensor], file: Path, *, overwrite: bool
             f"weights can't be written as {file.suffix or file.name!r}. Known: {known}"
         )
     if file.exists() and not overwrite:
-        raise UsageError(f"{file} exists; name another file or ask for it to be overwritten")
+        raise UsageError(f"{file} exists; name another file, or replace it with --overwrite")
     if not file.parent.is_dir():
         raise UsageError(f"{file} can't be written: there is no directory {file.parent}")
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")

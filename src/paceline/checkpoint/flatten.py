@@ -3,7 +3,6 @@
 Names rather than numbers: a state that belongs to another model is noticed instead of loaded askew.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import final
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from paceline.checkpoint.values import decode, encode
 from paceline.errors import SnapshotError
 
 # How the update is computed on this machine rather than what is computed: a fresh optimizer's own
@@ -43,7 +43,7 @@ def flatten_optimizer(
     values: dict[str, dict[str, object]] = {}
     for number, group in enumerate(optimizer.param_groups):
         options = {
-            key: _encode(value, f"/groups/{number}/{key}", tensors)
+            key: encode(value, f"/groups/{number}/{key}", tensors)
             for key, value in group.items()
             if key not in _NOT_STATE
         }
@@ -55,7 +55,7 @@ def flatten_optimizer(
                 if isinstance(value, Tensor):
                     tensors[f"{name}/{slot}"] = value
                 else:
-                    values.setdefault(name, {})[slot] = _encode(value, f"{name}/{slot}", tensors)
+                    values.setdefault(name, {})[slot] = encode(value, f"{name}/{slot}", tensors)
     return tensors, {"optimizer": type(optimizer).__name__, "groups": groups, "values": values}
 
 
@@ -88,7 +88,7 @@ def restore_optimizer(
         raise SnapshotError(f"the snapshot's optimizer state doesn't fit: {shown}{rest}")
     optimizer.state.clear()
     for group, options in zip(optimizer.param_groups, saved.options, strict=True):
-        group.update({key: _decode(value, tensors) for key, value in options.items()})
+        group.update({key: decode(value, tensors) for key, value in options.items()})
         step_on_host = not (group.get("capturable") or group.get("fused"))
         for parameter in group["params"]:
             slots = saved.slots.get(names[id(parameter)], {})
@@ -113,7 +113,7 @@ class _Saved:
         ]
         self.slots: dict[str, dict[str, object]] = {}
         for name, values in _mapping(state.get("values")).items():
-            self.slots[name] = {s: _decode(v, tensors) for s, v in _mapping(values).items()}
+            self.slots[name] = {s: decode(v, tensors) for s, v in _mapping(values).items()}
         for key, tensor in tensors.items():
             name, _, slot = key.rpartition("/")
             if not key.startswith("/") and slot not in self.slots.setdefault(name, {}):
@@ -170,40 +170,6 @@ def _place(value: object, parameter: Tensor, *, on_host: bool) -> object:
     # made with.
     like = torch.empty_like(parameter, dtype=value.dtype, device=device, requires_grad=False)
     return like.copy_(value)
-
-
-def _encode(value: object, path: str, tensors: dict[str, Tensor]) -> object:
-    match value:
-        case None | bool() | int() | str():
-            return value
-        case float():
-            return value if math.isfinite(value) else {"float": repr(value)}
-        case list():
-            return [_encode(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]
-        case tuple():
-            return {"tuple": [_encode(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]}
-        case Tensor():
-            key = path if path.startswith("/") else f"/{path}"
-            tensors[key] = value
-            return {"tensor": key}
-    raise TypeError(f"optimizer state {path} is a {type(value).__name__}, which can't be saved")
-
-
-def _decode(value: object, tensors: Mapping[str, Tensor]) -> object:
-    match value:
-        case {"float": str(text)}:
-            return float(text)
-        case {"tuple": list(items)}:
-            return tuple(_decode(item, tensors) for item in items)
-        case {"tensor": str(key)}:
-            if key not in tensors:
-                raise SnapshotError(f"the snapshot's optimizer state lacks the tensor {key}")
-            return tensors[key].detach().clone()
-        case list():
-            return [_decode(item, tensors) for item in value]
-        case dict():
-            raise SnapshotError(f"the snapshot's optimizer state holds an unknown entry: {value}")
-    return value
 
 
 def _mapping(value: object) -> Mapping[str, object]:

@@ -7,7 +7,7 @@ reads it. Format: https://github.com/huggingface/safetensors#format
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import final
 
 import torch
@@ -36,7 +36,11 @@ DTYPE_CODES: Mapping[torch.dtype, str] = {
 }
 """Types that the format has a code for."""
 
-_CHUNK_BYTES = 1 << 20
+GROUPS = "groups"
+"""Entry of the file's metadata that lists groups of tensors, the empty ones too."""
+
+_CHUNK_BYTES = 8 << 20
+_PAGE_BYTES = 4096
 _Layout = tuple[tuple[str, torch.dtype, torch.Size, torch.device], ...]
 
 
@@ -44,30 +48,31 @@ _Layout = tuple[tuple[str, torch.dtype, torch.Size, torch.device], ...]
 class HostTensors:
     """Host memory for one group of tensors, laid out as a safetensors file."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], groups: Iterable[str] = ()) -> None:
         """Allocate memory for tensors of these names, types and shapes; nothing is copied yet.
 
         Args:
             tensors: Name -> tensor on any device; the memory is pinned where one is on CUDA.
+            groups: Names noted in the file's metadata, in this order.
 
         Raises:
             TypeError: A tensor is of a type or layout that the format can't hold.
         """
         self._layout = _layout_of(tensors)
+        self._groups = tuple(groups)
         for name, tensor in tensors.items():
             _check_type(name, tensor)
         # The widest types come first, so that each tensor starts at a multiple of its own width.
         self._order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
         spans = _spans([tensors[name] for name in self._order])
-        self._header = _header(tensors, dict(zip(self._order, spans, strict=True)))
+        header = _header(tensors, dict(zip(self._order, spans, strict=True)), self._groups)
         self._cuda_devices = sorted({t.device.index for t in tensors.values() if t.is_cuda})
-        self._data = torch.empty(
-            spans[-1][1] if spans else 0,
-            dtype=torch.uint8,
-            pin_memory=bool(self._cuda_devices),
-        )
+        size = len(header) + (spans[-1][1] if spans else 0)
+        self._file = _whole_pages(size, pin_memory=bool(self._cuda_devices))[:size]
+        self._file[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+        data = self._file[len(header) :]
         self._views = [
-            self._data[start:stop].view(tensors[name].dtype).view(tensors[name].shape)
+            data[start:stop].view(tensors[name].dtype).view(tensors[name].shape)
             for name, (start, stop) in zip(self._order, spans, strict=True)
         ]
         self._copied: list[torch.cuda.Event] = []
@@ -75,11 +80,11 @@ class HostTensors:
     @property
     def num_bytes(self) -> int:
         """Size of the file."""
-        return len(self._header) + self._data.numel()
+        return self._file.numel()
 
-    def fits(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Say whether these tensors have the names, types, shapes and devices this was made for."""
-        return self._layout == _layout_of(tensors)
+    def fits(self, tensors: Mapping[str, Tensor], groups: Iterable[str] = ()) -> bool:
+        """Say whether these have the names, types, shapes and devices that this was made for."""
+        return self._layout == _layout_of(tensors) and self._groups == tuple(groups)
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy the values; from CUDA only the copy's start is waited for, and `chunks` waits for
@@ -99,13 +104,15 @@ class HostTensors:
         ]
 
     def chunks(self) -> Iterator[memoryview]:
-        """Yield the file's bytes from start to end, once the copy has ended; on any thread."""
+        """Yield the file's bytes from start to end, once the copy has ended; on any thread.
+
+        All but the last are whole pages, and each starts at one.
+        """
         for event in self._copied:
             event.synchronize()
-        yield memoryview(self._header)
-        data = self._data.numpy().data
-        for start in range(0, len(data), _CHUNK_BYTES):
-            yield data[start : start + _CHUNK_BYTES]
+        content = self._file.numpy().data
+        for start in range(0, len(content), _CHUNK_BYTES):
+            yield content[start : start + _CHUNK_BYTES]
 
 
 def on_host(tensors: Mapping[str, Tensor]) -> HostTensors:
@@ -142,6 +149,12 @@ def _check_type(name: str, tensor: Tensor) -> None:
         )
 
 
+def _whole_pages(num_bytes: int, *, pin_memory: bool) -> Tensor:
+    """Allocate (N,) uint8 that starts at a page, as writing past the page cache asks for."""
+    memory = torch.empty(num_bytes + _PAGE_BYTES, dtype=torch.uint8, pin_memory=pin_memory)
+    return memory[-memory.data_ptr() % _PAGE_BYTES :]
+
+
 def _spans(tensors: list[Tensor]) -> list[tuple[int, int]]:
     spans, stop = [], 0
     for tensor in tensors:
@@ -150,8 +163,11 @@ def _spans(tensors: list[Tensor]) -> list[tuple[int, int]]:
     return spans
 
 
-def _header(tensors: Mapping[str, Tensor], spans: Mapping[str, tuple[int, int]]) -> bytes:
-    described: dict[str, object] = {"__metadata__": {"format": "pt"}}
+def _header(
+    tensors: Mapping[str, Tensor], spans: Mapping[str, tuple[int, int]], groups: Sequence[str]
+) -> bytes:
+    metadata = {"format": "pt"} | ({GROUPS: " ".join(groups)} if groups else {})
+    described: dict[str, object] = {"__metadata__": metadata}
     for name, span in spans.items():
         tensor = tensors[name]
         described[name] = {

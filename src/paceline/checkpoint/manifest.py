@@ -9,9 +9,10 @@ from pathlib import Path
 
 from paceline.errors import SnapshotError
 
-FORMAT = 1
-KNOWN_FORMATS = (1,)
-FILE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+FORMAT = 2
+KNOWN_FORMATS = (2,)
+TENSORS = "tensors.safetensors"
+STATE = "state.json"
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -30,6 +31,7 @@ class Manifest:
 
     step: int
     files: Mapping[str, FileEntry]
+    """Name -> entry, of `tensors.safetensors` and `state.json`."""
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -77,13 +79,14 @@ def parse_manifest(body: Mapping[str, object], path: Path) -> Manifest:
     step, files = body.get("step"), body.get("files")
     if type(step) is not int or step < 0 or not isinstance(files, dict) or len(body) != 3:
         raise SnapshotError(f"{path} isn't a manifest: it must hold a step and files")
+    if files.keys() != {TENSORS, STATE}:
+        raise SnapshotError(
+            f"{path} must name {TENSORS} and {STATE}, it names {', '.join(map(repr, files))}"
+        )
     return Manifest(step=step, files={n: _entry(n, e, path) for n, e in files.items()})
 
 
 def _entry(name: str, entry: object, path: Path) -> FileEntry:
-    known_kind = name == "state.json" or name.endswith(".safetensors")
-    if not FILE_NAME.fullmatch(name) or not known_kind:
-        raise SnapshotError(f"{path} names a file that can't be in a snapshot: {name!r}")
     if not isinstance(entry, dict) or entry.keys() != {"bytes", "sha256"}:
         raise SnapshotError(f"{path}: the entry of {name} must hold bytes and sha256")
     size, digest = entry["bytes"], entry["sha256"]

@@ -35,6 +35,7 @@ _WRITING = ".tmp-"
 _REPLACED = ".replaced-"
 _TRASH = ".trash-"
 # A file system that is about to be full fails in more places than the files themselves.
+_NONE_LEFT = "and there is none before it: the training starts from the beginning"
 _SLACK_BYTES = 64 << 10
 
 
@@ -106,17 +107,21 @@ class SnapshotStore:
 
     def steps(self) -> list[int]:
         """List the steps of all snapshots in place, ascending; none is verified here."""
-        if not self.directory.is_dir():
+        try:
+            names = os.listdir(self.directory)  # noqa: PTH208  # a third of the time of `iterdir`
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        names = [_NAME.fullmatch(path.name) for path in self.directory.iterdir()]
-        return sorted(int(name[1]) for name in names if name)
+        return sorted(int(found[1]) for found in map(_NAME.fullmatch, names) if found)
 
     def path_of(self, step: int) -> Path:
         """Name the directory of a step's snapshot, whether it exists or not."""
         return self.directory / f"step-{step:012d}"
 
     def newest_good(
-        self, report: Callable[[str], None], device: torch.device | str = "cpu"
+        self,
+        report: Callable[[str], None],
+        device: torch.device | str = "cpu",
+        at_most: int | None = None,
     ) -> Snapshot | None:
         """Read the newest snapshot that verifies; damaged newer ones become `<name>.damaged`.
 
@@ -125,6 +130,7 @@ class SnapshotStore:
         Args:
             report: Called with one line for each damaged snapshot.
             device: Where the tensors are put.
+            at_most: Leave out snapshots of later steps.
 
         Returns:
             The snapshot, or None where there is no good one.
@@ -134,7 +140,8 @@ class SnapshotStore:
                 on from an older one would lose what a newer Paceline did.
             InfrastructureError: The host refuses to read it.
         """
-        for step in reversed(self.steps()):
+        steps = [step for step in self.steps() if at_most is None or step <= at_most]
+        for step in reversed(steps):
             path = self.path_of(step)
             try:
                 return read_snapshot(path, device)
@@ -142,7 +149,8 @@ class SnapshotStore:
                 if of_unknown_format(path):
                     raise
                 moved = _set_aside(path)
-                report(f"{error}; {moved}, the snapshot before it is tried")
+                then = "the snapshot before it is tried" if step != steps[0] else _NONE_LEFT
+                report(f"{error}; {moved}, {then}")
         return None
 
     def best(self) -> Path | None:
@@ -227,11 +235,11 @@ class SnapshotStore:
         shutil.rmtree(replaced, ignore_errors=True)
 
     def _remove_old(self, just_published: int) -> None:
-        steps = self.steps()
-        best = self.best()
-        for step in steps[: -self.keep_last]:
+        old = [step for step in self.steps()[: -self.keep_last] if step != just_published]
+        best = self.best() if old else None
+        for step in old:
             path = self.path_of(step)
-            if path != best and step != just_published:
+            if path != best:
                 trash = self.directory / f"{_TRASH}{path.name}-{secrets.token_hex(4)}"
                 # The new snapshot is in place: one that stays too long is no failure, the next time
                 # tries again.

@@ -31,10 +31,10 @@ class SnapshotWriter:
         """
         self._store = store
         self._report = report
-        self._memory: dict[str, HostTensors] = {}
+        self._memory: HostTensors | None = None
         self._in_flight: Future[None] | None = None
         self._failures: list[str] = []
-        self._written = self._skipped = self._failed = 0
+        self._written = self._skipped = 0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paceline-snapshots")
 
     @property
@@ -46,11 +46,6 @@ class SnapshotWriter:
     def skipped(self) -> int:
         """Snapshots offered while another was being written, and left out."""
         return self._skipped
-
-    @property
-    def failed(self) -> int:
-        """Snapshots that couldn't be written."""
-        return self._failed
 
     def offer(self, snapshot: Snapshot, *, best: bool = False, wait: bool = False) -> bool:
         """Copy a snapshot and have it published; the caller may go on training right after.
@@ -74,7 +69,7 @@ class SnapshotWriter:
             return False
         self._settle()
         host = copy_to_host(snapshot, reuse=self._memory)
-        self._memory = dict(host.files)
+        self._memory = host.tensors
         self._in_flight = self._thread.submit(self._publish, host, best)
         return True
 
@@ -101,7 +96,7 @@ class SnapshotWriter:
             self._settle()
         finally:
             self._thread.shutdown()
-            self._memory = {}
+            self._memory = None
 
     def __enter__(self) -> Self:
         return self
@@ -127,7 +122,6 @@ class SnapshotWriter:
             self._store.publish_host(host, best=best)
         except OSError as error:
             message = self._explain(host, error)
-            self._failed += 1
             self._failures.append(message)
             self._report(message)
         else:

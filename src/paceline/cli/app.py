@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from paceline._version import __version__
 from paceline.config.fields import unknown_name
 from paceline.errors import ExitCode, PacelineError
-from paceline.launch.boundary import exit_code_of, kind_of
+from paceline.launch.boundary import exit_code_of, kind_of, message_of
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,14 @@ class Command:
 
 COMMANDS: Mapping[str, Command] = {
     "train": Command("paceline.cli.train", "Train a recipe on N workers."),
+    "run": Command("paceline.cli.run", "Run a training script of your own on N workers."),
     "resume": Command("paceline.cli.resume", "Go on with a training that was stopped."),
     "evaluate": Command("paceline.cli.evaluate", "Judge a trained model on its validation set."),
     "export": Command("paceline.cli.export", "Write a trained model's weights to a file."),
+    "preview": Command("paceline.cli.preview", "Draw what a recipe trains on, as pictures."),
     "report": Command("paceline.cli.report", "Write a run's report.html again."),
+    "pack": Command("paceline.cli.pack", "Pack an image folder, to be read at memory speed."),
+    "doctor": Command("paceline.cli.doctor", "Show what a worker would find here."),
     "recipes": Command("paceline.cli.recipes", "List the built-in recipes."),
 }
 
@@ -45,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()  # the reader of our output left; Python must not complain at exit
         return ExitCode.DONE
     except PacelineError as error:
-        print(f"paceline: {error}", file=sys.stderr)
+        print(f"paceline: {message_of(error)}", file=sys.stderr)
         return error.exit_code
     except Exception as error:  # noqa: BLE001  # the process boundary: told whole
         traceback.print_exception(error)

@@ -4,7 +4,10 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 
+from paceline.cli.pages import WriteReport, write_report
+from paceline.config.commands import command_line
 from paceline.config.durations import format_duration
+from paceline.config.figures import plural, show_loss
 from paceline.config.rundir import RunDirectory
 from paceline.errors import ExitCode
 from paceline.launch.boundary import exit_code_of
@@ -20,7 +23,11 @@ _REASONS = {
 
 
 def announce_end(
-    run: RunDirectory, *, interrupted: bool, failures: Sequence[WorkerFailure] = ()
+    run: RunDirectory,
+    *,
+    interrupted: bool,
+    failures: Sequence[WorkerFailure] = (),
+    write: WriteReport = write_report,
 ) -> int:
     """Write the report and print the summary. Returns the exit code.
 
@@ -28,6 +35,7 @@ def announce_end(
         run: The run directory.
         interrupted: A signal asked the launcher to stop.
         failures: Of workers that didn't stop in order when they were asked to.
+        write: How the report is written.
     """
     summary = _read_summary(run)
     ended = summary.get("stopped_because")
@@ -35,16 +43,18 @@ def announce_end(
         for failure in failures:
             print(f"paceline: {one_line(failure)}", file=sys.stderr)
         if run.run_json.exists():
-            _write_report(run)
+            write(run)
         _print_interrupted(run)
         return ExitCode.RESUMABLE
-    _write_report(run)
+    write(run)
     print(_summary_text(summary, run), flush=True)
     return ExitCode.DONE
 
 
 def announce_failure(
-    run: RunDirectory, failures: Sequence[WorkerFailure], *, write_report: bool = True
+    run: RunDirectory,
+    failures: Sequence[WorkerFailure],
+    write: WriteReport | None = write_report,
 ) -> int:
     """Print the root cause, and write the report. Returns the exit code.
 
@@ -54,7 +64,8 @@ def announce_failure(
     Args:
         run: The run directory.
         failures: Root cause first.
-        write_report: False for workers other than the first that tell of their own failure.
+        write: How the report is written; None for workers other than the first that tell of their
+            own failure.
     """
     cause = failures[0]
     expected = cause.kind != "infrastructure" and cause.error_type in _TOLD_WITHOUT_TRACEBACK
@@ -63,13 +74,12 @@ def announce_failure(
     text = cause.message if expected else render(failures, run.logs)
     print(f"paceline: {text}", file=sys.stderr, flush=True)
     if run.run_json.exists():
-        if write_report:
-            _write_report(run)
+        if write is not None:
+            write(run)
         if any(run.snapshots.glob("step-*")):
-            print(
-                f"Go on from the newest good snapshot: paceline resume {run.path}", file=sys.stderr
-            )
-    elif expected and write_report:
+            again = command_line("resume", run.path)
+            print(f"Go on from the newest good snapshot: {again}", file=sys.stderr)
+    elif expected and write is not None:
         run.discard()
     return exit_code_of(cause.kind)
 
@@ -100,39 +110,52 @@ def _print_interrupted(run: RunDirectory) -> None:
         return
     step = max((int(path.name[5:]) for path in run.snapshots.glob("step-" + 12 * "?")), default=0)
     what = f"It can go on from step {step}" if step else "It can start again"
-    print(f"Stopped. {what}: paceline resume {run.path}", flush=True)
-
-
-def _write_report(run: RunDirectory) -> None:
-    from paceline.report.run import write_run_report
-
-    try:
-        write_run_report(run)
-    except OSError as error:
-        print(f"paceline: the report could not be written: {error}", file=sys.stderr)
+    print(f"Stopped. {what}: {command_line('resume', run.path)}", flush=True)
 
 
 def _summary_text(summary: Mapping[str, object], run: RunDirectory) -> str:
     reason = _REASONS.get(str(summary.get("stopped_because")), "it ended")
     lines = [
-        f"Done: {reason}. {summary.get('epochs')} epochs, {summary.get('steps')} steps in "
+        f"Done: {reason}. {_count(summary, 'epoch')}, {_count(summary, 'step')} in "
         f"{format_duration(_number(summary, 'train_time_s'))}, "
         f"{_number(summary, 'images_per_s'):,.0f} images/s",
         f"  validation  {_validation(summary)}",
+    ]
+    if "test_samples" in summary:
+        lines.append(f"  test        {_test(summary)}")
+    lines += [
         f"  weights     sha256 {str(summary.get('weights_sha256'))[:16]}",
         f"  report      {run.report_html}",
-        f"  evaluate    paceline evaluate {run.path}",
     ]
+    if run.read_run().get("kind") == "recipe":
+        lines.append(f"  evaluate    {command_line('evaluate', run.path)}")
     return "\n".join(lines)
 
 
+def _test(summary: Mapping[str, object]) -> str:
+    text = f"loss {show_loss(_number(summary, 'test_loss'))}"
+    if summary.get("test_accuracy") is not None:
+        text += f", accuracy {_number(summary, 'test_accuracy'):.2%}"
+    return f"{text} of the best model on {_count(summary, 'sample', 'test_samples')}"
+
+
 def _validation(summary: Mapping[str, object]) -> str:
-    text = f"loss {_number(summary, 'val_loss'):.4f}"
-    if summary.get("val_accuracy") is not None:
-        text += f", accuracy {_number(summary, 'val_accuracy'):.2%}"
+    if summary.get("val_samples") == 0:
+        return "none: there is no validation set, or it is empty"
+    accuracy = summary.get("val_accuracy")
+    shown = []
+    if accuracy is None or summary.get("val_loss") is not None:
+        shown.append(f"loss {show_loss(_number(summary, 'val_loss'))}")
+    if accuracy is not None:
+        text = f"accuracy {_number(summary, 'val_accuracy'):.2%}"
         text += f" (best {_number(summary, 'best_val_accuracy'):.2%}"
-        text += f" in epoch {summary.get('best_epoch')})"
-    return f"{text} on {summary.get('val_samples')} samples"
+        shown.append(f"{text} in epoch {summary.get('best_epoch')})")
+    return f"{', '.join(shown)} on {_count(summary, 'sample', 'val_samples')}"
+
+
+def _count(summary: Mapping[str, object], noun: str, name: str = "") -> str:
+    amount = summary.get(name or f"{noun}s")
+    return plural(amount, noun) if isinstance(amount, int) else f"? {noun}s"
 
 
 def _number(summary: Mapping[str, object], name: str) -> float:

@@ -3,8 +3,16 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from paceline.cli.options import parse_options, show_help, snapshot_option, take_word, wants_help
+from paceline.cli.options import (
+    note,
+    parse_options,
+    show_help,
+    snapshot_option,
+    take_word,
+    wants_help,
+)
 from paceline.config.fields import OptionField
+from paceline.config.figures import show_loss
 from paceline.config.rundir import RunDirectory
 from paceline.dist.options import DeviceKind
 from paceline.errors import ExitCode, UsageError
@@ -45,15 +53,19 @@ def main(tokens: Sequence[str]) -> int:
     given = parse_options(command, _ABOUT, rest, _OPTIONS)
     run = RunDirectory.named(where)
     run.read_run()
-    from paceline.trainer.judge import judge
+    from paceline.trainer.judge import find_snapshot, judge
 
     arguments = {"data_dir": given["data_dir"]} if "data_dir" in given else {}
     device = cast(DeviceKind, given.get("device", "auto"))
-    result = judge(run, str(given.get("snapshot", "best")), arguments, device)
+    path = find_snapshot(run, str(given.get("snapshot", "best")), note)
+    result = judge(run, path, arguments, device)
     totals = result.totals
     print(f"snapshot  {result.snapshot.name} (step {result.step})")
+    if not totals.samples:
+        print("samples   none: the validation set is empty, there is nothing to judge by")
+        return ExitCode.DONE
     print(f"samples   {totals.samples}, each counted once")
-    print(f"loss      {totals.mean_loss:.4f}")
+    print(f"loss      {show_loss(totals.mean_loss)}")
     if result.top:
         print(f"top-1     {totals.accuracy:.2%}")
     if result.top == 5:

@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.cli.options import parse_options, show_help, snapshot_option, take_word, wants_help
+from paceline.cli.options import (
+    note,
+    parse_options,
+    show_help,
+    snapshot_option,
+    take_word,
+    wants_help,
+)
 from paceline.config.fields import OptionField
 from paceline.config.rundir import RunDirectory
 from paceline.errors import ExitCode
@@ -36,10 +43,10 @@ def main(tokens: Sequence[str]) -> int:
     run.read_run()
     from paceline.checkpoint.export import export_weights
     from paceline.checkpoint.format import read_snapshot
-    from paceline.checkpoint.store import SnapshotStore
+    from paceline.trainer.judge import find_snapshot
 
-    path = SnapshotStore(run.snapshots, keep_last=2).resolve(str(given.get("snapshot", "best")))
+    path = find_snapshot(run, str(given.get("snapshot", "best")), note)
     tensors = read_snapshot(path).tensors["model"]
-    export_weights(tensors, Path(file), overwrite=bool(given.get("overwrite")))
+    export_weights(tensors, Path(file).expanduser(), overwrite=bool(given.get("overwrite")))
     print(f"{len(tensors)} tensors of {path.name} written to {file}")
     return ExitCode.DONE

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from cyclopts import App, Group, Parameter
 from cyclopts.config import Env
 from cyclopts.exceptions import CycloptsError, UnknownOptionError, UnusedCliTokensError
 
+from paceline.cli.numbers import plain, strict
 from paceline.config.fields import OptionField, OptionValue, unknown_name
 from paceline.errors import ExitCode, UsageError
 
@@ -55,7 +57,7 @@ def parse_options(
         ) from error
     except CycloptsError as error:
         raise UsageError(f"{_first_line(error)} See {command} --help") from error
-    return dict(bound.arguments)
+    return {name: plain(value) for name, value in bound.arguments.items()}
 
 
 def snapshot_option(group: str) -> OptionField:
@@ -102,7 +104,7 @@ def _callable_with(options: Sequence[OptionField]) -> Callable[..., None]:
             inspect.Parameter.KEYWORD_ONLY,
             default=option.default,
             annotation=Annotated[
-                option.annotation,
+                strict(option.annotation),
                 Parameter(help=option.help, group=groups[option.group], show_env_var=False),
             ],
         )
@@ -119,7 +121,7 @@ def _unknown_option(error: UnknownOptionError, options: Sequence[OptionField], c
 
 
 def _first_line(error: CycloptsError) -> str:
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()).replace('" into int', '" into int, a whole number')
     return text if text.endswith((".", "?")) else f"{text}."
 
 
@@ -139,6 +141,11 @@ def show_help(command: str, about: str, options: Iterable[OptionField]) -> int:
     with contextlib.suppress(HelpShown):
         parse_options(command, about, ["--help"], options)
     return ExitCode.DONE
+
+
+def note(line: str) -> None:
+    """Say on standard error what the user should know beside a command's result."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def wants_help(tokens: Sequence[str]) -> bool:

@@ -1,14 +1,17 @@
 """`paceline resume RUN_DIR`: goes on exactly where a training stopped, in mid-epoch as well."""
 
+import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from paceline.cli.options import show_help, take_word, wants_help
-from paceline.cli.start import Launch, choose_place, start
+from paceline.cli.options import parse_options, show_help, take_word, wants_help
+from paceline.cli.run import SCRIPT_ENTRY
+from paceline.cli.start import Launch, choose_place, newest_step, start, warn_of_no_effect
 from paceline.cli.train import parse_recipe_options
 from paceline.config.fields import OptionField
 from paceline.config.rundir import RunDirectory
+from paceline.errors import UsageError
 from paceline.trainer.config import TrainConfig, training_options
 from paceline.trainer.past import PastRun
 from paceline.trainer.recipe import load_recipe
@@ -37,15 +40,18 @@ def main(tokens: Sequence[str]) -> int:
     where, rest = take_word(tokens, "paceline resume RUN_DIR", "the run directory")
     run = RunDirectory.named(where)
     past = PastRun.read(run)
+    if past.kind == "script":
+        return _resume_script(run, past, where, rest)
     recipe = load_recipe(past.reference)
-    given = parse_recipe_options(f"paceline resume {where}", recipe, rest, [_ALLOW])
-    allowed = given.pop("allow_change", ())
-    names = [str(name) for name in allowed] if isinstance(allowed, tuple | list) else []
+    given = parse_recipe_options(shlex.join(("paceline", "resume", where)), recipe, rest, [_ALLOW])
+    names = _names(given.pop("allow_change", ()))
     paths = recipe.path_arguments()
-    given |= {n: str(Path(str(v)).absolute()) for n, v in given.items() if n in paths}
-    names = [name.replace("-", "_") for name in names]
+    given = recipe.with_absolute_paths(given)
     settings, arguments = past.changed(given, names, paths)
     config = TrainConfig.from_settings(settings)
+    step = newest_step(run.snapshots)
+    if "epochs" in given:
+        past.check_epochs(config.loop.epochs, step)
     place = choose_place(config, usual_workers=past.world_size)
     request = TrainRequest(
         recipe=past.recipe,
@@ -57,4 +63,69 @@ def main(tokens: Sequence[str]) -> int:
         command=("paceline", "resume", *tokens),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+    if place.rank == 0:
+        warn_of_no_effect(place, tuple(given))
+        _say_what_is_gone(run, step)
     return start(Launch(request=request, config=config, run=run, place=place, is_new=False))
+
+
+def _resume_script(run: RunDirectory, past: PastRun, where: str, tokens: Sequence[str]) -> int:
+    from paceline.cli.script_options import script_options
+
+    if not Path(past.reference).is_file():
+        raise UsageError(f"the script {past.reference} of this training is gone")
+    options = [*script_options().values(), _ALLOW]
+    given = parse_options(shlex.join(("paceline", "resume", where)), _ABOUT, tokens, options)
+    allowed = _names(given.pop("allow_change", ()))
+    past.changed(given, allowed)  # refuses
+    # What the script itself says it will say again.
+    told = {"global_batch" if name == "batch_per_worker" else name for name in past.given}
+    before = {n: v for n, v in past.settings.items() if n in told}
+    settings = before | given
+    config = TrainConfig.from_settings(settings)
+    place = choose_place(config, usual_workers=past.world_size)
+    request = TrainRequest(
+        kind="script",
+        recipe=past.recipe,
+        reference=past.reference,
+        arguments={},
+        script_args=past.script_args,
+        settings=settings,
+        given=tuple(dict.fromkeys((*before, *given))),
+        allowed=tuple(allowed),
+        run_dir=str(run.path),
+        command=("paceline", "resume", where, *tokens),
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    step = newest_step(run.snapshots)
+    if place.rank == 0:
+        warn_of_no_effect(place, tuple(given))
+        _say_what_is_gone(run, step)
+    return start(
+        Launch(
+            request=request,
+            config=config,
+            run=run,
+            place=place,
+            is_new=False,
+            entry=SCRIPT_ENTRY,
+        )
+    )
+
+
+def _names(allowed: object) -> list[str]:
+    listed = allowed if isinstance(allowed, tuple | list) else ()
+    return [str(name).replace("-", "_") for name in listed]
+
+
+def _say_what_is_gone(run: RunDirectory, step: int) -> None:
+    if step < 0:
+        print(
+            f"There is no snapshot in {run.snapshots}: the training starts from the beginning",
+            flush=True,
+        )
+    elif not run.metrics_csv.exists():
+        print(
+            f"{run.metrics_csv} is gone: the epochs up to now are missing from it and the report",
+            flush=True,
+        )

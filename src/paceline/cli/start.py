@@ -4,18 +4,21 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline.cli.ending import announce_end, announce_failure
+from paceline.cli.here import worker_here, workers_of_node
+from paceline.cli.meeting import agree_on_run
+from paceline.cli.pages import write_report_apart
 from paceline.config.rundir import RunDirectory
 from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
+from paceline.dist.options import DistOptions
 from paceline.errors import ExitCode, InfrastructureError, UsageError
 from paceline.launch.boundary import describe
-from paceline.launch.options import LaunchOptions
 from paceline.launch.placement import (
     choose_workers,
     may_have_gpus,
@@ -26,7 +29,7 @@ from paceline.metrics.tensorboard import require_tensorboard
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.request import TrainRequest
 
-_ENTRY = "paceline.trainer.worker:run_training"
+RECIPE_ENTRY = "paceline.trainer.worker:run_training"
 # Every optimizer imports torch._dynamo when it is built: here it is done once, for all workers.
 _PRELOAD = ("paceline.trainer.worker", "torch._dynamo")
 _WAIT_FOR_RUN_DIR_S = 60.0
@@ -45,6 +48,8 @@ class Place:
     nodes: int = 1
     threads: int = 1
     attempt: int = 0
+    started_apart: bool = False
+    """Nobody has started all workers together: they agree on the run directory when they meet."""
 
     def started_at(self) -> datetime:
         """When the training was started; the same for all workers of a node."""
@@ -65,6 +70,10 @@ class Launch:
     place: Place
     is_new: bool
     """Whether the run directory is to be made."""
+    entry: str = RECIPE_ENTRY
+    """What every worker runs."""
+    is_named: bool = True
+    """Whether the user has named the run directory."""
 
 
 def choose_place(config: TrainConfig, usual_workers: int | None = None) -> Place:
@@ -77,9 +86,20 @@ def choose_place(config: TrainConfig, usual_workers: int | None = None) -> Place
     Raises:
         UsageError: There aren't as many GPUs as asked for, or more workers than samples in a batch.
     """
-    place = _here(config.launch) or _local(config, usual_workers)
+    place = _here(config) or _local(config, usual_workers)
     choose_global_batch(config.data, DEFAULT_GLOBAL_BATCH, place.workers)
     return place
+
+
+def warn_of_no_effect(place: Place, given: Collection[str]) -> None:
+    """Say which given options mean nothing where something else has started the workers."""
+    if place.here and "max_restarts" in given:
+        print(
+            "--max-restarts has no effect here: what started this process restarts it "
+            "(torchrun has an option of the same name)",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def start(launch: Launch) -> int:
@@ -93,17 +113,11 @@ def start(launch: Launch) -> int:
     return _start_here(launch) if launch.place.here else _start_local(launch)
 
 
-def _here(options: LaunchOptions) -> Place | None:
-    from paceline.dist.environment import read_placement, started_by_launcher
-
-    if options.on == "local" or (options.on == "auto" and not started_by_launcher(os.environ)):
+def _here(config: TrainConfig) -> Place | None:
+    found = worker_here(config.launch, config.dist)
+    if found is None:
         return None
-    found = read_placement(os.environ)
-    if options.workers not in (None, found.world_size):
-        raise UsageError(
-            f"--workers {options.workers}, but {found.world_size} worker(s) have been started "
-            "already. Leave --workers out here"
-        )
+    threads_per_worker(config.launch.threads, 1, usable_cores())  # refuses too many
     return Place(
         here=True,
         rank=found.rank,
@@ -111,23 +125,21 @@ def _here(options: LaunchOptions) -> Place | None:
         workers=found.world_size,
         nodes=found.nodes,
         attempt=found.attempt,
+        started_apart=found.world_size > 1 and (found.source == "options" or not found.on_one_node),
     )
 
 
 def _local(config: TrainConfig, usual_workers: int | None) -> Place:
-    gpus = 0
-    if may_have_gpus() and config.dist.device != "cpu":
-        from paceline.dist.device import gpu_count
-
-        gpus = gpu_count()
-    elif config.dist.device == "cuda":
-        raise UsageError("--device cuda needs a GPU, and this machine has none. Use --device cpu")
-    cores = usable_cores()
-    by_device = {"cpu": "gloo", "cuda": "nccl"}
-    backend = by_device.get(config.dist.device, config.dist.backend)
+    options = config.dist
+    if options.backend == "mpi":
+        raise UsageError("--backend mpi: start the workers by mpirun, or choose another backend")
+    gpus, cores = _gpus_for(options), usable_cores()
+    by_device = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
+    backend = by_device.get(options.device, options.backend)
     if usual_workers is not None and gpus and backend != "gloo":
         usual_workers = min(usual_workers, gpus)  # this machine may have fewer than the last one
-    workers = choose_workers(config.launch.workers or usual_workers, gpus, cores, backend)
+    asked = config.launch.workers or workers_of_node() or usual_workers
+    workers = choose_workers(asked, gpus, cores, backend)
     if workers > max(cores, gpus):
         print(f"{workers} workers share {cores} CPU cores: expect no gain in speed", flush=True)
     omp = os.environ.get("OMP_NUM_THREADS")
@@ -136,6 +148,21 @@ def _local(config: TrainConfig, usual_workers: int | None) -> Place:
         workers=workers,
         threads=threads_per_worker(config.launch.threads, workers, cores, omp),
     )
+
+
+def _gpus_for(options: DistOptions) -> int:
+    """Count the GPUs that workers of this machine may use, without importing torch in vain."""
+    if options.device == "xpu" or (options.backend == "xccl" and options.device == "auto"):
+        from paceline.dist.device import xpu_count
+
+        return xpu_count()
+    if may_have_gpus() and options.device != "cpu":
+        from paceline.dist.device import gpu_count
+
+        return gpu_count()
+    if options.device == "cuda":
+        raise UsageError("--device cuda needs a GPU, and this machine has none. Use --device cpu")
+    return 0
 
 
 def _start_local(launch: Launch) -> int:
@@ -149,7 +176,7 @@ def _start_local(launch: Launch) -> int:
         prepare(_PRELOAD, place.threads)
         try:
             outcome = launch_local(
-                _ENTRY,
+                launch.entry,
                 launch.request.to_json(),
                 workers=place.workers,
                 threads=place.threads,
@@ -166,9 +193,11 @@ def _start_local(launch: Launch) -> int:
 
 
 def _start_here(launch: Launch) -> int:
+    if launch.place.started_apart:
+        launch = agree_on_run(launch)
+    elif not _made_on_one_node(launch):
+        return ExitCode.USAGE  # the first worker says why
     run, place = launch.run, launch.place
-    if place.local_rank == 0 and launch.is_new and not (place.attempt and run.run_json.exists()):
-        run.create()
     _wait_for(run.logs)
     with run.lock() if place.rank == 0 else nullcontext():
         if place.rank == 0:
@@ -177,11 +206,22 @@ def _start_here(launch: Launch) -> int:
             stopped_because = _work_here(launch)
         except Exception as error:  # noqa: BLE001  # the process boundary: told and recorded
             failure = describe(error, place.rank)
-            return announce_failure(run, [failure], write_report=place.rank == 0)
+            return announce_failure(run, [failure], write_report_apart if place.rank == 0 else None)
         interrupted = stopped_because == "signal"
         if place.rank == 0:
-            return announce_end(run, interrupted=interrupted)
+            return announce_end(run, interrupted=interrupted, write=write_report_apart)
         return ExitCode.RESUMABLE if interrupted else ExitCode.DONE
+
+
+def _made_on_one_node(launch: Launch) -> bool:
+    """Have the node's first worker make the run directory; False where an old one is in the way."""
+    run, place = launch.run, launch.place
+    if not launch.is_new or (place.attempt and run.run_json.exists()):
+        return True
+    if place.local_rank == 0:
+        run.create()
+        return True
+    return not run.run_json.exists()  # it is written once all workers have met
 
 
 def _work_here(launch: Launch) -> object:
@@ -189,7 +229,7 @@ def _work_here(launch: Launch) -> object:
 
     payload, logs, place = launch.request.to_json(), launch.run.logs, launch.place
     result: Mapping[str, object] = json.loads(
-        run_here(_ENTRY, payload, logs, place.rank, place.attempt)
+        run_here(launch.entry, payload, logs, place.rank, place.attempt)
     )
     return result["stopped_because"]
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline.cli.options import HelpShown, parse_options, with_defaults
-from paceline.cli.start import Launch, choose_place, start
+from paceline.cli.start import Launch, choose_place, start, warn_of_no_effect
 from paceline.config.fields import OptionField, OptionValue
 from paceline.config.rundir import RunDirectory
 from paceline.errors import ExitCode, UsageError
@@ -42,10 +42,10 @@ def main(tokens: Sequence[str]) -> int:
     settings = merge(options, recipe.settings)
     config = TrainConfig.from_settings(settings)
     place = choose_place(config)
+    if place.rank == 0:
+        warn_of_no_effect(place, tuple(given))
     moment = place.started_at()
     default_path = Path("runs") / f"{file_name(name)}-{moment.astimezone():%Y%m%d-%H%M%S}"
-    if where is None and place.nodes > 1:
-        raise UsageError("on several nodes give --run-dir, so that all name the same directory")
     run = RunDirectory.named(str(where) if where is not None else default_path)
     request = TrainRequest(
         recipe=name,
@@ -57,7 +57,16 @@ def main(tokens: Sequence[str]) -> int:
         command=("paceline", "train", *tokens),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    return start(Launch(request=request, config=config, run=run, place=place, is_new=True))
+    return start(
+        Launch(
+            request=request,
+            config=config,
+            run=run,
+            place=place,
+            is_new=True,
+            is_named=where is not None,
+        )
+    )
 
 
 def split(tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
@@ -90,7 +99,7 @@ def parse_recipe_options(
 def absolute_reference(reference: str) -> str:
     """Make a reference to a file independent of the working directory."""
     place, _, name = reference.rpartition(":")
-    return f"{Path(place).absolute()}:{name}" if place.endswith(".py") else reference
+    return f"{Path(place).expanduser().absolute()}:{name}" if place.endswith(".py") else reference
 
 
 def file_name(name: str) -> str:

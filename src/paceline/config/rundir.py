@@ -5,13 +5,22 @@ import json
 import os
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.config.commands import command_line
 from paceline.config.files import write_json
 from paceline.errors import UsageError
+
+_ASKING_S = 0.2
+
+
+def log_path(log_dir: Path, rank: int) -> Path:
+    """Name the log of one worker."""
+    return log_dir / f"rank-{rank}.log"
 
 
 @dataclass(frozen=True)
@@ -22,8 +31,8 @@ class RunDirectory:
 
     @staticmethod
     def named(path: str | Path) -> "RunDirectory":
-        """Name a run directory by its absolute path."""
-        return RunDirectory(Path(path).absolute())
+        """Name a run directory by its absolute path; `~` is the home directory."""
+        return RunDirectory(Path(path).expanduser().absolute())
 
     @property
     def run_json(self) -> Path:
@@ -61,7 +70,7 @@ class RunDirectory:
 
     def rank_log(self, rank: int) -> Path:
         """What one worker printed."""
-        return self.logs / f"rank-{rank}.log"
+        return log_path(self.logs, rank)
 
     def create(self) -> None:
         """Make the directory for a new training and prove that it can be written.
@@ -86,7 +95,7 @@ class RunDirectory:
         if self.run_json.exists():
             raise UsageError(
                 f"{self.path} already holds a training. "
-                f"Go on with it: paceline resume {self.path}; "
+                f"Go on with it: {command_line('resume', self.path)}; "
                 "or name another directory with --run-dir"
             )
         if self.path.is_dir() and not self._is_leftover():
@@ -126,6 +135,20 @@ class RunDirectory:
             raise UsageError(f"{self.run_json} should hold a JSON object")
         return content
 
+    def is_locked(self) -> bool:
+        """Tell whether a live training owns the directory."""
+        try:
+            descriptor = os.open(self._lock_file, os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Own the directory while a training runs; the kernel frees it when the owner dies.
@@ -140,7 +163,7 @@ class RunDirectory:
                 f"the run directory {self.path} can't be written ({error.strerror})"
             ) from error
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(descriptor)
         except BlockingIOError:
             owner = os.read(descriptor, 200).decode(errors="replace").strip()
             os.close(descriptor)
@@ -153,3 +176,17 @@ class RunDirectory:
             yield
         finally:
             os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    """Lock a file, over a moment: whoever asks whether it is locked holds it as long."""
+    deadline_s = time.monotonic() + _ASKING_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.01)
+        else:
+            return

@@ -8,18 +8,27 @@ from torch import Tensor
 
 
 class Augment(Protocol):
-    """Changes a batch of raw images; a sample gets the same change whichever worker sees it."""
+    """Changes a batch of raw images; a sample gets the same change whichever worker sees it.
+
+    Each sample may depend on itself and its own draws alone, in the same arithmetic however many
+    samples come with it. Nothing may wait for the device.
+    """
 
     @property
     def num_draws(self) -> int:
-        """Random numbers that one sample needs."""
+        """Random numbers that one sample needs; 0 for a change that isn't random."""
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Change the images; must keep shape and type, and must not change its input.
+        """Change the images; must not change its input.
 
         Args:
-            images: Raw values as stored, uint8 (N, C, H, W), in any memory format.
+            images: Raw values as stored, (N, C, H, W) in any memory format: uint8, or float32 of
+                the same scale after a change that gave floats.
             draws: float32 (N, num_draws) in [0, 1), on the same device.
+
+        Returns:
+            (N, C, H', W'), uint8 or float32 of the same scale, not normalised. H' and W' may be
+            others than H and W, the same for all samples.
         """
 
 
@@ -63,6 +72,12 @@ class RandomFlip:
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
         """Mirror; (N, C, H, W) to the same."""
         return torch.where(draws[:, :1, None, None] < 0.5, images.flip(3), images)
+
+    def inverse(self, draws: Tensor, height: int, width: int) -> Tensor:
+        """Say where pixels come from, for `Warp`: see `affine.Geometric`."""
+        sign = torch.where(draws[:, 0] < 0.5, -1.0, 1.0).to(torch.float64)
+        none, one = torch.zeros_like(sign), torch.ones_like(sign)
+        return torch.stack((sign, none, none, none, one, none), dim=1).view(-1, 2, 3)
 
     def __repr__(self) -> str:
         return "random flip"

@@ -1,28 +1,115 @@
 """What a training step works on: one worker's share of a global batch, on its device."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from paceline.data.order import Indices
+from paceline.errors import DataError
+
+_SEQUENCES = (tuple, list)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Batch:
-    """One worker's samples of one step."""
+    """One worker's samples of one step, or a piece of them. Not frozen: one is made every step."""
 
-    inputs: Tensor
-    """First dimension: samples. On the worker's device."""
-    targets: Tensor
-    """First dimension: samples. On the worker's device."""
+    content: object
+    """Tensors whose first dimension is samples, on the worker's device; in tuples, lists and
+    dictionaries as the data set gives them. Usually the pair (inputs, targets)."""
     local: int
-    """Samples of this worker. 0 is possible (a short last batch on many workers): inputs and
-    targets then hold one stand-in sample, so that the model can run, to be weighted with 0."""
+    """Samples of this worker. 0 is possible (a short last batch on many workers): the content then
+    holds one stand-in sample, so that the model can run, to be weighted with 0."""
     total: int
     """Samples in the global batch, over all workers. In evaluation: the same as `local`."""
     indices: Indices
     """Indices of this worker's samples in the data set, (local,)."""
+    last: bool = True
+    """False for every piece of a step but its last."""
+
+    def pair(self) -> tuple[Tensor, Tensor]:
+        """Take the content as inputs and targets.
+
+        Raises:
+            DataError: It is something else.
+        """
+        content = self.content
+        if isinstance(content, _SEQUENCES) and len(content) == 2:
+            inputs, targets = content
+            if isinstance(inputs, Tensor) and isinstance(targets, Tensor):
+                return inputs, targets
+        raise DataError(
+            f"the batches of this data set are {describe(content)}, but a recipe's have to be "
+            "pairs of tensors: let each item of the data set be (input, target)"
+        )
+
+    @property
+    def inputs(self) -> Tensor:
+        """The first of the pair."""
+        return self.pair()[0]
+
+    @property
+    def targets(self) -> Tensor:
+        """The second of the pair."""
+        return self.pair()[1]
+
+
+def pieces(batch: Batch, most: int) -> Iterator[Batch]:
+    """Cut a batch into pieces of at most `most` samples, in order."""
+    if batch.local <= most:
+        yield batch
+        return
+    for start in range(0, batch.local, most):
+        stop = min(start + most, batch.local)
+        yield replace(
+            batch,
+            content=map_tensors(batch.content, partial(_rows, slice(start, stop))),
+            local=stop - start,
+            indices=batch.indices[start:stop],
+            last=stop == batch.local,
+        )
+
+
+def map_tensors(content: object, change: Callable[[Tensor], Tensor]) -> object:
+    """Apply a function to every tensor of a batch, keeping tuples, lists and dictionaries."""
+    if isinstance(content, Tensor):
+        return change(content)
+    if isinstance(content, Mapping):
+        changed = {key: map_tensors(value, change) for key, value in content.items()}
+        return changed if type(content) is dict else _like(content, changed)
+    if isinstance(content, tuple) and hasattr(content, "_fields"):  # a named tuple
+        make: Callable[..., object] = type(content)
+        return make(*(map_tensors(value, change) for value in content))
+    if isinstance(content, tuple):
+        return tuple(map_tensors(value, change) for value in content)
+    if isinstance(content, list):
+        return [map_tensors(value, change) for value in content]
+    return content
+
+
+def _rows(kept: slice, tensor: Tensor) -> Tensor:
+    return tensor[kept]
+
+
+def describe(content: object) -> str:
+    """Name the type of a batch for a message, such as `a tuple of Tensor, Tensor, str`."""
+    if type(content) in (tuple, list):
+        kinds = ", ".join(type(value).__name__ for value in content)  # type: ignore[attr-defined]
+        return f"a {type(content).__name__} of {kinds}"
+    if isinstance(content, Mapping):
+        return f"a {type(content).__name__} with {', '.join(map(str, content))}"
+    return f"a {type(content).__name__}"
+
+
+def _like(original: Mapping[object, object], changed: dict[object, object]) -> object:
+    """Give the mapping type of a library (a tokenizer's batch) back, where it can be built so."""
+    try:
+        return type(original)(changed)  # type: ignore[call-arg]  # most mappings take one
+    except TypeError:
+        return changed
 
 
 def to_channels_last(images: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ def download_files(
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with _locked(directory):
+        with locked(directory):
             for file in files:
                 if not (directory / file.name).exists():
                     _fetch_from_mirrors(directory, file, mirrors, report, open_url or open_https)
@@ -185,8 +185,12 @@ def _opened(url: str, open_url: OpenUrl) -> AbstractContextManager[Readable]:
 
 
 @contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock; the kernel frees it when its holder dies."""
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the directory's lock; the kernel frees it when its holder dies.
+
+    Raises:
+        OSError: The directory can't be written.
+    """
     descriptor = os.open(directory / ".download.lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from paceline.data.batch import Batch, to_channels_last
+from paceline.data.batch import Batch, describe, map_tensors, to_channels_last
 from paceline.data.items import (
     Collate,
     ItemRequest,
@@ -27,7 +27,7 @@ from paceline.data.items import (
     shorten,
     start_loader_process,
 )
-from paceline.data.order import EpochPlan, Indices, epoch_order, plan_shares, share
+from paceline.data.order import EpochPlan, Indices, plan_order, plan_shares, share
 from paceline.data.source import BatchSource
 from paceline.errors import DataError, InfrastructureError, PacelineError, UsageError
 
@@ -206,12 +206,17 @@ class LoaderSource(BatchSource):
         return InfrastructureError(f"no batch from the loader processes {pids} {reading}: {error}")
 
     def _to_batch(self, collated: object, work: _Work) -> Batch:
-        inputs, targets = _as_pair(collated, work.request)
-        inputs = inputs.to(self._device, non_blocking=True)
-        if self._channels_last and inputs.ndim == 4:
-            inputs = to_channels_last(inputs)
-        targets = targets.to(self._device, non_blocking=True)
-        return Batch(inputs, targets, len(work.indices), work.total, work.indices)
+        content = map_tensors(collated, self._to_device)
+        if not _holds_tensor(content):
+            raise DataError(
+                f"the samples {shorten(work.request.indices)} became {describe(content)}, which "
+                "holds no tensor: let each item of the data set be numbers, arrays or tensors"
+            )
+        return Batch(content, len(work.indices), work.total, work.indices)
+
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        moved = tensor.to(self._device, non_blocking=True)
+        return to_channels_last(moved) if self._channels_last and moved.ndim == 4 else moved
 
 
 def _make_loader(
@@ -267,7 +272,7 @@ def _unchanged(batch: object) -> object:
 
 
 def _training_work(plan: EpochPlan, num_samples: int) -> Iterator[_Work]:
-    order = epoch_order(num_samples, plan.seed, plan.epoch)
+    order = plan_order(plan, num_samples)
     for found in plan_shares(plan, num_samples):
         indices = order[found.start : found.stop]
         read = indices if len(indices) else order[found.batch_start : found.batch_start + 1]
@@ -282,18 +287,15 @@ def _evaluation_work(num_samples: int, part: int, parts: int, batch_size: int) -
         yield _Work(ItemRequest(0, _EVAL_EPOCH, tuple(indices.tolist())), indices, len(indices))
 
 
-def _as_pair(collated: object, request: ItemRequest) -> tuple[Tensor, Tensor]:
-    if isinstance(collated, (tuple, list)) and len(collated) == 2:
-        inputs, targets = collated
-        if isinstance(inputs, Tensor) and isinstance(targets, Tensor):
-            return inputs, targets
-        found = f"a pair of {type(inputs).__name__} and {type(targets).__name__}"
-    else:
-        found = type(collated).__name__
-    raise DataError(
-        f"the samples {shorten(request.indices)} became {found}, but a batch has to be a pair of "
-        "tensors: let each item of the data set be (input, target)"
-    )
+def _holds_tensor(content: object) -> bool:
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(content, note)
+    return bool(found)
 
 
 def _describe_death(process: BaseProcess, reading: str) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.data.augment import Augment
 from paceline.data.batch import Batch
-from paceline.data.order import EpochPlan, StepShare, epoch_order, plan_shares, share
+from paceline.data.order import EpochPlan, StepShare, plan_order, plan_shares, share
 from paceline.data.random import uniforms
 from paceline.data.source import BatchSource
 from paceline.errors import DataError
@@ -31,6 +31,9 @@ class TensorData:
     """Per channel, on the scale 0 … 1."""
     scale: float = 255.0
     """The raw value that stands for 1."""
+    keep_on_host: bool = False
+    """Leave the images where they are (a large file mapped into memory) and bring each batch to the
+    device, instead of keeping all of them there."""
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.ndim != 4:
@@ -76,6 +79,7 @@ class MemorySource(BatchSource):
         memory_format: torch.memory_format = torch.contiguous_format,
         dtype: torch.dtype = torch.float32,
         augment: Sequence[Augment] = (),
+        evaluate_with: Sequence[Augment] = (),
     ) -> None:
         """Move the data to the device.
 
@@ -85,17 +89,23 @@ class MemorySource(BatchSource):
             memory_format: `torch.channels_last` or `torch.contiguous_format`, of the inputs.
             dtype: Of the inputs.
             augment: Applied in this order to training batches, before normalisation.
+            evaluate_with: Likewise to evaluation batches; changes that aren't random.
         """
         self._title = _describe(data)
         self._device = torch.device(device)
         self._channels_last = memory_format == torch.channels_last
+        self._dtype = dtype
         self._augment = tuple(augment)
-        # (N, H, W, C) or (N, C, H, W)
-        self._images = _laid_out(data.images, self._channels_last).to(self._device)
+        self._evaluate_with = tuple(evaluate_with)
+        self._on_host = data.keep_on_host
+        self._images = data.images  # (N, C, H, W)
+        if not self._on_host:  # (N, H, W, C) or (N, C, H, W)
+            self._images = _laid_out(data.images, self._channels_last).to(self._device)
         self._labels = data.labels.to(self._device)
         factor, offset = _normalisation(data, self._channels_last)
         self._factor = factor.to(self._device, dtype)
         self._offset = offset.to(self._device, dtype)
+        self._by_channel = tuple(t.to(self._device, dtype) for t in _normalisation(data, False))
 
     @property
     def num_samples(self) -> int:
@@ -104,7 +114,7 @@ class MemorySource(BatchSource):
 
     def train_batches(self, plan: EpochPlan) -> Iterator[Batch]:
         """Give the batches of one epoch; the order is moved to the device once."""
-        order = epoch_order(self.num_samples, plan.seed, plan.epoch)
+        order = plan_order(plan, self.num_samples)
         on_device = torch.from_numpy(order).to(self._device)
         draws = [
             uniforms(plan.seed, plan.epoch, on_device, stream, augment.num_draws)
@@ -113,12 +123,18 @@ class MemorySource(BatchSource):
         for found in plan_shares(plan, self.num_samples):
             start, stop = _with_stand_in(found)
             picked = on_device[start:stop]
-            raw = self._images.index_select(0, picked)
+            if self._on_host:
+                raw = self._brought(
+                    self._images.index_select(0, torch.from_numpy(order[start:stop]))
+                )
+            else:
+                raw = self._images.index_select(0, picked)
             if draws:
-                raw = self._augmented(raw, [table[start:stop] for table in draws])
+                inputs = self._augmented(raw, [table[start:stop] for table in draws])
+            else:
+                inputs = self._normalised(raw)
             yield Batch(
-                self._normalised(raw),
-                self._labels.index_select(0, picked),
+                (inputs, self._labels.index_select(0, picked)),
                 found.stop - found.start,
                 found.total,
                 order[found.start : found.stop],
@@ -129,27 +145,56 @@ class MemorySource(BatchSource):
         begin, end = share(self.num_samples, part, parts)
         for start in range(begin, end, batch_size):
             stop = min(start + batch_size, end)
-            inputs = self._normalised(self._images[start:stop])
+            raw = self._images[start:stop]
+            raw = self._brought(raw) if self._on_host else raw
+            inputs = self._judged(raw) if self._evaluate_with else self._normalised(raw)
             indices = np.arange(start, stop, dtype=np.int64)
-            yield Batch(inputs, self._labels[start:stop], stop - start, stop - start, indices)
+            labels = self._labels[start:stop]
+            yield Batch((inputs, labels), stop - start, stop - start, indices)
 
     def describe(self) -> str:
         """Say what is kept where."""
         extra = "".join(f", {augment}" for augment in self._augment)
-        return f"{self._title}, in memory on {self._device}{extra}"
+        where = "mapped into the host's memory" if self._on_host else f"in memory on {self._device}"
+        return f"{self._title}, {where}{extra}"
 
     def close(self) -> None:
         """Nothing to end: there are no reader processes."""
+
+    def _brought(self, raw: Tensor) -> Tensor:
+        """Bring images from the host to the device, in the layout in which they are kept there."""
+        if self._device.type == "cuda":
+            raw = raw.pin_memory()  # else the copy would wait for the device
+        return _laid_out(raw.to(self._device, non_blocking=True), self._channels_last)
 
     def _normalised(self, raw: Tensor) -> Tensor:
         inputs = torch.mul(raw, self._factor).add_(self._offset)
         return inputs.permute(0, 3, 1, 2) if self._channels_last else inputs
 
     def _augmented(self, raw: Tensor, draws: Sequence[Tensor]) -> Tensor:
+        """Augment and normalise; sizes may change on the way, and uint8 become floats."""
         images = raw.permute(0, 3, 1, 2) if self._channels_last else raw
         for augment, table in zip(self._augment, draws, strict=True):
             images = augment(images, table)
-        return images.permute(0, 2, 3, 1).contiguous() if self._channels_last else images
+        return self._normalised_by_channel(images)
+
+    def _judged(self, raw: Tensor) -> Tensor:
+        images = raw.permute(0, 3, 1, 2) if self._channels_last else raw
+        for change in self._evaluate_with:
+            images = change(images, no_draws(images))
+        return self._normalised_by_channel(images)
+
+    def _normalised_by_channel(self, images: Tensor) -> Tensor:
+        factor, offset = self._by_channel
+        inputs = torch.mul(images, factor).add_(offset).to(self._dtype)
+        if self._channels_last:
+            return inputs.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+        return inputs
+
+
+def no_draws(images: Tensor) -> Tensor:
+    """Give the random numbers of a change that isn't random: (N, 0)."""
+    return torch.empty(len(images), 0, device=images.device)
 
 
 def _describe(data: TensorData) -> str:
@@ -182,11 +227,20 @@ def _normalisation(data: TensorData, channels_last: bool) -> tuple[Tensor, Tenso
     With channels last the tensors are as large as an image: broadcasting over three innermost
     channels would make the inner loop three elements long.
     """
-    mean = torch.tensor(data.mean, dtype=torch.float64)
-    std = torch.tensor(data.std, dtype=torch.float64)
-    factor, offset = 1 / (std * data.scale), -mean / std
+    factor, offset = channel_factors(data.mean, data.std, data.scale)
     _, channels, height, width = data.images.shape
     if channels_last and channels > 1:
         full = (height, width, channels)
-        return factor.expand(full).contiguous(), offset.expand(full).contiguous()
-    return factor[:, None, None], offset[:, None, None]
+        return factor.flatten().expand(full).contiguous(), offset.flatten().expand(
+            full
+        ).contiguous()
+    return factor, offset
+
+
+def channel_factors(
+    mean: Sequence[float], std: Sequence[float], scale: float
+) -> tuple[Tensor, Tensor]:
+    """Fold (raw / scale - mean) / std into raw * factor + offset; both float64 (C, 1, 1)."""
+    means = torch.tensor(mean, dtype=torch.float64)[:, None, None]
+    stds = torch.tensor(std, dtype=torch.float64)[:, None, None]
+    return 1 / (stds * scale), -means / stds

@@ -1,6 +1,7 @@
-"""MNIST, and other sets of 28x28 images in ten classes that come as the same four IDX files."""
+"""MNIST and Fashion-MNIST: 28x28 images in ten classes that come as the same four IDX files."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,36 +12,102 @@ from paceline.data.idx import read_idx
 from paceline.data.memory import TensorData
 from paceline.errors import DataError
 
-_FILES = (
-    RemoteFile(
-        "train-images-idx3-ubyte.gz",
-        9_912_422,
-        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+_SIDE = 28
+_CLASSES = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class _IdxSet:
+    """What differs between the sets."""
+
+    title: str
+    files: tuple[RemoteFile, RemoteFile, RemoteFile, RemoteFile]
+    """Training images, training labels, test images, test labels."""
+    mirrors: tuple[str, ...]
+    folder: Path
+    """Where torchvision keeps the files below its root; downloads go there as well."""
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+_MNIST = _IdxSet(
+    title="MNIST",
+    files=(
+        RemoteFile(
+            "train-images-idx3-ubyte.gz",
+            9_912_422,
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        ),
+        RemoteFile(
+            "train-labels-idx1-ubyte.gz",
+            28_881,
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        ),
+        RemoteFile(
+            "t10k-images-idx3-ubyte.gz",
+            1_648_877,
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        ),
+        RemoteFile(
+            "t10k-labels-idx1-ubyte.gz",
+            4_542,
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        ),
     ),
-    RemoteFile(
-        "train-labels-idx1-ubyte.gz",
-        28_881,
-        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    mirrors=(
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
     ),
-    RemoteFile(
-        "t10k-images-idx3-ubyte.gz",
-        1_648_877,
-        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-    ),
-    RemoteFile(
-        "t10k-labels-idx1-ubyte.gz",
-        4_542,
-        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-    ),
+    folder=Path("MNIST", "raw"),
+    class_names=tuple(str(digit) for digit in range(_CLASSES)),
+    mean=(0.1307,),
+    std=(0.3081,),
 )
-_MIRRORS = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+_FASHION = _IdxSet(
+    title="Fashion-MNIST",
+    files=(
+        RemoteFile(
+            "train-images-idx3-ubyte.gz",
+            26_421_880,
+            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        ),
+        RemoteFile(
+            "train-labels-idx1-ubyte.gz",
+            29_515,
+            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        ),
+        RemoteFile(
+            "t10k-images-idx3-ubyte.gz",
+            4_422_102,
+            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        ),
+        RemoteFile(
+            "t10k-labels-idx1-ubyte.gz",
+            5_148,
+            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        ),
+    ),
+    mirrors=(
+        "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    ),
+    folder=Path("FashionMNIST", "raw"),
+    class_names=(
+        "T-shirt/top",
+        "Trouser",
+        "Pullover",
+        "Dress",
+        "Coat",
+        "Sandal",
+        "Shirt",
+        "Sneaker",
+        "Bag",
+        "Ankle boot",
+    ),
+    mean=(0.2860,),
+    std=(0.3530,),
 )
-_TORCHVISION = Path("MNIST", "raw")
-"""Where torchvision keeps the files below its root; downloads go there as well."""
-_MEAN = (0.1307,)
-_STD = (0.3081,)
 
 
 def load_mnist(
@@ -67,27 +134,65 @@ def load_mnist(
         DataError: A file is missing and can't be downloaded, truncated or corrupt, or files don't
             belong together; names the file and says where to get it.
     """
-    missing = [file for file in _FILES if _find(data_dir, file) is None]
+    return _load(_MNIST, data_dir, download, report, open_url)
+
+
+def load_fashion_mnist(
+    data_dir: Path,
+    download: bool = True,
+    *,
+    report: Callable[[str], None] = lambda text: None,
+    open_url: OpenUrl | None = None,
+) -> tuple[TensorData, TensorData]:
+    """Load Fashion-MNIST, downloading what is missing.
+
+    Every worker may call this at once; one of a node downloads, the others wait.
+
+    Args:
+        data_dir: Holds the four files, gzipped or not, or has them in FashionMNIST/raw
+            (torchvision).
+        download: Whether missing files may be downloaded (31 MB, into FashionMNIST/raw).
+        report: Told what is being downloaded.
+        open_url: Opens an address; the default speaks https only.
+
+    Returns:
+        Training data and test data, one channel of 28x28.
+
+    Raises:
+        DataError: A file is missing and can't be downloaded, truncated or corrupt, or files don't
+            belong together; names the file and says where to get it.
+    """
+    return _load(_FASHION, data_dir, download, report, open_url)
+
+
+def _load(
+    kind: _IdxSet,
+    data_dir: Path,
+    download: bool,
+    report: Callable[[str], None],
+    open_url: OpenUrl | None,
+) -> tuple[TensorData, TensorData]:
+    missing = [file for file in kind.files if _find(kind, data_dir, file) is None]
     if missing and not download:
         raise DataError(
-            f"MNIST is not complete in {data_dir}: "
+            f"{kind.title} is not complete in {data_dir}: "
             f"{', '.join(file.name for file in missing)} (or without .gz) missing. "
-            f"Download from {_MIRRORS[0]} and put there, or allow the download"
+            f"Download from {kind.mirrors[0]} and put there, or allow the download"
         )
     if missing:
-        target = data_dir / _TORCHVISION
-        download_files(target, missing, _MIRRORS, report=report, open_url=open_url)
-    train_images, train_labels, test_images, test_labels = _FILES
+        target = data_dir / kind.folder
+        download_files(target, missing, kind.mirrors, report=report, open_url=open_url)
+    train_images, train_labels, test_images, test_labels = kind.files
     return (
-        _load_part("MNIST", data_dir, train_images, train_labels),
-        _load_part("MNIST test", data_dir, test_images, test_labels),
+        _load_part(kind, kind.title, data_dir, (train_images, train_labels)),
+        _load_part(kind, f"{kind.title} test", data_dir, (test_images, test_labels)),
     )
 
 
-def _find(data_dir: Path, file: RemoteFile) -> Path | None:
+def _find(kind: _IdxSet, data_dir: Path, file: RemoteFile) -> Path | None:
     """Look for a file in both places, unzipped first."""
     plain = file.name.removesuffix(".gz")
-    for folder in (data_dir, data_dir / _TORCHVISION):
+    for folder in (data_dir, data_dir / kind.folder):
         for name in (plain, file.name):
             if (folder / name).is_file():
                 return folder / name
@@ -95,37 +200,37 @@ def _find(data_dir: Path, file: RemoteFile) -> Path | None:
 
 
 def _load_part(
-    name: str, data_dir: Path, images_file: RemoteFile, labels_file: RemoteFile
+    kind: _IdxSet, name: str, data_dir: Path, files: tuple[RemoteFile, RemoteFile]
 ) -> TensorData:
-    images_path = _find(data_dir, images_file) or data_dir / images_file.name
-    labels_path = _find(data_dir, labels_file) or data_dir / labels_file.name
-    images = read_idx(images_path, _advice(images_file))
-    labels = read_idx(labels_path, _advice(labels_file))
-    if images.ndim != 3 or images.shape[1:] != (28, 28) or not len(images):
+    images_path, labels_path = (_find(kind, data_dir, f) or data_dir / f.name for f in files)
+    images_advice, labels_advice = (_advice(kind, file) for file in files)
+    images = read_idx(images_path, images_advice)
+    labels = read_idx(labels_path, labels_advice)
+    if images.ndim != 3 or images.shape[1:] != (_SIDE, _SIDE) or not len(images):
         raise DataError(
-            f"{images_path}: should hold images of 28x28, but has the shape {images.shape}. "
-            + _advice(images_file)
+            f"{images_path}: should hold images of {_SIDE}x{_SIDE}, but has the shape "
+            f"{images.shape}. {images_advice}"
         )
     if labels.shape != images.shape[:1]:
         raise DataError(
             f"{labels_path}: holds labels of the shape {labels.shape}, but {images_path} has "
-            f"{len(images)} images: the two don't belong together. {_advice(labels_file)}"
+            f"{len(images)} images: the two don't belong together. {labels_advice}"
         )
-    if labels.max() > 9:
-        position = int(np.argmax(labels > 9))
+    if labels.max() >= _CLASSES:
+        position = int(np.argmax(labels >= _CLASSES))
         raise DataError(
-            f"{labels_path}: label {labels[position]} at position {position} is no digit 0 to 9. "
-            + _advice(labels_file)
+            f"{labels_path}: label {labels[position]} at position {position} is none of 0 to "
+            f"{_CLASSES - 1}. {labels_advice}"
         )
     return TensorData(
         name=name,
         images=torch.from_numpy(images)[:, None],
         labels=torch.from_numpy(labels.astype(np.int64)),
-        class_names=tuple(str(digit) for digit in range(10)),
-        mean=_MEAN,
-        std=_STD,
+        class_names=kind.class_names,
+        mean=kind.mean,
+        std=kind.std,
     )
 
 
-def _advice(file: RemoteFile) -> str:
-    return f"Delete it and get it from {_MIRRORS[0]}{file.name}"
+def _advice(kind: _IdxSet, file: RemoteFile) -> str:
+    return f"Delete it and get it from {kind.mirrors[0]}{file.name}"

@@ -24,6 +24,11 @@ class DataOptions:
     """Most samples that a worker puts through the model at once (what fits into its memory). A
     larger share of the global batch is cut into micro-batches whose gradients are added up."""
 
+    balance: bool = False
+    """Share each global batch by the workers' measured speed instead of equally, for unequal GPUs
+    or nodes. A step sees the same samples; how its sums are rounded then depends on the
+    measurement."""
+
     drop_last: bool = False
     """Leave out the short batch at the end of an epoch. By default it is used, weighted exactly."""
 

@@ -4,7 +4,7 @@ The global order of an epoch doesn't know how many workers there are; a worker t
 contiguous share of every global batch. Nothing is padded, nothing is lost.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +32,10 @@ class EpochPlan:
     """This worker (or shard), 0 … parts-1."""
     parts: int = 1
     drop_last: bool = False
+    shuffle: bool = True
+    """False leaves the samples in their own order, in every epoch."""
+    bounds: tuple[int, ...] = ()
+    """Where each part of a full batch begins, and the last one's end; empty for equal parts."""
 
     def __post_init__(self) -> None:
         if self.global_batch < 1 or self.epoch < 0 or self.first_step < 0:
@@ -41,9 +45,12 @@ class EpochPlan:
         _check_part(self.part, self.parts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepShare:
-    """The samples of one part at one step, as a run of positions in the epoch's order."""
+    """The samples of one part at one step, as a run of positions in the epoch's order.
+
+    Not frozen: one is made every step.
+    """
 
     start: int
     stop: int
@@ -75,6 +82,13 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> Indices:
     return np.argsort(keys ^ (keys >> np.uint64(31))).astype(np.int64, copy=False)
 
 
+def plan_order(plan: EpochPlan, num_samples: int) -> Indices:
+    """Give the order of a plan's epoch, of all workers together: (num_samples,)."""
+    if plan.shuffle:
+        return epoch_order(num_samples, plan.seed, plan.epoch)
+    return np.arange(num_samples, dtype=np.int64)
+
+
 def share(total: int, part: int, parts: int) -> tuple[int, int]:
     """Cut `total` items into contiguous parts whose sizes differ by at most one, larger ones first.
 
@@ -88,6 +102,24 @@ def share(total: int, part: int, parts: int) -> tuple[int, int]:
     size, larger = divmod(total, parts)
     begin = part * size + min(part, larger)
     return begin, begin + size + (part < larger)
+
+
+def cut(total: int, part: int, parts: int, bounds: Sequence[int] = ()) -> tuple[int, int]:
+    """Cut `total` items into contiguous parts, equal ones or in the proportion of `bounds`.
+
+    Args:
+        total: Items, such as the samples of a batch that may be short.
+        part: Which part.
+        parts: How many there are.
+        bounds: Ascending, from 0 to the size of a full batch, parts + 1 of them; empty for `share`.
+
+    Returns:
+        Begin and end of one part.
+    """
+    if not bounds:
+        return share(total, part, parts)
+    full = bounds[-1]
+    return total * bounds[part] // full, total * bounds[part + 1] // full
 
 
 def steps_in_epoch(num_samples: int, global_batch: int, drop_last: bool) -> int:
@@ -107,20 +139,30 @@ def steps_in_epoch(num_samples: int, global_batch: int, drop_last: bool) -> int:
 
 
 def step_share(
-    num_samples: int, step_in_epoch: int, global_batch: int, part: int, parts: int
+    num_samples: int,
+    step_in_epoch: int,
+    global_batch: int,
+    part: int,
+    parts: int,
+    bounds: Sequence[int] = (),
 ) -> StepShare:
-    """Find one part's run of positions at one step."""
+    """Find one part's run of positions at one step; `bounds` as in `cut`."""
     batch_start = step_in_epoch * global_batch
     total = max(0, min(global_batch, num_samples - batch_start))
-    begin, end = share(total, part, parts)
+    begin, end = cut(total, part, parts, bounds)
     return StepShare(batch_start + begin, batch_start + end, batch_start, total)
 
 
 def step_indices(
-    order: Indices, step_in_epoch: int, global_batch: int, part: int, parts: int
+    order: Indices,
+    step_in_epoch: int,
+    global_batch: int,
+    part: int,
+    parts: int,
+    bounds: Sequence[int] = (),
 ) -> Indices:
     """Give the sample indices of one part at one step; a view of `order`, possibly empty."""
-    found = step_share(len(order), step_in_epoch, global_batch, part, parts)
+    found = step_share(len(order), step_in_epoch, global_batch, part, parts, bounds)
     return order[found.start : found.stop]
 
 
@@ -132,7 +174,7 @@ def plan_shares(plan: EpochPlan, num_samples: int) -> Iterator[StepShare]:
     """
     steps = steps_in_epoch(num_samples, plan.global_batch, plan.drop_last)
     for step in range(plan.first_step, steps):
-        yield step_share(num_samples, step, plan.global_batch, plan.part, plan.parts)
+        yield step_share(num_samples, step, plan.global_batch, plan.part, plan.parts, plan.bounds)
 
 
 def _check_part(part: int, parts: int) -> None:

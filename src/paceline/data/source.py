@@ -2,13 +2,26 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
 
 from paceline.data.batch import Batch
 from paceline.data.order import EpochPlan
 
 
+@runtime_checkable
+class Labelled(Protocol):
+    """A data set that knows its classes."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, by class number."""
+
+
 class BatchSource(ABC):
-    """Makes batches on one worker's device. No method communicates with other workers."""
+    """Makes batches on one worker's device.
+
+    No method communicates with other workers, but those of a stream.
+    """
 
     @property
     @abstractmethod

@@ -21,6 +21,7 @@ class Domain(IntEnum):
     SYNTHETIC = 4
     WEIGHTS = 5
     STEP = 6
+    EPOCH = 7
 
 
 def mix64(value: int) -> int:

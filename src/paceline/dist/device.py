@@ -9,25 +9,42 @@ from paceline.dist.environment import Placement
 from paceline.dist.options import DistOptions
 from paceline.errors import UsageError
 
+_BACKENDS_DEVICE = {"nccl": "cuda", "smddp": "cuda", "xccl": "xpu", "gloo": "cpu", "mpi": "cpu"}
+"""What `--device auto` means with each backend."""
+_MAY_SHOW_ONE_GPU = ("slurm", "openmpi", "mpich")
+
 
 def gpu_count() -> int:
     """Count the GPUs of this node without claiming one."""
     return torch.cuda.device_count()
 
 
-def resolve_device_kind(options: DistOptions, gpus: int) -> str:
-    """Decide between `cpu` and `cuda`, the same on every worker of a node.
+def xpu_count() -> int:
+    """Count the Intel GPUs of this node."""
+    return torch.xpu.device_count()
+
+
+def wanted_device_kind(options: DistOptions) -> str:
+    """Name the kind of device that the options ask for: `auto` where that is left open."""
+    if options.device != "auto":
+        return options.device
+    return _BACKENDS_DEVICE.get(options.backend, "auto")
+
+
+def resolve_device_kind(options: DistOptions, gpus: int, xpus: int = 0) -> str:
+    """Decide between `cpu`, `cuda` and `xpu`, the same on every worker of a node.
 
     Raises:
         UsageError: GPUs were asked for and there are none.
     """
-    wants_gpu = options.device == "cuda" or options.backend == "nccl"
-    if wants_gpu and gpus == 0:
-        asked = "--device cuda" if options.device == "cuda" else "--backend nccl"
-        raise UsageError(f"{asked} needs a GPU, and this machine has none. Use --device cpu")
-    if options.device == "auto":
-        return "cpu" if options.backend == "gloo" or gpus == 0 else "cuda"
-    return options.device
+    kind = wanted_device_kind(options)
+    if kind == "auto":
+        return "cuda" if gpus else "cpu"
+    if {"cuda": gpus, "xpu": xpus}.get(kind, 1) == 0:
+        flag = f"--backend {options.backend}" if options.device == "auto" else f"--device {kind}"
+        gpu = "an Intel GPU" if kind == "xpu" else "a GPU"
+        raise UsageError(f"{flag} needs {gpu}, and this machine has none. Use --device cpu")
+    return kind
 
 
 def pick_device(options: DistOptions, placement: Placement) -> torch.device:
@@ -37,30 +54,59 @@ def pick_device(options: DistOptions, placement: Placement) -> torch.device:
         UsageError: The node has fewer GPUs than workers.
     """
     gpus = gpu_count()
-    kind = resolve_device_kind(options, gpus)
+    kind = resolve_device_kind(options, gpus, xpu_count() if _wants_xpu(options) else 0)
     if kind == "cpu":
         return torch.device("cpu")
+    if kind == "xpu":
+        device = torch.device("xpu", device_index(options, placement, xpu_count()))
+        torch.xpu.set_device(device)
+        return device
+    device = torch.device("cuda", device_index(options, placement, gpus))
+    torch.cuda.set_device(device)
+    return device
+
+
+def device_index(options: DistOptions, placement: Placement, gpus: int) -> int:
+    """Number this worker's GPU among those that it sees.
+
+    Slurm and MPI may show each worker a GPU of its own (`srun --gpus-per-task=1`): it is then the
+    only one.
+
+    Raises:
+        UsageError: There are fewer GPUs than workers, or nobody says which one to take.
+    """
+    by_hand = placement.source == "options" and placement.world_size > 1
+    if by_hand and options.local_rank is None and gpus > 1:
+        raise UsageError(
+            f"{gpus} GPUs are here: give each worker its own by --local-rank, from 0 on each node"
+        )
+    if placement.source in _MAY_SHOW_ONE_GPU and gpus == 1:
+        return 0
     if placement.local_rank >= gpus:
         raise UsageError(
             f"{placement.local_world_size} workers on this node need as many GPUs, "
             f"and there are {gpus}. Ask for --workers {gpus}, or use --device cpu"
         )
-    device = torch.device("cuda", placement.local_rank)
-    torch.cuda.set_device(device)
-    return device
+    return placement.local_rank
 
 
 def resolve_backend(options: DistOptions, device: torch.device) -> str:
     """Name the backend of the gradients: nccl between GPUs, gloo between CPU workers."""
     if options.backend != "auto":
         return options.backend
-    return "nccl" if device.type == "cuda" else "gloo"
+    return {"cuda": "nccl", "xpu": "xccl"}.get(device.type, "gloo")
+
+
+def _wants_xpu(options: DistOptions) -> bool:
+    return wanted_device_kind(options) == "xpu"
 
 
 def describe_device(device: torch.device) -> str:
     """Name the hardware for `run.json`, for example `NVIDIA H200` or `CPU (x86_64, AVX512)`."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
+    if device.type == "xpu":
+        return torch.xpu.get_device_name(device)
     return f"CPU ({platform.machine()}, {torch.backends.cpu.get_cpu_capability()})"
 
 

@@ -1,82 +1,189 @@
-"""Who am I among the workers: the one place where a worker reads the environment."""
+"""Who am I among the workers: the one place where a worker reads the environment.
 
+What each launcher's variables mean is in `launchers` and `clouds`, as pure functions.
+"""
+
+import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from paceline.dist.clouds import NODES
+from paceline.dist.hostlist import hosts_of
+from paceline.dist.launchers import LAUNCHERS
+from paceline.dist.options import DistOptions
+from paceline.dist.placement import USUAL_PORT, NodePlacement, Placement
+from paceline.dist.variables import Environment, integer
 from paceline.errors import UsageError
 
-Source = Literal["alone", "torch"]
+__all__ = [
+    "Findings",
+    "Placement",
+    "chosen_interface",
+    "current_placement",
+    "look",
+    "read_placement",
+    "surroundings",
+    "threads_are_set",
+    "use_interface",
+    "uses_agent_store",
+]
+
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+REQUEST_VARIABLE = "PACELINE_REQUEST"
+"""In which `paceline run` hands its request to the script."""
+_SAGEMAKER_RESOURCES = Path("/opt/ml/input/config/resourceconfig.json")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placement:
-    """A worker's place in the training."""
+class Findings:
+    """All that the environment says, in the order in which it counts."""
 
-    rank: int = 0
-    """0 … world_size-1 over all nodes."""
-    world_size: int = 1
-    local_rank: int = 0
-    """0 … local_world_size-1 on this node; picks the GPU."""
-    local_world_size: int = 1
-    node_rank: int = 0
-    nodes: int = 1
-    attempt: int = 0
-    """Counts the restarts of the training, so that each gets keys of its own in the store."""
-    source: Source = "alone"
-    """Where this was read from."""
+    workers: tuple[Placement, ...]
+    """From launchers that start a process per worker, the innermost first."""
+    nodes: tuple[NodePlacement, ...]
+    """From services that start a process per node."""
+    problems: tuple[str, ...] = ()
+    """Of launchers further out, which don't count anyway."""
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.world_size:
-            raise UsageError(f"RANK is {self.rank}, but WORLD_SIZE is {self.world_size}")
-        if not 0 <= self.local_rank < self.local_world_size:
-            raise UsageError(
-                f"LOCAL_RANK is {self.local_rank}, but LOCAL_WORLD_SIZE is {self.local_world_size}"
-            )
+    @property
+    def started(self) -> bool:
+        """Whether this process has been started as one of several workers, or as the only one."""
+        return bool(self.workers)
+
+    @property
+    def node(self) -> NodePlacement | None:
+        """This node, where there is one process per node."""
+        return self.nodes[0] if self.nodes and not self.workers else None
 
 
-def current_placement() -> Placement:
+def surroundings(resources: Path = _SAGEMAKER_RESOURCES) -> Environment:
+    """Give this process's environment, with SageMaker's file under the names of its variables."""
+    environment = dict(os.environ)
+    if "SM_HOSTS" in environment:
+        return environment
+    try:
+        content = json.loads(resources.read_text())
+        hosts, own = json.dumps(content["hosts"]), str(content["current_host"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return environment
+    return environment | {"SM_HOSTS": hosts, "SM_CURRENT_HOST": own}
+
+
+def look(environment: Environment) -> Findings:
+    """Read every launcher's variables.
+
+    A launcher that doesn't name the host of rank 0 takes it from one further out: mpirun inside of
+    a Slurm job, for example.
+
+    Raises:
+        UsageError: A variable of the launcher that counts isn't a whole number, or its variables
+            contradict each other.
+    """
+    workers: list[Placement] = []
+    nodes: list[NodePlacement] = []
+    problems: list[str] = []
+    for read in (*LAUNCHERS.values(), *NODES.values()):
+        try:
+            found = read(environment)
+        except UsageError as error:
+            if not workers:
+                raise
+            problems.append(str(error))
+            continue
+        if isinstance(found, Placement):
+            workers.append(found)
+        elif found is not None:
+            nodes.append(found)
+    named = [worker.master_addr for worker in workers] + [node.master_addr for node in nodes]
+    address = next(filter(None, named), "") or _first_slurm_host(environment)
+    return Findings(
+        workers=tuple(w if w.master_addr else replace(w, master_addr=address) for w in workers),
+        nodes=tuple(nodes),
+        problems=tuple(problems),
+    )
+
+
+def current_placement(options: DistOptions | None = None) -> Placement:
     """Read this process's place; see `read_placement`."""
-    return read_placement(os.environ)
+    return read_placement(surroundings(), options)
 
 
-def started_by_launcher(environment: Mapping[str, str]) -> bool:
-    """Tell whether torchrun (or another elastic agent) has started this process as a worker."""
-    return "RANK" in environment and "WORLD_SIZE" in environment
-
-
-def read_placement(environment: Mapping[str, str]) -> Placement:
-    """Read this worker's place from the environment that torch's elastic agent sets.
+def read_placement(environment: Environment, options: DistOptions | None = None) -> Placement:
+    """Read this worker's place: from the options, else from whoever started it.
 
     Args:
-        environment: Normally `os.environ`.
+        environment: Normally `surroundings()`.
+        options: Of which `rank`, `world_size` and `local_rank` count before the environment.
 
     Raises:
         UsageError: A variable isn't a whole number, or they contradict each other.
     """
-    if not started_by_launcher(environment):
-        return Placement()
-    world_size = _integer(environment, "WORLD_SIZE", 1)
-    local_world_size = _integer(environment, "LOCAL_WORLD_SIZE", 1)
-    restarts = _integer(environment, "TORCHELASTIC_RESTART_COUNT", 0)
+    options = options or DistOptions()
+    if options.rank is not None and options.world_size is not None:
+        return _by_hand(environment, options.rank, options.world_size, options.local_rank)
+    findings = look(environment)
+    if findings.workers:
+        return findings.workers[0]
+    if findings.node is not None and findings.node.nodes > 1:
+        return findings.node.only_worker()
+    return Placement()
+
+
+def uses_agent_store(environment: Environment) -> bool:
+    """Tell whether torch's elastic agent keeps the store at MASTER_ADDR and MASTER_PORT."""
+    return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def chosen_interface(environment: Environment) -> str:
+    """Give the interface that the user (or our launcher) has set for Gloo; empty for none."""
+    return environment.get("GLOO_SOCKET_IFNAME", "")
+
+
+def threads_are_set() -> bool:
+    """Tell whether somebody has set the number of CPU threads; our launcher always does."""
+    return bool(os.environ.get("OMP_NUM_THREADS"))
+
+
+def use_interface(name: str, *, override: bool) -> None:
+    """Tell Gloo and NCCL which network interface to use, in this process.
+
+    Args:
+        name: The interface. NCCL gets it with `=`, since it matches beginnings of names otherwise.
+        override: Whether it counts before what has been set.
+    """
+    for variable, value in zip(INTERFACE_VARIABLES, (name, f"={name}"), strict=True):
+        if override or not os.environ.get(variable):
+            os.environ[variable] = value
+
+
+def _by_hand(
+    environment: Environment, rank: int, world_size: int, local_rank: int | None
+) -> Placement:
     return Placement(
-        rank=_integer(environment, "RANK", 0),
+        rank=rank,
         world_size=world_size,
-        local_rank=_integer(environment, "LOCAL_RANK", 0),
-        local_world_size=local_world_size,
-        node_rank=_integer(environment, "GROUP_RANK", 0),
-        nodes=_integer(
-            environment, "GROUP_WORLD_SIZE", max(1, world_size // max(1, local_world_size))
-        ),
-        attempt=_integer(environment, "PACELINE_ATTEMPT", restarts),
-        source="torch",
+        local_rank=local_rank or 0,
+        local_world_size=(local_rank or 0) + 1,
+        source="options",
+        settled=world_size == 1,
+        master_addr=environment.get("MASTER_ADDR", ""),
+        master_port=integer(environment, "MASTER_PORT", USUAL_PORT),
     )
 
 
-def _integer(environment: Mapping[str, str], name: str, default: int) -> int:
-    text = environment.get(name, str(default))
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(f"the variable {name} should be a whole number, not {text!r}") from None
+def _first_slurm_host(environment: Environment) -> str:
+    """mpirun places rank 0 on the first host of the job that it was started in."""
+    nodes = environment.get("SLURM_JOB_NODELIST")
+    return next(hosts_of(nodes)) if nodes else ""
+
+
+def handed_request() -> str | None:
+    """Give the request that `paceline run` has handed to the script in this process, if it has."""
+    return os.environ.get(REQUEST_VARIABLE)
+
+
+def set_variables(variables: Mapping[str, str]) -> None:
+    """Set environment variables of this process, a worker that doesn't know its place yet."""
+    os.environ.update(variables)

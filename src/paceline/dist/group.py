@@ -1,5 +1,6 @@
 """The process group of a training: joining, leaving, and the small collectives it needs."""
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -8,12 +9,28 @@ from typing import final
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
-from paceline.dist.environment import Placement
+from paceline.dist.address import Address, address_of
+from paceline.dist.backends import (
+    control_device,
+    has_few_operations,
+    load_backend,
+    name_for_torch,
+)
+from paceline.dist.environment import (
+    Placement,
+    chosen_interface,
+    surroundings,
+    use_interface,
+    uses_agent_store,
+)
+from paceline.dist.interface import Route, find_route, loopback_route
+from paceline.dist.meeting import arrive, leave, of_attempt, open_store
+from paceline.dist.options import DistOptions
+from paceline.errors import JobError
 
-_ENV_RENDEZVOUS = "env://"
+_REMEMBERED = 16
+"""Tensors of the last collectives that are kept."""
 
 
 @final
@@ -23,12 +40,31 @@ class Group:
     Every method is collective: all workers call it in the same order, and it blocks.
     """
 
-    def __init__(self, placement: Placement, device: torch.device, backend: str) -> None:
+    def __init__(
+        self,
+        placement: Placement,
+        device: torch.device,
+        backend: str,
+        address: Address | None = None,
+        route: Route | None = None,
+    ) -> None:
         self.rank = placement.rank
         self.world_size = placement.world_size
         self.placement = placement
         self.device = device
         self.backend = backend
+        self.address = address
+        self.route = route
+        self._few_operations = has_few_operations(backend)
+        self._control = control_device(backend, device)
+        # A thread of the backend may let go of a tensor after the call is over. Would it be the
+        # last to do so, it needed the interpreter, which may be ending: that aborts the process.
+        self._recent: deque[Tensor] = deque(maxlen=_REMEMBERED)
+
+    @property
+    def has_few_operations(self) -> bool:
+        """Whether the backend offers only all_reduce, broadcast, reduce, all_gather, barrier."""
+        return self._few_operations
 
     def gather_rows(self, row: Tensor) -> Tensor:
         """Collect one small row from each worker.
@@ -41,20 +77,31 @@ class Group:
         """
         if self.world_size == 1:
             return row.unsqueeze(0)
-        rows = row.new_empty(self.world_size * row.numel())
-        dist.all_gather_into_tensor(rows, row.contiguous())
+        if self._few_operations:
+            own = row.to(self._control).contiguous()
+            listed = [torch.empty_like(own) for _ in range(self.world_size)]
+            self._recent.extend((own, *listed))
+            dist.all_gather(listed, own)
+            return torch.stack(listed).to(row.device)
+        own, rows = row.contiguous(), row.new_empty(self.world_size * row.numel())
+        self._recent.extend((own, rows))
+        dist.all_gather_into_tensor(rows, own)
         return rows.view(self.world_size, row.numel())
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Replace a tensor by its sum over all workers, in place."""
         if self.world_size > 1:
-            dist.all_reduce(tensor)
+            sent = self._carried(tensor)
+            dist.all_reduce(sent)
+            _take_back(tensor, sent)
         return tensor
 
     def broadcast_(self, tensor: Tensor) -> Tensor:
         """Replace a tensor by rank 0's, in place."""
         if self.world_size > 1:
-            dist.broadcast(tensor, src=0)
+            sent = self._carried(tensor)
+            dist.broadcast(sent, src=0)
+            _take_back(tensor, sent)
         return tensor
 
     def broadcast_text(self, text: str) -> str:
@@ -79,37 +126,107 @@ class Group:
         """Wait for all workers."""
         self.gather_rows(torch.zeros(1))
 
+    def _carried(self, tensor: Tensor) -> Tensor:
+        """Bring a tensor to where a backend that stands alone can carry it."""
+        carried = tensor.to(self._control) if self._few_operations and tensor.is_cpu else tensor
+        self._recent.append(carried)
+        return carried
+
+
+def _take_back(tensor: Tensor, sent: Tensor) -> None:
+    if sent is not tensor:
+        tensor.copy_(sent)
+
 
 @contextmanager
 def joined(
-    placement: Placement, device: torch.device, backend: str, timeout_s: float
+    placement: Placement,
+    device: torch.device,
+    backend: str,
+    timeout_s: float,
+    options: DistOptions | None = None,
 ) -> Iterator[Group]:
     """Join the process group for the length of a training. Collective.
 
-    The store's keys carry the attempt's number: after a restart on the same store a worker would
-    otherwise read the addresses of the dead ones.
+    Waits for all workers in a store, chooses the network interface, and connects.
 
     Args:
         placement: This worker's place.
         device: This worker's device.
-        backend: `nccl` or `gloo`; small control messages always go through gloo on the CPU.
+        backend: `nccl`, `gloo` …; small control messages go through gloo on the CPU but for those
+            that stand alone.
         timeout_s: Seconds after which waiting for the others is an error.
+        options: Of which `init_method` and `interface` count.
+
+    Raises:
+        UsageError: The backend can't be used here, or two workers have the same rank.
+        InfrastructureError: Not all workers came.
     """
     if placement.world_size == 1:
         yield Group(placement, device, backend)
         return
-    timeout = timedelta(seconds=timeout_s)
-    meeting = rendezvous(_ENV_RENDEZVOUS, placement.rank, placement.world_size, timeout=timeout)
-    store, rank, world_size = next(iter(meeting))
+    load_backend(backend, device)
+    if backend == "mpi":
+        joining = _joined_by_mpi(placement, device)
+    else:
+        joining = _joined_by_store(placement, device, backend, timeout_s, options or DistOptions())
+    with joining as group:
+        yield group
+
+
+def meeting_address(placement: Placement, options: DistOptions) -> Address:
+    """Say where this worker meets the others: by its options, else by its environment."""
+    return address_of(options.init_method, placement, uses_agent_store(surroundings()))
+
+
+def choose_route(placement: Placement, address: Address, interface: str | None) -> Route:
+    """Choose this worker's network interface: loopback where all workers are on one node."""
+    chosen = chosen_interface(surroundings())
+    if placement.on_one_node and not interface and not chosen:
+        return loopback_route()
+    return find_route(address.host, interface, chosen)
+
+
+@contextmanager
+def _joined_by_store(
+    placement: Placement,
+    device: torch.device,
+    backend: str,
+    timeout_s: float,
+    options: DistOptions,
+) -> Iterator[Group]:
+    address = meeting_address(placement, options)
+    store = open_store(address, placement.rank, placement.world_size, timeout_s, options.interface)
+    own = of_attempt(store, placement.attempt)
+    placement = arrive(own, address, placement, timeout_s)
+    route = choose_route(placement, address, options.interface)
+    use_interface(route.interface, override=options.interface is not None)
     dist.init_process_group(
-        backend="gloo" if backend == "gloo" else f"cpu:gloo,cuda:{backend}",
-        store=PrefixStore(f"paceline/attempt-{placement.attempt}", store),
-        rank=rank,
-        world_size=world_size,
-        timeout=timeout,
-        device_id=device if device.type == "cuda" else None,
+        backend=name_for_torch(backend),
+        store=own,
+        rank=placement.rank,
+        world_size=placement.world_size,
+        timeout=timedelta(seconds=timeout_s),
+        device_id=device if device.type == "cuda" and backend != "smddp" else None,
     )
     try:
-        yield Group(placement, device, backend)
+        yield Group(placement, device, backend, address, route)
+    finally:
+        dist.destroy_process_group()
+        leave(own, address, placement.world_size)
+
+
+@contextmanager
+def _joined_by_mpi(placement: Placement, device: torch.device) -> Iterator[Group]:
+    """MPI numbers its workers itself and needs neither a store nor an interface of ours."""
+    dist.init_process_group("mpi")
+    told = (placement.rank, placement.world_size)
+    if (dist.get_rank(), dist.get_world_size()) != told:
+        raise JobError(
+            f"MPI says rank {dist.get_rank()} of {dist.get_world_size()}, the environment says "
+            f"rank {told[0]} of {told[1]}. With --backend mpi start the workers by mpirun alone"
+        )
+    try:
+        yield Group(placement, device, "mpi")
     finally:
         dist.destroy_process_group()

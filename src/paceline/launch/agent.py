@@ -196,13 +196,21 @@ def _exit_codes(
 
 @contextmanager
 def _quiet_torch() -> Iterator[None]:
-    """Silence the agent's own reports: the user gets ours."""
+    """Silence the agent's own reports: the user gets ours.
+
+    Loggers below these have levels of their own, so what they say is caught where it comes by.
+    """
     loggers = [logging.getLogger(name) for name in _TORCH_LOGGERS]
-    levels = [logger.level for logger in loggers]
+    before = [(logger, logger.level, logger.propagate) for logger in loggers]
+    nowhere = logging.NullHandler()
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)
+        logger.propagate = False
+        logger.addHandler(nowhere)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger, level, propagate in before:
             logger.setLevel(level)
+            logger.propagate = propagate
+            logger.removeHandler(nowhere)

@@ -2,6 +2,7 @@
 
 import errno
 import mmap
+import re
 import socket
 import struct
 import time
@@ -33,6 +34,7 @@ _WORLD_ERRNOS = {
 }
 _NOTE = struct.Struct("<q56s")
 _NO_STEP = -1
+_FROM_LOADER = re.compile(r"Caught (\w+) in \w+ (?:worker )?process \d+\.\nOriginal Traceback")
 _HERE = Path(__file__).parent
 
 
@@ -68,6 +70,11 @@ class StepNote:
     @operation.setter
     def operation(self, value: str) -> None:
         self._operation = value
+        self._write()
+
+    def begin(self, step: int, operation: str) -> None:
+        """Set both at once."""
+        self._step, self._operation = step, operation
         self._write()
 
     def share(self, path: Path) -> None:
@@ -138,25 +145,37 @@ def describe(error: BaseException, rank: int) -> WorkerFailure:
         signal_name=None,
         kind=kind,
         error_type=type(error).__name__,
-        message=_message(error),
+        message=message_of(error),
         traceback=_traceback(error),
         operation=note.operation,
         time_s=time.time(),
     )
 
 
-def _message(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
+    """Give an exception's message, without what a data loader's process wraps around it.
+
+    torch hands such an exception on as one of the same type, with a whole traceback as its message.
+    """
     if isinstance(error, SystemExit):
         return f"the job ended its own process by sys.exit({error.code!r})"
-    return str(error)
+    text = str(error)
+    if not (found := _FROM_LOADER.match(text)):
+        return text
+    own = [*re.finditer(rf"^(?:\w+\.)*{found[1]}: ", text, re.MULTILINE)]
+    return text[own[-1].end() :].rstrip("\n") if own else text
 
 
 def _traceback(error: BaseException) -> str:
-    """Write the whole traceback, but without this package's own frames at its top."""
+    """Write the whole traceback, but without the frames at its top that only called the job."""
     frames = error.__traceback__
-    while frames and frames.tb_next and Path(frames.tb_frame.f_code.co_filename).parent == _HERE:
+    while frames and frames.tb_next and _only_calls(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
     return "".join(traceback.format_exception(type(error), error, frames))
+
+
+def _only_calls(file: str) -> bool:
+    return file.endswith("runpy>") or Path(file).parent in (_HERE, _HERE.parent / "script")
 
 
 def run_guarded(function: Callable[[str], str], payload: str, log_dir: Path, rank: int) -> str:

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from paceline.config.rundir import log_path
+
 FailureKind = Literal["usage", "job", "infrastructure"]
 """Who is at fault: the command, the user's code, data or settings, or the world outside."""
 
@@ -217,7 +219,7 @@ def render(failures: Sequence[WorkerFailure], log_dir: Path) -> str:
         parts[0] = f"The training failed: {one_line(cause)}"
     if others:
         parts.append("Other workers:\n" + "\n".join(f"  {one_line(other)}" for other in others))
-    parts.append(f"Log of this worker: {log_dir / f'rank-{cause.rank}.log'}")
+    parts.append(f"Log of this worker: {log_path(log_dir, cause.rank)}")
     return "\n\n".join(parts)
 
 

@@ -11,6 +11,7 @@ from json import loads
 from os import environ
 from pathlib import Path
 
+from paceline.config.rundir import log_path
 from paceline.errors import InfrastructureError
 from paceline.launch import forkserver, logs
 from paceline.launch.boundary import failure_path, read_note, record
@@ -191,7 +192,7 @@ def _failures(
             step=step,
             operation=operation,
             out_of_memory=out_of_memory,
-            crash=logs.read_crash(logs.log_path(task.log_dir, rank)),
+            crash=logs.read_crash(log_path(task.log_dir, rank)),
             stopped=rank in ending.stopped,
         )
         record(found[rank], task.log_dir)

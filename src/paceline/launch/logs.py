@@ -14,15 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO, cast, final
 
+from paceline.config.rundir import log_path
+
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\-_]|\x07")
 _HEADER = "---- attempt "
 _CRASH = "Fatal Python error"
 _TAIL_BYTES = 65536
-
-
-def log_path(log_dir: Path, rank: int) -> Path:
-    """Name the log of one worker."""
-    return log_dir / f"rank-{rank}.log"
 
 
 def open_log(log_dir: Path, rank: int, world_size: int, attempt: int) -> TextIO:

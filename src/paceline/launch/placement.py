@@ -7,6 +7,7 @@ from pathlib import Path
 from paceline.errors import UsageError
 
 _DEFAULT_CPU_WORKERS = 2
+_GPU_BACKENDS = ("nccl", "xccl", "smddp")
 
 
 def usable_cores() -> int:
@@ -23,14 +24,14 @@ def choose_workers(asked: int | None, gpus: int, cores: int, backend: str) -> in
         asked: The user's number, or None.
         gpus: GPUs that can be used here.
         cores: CPU cores that can be used here.
-        backend: `auto`, `nccl` (GPU workers) or `gloo` (CPU workers).
+        backend: `auto`; `nccl`, `xccl` or `smddp` (GPU workers); `gloo` (CPU workers).
 
     Raises:
         UsageError: There aren't enough GPUs for what was asked.
     """
     if asked is not None and asked < 1:
         raise UsageError(f"--workers is {asked}; it must be at least 1")
-    if backend == "nccl" or (backend == "auto" and gpus > 0):
+    if backend in _GPU_BACKENDS or (backend == "auto" and gpus > 0):
         return _gpu_workers(asked, gpus, backend)
     return _cpu_workers(asked, cores)
 
@@ -52,6 +53,11 @@ def threads_per_worker(
     if asked is not None:
         if asked < 1:
             raise UsageError(f"--threads is {asked}; it must be at least 1")
+        if asked > cores:
+            raise UsageError(
+                f"--threads is {asked}, but there {_are(cores, 'CPU core')} here: "
+                f"more of them only slow a training down. Give at most {cores}"
+            )
         return asked
     if omp_num_threads:
         first = omp_num_threads.split(",")[0].strip()  # a list gives one number per nesting level

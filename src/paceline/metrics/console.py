@@ -1,8 +1,9 @@
 """What a training shows: a progress bar on a terminal, plain lines in a pipe, nothing twice."""
 
+import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,17 @@ from time import monotonic
 from typing import TYPE_CHECKING, Literal, final
 
 from paceline.config.durations import format_duration
+from paceline.config.figures import show_loss, show_rate
 from paceline.metrics.table import EpochRow
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 _PLAIN_EVERY_S = 10.0
+_LEAST_BAR, _MOST_BAR = 6, 24
+"""Columns of the bar."""
+_DROPPED = ((), ("lr",), ("lr", "accuracy"), ("lr", "accuracy", "speed"))
+"""Figures that a narrow terminal goes without."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +44,46 @@ class Advance:
 
     def text(self) -> str:
         """Write it as one line, without the position."""
-        accuracy = "" if self.accuracy is None else f"  acc {self.accuracy:6.2%}"
-        return (
-            f"loss {self.loss:.4f}{accuracy}  {self.images_per_s:,.0f} img/s  "
-            f"lr {self.lr:.4g}  left {format_duration(self.eta_s)}"
-        )
+        return "  ".join(text for text in self._figures().values() if text)
+
+    def bar_line(self, width: int, *, plain: bool = False) -> str:
+        """Write position, bar and figures so that the line fits a terminal.
+
+        Where there is little room the bar gets shorter and goes, then the learning rate, the
+        accuracy and the speed; no figure is ever cut.
+
+        Args:
+            width: Columns of the terminal.
+            plain: The terminal shows ASCII alone.
+        """
+        steps = f"{self.step}/{self.steps}"
+        long, brief = f"epoch {self.epoch}/{self.epochs}", f"{self.epoch}/{self.epochs}"
+        for text in (self.text(), self.text().replace("  ", " ")):
+            room = width - len(f"{long}  {steps} {text}")
+            if room >= _LEAST_BAR:
+                return f"{long} {self._bar(min(room, _MOST_BAR), plain)} {steps} {text}"
+        line = ""
+        for dropped in _DROPPED:
+            kept = [text for name, text in self._figures().items() if text and name not in dropped]
+            for place in (long, brief):
+                line = " ".join((place, steps, *kept))
+                if len(line) <= width:
+                    return line
+        return line
+
+    def _figures(self) -> dict[str, str]:
+        return {
+            "loss": f"loss {show_loss(self.loss)}",
+            "accuracy": "" if self.accuracy is None else f"acc {self.accuracy:6.2%}",
+            "speed": f"{self.images_per_s:,.0f} img/s",
+            "lr": f"lr {show_rate(self.lr)}",
+            "left": f"left {format_duration(self.eta_s)}",
+        }
+
+    def _bar(self, length: int, plain: bool) -> str:
+        done = length * self.step // max(1, self.steps)
+        full, empty = ("#", "-") if plain else ("━", "─")
+        return full * done + empty * (length - done)
 
 
 class Console(ABC):
@@ -153,10 +194,9 @@ class BarConsole(Console):
         bar.update(
             bar.task_ids[0],
             visible=True,
-            total=advance.steps,
-            completed=advance.step,
-            description=f"epoch {advance.epoch}/{advance.epochs}",
-            text=advance.text(),
+            description=advance.bar_line(
+                bar.console.width, plain=not bar.console.encoding.startswith("utf")
+            ),
         )
 
     def epoch(self, row: EpochRow) -> None:
@@ -176,19 +216,16 @@ class BarConsole(Console):
     def _bar(self) -> "Progress":
         if self._progress is None:
             from rich.console import Console as RichConsole
-            from rich.progress import BarColumn, Progress, TextColumn
+            from rich.progress import Progress, TextColumn
 
             self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                TextColumn("{task.completed}/{task.total}"),
-                TextColumn("{task.fields[text]}"),
+                TextColumn("{task.description}", markup=False),
                 console=RichConsole(file=sys.__stdout__),
                 redirect_stdout=False,
                 redirect_stderr=False,
                 transient=True,
             )
-            self._progress.add_task("", total=1, text="", visible=False)
+            self._progress.add_task("", visible=False)
             self._progress.start()
         return self._progress
 
@@ -212,36 +249,40 @@ def make_console(
     return PlainConsole(has_header=restarted)
 
 
-_HEADINGS: Sequence[tuple[str, str, str]] = (
-    # column, heading, format
-    ("epoch", "epoch", "d"),
-    ("step", "step", "d"),
-    ("time_s", "time", "time"),
-    ("train_loss", "train loss", ".4f"),
-    ("train_accuracy", "train acc", ".2%"),
-    ("val_loss", "val loss", ".4f"),
-    ("val_accuracy", "val acc", ".2%"),
-    ("val_top5_accuracy", "val top-5", ".2%"),
-    ("lr", "lr", ".4g"),
-    ("images_per_s", "img/s", ",.0f"),
-)
+def _percent(share: float) -> str:
+    return "-" if math.isnan(share) else f"{share:.2%}"
+
+
+_COLUMNS: Mapping[str, tuple[str, int, Callable[[float], str]]] = {
+    # column: heading, width, how it is written; together they fit a terminal of 80 columns
+    "epoch": ("epoch", 5, "{:d}".format),
+    "step": ("step", 7, "{:d}".format),
+    "time_s": ("time", 7, format_duration),
+    "train_loss": ("loss", 7, show_loss),
+    "train_accuracy": ("acc", 7, _percent),
+    "val_loss": ("val loss", 8, show_loss),
+    "val_accuracy": ("val acc", 7, _percent),
+    "val_top5_accuracy": ("top-5", 7, _percent),
+    "lr": ("lr", 7, show_rate),
+    "images_per_s": ("img/s", 8, "{:,.0f}".format),
+}
 
 
 def table_header(row: EpochRow) -> str:
     """Write the heading of the table of epochs, with the columns that this row has."""
-    return "  ".join(f"{title:>10}" for name, title, _ in _HEADINGS if _has(row, name))
+    return " ".join(
+        f"{title:>{width}}" for name, (title, width, _) in _COLUMNS.items() if _has(row, name)
+    )
 
 
 def table_line(row: EpochRow) -> str:
     """Write one epoch as a line under `table_header`."""
-    return "  ".join(
-        f"{_show(getattr(row, name), form):>10}" for name, _, form in _HEADINGS if _has(row, name)
+    return " ".join(
+        f"{write(getattr(row, name)):>{width}}"
+        for name, (_, width, write) in _COLUMNS.items()
+        if _has(row, name)
     )
 
 
 def _has(row: EpochRow, name: str) -> bool:
     return getattr(row, name) is not None
-
-
-def _show(value: float, form: str) -> str:
-    return format_duration(value) if form == "time" else format(value, form)

@@ -73,14 +73,15 @@ class StepCounters:
     Local to a worker: nothing here is collective.
     """
 
-    def __init__(self, top: int = 0) -> None:
+    def __init__(self, top: int | None = 0) -> None:
         """Start from zero.
 
         Args:
-            top: 1, or 5 to also count classes among the five best guesses; 0 counts no guesses.
+            top: 1, or 5 to also count classes among the five best guesses; 0 counts no guesses;
+                None settles it by the first scores: 5 where there are more than five classes.
         """
         self.totals = Totals()
-        self._top = top
+        self.top = top
         self._losses: list[Tensor] = []
         self._outputs: list[Tensor] = []
         self._targets: list[Tensor] = []
@@ -89,19 +90,29 @@ class StepCounters:
         self._samples: list[int] = []
         self._steps: list[int] = []
 
-    def add(self, loss: Tensor, outputs: Tensor, targets: Tensor, step: int) -> None:
+    def add(
+        self,
+        loss: Tensor,
+        samples: int,
+        step: int,
+        outputs: Tensor | None = None,
+        targets: Tensor | None = None,
+    ) -> None:
         """Note one forward pass; no host sync.
 
         Args:
             loss: Scalar mean loss of this worker's samples.
+            samples: How many.
+            step: The step it belongs to, to name it where the loss isn't finite.
             outputs: (N, C) scores; kept as they are until they are counted.
             targets: (N,) class numbers, likewise.
-            step: The step it belongs to, to name it where the loss isn't finite.
         """
         self._losses.append(loss.detach())
-        self._samples.append(targets.shape[0])  # len() of a tensor runs Python code
+        self._samples.append(samples)
         self._steps.append(step)
-        if self._top:
+        if self.top != 0 and outputs is not None and targets is not None:
+            if self.top is None:
+                self.top = 5 if outputs.shape[1] > 5 else 1
             self._outputs.append(outputs.detach())
             self._targets.append(targets)
             self._uncounted += outputs.numel()
@@ -137,7 +148,7 @@ class StepCounters:
         """Count the right guesses of several steps together: cheaper than step by step."""
         if self._outputs:
             outputs, targets = torch.cat(self._outputs), torch.cat(self._targets)
-            self._correct.append(count_correct(outputs, targets, self._top))
+            self._correct.append(count_correct(outputs, targets, self.top or 1))
         self._outputs, self._targets, self._uncounted = [], [], 0
 
     def _forget(self) -> None:

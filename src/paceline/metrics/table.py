@@ -3,8 +3,9 @@
 import csv
 import io
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from paceline.config.files import write_atomic
@@ -34,9 +35,11 @@ class EpochRow:
     """Mean time of a step, data included."""
     data_time_s: float = 0.0
     """Mean time a step waited for its data, of the slowest worker."""
+    extra: Mapping[str, float] = field(default_factory=dict)
+    """Figures of the script's own; each becomes one more column."""
 
 
-COLUMNS = tuple(field.name for field in fields(EpochRow))
+COLUMNS = tuple(f.name for f in fields(EpochRow) if f.name != "extra")
 
 
 def start_table(path: Path, completed_epochs: int) -> None:
@@ -46,11 +49,7 @@ def start_table(path: Path, completed_epochs: int) -> None:
     are dropped.
     """
     kept = [row for row in read_table(path) if int(row["epoch"]) <= completed_epochs]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(kept)
-    write_atomic(path, text.getvalue().encode())
+    write_atomic(path, _text(kept, _columns(kept), header=True).encode())
 
 
 def append_rows(path: Path, rows: Iterable[EpochRow]) -> None:
@@ -59,13 +58,21 @@ def append_rows(path: Path, rows: Iterable[EpochRow]) -> None:
     Raises:
         OSError: The disk is full; the table is as it was.
     """
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writerows({name: _cell(getattr(row, name)) for name in COLUMNS} for row in rows)
+    new = [
+        {name: _cell(getattr(row, name)) for name in COLUMNS}
+        | {name: _cell(value) for name, value in row.extra.items()}
+        for row in rows
+    ]
+    with path.open() as table:
+        columns = next(csv.reader(table), list(COLUMNS))
+    if any(name not in columns for row in new for name in row):
+        everything = [*read_table(path), *new]
+        write_atomic(path, _text(everything, _columns(everything), header=True).encode())
+        return
     with path.open("ab") as file:
         before = file.tell()
         try:
-            file.write(text.getvalue().encode())
+            file.write(_text(new, columns).encode())
             file.flush()
         except OSError:
             file.truncate(before)
@@ -76,10 +83,39 @@ def read_table(path: Path) -> list[Mapping[str, str]]:
     """Read the complete rows; none where the file doesn't exist."""
     if not path.exists():
         return []
-    text = path.read_text(errors="replace")
+    rows = parse_rows(path.read_text(errors="replace"))
+    width = max(map(len, rows), default=0)
+    return [r for r in rows if len(r) == width and r.get("epoch", "").isdecimal()]
+
+
+def parse_rows(text: str) -> list[Mapping[str, str]]:
+    """Read the text of a table that may be growing or torn, without its unfinished last line.
+
+    Returns:
+        The rows by column, without cells that a row lacks or that have no column.
+    """
     complete = text[: text.rfind("\n") + 1]  # a crash may have cut the last row anywhere
-    rows = list(csv.DictReader(io.StringIO(complete)))
-    return [r for r in rows if None not in r.values() and r.get("epoch", "").isdecimal()]
+    rows: list[Mapping[str, str]] = []
+    with suppress(csv.Error):  # an overlong field: the rows before it stand
+        for row in csv.DictReader(io.StringIO(complete.replace("\0", ""), newline="")):
+            rows.append({k: v for k, v in row.items() if k and isinstance(v, str)})
+    return rows
+
+
+def _columns(rows: Iterable[Mapping[str, str]]) -> list[str]:
+    """Name the usual columns and those that some row has besides, in order of appearance."""
+    return list(dict.fromkeys([*COLUMNS, *(name for row in rows for name in row)]))
+
+
+def _text(
+    rows: Iterable[Mapping[str, str]], columns: Sequence[str], *, header: bool = False
+) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def _cell(value: float | int | None) -> str:

@@ -1,12 +1,13 @@
 """How a run ended, in one plain sentence."""
 
-import shlex
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.config.commands import command_line
+from paceline.config.figures import plural
 from paceline.launch.failures import WorkerFailure
 from paceline.report.reading import RunReport, number, section, text, whole
-from paceline.report.wording import plural, short_percent
+from paceline.report.wording import short_percent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +21,9 @@ class Ending:
 
 
 def describe_ending(report: RunReport) -> Ending:
-    """Say how a run ended: its summary counts first, then its failures; else it still runs."""
+    """Say how a run ended: its summary counts first, then its failures; else whether it runs."""
     usable = any(not snapshot.damaged for snapshot in report.snapshots)
-    resume = f"paceline resume {shlex.quote(str(report.path))}" if usable else ""
+    resume = command_line("resume", report.path) if usable else ""
     if report.summary:
         reason = text(report.summary, "stopped_because")
         if reason == "signal":
@@ -32,6 +33,9 @@ def describe_ending(report: RunReport) -> Ending:
     if report.failures:
         sentence = f"failed: {describe_failure(report.failures[0])}"
         return Ending(state="failed", sentence=sentence, resume=resume)
+    if not report.locked:
+        sentence = f"interrupted without a word (its launcher was killed), {_done(report)}"
+        return Ending(state="interrupted", sentence=sentence, resume=resume)
     sentence = f"still running when this page was written, {_done(report)}"
     return Ending(state="running", sentence=sentence, resume=resume)
 

@@ -3,8 +3,6 @@
 Nothing here fails because a file is missing, torn or not what it should be; the page says so.
 """
 
-import csv
-import io
 import json
 import math
 import re
@@ -15,6 +13,7 @@ from pathlib import Path
 
 from paceline.config.rundir import RunDirectory
 from paceline.launch.failures import FailureKind, WorkerFailure, root_cause
+from paceline.metrics.table import parse_rows
 
 JsonObject = Mapping[str, object]
 """A JSON object as read: values of any JSON type."""
@@ -68,6 +67,8 @@ class RunReport:
     earlier_failures: tuple[WorkerFailure, ...]
     """The cause of each attempt that was followed by a restart or a resume."""
     snapshots: tuple[SnapshotEntry, ...]
+    locked: bool
+    """A process owns the run directory: the training runs."""
     problems: tuple[str, ...]
     """One sentence for each file that couldn't be read."""
 
@@ -113,21 +114,10 @@ def parse_metrics(content: str) -> Metrics:
     A last line without its end is dropped, so is a row without an epoch; of two rows for one epoch
     the later one counts. What isn't a finite number becomes NaN.
     """
-    complete = content.rpartition("\n")[0]
-    reader = csv.DictReader(io.StringIO(complete.replace("\0", ""), newline=""))
-    rows: dict[float, list[float]] = {}
-    names: list[str] = []
-    try:
-        names = [name for name in reader.fieldnames or () if name]
-        for row in reader:
-            values = [_cell(row.get(name)) for name in names]
-            epoch = _cell(row.get("epoch"))
-            if not math.isnan(epoch):
-                rows[epoch] = values
-    except csv.Error:
-        pass  # An overlong field: the rows before it stand.
-    ordered = [rows[epoch] for epoch in sorted(rows)]
-    return Metrics(columns={n: tuple(row[i] for row in ordered) for i, n in enumerate(names)})
+    rows = {_cell(row.get("epoch")): row for row in parse_rows(content)}
+    ordered = [rows[epoch] for epoch in sorted(filter(math.isfinite, rows))]
+    names = dict.fromkeys(name for row in ordered for name in row)
+    return Metrics(columns={n: tuple(_cell(row.get(n)) for row in ordered) for n in names})
 
 
 def read_run(run: RunDirectory) -> RunReport:
@@ -149,6 +139,7 @@ def read_run(run: RunDirectory) -> RunReport:
         failures=failures,
         earlier_failures=earlier,
         snapshots=_list_snapshots(run.snapshots, problems),
+        locked=run.is_locked(),
         problems=tuple(problems),
     )
 

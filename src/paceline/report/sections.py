@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from paceline.config.durations import format_duration
+from paceline.config.figures import plural
 from paceline.report import wording
 from paceline.report.charts import best_position, thin
 from paceline.report.reading import (
@@ -246,13 +247,13 @@ def _time(report: RunReport) -> KeyFigure:
     value = report.metrics.last("time_s") if value is None else value
     shown = wording.NOTHING if value is None else format_duration(value)
     done = whole(report.summary, "epochs")
-    epochs = wording.plural(len(report.metrics) if done is None else done, "epoch")
+    epochs = plural(len(report.metrics) if done is None else done, "epoch")
     return KeyFigure(label="Training time", value=shown, note=epochs)
 
 
 def _nodes(nodes: float | None) -> str:
-    return "" if nodes is None else f"on {wording.plural(int(nodes), 'node')}"
+    return "" if nodes is None else f"on {plural(int(nodes), 'node')}"
 
 
 def _shards(shards: float | None) -> str:
-    return "" if shards is None else f"in {wording.plural(int(shards), 'shard')}"
+    return "" if shards is None else f"in {plural(int(shards), 'shard')}"

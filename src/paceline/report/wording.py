@@ -3,6 +3,8 @@
 import math
 from collections.abc import Mapping
 
+from paceline.config.figures import show_loss
+
 NOTHING = "–"  # noqa: RUF001 (an en dash, as a table has it)
 
 
@@ -17,11 +19,8 @@ def short_percent(fraction: float) -> str:
 
 
 def loss(value: float | None) -> str:
-    """Write a loss with four decimals, or with three digits where it is very small or large."""
-    if value is None or math.isnan(value):
-        return NOTHING
-    plain = value == 0 or 1e-3 <= abs(value) < 1e5
-    return f"{value:.4f}" if plain else f"{value:.2e}"
+    """Write a loss as the terminal shows it."""
+    return NOTHING if value is None or math.isnan(value) else show_loss(value)
 
 
 def count(value: float | None) -> str:
@@ -46,11 +45,6 @@ def milliseconds(seconds: float | None) -> str:
     if seconds is None or math.isnan(seconds):
         return NOTHING
     return f"{1000 * seconds:.2f}" if abs(seconds) < 1 else f"{1000 * seconds:,.0f}"
-
-
-def plural(amount: int, noun: str) -> str:
-    """Write `1 epoch`, `2 epochs`."""
-    return f"{amount:,} {noun}" if amount == 1 else f"{amount:,} {noun}s"
 
 
 def value(content: object) -> str:

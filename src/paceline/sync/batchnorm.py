@@ -113,7 +113,9 @@ def _split(sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return sums[:channels], sums[channels:-1], sums[-1]
 
 
-def synchronise_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
+def synchronise_batchnorm(
+    model: nn.Module, device: torch.device, *, few_operations: bool = False
+) -> nn.Module:
     """Replace every BatchNorm of a model by one that sees the batches of all workers.
 
     Names in `state_dict()` stay the same.
@@ -121,12 +123,13 @@ def synchronise_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
     Args:
         model: Changed in place; returned too, for a model that is itself a BatchNorm.
         device: GPUs get PyTorch's SyncBatchNorm.
+        few_operations: The backend lacks an operation that PyTorch's needs: ours does with sums.
     """
-    if device.type == "cuda":
+    if device.type == "cuda" and not few_operations:
         synced: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return synced
     if isinstance(model, nn.modules.batchnorm._BatchNorm):
         return CpuSyncBatchNorm(model)
     for name, child in model.named_children():
-        setattr(model, name, synchronise_batchnorm(child, device))
+        setattr(model, name, synchronise_batchnorm(child, device, few_operations=few_operations))
     return model

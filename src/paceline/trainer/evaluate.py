@@ -51,13 +51,15 @@ class Evaluator:
         confusion = torch.zeros(num_classes * num_classes, dtype=torch.int64, device=group.device)
         with torch.no_grad(), evaluating(model):
             for batch in source.eval_batches(group.rank, group.world_size, self.batch_size):
+                inputs, targets = batch.pair()
                 with self.forward_context():
-                    outputs = model(batch.inputs)
+                    outputs = model(inputs)
                 outputs = as_scores(outputs)
-                counters.add(self.loss(outputs, batch.targets), outputs, batch.targets, 0)
+                loss = self.loss(outputs, targets)
+                counters.add(loss, batch.local, 0, outputs, targets)
                 if num_classes:
                     _check_width(outputs, num_classes)
-                    cells = batch.targets * num_classes + outputs.argmax(1)
+                    cells = targets * num_classes + outputs.argmax(1)
                     confusion += torch.bincount(cells, minlength=len(confusion))
         counters.flush()
         totals = Totals.from_row(group.gather_rows(counters.totals.as_row()).sum(0))
@@ -77,13 +79,14 @@ def _check_width(outputs: Tensor, num_classes: int) -> None:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode and back into the mode it was in."""
-    was_training = model.training
+    """Put a model into evaluation mode, and every part of it back into the mode it was in."""
+    modes = [(part, part.training) for part in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        model.train(was_training)
+        for part, was_training in modes:
+            part.training = was_training
 
 
 @contextmanager

@@ -40,4 +40,11 @@ class Job:
     Taken from `train` where that is `TensorData`."""
 
     augment: tuple[Augment, ...] = ()
-    """Random augmentation of training images on the device, for `TensorData`."""
+    """Changes of training images on the device, random or not: for `TensorData` and for data sets
+    of raw images (`paceline.data.prepared.RawImages`)."""
+
+    evaluate_with: tuple[Augment, ...] = ()
+    """Changes of validation and test images on the device that aren't random, such as a resize."""
+
+    test: ImageSet | None = None
+    """Evaluated once at the end, with the best model by validation."""

@@ -1,6 +1,6 @@
 """Evaluates the model of a finished or stopped run, in one process."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,23 +11,24 @@ from paceline.checkpoint.format import read_snapshot
 from paceline.checkpoint.store import SnapshotStore
 from paceline.config.fields import OptionValue
 from paceline.config.rundir import RunDirectory
-from paceline.data.memory import TensorData
+from paceline.data.source import Labelled
 from paceline.dist.device import pick_device
 from paceline.dist.environment import Placement
 from paceline.dist.group import Group
 from paceline.dist.options import DeviceKind, DistOptions
+from paceline.errors import UsageError
 from paceline.metrics.counters import Totals
+from paceline.trainer.evaluate import Evaluator
 from paceline.trainer.job import Job
 from paceline.trainer.keeper import load_weights
+from paceline.trainer.losses import build_loss
+from paceline.trainer.models import takes_channels_last
 from paceline.trainer.past import PastRun
 from paceline.trainer.recipe import load_recipe
 from paceline.trainer.seeding import seed_everything
-from paceline.trainer.setup import (
-    make_evaluator,
-    make_source,
-    number_of_classes,
-    wants_channels_last,
-)
+from paceline.trainer.sources import make_source, take_apart
+from paceline.trainer.step import autocast
+from paceline.trainer.training import count_top, number_of_classes
 
 _BATCH = 256
 
@@ -46,9 +47,27 @@ class Judgement:
     """5 where the five best guesses were counted as well."""
 
 
+def find_snapshot(run: RunDirectory, which: str, say: Callable[[str], None]) -> Path:
+    """Find the snapshot that a user asks for; where none is marked as the best, the last one.
+
+    Args:
+        run: The run directory.
+        which: `best`, `last`, or a snapshot's directory.
+        say: Is told that the last one stands in.
+
+    Raises:
+        UsageError: There is none.
+    """
+    store = SnapshotStore(run.snapshots, keep_last=2)
+    if which == "best" and store.best() is None and store.steps():
+        say("No snapshot is marked as the best one by validation: the last one is taken")
+        which = "last"
+    return store.resolve(which if which in ("best", "last") else str(Path(which).expanduser()))
+
+
 def judge(
     run: RunDirectory,
-    which: str,
+    path: Path,
     arguments: Mapping[str, OptionValue] | None = None,
     device_kind: DeviceKind = "auto",
 ) -> Judgement:
@@ -56,29 +75,40 @@ def judge(
 
     Args:
         run: The run directory.
-        which: `best`, `last`, or a snapshot's directory.
+        path: The snapshot, see `find_snapshot`.
         arguments: The recipe's arguments that differ from the run's, such as `data_dir`.
         device_kind: Where to compute, whatever the run was trained on.
 
     Raises:
-        UsageError: No such run, snapshot or argument.
+        UsageError: No such run or argument.
         SnapshotError: The snapshot is damaged or doesn't fit the recipe.
         DataError: The data can't be read.
     """
     past = PastRun.read(run)
+    if past.kind == "script":
+        raise UsageError(
+            f"{run.path} was trained by the script {past.reference}, which alone knows its model "
+            "and data: evaluate in the script (s.evaluate), or take the weights by paceline export"
+        )
     config = past.config()
-    path = SnapshotStore(run.snapshots, config.snapshots.keep_last).resolve(which)
     snapshot = read_snapshot(path)
     seed_everything(config.loop.seed)
     job = load_recipe(past.reference)(**{**past.arguments, **(arguments or {})})
     device = pick_device(DistOptions(device=device_kind), Placement())
     group = Group(Placement(), device, "none")
-    layout = wants_channels_last(config.compute, job)
+    layout = takes_channels_last(job.model, config.compute)
     if layout:
         job.model.to(memory_format=torch.channels_last)
     load_weights(job.model, snapshot.tensors.get("model", {}))
-    source = make_source(job.validation, job, config, device, layout)
-    evaluator = make_evaluator(job, config, device, _BATCH)
+    source = make_source(
+        take_apart(job.validation), config, group, layout, evaluate_with=job.evaluate_with
+    )
+    evaluator = Evaluator(
+        loss=build_loss(job.loss, label_smoothing=0.0),
+        forward_context=autocast(config.compute.precision, device),
+        top=count_top(job),
+        batch_size=config.data.max_batch_per_worker or _BATCH,
+    )
     classes = number_of_classes(job) or 0
     try:
         totals, confusion = evaluator.run(job.model.to(device), source, group, classes)
@@ -95,7 +125,7 @@ def judge(
 
 
 def _class_names(job: Job, classes: int) -> tuple[str, ...]:
-    if isinstance(job.validation, TensorData):
+    if isinstance(job.validation, Labelled):
         named = job.validation.class_names
         return named + tuple(str(number) for number in range(len(named), classes))
     return tuple(str(number) for number in range(classes))

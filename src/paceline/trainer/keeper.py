@@ -1,30 +1,35 @@
 """Snapshots of a training: taking it apart, having it written, putting it back together."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
 
 from paceline.checkpoint.fingerprint import weights_sha256
 from paceline.checkpoint.flatten import flatten_optimizer, restore_optimizer
 from paceline.checkpoint.format import Snapshot, read_snapshot
 from paceline.checkpoint.store import SnapshotStore
+from paceline.checkpoint.values import decode, encode
 from paceline.checkpoint.writer import SnapshotWriter
+from paceline.data.order import ORDER_VERSION
 from paceline.dist.group import Group
-from paceline.errors import SnapshotError
+from paceline.errors import SnapshotError, UsageError
 from paceline.metrics.counters import StepCounters, Totals
-from paceline.optim.table import OPTIMIZER_OPTIONS
 from paceline.sync.buffers import averaged, gather_buffers, local_buffers, pack, unpack
+from paceline.trainer.agreement import Agreement
+from paceline.trainer.finding import newest_common
+from paceline.trainer.parts import Parts
 from paceline.trainer.state import TrainState
-
-_COUNTED = 4
-"""Figures in a row of `Totals`."""
 
 
 @final
 class SnapshotKeeper:
-    """Saves and restores what a worker trains with. Rank 0 writes; every worker takes part."""
+    """Saves and restores what a worker trains with. One worker writes, or one of each node."""
 
     def __init__(
         self,
@@ -32,19 +37,34 @@ class SnapshotKeeper:
         store: SnapshotStore,
         report: Callable[[str], None],
         group: Group,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        parts: Parts,
         counters: StepCounters,
         scaler: torch.amp.GradScaler | None,
+        own_options: Sequence[str] = (),
+        shared: bool = True,
     ) -> None:
+        """Args:
+        store: Where snapshots are.
+        report: Is told what the user has to know.
+        group: The workers.
+        parts: What is saved; may still grow until the first snapshot.
+        counters: The epoch's sums, saved as well.
+        scaler: The loss scaler, where there is one.
+        own_options: Options of an optimizer's groups that hold as they are now, also where a
+            snapshot has others.
+        shared: Whether all nodes see the store's directory; otherwise one worker of each node
+            writes.
+        """
         self._store = store
         self._report = report
         self._group = group
-        self._model = model
-        self._optimizer = optimizer
+        self._parts = parts
         self._counters = counters
         self._scaler = scaler
-        self._writer = SnapshotWriter(store, report) if group.rank == 0 else None
+        self._own_options = tuple(own_options)
+        self.shared = shared
+        writes = group.rank == 0 if shared else group.placement.local_rank == 0
+        self._writer = SnapshotWriter(store, report) if writes else None
 
     @property
     def written(self) -> int:
@@ -56,31 +76,46 @@ class SnapshotKeeper:
         """Snapshots left out because the one before was still being written."""
         return self._writer.skipped if self._writer else 0
 
-    def save(self, state: TrainState, *, best: bool, must: bool) -> None:
-        """Copy the training's state and have it written in the background. Collective.
+    def own_statistics(self) -> Tensor:
+        """Give this worker's running statistics, (K,) float64, for the exchange before `save`."""
+        return pack(local_buffers(self._parts.model))
+
+    def save(self, state: TrainState, agreed: Agreement, *, best: bool, must: bool) -> None:
+        """Copy the training's state and have it written in the background.
+
+        Local to the worker: what is needed of the others came with the exchange.
 
         Args:
             state: Where the training stands.
+            agreed: Of this step, with every worker's `own_statistics`.
             best: Also keep it as the best by validation.
             must: Where the one before is still being written, wait for it rather than skip this.
         """
-        own = torch.cat([pack(local_buffers(self._model)), self._counters.totals.as_row()])
-        gathered = self._group.gather_rows(own)
         if self._writer is None:
             return
-        rows, counted = gathered[:, :-_COUNTED].contiguous(), gathered[:, -_COUNTED:]
-        tensors, optimizer = flatten_optimizer(self._optimizer, self._model.named_parameters())
+        model = self._parts.model
+        tensors = {
+            "model": self._model_tensors(model, averaged(agreed.more)),
+            "workers": {"buffers": agreed.more},
+        }
+        optimizers: list[object] = []
+        for number, optimizer in enumerate(self._parts.optimizers):
+            slots, values = flatten_optimizer(optimizer, model.named_parameters())
+            tensors[_optimizer_file(number)] = slots
+            optimizers.append(values)
+        others: dict[str, Tensor] = {}
+        saved = {n: encode(o.state_dict(), n, others) for n, o in self._parts.stateful().items()}
+        if others:
+            tensors["others"] = others
         snapshot = Snapshot(
             step=state.step,
-            tensors={
-                "model": self._model_tensors(averaged(rows)),
-                "optimizer": tensors,
-                "workers": {"buffers": rows},
-            },
+            tensors=tensors,
             state={
+                "order": ORDER_VERSION,
                 "position": state.to_json(),
-                "counted": counted.tolist(),
-                "optimizer": optimizer,
+                "counted": agreed.counted.tolist(),
+                "optimizers": optimizers,
+                "others": saved,
                 "scaler": self._scaler.state_dict() if self._scaler else None,
                 "world_size": self._group.world_size,
             },
@@ -90,8 +125,7 @@ class SnapshotKeeper:
     def restore_newest(self) -> TrainState | None:
         """Go back to the newest snapshot that verifies. Collective.
 
-        Rank 0 looks for it (damaged ones are set aside, and that is said); the others read the one
-        that it found.
+        See `newest_common`; damaged ones are set aside, and that is said.
 
         Returns:
             Where the training stands; None where there is no snapshot.
@@ -99,20 +133,35 @@ class SnapshotKeeper:
         Raises:
             SnapshotError: The snapshot doesn't fit this model or optimizer.
         """
-        found = None
-        if self._group.rank == 0:
+        if self._writer is not None:
             self._store.sweep()
-            found = self._store.newest_good(self._report)
-        name = str(self._store.path_of(found.step)) if found else ""
+        found = newest_common(self._store, self._group, self._report, shared=self.shared)
+        return None if found is None else self._restore(found)
+
+    def load_best(self) -> bool:
+        """Put the best snapshot's weights into the model; nothing else. Collective.
+
+        Returns:
+            False where there is none.
+        """
+        name = ""
+        if self._group.rank == 0:
+            with suppress(UsageError):
+                name = str(self._store.resolve("best"))
         name = self._group.broadcast_text(name)
         if not name:
-            return None
-        return self._restore(found or read_snapshot(self._store.directory / name))
+            return False
+        load_weights(self._parts.model, read_snapshot(Path(name)).tensors.get("model", {}))
+        return True
 
     def weights_are_finite(self) -> bool:
         """Tell whether no parameter holds NaN or infinity; the same on every worker."""
-        found = [parameter.isfinite().all() for parameter in self._model.parameters()]
-        return bool(torch.stack(found).all()) if found else True
+        parameters = [p.detach() for p in self._parts.model.parameters()]
+        # Finite weights may have a norm that isn't, but no other way round: one cheap pass settles
+        # all ordinary cases.
+        if get_total_norm(parameters).isfinite():
+            return True
+        return all(bool(parameter.isfinite().all()) for parameter in parameters)
 
     def advice(self) -> str:
         """Say which snapshot is the newest, for an error message."""
@@ -133,38 +182,63 @@ class SnapshotKeeper:
 
     def fingerprint(self) -> str:
         """Hash the model's weights, with all workers' running statistics averaged. Collective."""
-        rows = gather_buffers(local_buffers(self._model), self._group)
-        return weights_sha256(self._model_tensors(averaged(rows)))
+        model = self._parts.model
+        rows = gather_buffers(local_buffers(model), self._group)
+        return weights_sha256(self._model_tensors(model, averaged(rows)))
 
-    def _model_tensors(self, buffers: Tensor) -> dict[str, Tensor]:
+    def _model_tensors(self, model: nn.Module, buffers: Tensor) -> dict[str, Tensor]:
         """Name the model's tensors, with these running statistics in place of this worker's."""
-        tensors: dict[str, Tensor] = {k: v.detach() for k, v in self._model.state_dict().items()}
-        own = local_buffers(self._model)
+        tensors: dict[str, Tensor] = {k: v.detach() for k, v in model.state_dict().items()}
+        own = local_buffers(model)
         filled = {name: torch.empty_like(b, device="cpu") for name, b in own.items()}
         unpack(buffers, filled)
         return tensors | filled
 
     def _restore(self, snapshot: Snapshot) -> TrainState:
-        load_weights(self._model, snapshot.tensors.get("model", {}))
-        optimizer = _mapping(snapshot.state.get("optimizer"))
-        # What the user asks for now holds, also where it differs from the snapshot's.
-        asked = [
-            {name: group[name] for name in OPTIMIZER_OPTIONS if name in group}
-            for group in self._optimizer.param_groups
-        ]
-        restore_optimizer(
-            self._optimizer,
-            self._model.named_parameters(),
-            snapshot.tensors.get("optimizer", {}),
-            optimizer,
-        )
-        for group, options in zip(self._optimizer.param_groups, asked, strict=True):
-            group.update(options)
-        scaler = snapshot.state.get("scaler")
+        state = snapshot.state
+        if state.get("order") != ORDER_VERSION:
+            raise SnapshotError(
+                f"the snapshot counts samples in order {state.get('order')}, and this version of "
+                f"Paceline has order {ORDER_VERSION}: go on with the version that wrote it"
+            )
+        load_weights(self._parts.model, snapshot.tensors.get("model", {}))
+        saved = _listed(state.get("optimizers"))
+        if len(saved) != len(self._parts.optimizers):
+            raise SnapshotError(
+                f"the snapshot has {len(saved)} optimizers, the training "
+                f"{len(self._parts.optimizers)}"
+            )
+        for number, optimizer in enumerate(self._parts.optimizers):
+            slots = snapshot.tensors.get(_optimizer_file(number), {})
+            self._restore_optimizer(optimizer, slots, _mapping(saved[number]))
+        self._restore_others(_mapping(state.get("others")), snapshot.tensors.get("others", {}))
+        scaler = state.get("scaler")
         if self._scaler is not None and scaler is not None:
             self._scaler.load_state_dict(dict(_mapping(scaler)))
         self._restore_own(snapshot)
-        return TrainState.from_json(snapshot.state.get("position"))
+        return TrainState.from_json(state.get("position"))
+
+    def _restore_optimizer(
+        self, optimizer: Optimizer, slots: Mapping[str, Tensor], saved: Mapping[str, object]
+    ) -> None:
+        # What the user asks for now holds, also where it differs from the snapshot's.
+        asked = [
+            {name: group[name] for name in self._own_options if name in group}
+            for group in optimizer.param_groups
+        ]
+        restore_optimizer(optimizer, self._parts.model.named_parameters(), slots, saved)
+        for group, options in zip(optimizer.param_groups, asked, strict=True):
+            group.update(options)
+
+    def _restore_others(self, saved: Mapping[str, object], tensors: Mapping[str, Tensor]) -> None:
+        parts = self._parts.stateful()
+        if saved.keys() != parts.keys():
+            raise SnapshotError(
+                f"the snapshot has the state of {', '.join(saved) or 'nothing'} besides models and "
+                f"optimizers, the training has {', '.join(parts) or 'nothing'}"
+            )
+        for name, part in parts.items():
+            part.load_state_dict(dict(_mapping(decode(saved[name], tensors))))
 
     def _restore_own(self, snapshot: Snapshot) -> None:
         """Give this worker back its own statistics and sums.
@@ -174,7 +248,7 @@ class SnapshotKeeper:
         counted = torch.tensor(snapshot.state.get("counted"), dtype=torch.float64)
         if snapshot.state.get("world_size") == self._group.world_size:
             rows = snapshot.tensors["workers"]["buffers"]
-            unpack(rows[self._group.rank], local_buffers(self._model))
+            unpack(rows[self._group.rank], local_buffers(self._parts.model))
             self._counters.reset(Totals.from_row(counted[self._group.rank]))
         elif self._group.rank == 0:
             self._counters.reset(Totals.from_row(counted.sum(0)))
@@ -200,7 +274,17 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     model.load_state_dict(dict(tensors))
 
 
+def _optimizer_file(number: int) -> str:
+    return "optimizer" if number == 0 else f"optimizer-{number}"
+
+
 def _mapping(value: object) -> Mapping[str, object]:
     if not isinstance(value, Mapping):
+        raise SnapshotError("the snapshot's state isn't complete")
+    return value
+
+
+def _listed(value: object) -> list[object]:
+    if not isinstance(value, list):
         raise SnapshotError("the snapshot's state isn't complete")
     return value

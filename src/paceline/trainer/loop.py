@@ -1,23 +1,19 @@
-"""The training loop, written on the session as a user's own loop would be."""
+"""The training loop of a recipe, written on the session as a user's own loop is."""
 
-from paceline.trainer.session import Session
+from paceline.trainer.losses import as_scores
+from paceline.trainer.training import Training
 
 
-def train(s: Session) -> None:
-    """Train from wherever the session stands to its end. Collective: every worker runs it."""
-    s.start_clock()
-    while s.can_continue():
-        for batch in s.batches():  # fetch: made on the device, or brought there
-            s.step(batch)  # forward, backward, combine, update
-            if s.due_to_agree():
-                s.agree()  # count, show, hear of signals and clocks
-            if s.due_to_save():
-                s.snapshot()
-            if s.stopping is not None:
-                break
-        trained = s.agree()
-        if s.stopping == "signal":
-            s.snapshot(must=True)
-        else:
-            best = s.close_epoch(trained.totals)  # evaluate, judge, record
-            s.snapshot(best=best, must=True)
+def train(t: Training) -> None:
+    """Train from wherever the run directory stands to the end. Collective: every worker runs it.
+
+    Raises:
+        InterruptedTraining: A signal came; what was trained is saved.
+    """
+    s = t.session
+    for _ in s.epochs():  # restore; afterwards judge, record, save
+        for batch in t.train.batches():  # fetch: made on the device, or brought there
+            inputs, targets = batch.pair()
+            outputs = as_scores(t.model(inputs))  # forward
+            s.step(t.loss(outputs, targets), outputs=outputs, targets=targets)
+        s.evaluate(t.judge, t.validation)

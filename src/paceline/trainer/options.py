@@ -32,9 +32,10 @@ class LoopOptions:
     best_by: BestBy = "val_accuracy"
     """Which validation figure makes a snapshot the best one."""
 
-    time_budget: str | None = None
+    time_budget: None | str = None  # noqa: RUF036  # the first type that fits is taken
     """Train for this long, for example 2h: the schedule is fitted to it, and time is kept back for
-    the last evaluation and snapshot. The number of epochs stays an upper bound."""
+    the last evaluation and snapshot. The number of epochs stays an upper bound. `none` turns a
+    recipe's own budget off."""
 
     label_smoothing: float = 0.0
     """Share of the target probability spread over all classes."""

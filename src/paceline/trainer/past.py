@@ -7,11 +7,12 @@ from typing import Self, cast
 from paceline.checkpoint.options import SnapshotOptions
 from paceline.config.fields import OptionValue, check_names
 from paceline.config.rundir import RunDirectory
-from paceline.dist.options import DistOptions
+from paceline.dist.options import OF_THIS_PROCESS, DistOptions
 from paceline.errors import UsageError
 from paceline.launch.options import LaunchOptions
 from paceline.metrics.options import MetricsOptions
 from paceline.trainer.config import TrainConfig, training_options
+from paceline.trainer.request import Kind
 
 FREE = frozenset(
     field.name
@@ -20,11 +21,18 @@ FREE = frozenset(
 ) | {"loader_workers", "max_batch_per_worker"}
 """Options that don't change what is trained: a resumed training may have others."""
 
-_OF_ONE_START = ("workers", "on", "progress")
+_OF_ONE_START = ("workers", "on", "progress", *OF_THIS_PROCESS)
 """Options of one start of a training, not of the training."""
 
-FIXED = frozenset({"seed", "global_batch", "batch_per_worker", "drop_last"})
-"""Options that settle which samples a step sees: they can't change within a training."""
+_SAMPLES = "since it settles which samples a step sees"
+FIXED: Mapping[str, str] = {
+    "seed": _SAMPLES,
+    "global_batch": _SAMPLES,
+    "batch_per_worker": _SAMPLES,
+    "drop_last": _SAMPLES,
+    "optimizer": "since the snapshots hold the state of the run's own",
+}
+"""Options that can't change within a training, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +47,10 @@ class PastRun:
     given: tuple[str, ...]
     world_size: int
     """Workers that it was last started with."""
+    steps_per_epoch: int
+    """0 where epochs have no fixed length."""
+    kind: Kind = "recipe"
+    script_args: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, run: RunDirectory) -> Self:
@@ -62,6 +74,9 @@ class PastRun:
                 settings=_tuples(settings),
                 given=tuple(cast(Sequence[str], content["given"])),
                 world_size=int(cast(int, derived["world_size"])),
+                steps_per_epoch=int(cast(int, derived.get("steps_per_epoch") or 0)),
+                kind=cast(Kind, content["kind"]),
+                script_args=tuple(cast(Sequence[str], content["script_args"])),
             )
         except (KeyError, TypeError) as error:
             raise UsageError(
@@ -88,7 +103,7 @@ class PastRun:
         Raises:
             UsageError: Something would change that may not; all differences are shown.
         """
-        known = {**training_options(), **dict.fromkeys(given)}
+        known = {**training_options(), **dict.fromkeys(given), **dict.fromkeys(self.arguments)}
         check_names(allowed, known, "option to change")
         refused = []
         settings, arguments = dict(self.settings), dict(self.arguments)
@@ -103,6 +118,27 @@ class PastRun:
             raise UsageError(_refusal(refused))
         return settings, arguments
 
+    def check_epochs(self, epochs: int, step: int) -> None:
+        """Refuse to go on to an epoch that lies behind.
+
+        Args:
+            epochs: How many the training is to have now.
+            step: The newest snapshot's step.
+
+        Raises:
+            UsageError: More epochs have been begun than are asked for.
+        """
+        if not self.steps_per_epoch:
+            return
+        done, rest = divmod(step, self.steps_per_epoch)
+        begun = done + (rest > 0)
+        if begun > epochs:
+            more = f", {rest} steps into the next" if rest else ""
+            raise UsageError(
+                f"--epochs is {epochs}, but epoch {done} is trained already{more}, and "
+                f"that can't be undone. Give at least {begun}"
+            )
+
 
 def _tuples(values: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
     """Turn the lists that JSON made of tuples back into tuples."""
@@ -114,8 +150,8 @@ def _refusal(refused: Sequence[tuple[str, OptionValue, OptionValue]]) -> str:
     fixed = [name for name, _, _ in refused if name in FIXED]
     other = [name for name, _, _ in refused if name not in FIXED]
     text = "these settings differ from the run's:\n" + "\n".join(lines)
-    if fixed:
-        text += f"\n{', '.join(fixed)} can't change within a training: start a new one"
+    for name in fixed:
+        text += f"\n{name} can't change within a training, {FIXED[name]}: start a new one"
     if other:
         words = " ".join(f"--allow-change {name}" for name in other)
         text += f"\nTo go on with them all the same: {words}"

@@ -1,6 +1,7 @@
 """What follows from the options, the number of workers and the size of the training set. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from paceline.data.options import (
     DEFAULT_GLOBAL_BATCH,
@@ -9,6 +10,7 @@ from paceline.data.options import (
     count_micro_batches,
 )
 from paceline.data.order import EpochPlan, share, steps_in_epoch
+from paceline.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,10 @@ class TrainPlan:
     train_samples: int
     drop_last: bool
     steps_per_epoch: int
+    """0 for a stream."""
+    shuffle: bool = True
+    is_balanced: bool = False
+    """Whether the workers' parts follow their speed."""
 
     @property
     def micro_batch(self) -> int:
@@ -41,6 +47,29 @@ class TrainPlan:
             part=rank,
             parts=self.world_size,
             drop_last=self.drop_last,
+            shuffle=self.shuffle,
+            bounds=self.bounds,
+        )
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """Where each worker's part of a full batch begins, unless the parts are equal."""
+        if not self.is_balanced:
+            return ()
+        return (0, *accumulate(self.batch_per_worker))
+
+    def balanced(self, batch_per_worker: tuple[int, ...], max_batch: int | None) -> "TrainPlan":
+        """Share each batch otherwise.
+
+        Args:
+            batch_per_worker: Samples of a full step by rank.
+            max_batch: Most samples that a worker puts through the model at once.
+        """
+        return replace(
+            self,
+            batch_per_worker=batch_per_worker,
+            micro_batches=count_micro_batches(max(batch_per_worker), max_batch),
+            is_balanced=True,
         )
 
     def samples_after(self, step_in_epoch: int) -> int:
@@ -48,8 +77,16 @@ class TrainPlan:
         return min(step_in_epoch * self.global_batch, self.train_samples)
 
 
-def make_plan(options: DataOptions, world_size: int, train_samples: int) -> TrainPlan:
+def make_plan(
+    options: DataOptions, world_size: int, train_samples: int | None, *, shuffle: bool = True
+) -> TrainPlan:
     """Cut a training set into steps and each step into the workers' batches.
+
+    Args:
+        options: The global batch, and whether a short one is left out.
+        world_size: Number of workers.
+        train_samples: Size of the training set; None for a stream, whose length nobody knows.
+        shuffle: Whether each epoch has an order of its own.
 
     Raises:
         UsageError: The batch can't be shared by the workers, or no step would be left.
@@ -57,12 +94,43 @@ def make_plan(options: DataOptions, world_size: int, train_samples: int) -> Trai
     global_batch = choose_global_batch(options, DEFAULT_GLOBAL_BATCH, world_size)
     bounds = (share(global_batch, rank, world_size) for rank in range(world_size))
     batches = tuple(stop - start for start, stop in bounds)
+    steps = 0
+    if train_samples is not None:
+        steps = steps_in_epoch(train_samples, global_batch, options.drop_last)
     return TrainPlan(
         world_size=world_size,
         global_batch=global_batch,
         batch_per_worker=batches,
         micro_batches=count_micro_batches(max(batches), options.max_batch_per_worker),
-        train_samples=train_samples,
+        train_samples=train_samples or 0,
         drop_last=options.drop_last,
-        steps_per_epoch=steps_in_epoch(train_samples, global_batch, options.drop_last),
+        steps_per_epoch=steps,
+        shuffle=shuffle,
     )
+
+
+def check_plan(plan: TrainPlan, sync_batchnorm: bool, optimizers: int) -> None:
+    """Refuse what can't be computed with this plan.
+
+    Raises:
+        UsageError: Synchronised BatchNorm, or several optimizers, over batches cut into pieces; or
+            synchronised BatchNorm and a last batch with fewer samples than workers.
+    """
+    if optimizers > 1 and plan.micro_batches > 1:
+        raise UsageError(
+            "--max-batch-per-worker can't be combined with several optimizers: their gradients "
+            "would be added up over the pieces of a batch before the first one updates"
+        )
+    if not sync_batchnorm or plan.world_size == 1:
+        return
+    if plan.micro_batches > 1:
+        raise UsageError(
+            "--sync-batchnorm can't be combined with --max-batch-per-worker: its statistics "
+            "are those of the whole global batch, which has to pass through the model at once"
+        )
+    last = plan.train_samples % plan.global_batch
+    if 0 < last < plan.world_size and not plan.drop_last:
+        raise UsageError(
+            f"the last batch of an epoch has {last} samples for {plan.world_size} workers; "
+            "with --sync-batchnorm each needs one: use --drop-last or another --global-batch"
+        )

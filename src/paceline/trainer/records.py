@@ -13,35 +13,39 @@ from torch import nn
 from paceline._version import __version__
 from paceline.config.files import write_json
 from paceline.config.rundir import RunDirectory
+from paceline.dist.describe import describe_placement
 from paceline.dist.device import cpu_name, describe_device
 from paceline.dist.group import Group
 from paceline.launch.placement import usable_cores
 from paceline.optim.options import describe_optimizer
 from paceline.optim.rate import scaled_lr
+from paceline.trainer.engine import Engine
 from paceline.trainer.request import TrainRequest
-from paceline.trainer.session import Session
 
 _LIBRARIES = ("torch", "torchvision", "numpy", "safetensors", "pytorch-optimizer")
 
 
-def describe_run(session: Session, request: TrainRequest) -> dict[str, object]:
+def describe_run(engine: Engine, request: TrainRequest) -> dict[str, object]:
     """Describe a training as it starts: settings, what follows from them, versions, hosts.
 
     Collective: every worker tells about its host; the result is the same on each.
     """
-    settings = session.config.settings()
+    settings = engine.config.settings()
     return {
         "format": 1,
         "paceline": __version__,
+        "kind": request.kind,
         "recipe": request.recipe,
         "reference": request.reference,
         "recipe_arguments": dict(request.arguments),
+        "script_args": list(request.script_args),
         "settings": {n: list(v) if isinstance(v, tuple) else v for n, v in settings.items()},
         "given": list(request.given),
-        "derived": _derived(session),
+        "derived": _derived(engine),
         "versions": {"python": platform.python_version(), "paceline": __version__}
         | {name: version(name) for name in _LIBRARIES},
-        "hosts": _hosts(session.group),
+        "hosts": _hosts(engine.group),
+        "placement": describe_placement(engine.group),
         "command": list(request.command),
         "started_at": request.started_at,
     }
@@ -63,32 +67,33 @@ def write_run(run: RunDirectory, description: Mapping[str, object], start: objec
     write_json(run.run_json, record)
 
 
-def describe_start(session: Session, attempt: int, resumed: bool) -> dict[str, object]:
+def describe_start(engine: Engine, attempt: int, resumed: bool) -> dict[str, object]:
     """Describe one start of the training for the history."""
     reason = "restart" if attempt else "resume" if resumed else "start"
     return {
         "started_at": datetime.now(UTC).isoformat(timespec="microseconds"),
-        "world_size": session.group.world_size,
-        "from_step": session.state.step,
-        "from_epoch": session.state.epoch,
+        "world_size": engine.group.world_size,
+        "from_step": engine.course.state.step,
+        "from_epoch": engine.course.state.epoch,
         "reason": reason,
     }
 
 
-def summarize(session: Session, recipe: str) -> dict[str, object]:
+def summarize(engine: Engine, recipe: str) -> dict[str, object]:
     """Say how the training ended. Collective: the weights' hash needs every worker."""
-    state, plan, group = session.state, session.plan, session.group
+    state, plan, group = engine.course.state, engine.course.plan, engine.group
+    images_per_s = round(state.samples_seen / state.train_s, 1) if state.train_s else None
     return {
         "recipe": recipe,
         "world_size": group.world_size,
         "nodes": group.placement.nodes,
         "shards": group.world_size,
-        "global_batch": plan.global_batch,
+        "global_batch": plan.global_batch if plan else None,
         "epochs": state.epoch,
         "steps": state.step,
         "samples_seen": state.samples_seen,
         "train_time_s": round(state.elapsed_s, 3),
-        "images_per_s": round(state.samples_seen / state.train_s, 1) if state.train_s else None,
+        "images_per_s": images_per_s,
         "train_loss": state.train_loss,
         "val_loss": state.val_loss,
         "val_accuracy": state.val_accuracy,
@@ -96,47 +101,59 @@ def summarize(session: Session, recipe: str) -> dict[str, object]:
         "best_val_accuracy": state.best_val_accuracy,
         "best_val_loss": state.best_val_loss,
         "best_epoch": state.best_epoch,
-        "val_samples": session.val_source.num_samples,
-        "stopped_because": state.ended or session.stopping,
-        "weights_sha256": session.keeper.fingerprint(),
-        "snapshots_written": session.keeper.written,
-        "snapshots_skipped": session.keeper.skipped,
+        "val_samples": engine.course.val_samples,
+        "stopped_because": state.ended or engine.course.stopping,
+        "weights_sha256": engine.keeper.fingerprint(),
+        "snapshots_written": engine.keeper.written,
+        "snapshots_skipped": engine.keeper.skipped,
         "restarts": group.placement.attempt,
     }
 
 
-def opening_lines(session: Session, description: Mapping[str, object], run: RunDirectory) -> str:
+def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDirectory) -> str:
     """Say at the start what was chosen, for the user."""
     derived = description["derived"]
     assert isinstance(derived, dict)
-    plan, device = session.plan, session.group.device
-    workers = _plural(plan.world_size, "worker")
+    group = engine.group
+    lines = [
+        f"Paceline {__version__}: {description['recipe']} on {_plural(group.world_size, 'worker')} "
+        f"({describe_device(group.device)}, {derived['backend']}, "
+        f"{_plural(int(derived['threads']), 'thread')} each)",
+        f"  model     {derived['model']}, {derived['parameters']:,} parameters, "
+        f"{derived['precision']}, {derived['memory_format']}",
+        *_data_lines(engine),
+        f"  optimizer {derived['optimizer']}",
+    ]
+    if engine.course.rate is not None:
+        schedule = engine.config.optim.schedule
+        lines.append(f"  rate      {derived['lr_rule']}, {schedule} schedule")
+    each = "" if engine.keeper.shared else " on each node: they share no file system"
+    lines.append(f"  run       {run.path}{each}")
+    if engine.course.state.step:
+        lines.append(f"  from      {_position(engine)}")
+    return "\n".join(lines)
+
+
+def _data_lines(engine: Engine) -> list[str]:
+    plan, loader = engine.course.plan, engine.train_loader
+    if plan is None or loader is None:
+        return []
+    data = loader.source.describe()
+    if engine.course.val_samples:
+        data += f"; {engine.course.val_samples:,} for validation"
     batch = f"global batch {plan.global_batch}"
     if plan.world_size > 1:
         batch += f" = {' + '.join(map(str, _shortened(plan.batch_per_worker)))}"
     if plan.micro_batches > 1:
         batch += f", in {plan.micro_batches} micro-batches"
-    threads = _plural(int(derived["threads"]), "thread")
-    lines = [
-        f"Paceline {__version__}: {description['recipe']} on {workers} "
-        f"({describe_device(device)}, {derived['backend']}, {threads} each)",
-        f"  model     {type(session.model).__name__}, {derived['parameters']:,} parameters, "
-        f"{derived['precision']}, {derived['memory_format']}",
-        f"  data      {session.train_source.describe()}; "
-        f"{session.val_source.num_samples:,} for validation",
-        f"  batch     {batch}; {plan.steps_per_epoch} steps an epoch",
-        f"  optimizer {derived['optimizer']}",
-        f"  rate      {derived['lr_rule']}, {session.config.optim.schedule} schedule",
-        f"  run       {run.path}",
-    ]
-    if session.state.step:
-        lines.append(f"  from      {_position(session)}")
-    return "\n".join(lines)
+    if plan.steps_per_epoch:
+        batch += f"; {_plural(plan.steps_per_epoch, 'step')} an epoch"
+    return [f"  data      {data}", f"  batch     {batch}"]
 
 
-def restart_line(session: Session) -> str:
+def restart_line(engine: Engine) -> str:
     """Say after a restart where the training goes on."""
-    return f"All {session.group.world_size} workers are back, from {_position(session)}"
+    return f"All {engine.group.world_size} workers are back, from {_position(engine)}"
 
 
 def parameter_count(model: nn.Module) -> int:
@@ -144,12 +161,10 @@ def parameter_count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _position(session: Session) -> str:
-    state = session.state
-    steps = session.plan.steps_per_epoch
-    return (
-        f"step {state.step}: epoch {state.epoch + 1}, {state.step_in_epoch} of {steps} steps done"
-    )
+def _position(engine: Engine) -> str:
+    state, steps = engine.course.state, engine.course.steps_per_epoch
+    of = f" of {steps} steps" if steps else " steps"
+    return f"step {state.step}: epoch {state.epoch + 1}, {state.step_in_epoch}{of} done"
 
 
 def _plural(count: int, noun: str) -> str:
@@ -160,29 +175,47 @@ def _shortened(batches: tuple[int, ...]) -> list[object]:
     return list(batches) if len(batches) <= 8 else [*batches[:3], "...", batches[-1]]
 
 
-def _derived(session: Session) -> dict[str, object]:
-    config, plan, group = session.config, session.plan, session.group
-    lr, rule = scaled_lr(config.optim, plan.global_batch)
+def _derived(engine: Engine) -> dict[str, object]:
+    config, group, model = engine.config, engine.group, engine.parts.model
     return {
-        "world_size": plan.world_size,
+        "world_size": group.world_size,
         "nodes": group.placement.nodes,
-        "shards": plan.world_size,
-        "global_batch": plan.global_batch,
-        "batch_per_worker": list(plan.batch_per_worker),
-        "micro_batches": plan.micro_batches,
-        "lr": lr,
-        "lr_rule": rule,
-        "memory_format": "channels-last" if session.channels_last else "contiguous",
+        "shards": group.world_size,
+        **_planned(engine),
+        "memory_format": "channels-last" if engine.channels_last else "contiguous",
         "precision": config.compute.precision,
         "device": describe_device(group.device),
         "backend": group.backend,
         "threads": torch.get_num_threads(),
-        "steps_per_epoch": plan.steps_per_epoch,
-        "train_samples": plan.train_samples,
-        "val_samples": session.val_source.num_samples,
-        "parameters": parameter_count(session.model),
-        "model": type(session.model).__name__,
-        "optimizer": describe_optimizer(config.optim),
+        "snapshots_written": "once" if engine.keeper.shared else "once on each node",
+        "val_samples": engine.course.val_samples,
+        "parameters": parameter_count(model),
+        "model": ", ".join(type(part).__name__ for part in engine.parts.models.values()),
+    }
+
+
+def _planned(engine: Engine) -> dict[str, object]:
+    """List what follows from the plan and the optimizer's options, or from the script's own."""
+    plan, config = engine.course.plan, engine.config
+    found: dict[str, object] = {"global_batch": None}
+    if plan is not None:
+        found = {
+            "global_batch": plan.global_batch,
+            "batch_per_worker": list(plan.batch_per_worker),
+            "micro_batches": plan.micro_batches,
+            "steps_per_epoch": plan.steps_per_epoch,
+            "train_samples": plan.train_samples,
+        }
+    if plan is not None and engine.course.rate is not None:
+        lr, rule = scaled_lr(config.optim, plan.global_batch)
+        return found | {"lr": lr, "lr_rule": rule, "optimizer": describe_optimizer(config.optim)}
+    optimizers = engine.parts.optimizers
+    rates = [float(o.param_groups[0]["lr"]) for o in optimizers]
+    names = [f"{type(o).__name__} (lr {lr:g})" for o, lr in zip(optimizers, rates, strict=True)]
+    return found | {
+        "lr": rates[0] if rates else None,
+        "lr_rule": "the script's own",
+        "optimizer": ", ".join(names) or "none",
     }
 
 

@@ -3,9 +3,11 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import Literal, Self
 
 from paceline.config.fields import OptionValue
+
+Kind = Literal["recipe", "script"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,12 @@ class TrainRequest:
     """The command line, for `run.json`."""
     started_at: str
     """ISO 8601, UTC."""
+    kind: Kind = "recipe"
+    """Whether `reference` is a recipe, or the path of a script."""
+    script_args: tuple[str, ...] = ()
+    """The script's own arguments."""
+    allowed: tuple[str, ...] = ()
+    """Options that may differ from those that the training began with."""
 
     def to_json(self) -> str:
         """Write it as JSON text."""
@@ -36,7 +44,7 @@ class TrainRequest:
     def from_json(cls, text: str) -> Self:
         """Read what `to_json` wrote."""
         content = json.loads(text)
-        given = {n: tuple(content[n]) for n in ("given", "command")}
+        given = {n: tuple(content[n]) for n in ("given", "command", "script_args", "allowed")}
         arguments = content["arguments"].items()
         own = {n: tuple(v) if isinstance(v, list) else v for n, v in arguments}
         return cls(**content | given | {"arguments": own})

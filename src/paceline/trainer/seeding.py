@@ -1,6 +1,7 @@
 """Random numbers that follow from (seed, step, worker), so that none need be stored."""
 
 import random
+from typing import final
 
 import numpy as np
 import torch
@@ -38,3 +39,32 @@ def generators(device: torch.device) -> list[torch.Generator]:
         torch.cuda.init()
         listed.append(torch.cuda.default_generators[device.index or 0])
     return listed
+
+
+@final
+class RandomStreams:
+    """One worker's default generators, set anew at every step and epoch."""
+
+    def __init__(self, seed: int, rank: int, device: torch.device) -> None:
+        """Args:
+        seed: The training's.
+        rank: This worker.
+        device: Where the model draws random numbers, besides the CPU.
+        """
+        self._key = step_key(seed, rank)
+        self._epoch_key = derive_key(Domain.EPOCH, seed)
+        self._generators = generators(device)
+
+    def at_step(self, step: int) -> None:
+        """Seed for a step: other numbers on every worker, the same after a resume."""
+        seed = step_seed(self._key, step)
+        for generator in self._generators:
+            generator.manual_seed(seed)
+
+    def at_epoch(self, epoch: int) -> None:
+        """Seed for what a script draws between epochs: the same numbers on every worker."""
+        seed = step_seed(self._epoch_key, epoch)
+        random.seed(seed)
+        np.random.seed(seed)
+        for generator in self._generators:
+            generator.manual_seed(seed)

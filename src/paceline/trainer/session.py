@@ -1,199 +1,313 @@
-"""A worker's handle on the training that it is part of."""
+"""A worker's handle on the training that it is part of; the same on 1 process and on 1,000."""
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from time import perf_counter
-from typing import Literal, final
+from dataclasses import replace
+from typing import TypeVar, TypeVarTuple, cast, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 
-from paceline.config.durations import parse_duration_s
-from paceline.data.batch import Batch
-from paceline.data.order import epoch_order, step_indices
+from paceline.data.augment import Augment
 from paceline.data.source import BatchSource
-from paceline.dist.group import Group
-from paceline.errors import JobError, NonFiniteLossError
-from paceline.launch.boundary import StepNote
-from paceline.metrics.console import Advance, Console
-from paceline.metrics.counters import Totals
-from paceline.metrics.table import EpochRow
-from paceline.trainer.agreement import Agreement, Status, agree, steps_to_next
+from paceline.errors import UsageError
+from paceline.sync.replica import Replica
+from paceline.trainer.averages import Figures, Judge, average
 from paceline.trainer.config import TrainConfig
-from paceline.trainer.evaluate import Evaluator, averaged_buffers
-from paceline.trainer.keeper import SnapshotKeeper
-from paceline.trainer.plan import TrainPlan
-from paceline.trainer.recorder import Recorder
-from paceline.trainer.signals import StopFlag
-from paceline.trainer.state import TrainState
-from paceline.trainer.step import Stepper
-from paceline.trainer.stopping import fit_total_steps, note_validation, reserve_s, stop_reason
+from paceline.trainer.engine import Engine
+from paceline.trainer.loader import EvalLoader, Loader, Open, usual_eval_batch
+from paceline.trainer.models import compiled, placed, takes_channels_last, upcasting
+from paceline.trainer.parts import Stateful
+from paceline.trainer.plan import check_plan, make_plan
+from paceline.trainer.sources import AnyData, Served, compare_sizes, make_source, take_apart
+from paceline.trainer.step import autocast
+
+Model = TypeVar("Model", bound=nn.Module)
+AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
+Scheduler = TypeVar("Scheduler", bound=LRScheduler)
+Part = TypeVar("Part", bound=Stateful)
+Parts = TypeVarTuple("Parts")
+Value = TypeVar("Value", int, bool, str, float)
 
 
 @final
-@dataclass(kw_only=True)
 class Session:
-    """Everything that one worker trains with. Built by `trainer.setup`, used by `trainer.loop`."""
+    """Everything that one worker trains with. A script's loop and Paceline's own are written on it.
 
-    config: TrainConfig
-    plan: TrainPlan
-    group: Group
-    model: nn.Module
-    """The unwrapped model."""
-    channels_last: bool
-    """Whether images and convolutions are laid out channels-last."""
-    stepper: Stepper
-    evaluator: Evaluator
-    train_source: BatchSource
-    val_source: BatchSource
-    keeper: SnapshotKeeper
-    recorder: Recorder
-    console: Console
-    stop_flag: StopFlag
-    note: StepNote
-    state: TrainState = field(default_factory=TrainState)
-    stopping: Literal["time", "signal"] | None = None
-    """Why the workers have agreed to stop before the end of the epoch."""
-    _next_agreement: int = 0
-    _last_agreement: int = 0
-    _lap_from_s: float = field(default_factory=perf_counter)
-    _data_s: float = 0.0
-    _unsaved_s: float = 0.0
+    Methods that say "collective" are called by every worker, in the same order, and block.
+    """
 
-    def resume(self, state: TrainState) -> None:
-        """Go on from a snapshot's position, as far as today's options allow.
-
-        Raises:
-            JobError: The training set has another size than the one the training began with.
+    def __init__(self, engine: Engine, given: frozenset[str] = frozenset()) -> None:
+        """Args:
+        engine: What runs underneath.
+        given: Names of the options that the command line or the environment gave.
         """
-        if state.train_samples != self.plan.train_samples:
-            raise JobError(
-                f"the training began with {state.train_samples} training samples, and now there "
-                f"are {self.plan.train_samples}: an epoch can't be finished on another data set"
-            )
-        most = self.config.loop.epochs * self.plan.steps_per_epoch
-        at_boundary = state.step_in_epoch == 0 and state.epoch > 0
-        ran_out_of_time = state.ended == "time"
-        state.ended = stop_reason(state, self.config.loop) if at_boundary else None
-        state.total_steps = most
-        self.state = state
-        self._last_agreement = self._next_agreement = state.step
-        self._fit_schedule()
-        if ran_out_of_time:
-            self._look_at_clock()  # unless there is more time now, nothing is left to do
+        self.engine = engine
+        self.rank = engine.group.rank
+        self.world_size = engine.group.world_size
+        self.local_rank = engine.group.placement.local_rank
+        self.device = engine.group.device
+        self._given = given
+        self._others: list[Loader] = []
 
-    def start_clock(self) -> None:
-        """Begin to count training time: setting up doesn't belong to it."""
-        self._lap()
+    @property
+    def config(self) -> TrainConfig:
+        """All options, as far as they are settled."""
+        return self.engine.config
 
-    def can_continue(self) -> bool:
-        """Tell whether there is anything left to train."""
-        return self.state.ended is None and self.stopping is None
+    # What a training consists of
 
-    def batches(self) -> Iterator[Batch]:
-        """Give this worker's batches from where the training stands to the end of the epoch."""
-        state = self.state
-        plan = self.plan.epoch(
-            self.config.loop.seed, state.epoch, state.step_in_epoch, self.group.rank
-        )
-        source = iter(self.train_source.train_batches(plan))
-        while True:
-            self.note.operation = "data"
-            asked_s = perf_counter()
-            batch = next(source, None)
-            self._data_s += perf_counter() - asked_s
-            if batch is None:
-                return
-            yield batch
+    def model(self, module: Model, *, name: str = "model") -> Model:
+        """Take a model into the training. Collective.
 
-    def step(self, batch: Batch) -> None:
-        """Take one optimizer step: forward, backward, combine, update. Collective."""
-        state = self.state
-        self.note.step = state.step + 1
-        self.note.operation = "step"
-        self.stepper.run(batch, state.step)
-        state.step += 1
-        state.step_in_epoch += 1
-
-    def due_to_agree(self) -> bool:
-        """Tell whether it is time for `agree`: about twice a second."""
-        return self.state.step >= self._next_agreement
-
-    def due_to_save(self) -> bool:
-        """Tell whether a snapshot is due by steps or, since the last agreement, by time."""
-        options, state = self.config.snapshots, self.state
-        if state.step_in_epoch == self.plan.steps_per_epoch:
-            return False  # the epoch's own snapshot follows
-        if options.snapshot_every_steps and state.step % options.snapshot_every_steps == 0:
-            return True
-        every_s = options.every_s
-        return every_s is not None and self._unsaved_s >= every_s
-
-    def agree(self) -> Agreement:
-        """Count, and learn what the other workers know. Collective.
-
-        Raises:
-            NonFiniteLossError: A worker's loss became NaN or infinite since the last time.
-        """
-        self.note.operation = "agree"
-        bad_step = self.stepper.counters.flush()
-        agreed = agree(
-            Status(
-                signalled=self.stop_flag.name is not None,
-                bad_step=bad_step,
-                totals=self.stepper.counters.totals,
-                lap_s=self._lap(),
-                data_s=self._data_s,
-            ),
-            self.group,
-        )
-        self._data_s = 0.0
-        if agreed.bad is not None:
-            raise self._non_finite(*agreed.bad)
-        self._take_in(agreed)
-        return agreed
-
-    def close_epoch(self, trained: Totals) -> bool:
-        """Evaluate, judge whether to go on, and record the epoch. Collective.
+        It is moved to the worker's device and starts from rank 0's weights; its gradients will be
+        those of the whole global batch. The module stays the object it is: names, attributes and
+        methods are its own.
 
         Args:
-            trained: The epoch's sums over all workers.
+            module: Built the same on every worker.
+            name: Of this model, where there are several: `generator`, say.
+
+        Raises:
+            JobError: The workers' modules differ.
+            UsageError: There is a model of this name, or the training has begun.
+        """
+        self._before_begin("s.model")
+        parts, compute = self.engine.parts, self.config.compute
+        if name in parts.models:
+            raise UsageError(f"there is a model {name!r} already: s.model(..., name='another')")
+        layout = takes_channels_last(module, compute)
+        self.engine.channels_last |= layout
+        ready = placed(module, compute, self.engine.group, channels_last=layout)
+        forward = compiled(ready) if compute.compile else None
+        if compute.precision != "fp32":
+            context = autocast(compute.precision, self.device)
+            forward = upcasting(forward or ready.forward, context)
+        self.engine.stepper.replicas.append(Replica(ready, self.engine.group, forward))
+        parts.models[name] = ready
+        return ready  # type: ignore[return-value]  # another module only where it is a BatchNorm
+
+    def prepare(self, *parts: *Parts) -> tuple[*Parts]:
+        """Take models, optimizers, schedulers and torch DataLoaders in at once. Collective.
+
+        Args:
+            parts: As a script on one process has them. A DataLoader that shuffles, or reads a
+                stream, becomes a `loader`; any other an `eval_loader`.
 
         Returns:
-            Whether this is the best validation result so far.
-        """
-        state, loop = self.state, self.config.loop
-        started_s = state.elapsed_s
-        validated = self.evaluate()
-        state.eval_s = state.elapsed_s - started_s
-        state.train_loss = trained.mean_loss
-        row = self._row(trained, validated)
-        complete = state.step_in_epoch == self.plan.steps_per_epoch
-        if complete:
-            state.epoch += 1
-            state.step_in_epoch = 0
-        best = note_validation(state, loop)
-        state.ended = stop_reason(state, loop) if complete else None
-        if self.stopping == "time":
-            state.ended = state.ended or "time"
-        self.recorder.add(row)
-        if complete:
-            state.epoch_train_s = state.epoch_data_s = 0.0
-            self.stepper.counters.reset()
-        return best
+            What takes their place, in the same order.
 
-    def evaluate(self) -> Totals:
-        """Evaluate on the validation set, with all workers' running statistics. Collective."""
-        self.note.operation = "evaluate"
-        with averaged_buffers(self.model, self.group):
-            validated, _ = self.evaluator.run(self.model, self.val_source, self.group)
-        state, top = self.state, self.evaluator.top
-        state.val_loss = _finite(validated.mean_loss)
-        state.val_accuracy = _finite(validated.accuracy) if top else None
-        state.val_top5_accuracy = _finite(validated.top5_accuracy) if top == 5 else None
-        self._settle_clock()
-        return validated
+        Raises:
+            UsageError: One is something else.
+        """
+        return cast(tuple[*Parts], tuple(map(self._take, parts)))
+
+    def optimizer(self, optimizer: AnyOptimizer) -> AnyOptimizer:
+        """Take an optimizer into the training: `step` uses it, snapshots hold its state."""
+        self._before_begin("s.optimizer")
+        self.engine.parts.optimizers.append(optimizer)
+        return optimizer
+
+    def scheduler(self, scheduler: Scheduler) -> Scheduler:
+        """Have a learning-rate scheduler's state in the snapshots; the script steps it itself."""
+        self._before_begin("s.scheduler")
+        self.engine.parts.schedulers.append(scheduler)
+        return scheduler
+
+    def keep(self, part: Part, *, name: str) -> Part:
+        """Have the state of anything else, alike on all workers, in the snapshots."""
+        self._before_begin("s.keep")
+        if name in self.engine.parts.stateful():
+            raise UsageError(f"{name!r} is in the snapshots already: give it another name")
+        self.engine.parts.others[name] = part
+        return part
+
+    def loader(
+        self,
+        data: AnyData,
+        *,
+        global_batch: int | None = None,
+        shuffle: bool | None = None,
+        drop_last: bool | None = None,
+        augment: tuple[Augment, ...] = (),
+    ) -> Loader:
+        """Serve training data: every sample once an epoch, over all workers. Collective.
+
+        Args:
+            data: A map-style or iterable data set, a `TensorData`, or a torch DataLoader as one
+                process would use it, whose batch size is then the global batch.
+            global_batch: Samples of one step over all workers; the same on any number of them.
+            shuffle: Whether each epoch has an order of its own; yes by default.
+            drop_last: Leave out the short batch at the end of an epoch.
+            augment: Random changes on the device, for `TensorData`.
+
+        Raises:
+            UsageError: What the script says and what the command line says disagree.
+            JobError: The workers' data sets have different sizes.
+        """
+        self._before_begin("s.loader")
+        served = take_apart(data)
+        shuffled = served.shuffle if shuffle is None else shuffle
+        options = self.config.data
+        batch = global_batch if global_batch is not None else served.batch_size
+        if batch is not None:
+            options = replace(options, global_batch=self._settle("global_batch", batch))
+        drops = drop_last if drop_last is not None else served.drop_last or None
+        if drops is not None:
+            options = replace(options, drop_last=self._settle("drop_last", drops))
+        samples = served.num_samples()
+        plan = make_plan(
+            options,
+            self.world_size,
+            None if served.is_stream else samples,
+            shuffle=shuffled is not False,
+        )
+        engine, seed = self.engine, self.config.loop.seed
+        compare_sizes(samples, engine.group)
+        first = engine.train_loader is None
+        drive = engine.steps if first else None
+        made = Loader(self._opener(served, augment), plan, seed, self.rank, drive)
+        engine.loaders.append(made)
+        if first:
+            engine.train_loader, engine.course.plan = made, plan
+            engine.config = replace(engine.config, data=options)
+        else:
+            self._others.append(made)
+            self.keep(made, name=f"loader-{len(self._others)}")
+        return made
+
+    def eval_loader(
+        self,
+        data: AnyData,
+        *,
+        batch_size: int | None = None,
+        evaluate_with: tuple[Augment, ...] = (),
+    ) -> EvalLoader:
+        """Serve data to evaluate on: every sample exactly once, in its own order. Collective.
+
+        Args:
+            data: As for `loader`.
+            batch_size: Samples of one worker's batch; settles memory and speed, never the result.
+            evaluate_with: Changes on the device that aren't random, for `TensorData`: a resize.
+        """
+        served = take_apart(data)
+        size = batch_size or served.batch_size or usual_eval_batch(self.engine.course.plan)
+        most = self.config.data.max_batch_per_worker or size
+        opener = self._opener(served, (), evaluate_with)
+        made = EvalLoader(opener, min(size, most), self.rank, self.world_size)
+        compare_sizes(served.num_samples(), self.engine.group)
+        self.engine.loaders.append(made)
+        self.engine.course.val_samples = self.engine.course.val_samples or served.num_samples()
+        return made
+
+    # Training
+
+    def epochs(self, count: int | None = None) -> Iterator[int]:
+        """Go through the epochs that are left, from the newest snapshot on. Collective.
+
+        Counts from 0. After the body of each: figures are recorded, a snapshot is taken, and it is
+        decided whether to go on (number of epochs, target accuracy, patience, time budget).
+
+        Args:
+            count: Passes over the training set; by default the option `epochs`.
+
+        Raises:
+            UsageError: Script and command line disagree on the number.
+            InterruptedTraining: A signal came; what was trained is saved.
+        """
+        if count is not None:
+            self.engine.set_epochs(self._settle("epochs", count))
+        self.begin()
+        return self.engine.epochs()
+
+    def begin(self) -> None:
+        """Restore the newest snapshot, if there is one, and start the clock. Collective.
+
+        `epochs` does it; call it in a loop of your own, after everything is registered.
+        """
+        if self.engine.begun:
+            raise UsageError("the training has begun already: call s.epochs() or s.begin() once")
+        plan = self.engine.course.plan
+        if plan is not None:
+            sync_batchnorm = self.config.compute.sync_batchnorm
+            check_plan(plan, sync_batchnorm, len(self.engine.parts.optimizers))
+        self.engine.begin()
+
+    def step(
+        self,
+        loss: Tensor,
+        optimizer: Optimizer | None = None,
+        *,
+        outputs: Tensor | None = None,
+        targets: Tensor | None = None,
+    ) -> bool:
+        """Backward, combine over all workers, update, zero. Collective.
+
+        The update has the gradient of the mean loss over the whole global batch, however its
+        samples are spread. Where a batch is cut into pieces (`max_batch_per_worker`), only the last
+        one updates.
+
+        Args:
+            loss: Scalar mean over this worker's samples of the batch.
+            optimizer: The one to update with, where there are several; all by default.
+            outputs: (N, C) scores, and targets: (N,) class numbers, to count training accuracy.
+
+        Returns:
+            Whether the weights were updated.
+        """
+        return self.engine.step(loss, optimizer, outputs, targets)
+
+    def backward(self, loss: Tensor) -> bool:
+        """Backward and combine over all workers, the first half of `step`. Collective.
+
+        The script may change the gradients before it calls `update`: they have their true size,
+        with fp16 as well.
+
+        Returns:
+            Whether the gradients are complete; not before the last piece of a batch.
+        """
+        engine = self.engine
+        engine.backward(loss)
+        if engine.gradients_are_complete:
+            engine.stepper.unscale(engine.parts.optimizers)
+        return engine.gradients_are_complete
+
+    def update(self, optimizer: Optimizer | None = None) -> None:
+        """Clip, update, and zero all gradients, the second half of `step`.
+
+        Does nothing before the last piece of a batch.
+        """
+        if self.engine.gradients_are_complete:
+            self.engine.update(optimizer)
+
+    def evaluate(self, judge: Judge, loader: EvalLoader) -> Figures:
+        """Average figures over all samples of a loader, each counted exactly once. Collective.
+
+        Models are in evaluation mode, with all workers' running statistics, without gradients.
+
+        Args:
+            judge: Takes a batch; gives figures by name, each as its mean over the batch or with one
+                element for each sample. `loss`, `accuracy` and `top5_accuracy` become the epoch's
+                validation figures; the first counts for the best snapshot, early stopping and
+                targets.
+            loader: From `eval_loader`.
+        """
+        engine = self.engine
+        with engine.evaluation():
+            figures, samples = average(judge, engine.watched(loader.batches()), engine.group)
+        if loader.num_samples not in (0, samples):
+            raise RuntimeError(f"evaluated {samples} of {loader.num_samples} samples")
+        engine.note_validation(figures, samples)
+        return figures
+
+    def log(self, **figures: float | Tensor) -> None:
+        """Put figures of one's own into the epoch's row: metrics.csv, TensorBoard, the report.
+
+        Called alike by every worker; rank 0's values are recorded.
+        """
+        self.engine.logged |= {name: float(value) for name, value in figures.items()}
 
     def snapshot(self, *, best: bool = False, must: bool = False) -> None:
         """Save everything needed to go on exactly. Collective; written in the background.
@@ -202,135 +316,84 @@ class Session:
             best: Also keep it as the best by validation.
             must: Where the one before is still being written, wait for it rather than skip this.
         """
-        self.agree()
-        self.note.operation = "snapshot"
-        if not self.keeper.weights_are_finite():
-            raise NonFiniteLossError(
-                f"the weights became NaN or infinite by step {self.state.step}. "
-                f"{self.keeper.advice()} Try a lower --lr, a warm-up or --clip-norm"
+        self.engine.snapshot(best=best, must=must)
+
+    # Between the workers
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which writes files and prints."""
+        return self.rank == 0
+
+    def print(self, *values: object) -> None:
+        """Print once, on rank 0, above the progress."""
+        if self.is_main:
+            self.engine.console.say(" ".join(map(str, values)))
+
+    def barrier(self) -> None:
+        """Wait for all workers. Collective."""
+        self.engine.group.barrier()
+
+    def sum(self, value: Tensor | float) -> Tensor:
+        """Add a number or a tensor up over all workers. Collective.
+
+        Returns:
+            A new tensor, the same on every worker.
+        """
+        if isinstance(value, Tensor):
+            return self.engine.group.sum_(value.detach().clone())
+        exact = torch.int64 if isinstance(value, int) else torch.float64
+        own = torch.tensor(value, dtype=exact)
+        return self.engine.group.sum_(own)
+
+    def _take(self, part: object) -> object:
+        number = len(self.engine.parts.models)
+        match part:
+            case nn.Module():
+                return self.model(part, name=f"model{number + 1}" if number else "model")
+            case Optimizer():
+                return self.optimizer(part)
+            case LRScheduler():
+                return self.scheduler(part)
+            case DataLoader():
+                served = take_apart(part)
+                trains = served.shuffle or served.is_stream
+                return self.loader(part) if trains else self.eval_loader(part)
+        raise UsageError(
+            f"s.prepare takes models, optimizers, schedulers and DataLoaders, not a "
+            f"{type(part).__name__}"
+        )
+
+    def _opener(
+        self,
+        served: Served,
+        augment: tuple[Augment, ...] = (),
+        evaluate_with: tuple[Augment, ...] = (),
+    ) -> Open:
+        def open_source() -> BatchSource:
+            engine = self.engine
+            layout = engine.channels_last
+            return make_source(served, self.config, engine.group, layout, augment, evaluate_with)
+
+        return open_source
+
+    def _settle(self, name: str, value: Value) -> Value:
+        """Compare what the script says with what the command line says.
+
+        Raises:
+            UsageError: They disagree.
+        """
+        told = self.config.settings()[name]
+        if name in self._given and told != value:
+            raise UsageError(
+                f"the script has {name}={value}, and the command line or the environment says "
+                f"{told}: leave it out in one of the two places"
             )
-        self._unsaved_s = 0.0
-        self.keeper.save(self.state, best=best, must=must)
+        return value
 
-    def _lap(self) -> float:
-        now_s = perf_counter()
-        lap_s, self._lap_from_s = now_s - self._lap_from_s, now_s
-        return lap_s
-
-    def _settle_clock(self) -> None:
-        """Advance the common clock by rank 0's time since the last exchange. Collective."""
-        lap = torch.tensor([self._lap()], dtype=torch.float64)
-        lap_s = float(self.group.gather_rows(lap)[0, 0])
-        self.state.elapsed_s += lap_s
-        self._unsaved_s += lap_s
-
-    def _take_in(self, agreed: Agreement) -> None:
-        state = self.state
-        state.elapsed_s += agreed.lap_s
-        state.train_s += agreed.lap_s
-        state.epoch_train_s += agreed.lap_s
-        state.epoch_data_s += agreed.data_s
-        self._unsaved_s += agreed.lap_s
-        before = self.plan.samples_after(self.plan.steps_per_epoch) * state.epoch
-        state.samples_seen = before + self.plan.samples_after(state.step_in_epoch)
-        if agreed.signalled:
-            self.stopping = "signal"
-        self._fit_schedule()
-        self._look_at_clock()
-        steps = state.step - self._last_agreement
-        self._last_agreement = state.step
-        self._next_agreement = state.step + steps_to_next(agreed.lap_s, steps)
-        if steps:
-            self.console.advance(self._advance(agreed, steps))
-
-    def _fit_schedule(self) -> None:
-        """Fit the schedule to what the time budget allows at the pace so far."""
-        budget = self._budget()
-        if budget is None:
-            return
-        budget_s, kept_s = budget
-        most = self.config.loop.epochs * self.plan.steps_per_epoch
-        self.state.total_steps = fit_total_steps(
-            self.state, most_steps=most, budget_s=budget_s, reserve_s=kept_s
-        )
-        rate = self.stepper.rate
-        rate.schedule = rate.schedule.with_total_steps(self.state.total_steps)
-
-    def _look_at_clock(self) -> None:
-        """Stop where only the time for the last evaluation and snapshot is left."""
-        budget = self._budget()
-        if budget is not None and self.state.elapsed_s >= budget[0] - budget[1]:
-            self.stopping = self.stopping or "time"
-
-    def _budget(self) -> tuple[float, float] | None:
-        """Give the time budget and what is kept back of it, in seconds."""
-        budget = self.config.loop.time_budget
-        if budget is None:
-            return None
-        budget_s = parse_duration_s(budget)
-        samples = self.val_source.num_samples
-        return budget_s, reserve_s(self.state, budget_s=budget_s, eval_samples=samples)
-
-    def _advance(self, agreed: Agreement, steps: int) -> Advance:
-        state = self.state
-        images_per_s = steps * self.plan.global_batch / agreed.lap_s
-        left = state.total_steps - state.step
-        return Advance(
-            epoch=state.epoch + 1,
-            epochs=self.config.loop.epochs,
-            step=state.step_in_epoch,
-            steps=self.plan.steps_per_epoch,
-            loss=agreed.totals.mean_loss,
-            accuracy=agreed.totals.accuracy if self.evaluator.top else None,
-            images_per_s=images_per_s,
-            lr=self.stepper.rate.lr_at(state.step - 1),
-            eta_s=left * state.elapsed_s / max(1, state.step),
-        )
-
-    def _row(self, trained: Totals, validated: Totals) -> EpochRow:
-        state, top = self.state, self.evaluator.top
-        seconds, steps = state.epoch_train_s, max(1, state.step_in_epoch)
-        row = EpochRow(
-            epoch=state.epoch + 1,
-            step=state.step,
-            time_s=state.elapsed_s,
-            train_loss=trained.mean_loss,
-            val_loss=validated.mean_loss,
-            lr=self.stepper.rate.lr_at(state.step - 1),
-            images_per_s=trained.samples / seconds if seconds > 0 else 0.0,
-            batch_time_s=seconds / steps,
-            data_time_s=state.epoch_data_s / steps,
-        )
-        if top:
-            row = replace(row, train_accuracy=trained.accuracy, val_accuracy=validated.accuracy)
-        if top == 5:
-            row = replace(
-                row,
-                train_top5_accuracy=trained.top5_accuracy,
-                val_top5_accuracy=validated.top5_accuracy,
+    def _before_begin(self, call: str) -> None:
+        if self.engine.begun:
+            raise UsageError(
+                f"{call}(...) comes too late: the training has begun. Register models, optimizers "
+                "and loaders before s.epochs() or s.begin()"
             )
-        return row
-
-    def _non_finite(self, step: int, rank: int) -> NonFiniteLossError:
-        """Every worker knows the order of samples, so each can name those of the bad step."""
-        state = self.state
-        step_in_epoch = state.step_in_epoch - (state.step - step)
-        order = epoch_order(self.plan.train_samples, self.config.loop.seed, state.epoch)
-        samples = step_indices(
-            order, step_in_epoch, self.plan.global_batch, rank, self.plan.world_size
-        ).tolist()
-        return NonFiniteLossError(
-            f"the loss became NaN or infinite at epoch {state.epoch + 1}, step {step + 1}, on rank "
-            f"{rank}, for the training samples {_shorten(samples)}. {self.keeper.advice()} Try a "
-            "lower --lr, a warm-up or --clip-norm; if it is always the same samples, look at them"
-        )
-
-
-def _finite(value: float) -> float | None:
-    """Turn what isn't a result (no samples, an overflow in evaluation) into None."""
-    return value if math.isfinite(value) else None
-
-
-def _shorten(samples: list[int]) -> str:
-    shown = ", ".join(map(str, samples[:64]))
-    return f"{shown} and {len(samples) - 64} more" if len(samples) > 64 else shown

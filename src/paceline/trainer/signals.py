@@ -4,9 +4,12 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 from types import FrameType
 from typing import final
 
+_PATIENCE_S = 1.5
+"""Launchers kill a few seconds after the signal; ours after 3.5."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -23,6 +26,7 @@ class StopFlag:
         """
         self.name: str | None = None
         """The signal that was received, such as SIGTERM; None while there was none."""
+        self._since_s = 0.0
         self._under_launcher = under_launcher
         self._process = os.getpid()
 
@@ -32,7 +36,14 @@ class StopFlag:
             return
         if self.name is not None and number == signal.SIGINT and not self._under_launcher:
             raise KeyboardInterrupt
+        if self.name is None:
+            self._since_s = monotonic()
         self.name = signal.Signals(number).name
+
+    @property
+    def is_pressing(self) -> bool:
+        """Whether a signal has been waiting for so long that the process may soon be killed."""
+        return self.name is not None and monotonic() - self._since_s > _PATIENCE_S
 
 
 @contextmanager

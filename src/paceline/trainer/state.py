@@ -24,6 +24,8 @@ class TrainState:
     samples_seen: int = 0
     train_samples: int = 0
     """Size of the training set that the position is counted in."""
+    global_batch: int = 0
+    """Samples of a full step, likewise."""
     elapsed_s: float = 0.0
     """Training time, evaluation and snapshots included, interruptions not."""
     train_s: float = 0.0

@@ -1,22 +1,18 @@
-"""One optimizer step: forward, backward, combine, update."""
+"""What a step does after the forward pass: backward, combine, update."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim import Optimizer
 
-from paceline.data.batch import Batch
-from paceline.metrics.counters import StepCounters
+from paceline.errors import UsageError
 from paceline.optim.clip import clip_gradients
-from paceline.optim.rate_control import RateControl
-from paceline.sync.allreduce import without_sync
-from paceline.trainer.job import LossFunction
-from paceline.trainer.losses import as_scores
+from paceline.sync.replica import Replica
 from paceline.trainer.options import Precision
-from paceline.trainer.seeding import step_seed
 
 
 class LossScaler(Protocol):
@@ -25,10 +21,10 @@ class LossScaler(Protocol):
     def scale(self, loss: Tensor) -> Tensor:
         """Multiply a loss by the scale."""
 
-    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+    def unscale_(self, optimizer: Optimizer) -> None:
         """Divide the gradients by the scale."""
 
-    def step(self, optimizer: torch.optim.Optimizer) -> float | None:
+    def step(self, optimizer: Optimizer) -> float | None:
         """Step unless a gradient isn't finite."""
 
     def update(self) -> None:
@@ -48,102 +44,89 @@ def autocast(
 @final
 @dataclass(kw_only=True)
 class Stepper:
-    """Runs optimizer steps on batches of this worker. Collective: every worker runs every step."""
+    """Turns losses into gradients of the whole global batch, and these into new weights."""
 
-    module: nn.Module
-    """The replicated model: its backward pass averages gradients over the workers."""
-    loss: LossFunction
-    optimizer: torch.optim.Optimizer
-    rate: RateControl
-    counters: StepCounters
-    forward_context: Callable[[], AbstractContextManager[object]]
     scaler: LossScaler | None
     clip_norm: float | None
-    world_size: int
-    micro_batch: int
-    """The most samples that go through the model at once."""
-    step_key: int
-    """What this worker's random numbers follow from."""
-    generators: list[torch.Generator]
-    """The generators to seed before each step."""
+    report: Callable[[str], None]
+    """Is told once about parameters that get no gradient."""
+    replicas: list[Replica] = field(default_factory=list)
+    optimizers: list[Optimizer] = field(default_factory=list)
+    _unscaled: list[Optimizer] = field(default_factory=list)
+    """Whose gradients have their true size already, in fp16."""
 
-    def run(self, batch: Batch, step: int) -> None:
-        """Take optimizer step number `step` (from 0) on this worker's share of the global batch.
-
-        The gradient is the mean over the global batch's samples, however they are spread: each
-        micro-batch is weighted by its number of samples.
-        """
-        self._reseed(step)
-        self.rate.apply(step)
-        if batch.local == 0:
-            self._stand_in(batch)
-        elif batch.local <= self.micro_batch:
-            self._pass(batch.inputs, batch.targets, batch, step)
-        else:
-            *first, last = self._micro_batches(batch)
-            with without_sync(self.module):
-                for inputs, targets in first:
-                    self._pass(inputs, targets, batch, step)
-            self._pass(*last, batch, step)
-        self._update()
-
-    def rehearse(self, batch: Batch) -> None:
-        """Run a backward pass without effect, after which the buckets of gradients stay the same.
-
-        DistributedDataParallel reorders them once, after the first backward pass of a process. From
-        three workers on their order settles how sums are rounded, so that a resumed training would
-        differ in its last bits from one that wasn't interrupted. Collective.
+    def backward(self, loss: Tensor, weight: float, *, last: bool) -> None:
+        """Add a loss's gradient to what is there. Collective where it is the step's last piece.
 
         Args:
-            batch: One sample, the same on every worker.
+            loss: Scalar.
+            weight: Share of this piece: its samples x workers / samples of the global batch, since
+                the workers' gradients are averaged.
+            last: Whether the gradients are complete with this piece.
+
+        Raises:
+            UsageError: The gradients have been unscaled: nothing can be added to them any more.
         """
-        with torch.compiler.set_stance("force_eager"):
-            self._stand_in(batch)
-        self.optimizer.zero_grad(set_to_none=True)
+        if self._unscaled:
+            raise UsageError(
+                "with fp16 a step has one backward pass: add the losses up before s.backward"
+            )
+        weighted = loss if weight == 1.0 else loss * weight
+        (weighted if self.scaler is None else self.scaler.scale(weighted)).backward()
+        if last:
+            for replica in self.replicas:
+                unused = replica.settle()
+                if unused:
+                    self.report(_describe_unused(replica, unused))
 
-    def _pass(self, inputs: Tensor, targets: Tensor, batch: Batch, step: int) -> None:
-        samples = targets.shape[0]
-        with self.forward_context():
-            outputs = self.module(inputs)
-        outputs = as_scores(outputs)
-        loss = self.loss(outputs, targets)
-        # The workers' gradients are averaged: local mean x samples x workers / total.
-        weight = samples * self.world_size / batch.total
-        self._backward(loss if weight == 1.0 else loss * weight)
-        self.counters.add(loss, outputs, targets, step)
-
-    def _stand_in(self, batch: Batch) -> None:
-        """Take part in a step whose last short batch left no sample for this worker.
-
-        Runs one sample of the batch in evaluation mode (so that BatchNorm and the counters see
-        nothing of it) and weights its gradient with zero.
-        """
-        self.module.eval()
-        with self.forward_context():
-            outputs = self.module(batch.inputs)
-        self.module.train()
-        self._backward(self.loss(as_scores(outputs), batch.targets) * 0.0)
-
-    def _backward(self, loss: Tensor) -> None:
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-
-    def _update(self) -> None:
+    def update(self, optimizers: Sequence[Optimizer]) -> None:
+        """Clip, take the optimizers' step, and forget all gradients."""
         if self.clip_norm is not None:
-            if self.scaler is not None:
-                self.scaler.unscale_(self.optimizer)
-            clip_gradients(self.module.parameters(), self.clip_norm)
-        if self.scaler is None:
-            self.optimizer.step()
-        else:
-            self.scaler.step(self.optimizer)
+            self.unscale(optimizers)
+            for optimizer in optimizers:
+                clip_gradients(_parameters(optimizer), self.clip_norm)
+        for optimizer in optimizers:
+            if self.scaler is None:
+                optimizer.step()
+            elif _has_gradients(optimizer):
+                self.scaler.step(optimizer)
+        if self.scaler is not None and any(map(_has_gradients, optimizers)):
             self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.forget()
 
-    def _micro_batches(self, batch: Batch) -> Iterable[tuple[Tensor, Tensor]]:
-        inputs, targets = (t.split(self.micro_batch) for t in (batch.inputs, batch.targets))
-        return zip(inputs, targets, strict=True)
+    def unscale(self, optimizers: Sequence[Optimizer]) -> None:
+        """Give gradients their true size, where a loss scaler has made them larger."""
+        if self.scaler is None:
+            return
+        for optimizer in optimizers:
+            if optimizer not in self._unscaled and _has_gradients(optimizer):
+                self.scaler.unscale_(optimizer)
+                self._unscaled.append(optimizer)
 
-    def _reseed(self, step: int) -> None:
-        seed = step_seed(self.step_key, step)
-        for generator in self.generators:
-            generator.manual_seed(seed)
+    def forget(self) -> None:
+        """Drop all gradients."""
+        self._unscaled = []
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def hold_back(self, *, syncing: bool) -> None:
+        """Say whether the next backward pass completes the step's gradients."""
+        for replica in self.replicas:
+            replica.syncing = syncing
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _has_gradients(optimizer: Optimizer) -> bool:
+    return any(p.grad is not None for p in _parameters(optimizer))
+
+
+def _describe_unused(replica: Replica, names: Sequence[str]) -> str:
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    model = type(replica.module).__name__
+    return (
+        f"{len(names)} parameters of {model} get no gradient and stay as they are: {shown}. "
+        "Set requires_grad to False for them, or leave them out, if that is what you want"
+    )

@@ -70,8 +70,10 @@ def reserve_s(state: TrainState, *, budget_s: float, eval_samples: int) -> float
 def _is_better(state: TrainState, options: LoopOptions) -> bool:
     accuracy, best_accuracy = state.val_accuracy, state.best_val_accuracy
     loss, best_loss = state.val_loss, state.best_val_loss
-    if loss is None:
-        return False
+    if loss is None:  # not finite, or a script gives the accuracy alone
+        if accuracy is None or best_loss is not None or options.best_by == "val_loss":
+            return False
+        return best_accuracy is None or accuracy > best_accuracy
     lower_loss = best_loss is None or loss < best_loss
     if options.best_by == "val_loss" or accuracy is None:
         return lower_loss

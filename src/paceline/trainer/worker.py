@@ -1,18 +1,24 @@
 """A worker from its first line to its last: what the launcher runs in every process."""
 
 import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 
 import torch
 
 from paceline.config.files import write_json
 from paceline.config.rundir import RunDirectory
 from paceline.dist.allocator import keep_freed_memory
+from paceline.dist.cores import share_cores
 from paceline.dist.device import pick_device, resolve_backend
 from paceline.dist.environment import current_placement
 from paceline.dist.group import joined
-from paceline.errors import JobError
+from paceline.errors import InterruptedTraining, JobError
 from paceline.launch.boundary import describe, record
+from paceline.optim.table import OPTIMIZER_OPTIONS
 from paceline.trainer.config import TrainConfig
+from paceline.trainer.engine import Engine
 from paceline.trainer.job import Job
 from paceline.trainer.loop import train
 from paceline.trainer.recipe import load_recipe
@@ -29,6 +35,7 @@ from paceline.trainer.seeding import seed_everything
 from paceline.trainer.session import Session
 from paceline.trainer.setup import open_session
 from paceline.trainer.signals import stop_on_signals
+from paceline.trainer.training import judge_best, prepare
 
 
 def run_training(payload: str) -> str:
@@ -42,16 +49,18 @@ def run_training(payload: str) -> str:
     """
     request = TrainRequest.from_json(payload)
     config = TrainConfig.from_settings(request.settings)
-    placement = current_placement()
+    placement = current_placement(config.dist)
     device = pick_device(config.dist, placement)
     backend = resolve_backend(config.dist, device)
     set_up_torch(config)
     run = RunDirectory.named(request.run_dir)
     timeout_s = config.dist.timeout_s
     with (
-        stop_on_signals(under_launcher=placement.source != "alone") as flag,
-        joined(placement, device, backend, timeout_s) as group,
+        stop_on_signals(under_launcher=placement.source not in ("alone", "options")) as flag,
+        joined(placement, device, backend, timeout_s, config.dist) as group,
     ):
+        if config.launch.threads is None:
+            share_cores(group)
         seed_everything(config.loop.seed)
         job: object = load_recipe(request.reference)(**request.arguments)
         if not isinstance(job, Job):
@@ -59,15 +68,28 @@ def run_training(payload: str) -> str:
                 f"the recipe {request.recipe} gave a {type(job).__name__}; "
                 "its function must return a paceline.Job"
             )
-        with open_session(job, config, run, group, flag) as session:
-            _announce(session, request, run)
+        opened = open_session(
+            config,
+            run,
+            group,
+            flag,
+            own_options=tuple(OPTIMIZER_OPTIONS),
+            announce=partial(announce, request=request),
+        )
+        with opened as session:
             try:
-                train(session)
+                return _train(session, job, request)
             except Exception as error:
                 # Before what is open gets closed, which takes time that may not be given.
                 record(describe(error, placement.rank), run.logs)
                 raise
-            return _finish(session, request, run)
+
+
+def _train(session: Session, job: Job, request: TrainRequest) -> str:
+    training = prepare(session, job)
+    with suppress(InterruptedTraining):  # saved; the summary says why
+        train(training)
+    return finish(session.engine, request, partial(judge_best, training))
 
 
 def set_up_torch(config: TrainConfig) -> None:
@@ -79,18 +101,33 @@ def set_up_torch(config: TrainConfig) -> None:
     torch.backends.cudnn.deterministic = True
 
 
-def _announce(session: Session, request: TrainRequest, run: RunDirectory) -> None:
-    description = describe_run(session, request)
-    if session.group.rank == 0:
-        attempt, resumed = session.group.placement.attempt, run.run_json.exists()
-        write_run(run, description, describe_start(session, attempt, resumed))
-        opening = restart_line(session) if attempt else opening_lines(session, description, run)
-        session.console.say(opening)
+def announce(engine: Engine, request: TrainRequest) -> None:
+    """Write `run.json` and say what begins. Collective."""
+    description = describe_run(engine, request)
+    if engine.group.rank == 0:
+        run, attempt = engine.run, engine.group.placement.attempt
+        resumed = run.run_json.exists()
+        write_run(run, description, describe_start(engine, attempt, resumed))
+        opening = restart_line(engine) if attempt else opening_lines(engine, description, run)
+        engine.console.say(opening)
 
 
-def _finish(session: Session, request: TrainRequest, run: RunDirectory) -> str:
-    session.keeper.flush()
-    summary = summarize(session, request.recipe)
-    if session.group.rank == 0:
-        write_json(run.summary_json, summary)
+def finish(
+    engine: Engine,
+    request: TrainRequest,
+    judge: Callable[[], Mapping[str, object]] = dict,
+) -> str:
+    """Wait for the snapshots and write `summary.json`. Collective.
+
+    Args:
+        engine: Of the training that is over.
+        request: What was asked for.
+        judge: Gives what else belongs into the summary; called where the training wasn't cut short.
+    """
+    engine.keeper.flush()
+    summary = summarize(engine, request.recipe)
+    if summary["stopped_because"] != "signal":
+        summary |= judge()
+    if engine.group.rank == 0:
+        write_json(engine.run.summary_json, summary)
     return json.dumps({"stopped_because": summary["stopped_because"]})

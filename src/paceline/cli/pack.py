@@ -1,0 +1,62 @@
+"""`paceline pack DIR OUT`: decodes an image folder once, to be read at memory speed."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from paceline.cli.options import parse_options, show_help, take_word, wants_help
+from paceline.config.fields import option_fields
+from paceline.data.pack_options import PackOptions
+from paceline.errors import ExitCode
+
+_OPTIONS = option_fields(PackOptions, "Pack")
+_ABOUT = (
+    "Pack the image folder DIR/{train,val,test}/CLASS/IMAGE into the directory OUT: raw images of "
+    "one size and an index. Run it again to go on after an interruption."
+)
+_REPORT_EVERY_S = 5.0
+
+
+def main(tokens: Sequence[str]) -> int:
+    """Run the command."""
+    command = "paceline pack DIR OUT"
+    if wants_help(tokens):
+        return show_help(command, _ABOUT, _OPTIONS)
+    source, rest = take_word(tokens, command, "the image folder")
+    out, rest = take_word(rest, command, "the directory to make")
+    given = parse_options(command, _ABOUT, rest, _OPTIONS)
+    options = PackOptions(**given)  # type: ignore[arg-type]  # checked by the parser
+    from paceline.data.packing import list_broken, pack_images
+
+    index = pack_images(
+        Path(source), Path(out), options, report=_say, progress=_progress(time.monotonic)
+    )
+    counts = ", ".join(f"{packed.num_images:,} {name}" for name, packed in index.splits.items())
+    size = sum(packed.num_images for packed in index.splits.values()) * index.image_bytes
+    left_out = len(list_broken(index))
+    print(
+        f"{out}: {counts} images of {index.size}x{index.size} in {len(index.class_names)} classes, "
+        f"{size / 1e9:.2f} GB" + (f"; {left_out} broken ones left out" if left_out else "")
+    )
+    return ExitCode.DONE
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _progress(clock: Callable[[], float]) -> Callable[[int, int], None]:
+    """Print a line every few seconds."""
+    started = last = clock()
+    first: int | None = None
+
+    def tell(done: int, total: int) -> None:
+        nonlocal last, first
+        first = done if first is None else first
+        now = clock()
+        if now - last >= _REPORT_EVERY_S and done < total:
+            last = now
+            rate = (done - first) / (now - started)
+            _say(f"{done:,} of {total:,} images, {rate:,.0f} images/s")
+
+    return tell

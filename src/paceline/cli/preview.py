@@ -1,0 +1,110 @@
+"""`paceline preview RECIPE`: draws augmented training samples and test samples as PNG files."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.cli.options import HelpShown, parse_options
+from paceline.config.fields import OptionField
+from paceline.config.files import write_atomic
+from paceline.errors import ExitCode, UsageError
+from paceline.recipes.registry import DEFAULT, reference_of
+from paceline.trainer.recipe import Recipe, load_recipe
+
+_MOST_TILES = 1024
+_OPTIONS = (
+    OptionField(
+        name="tiles",
+        annotation=int,
+        default=64,
+        help="How many samples each picture shows, 1 to 1024.",
+        group="Preview",
+    ),
+    OptionField(
+        name="out",
+        annotation=str,
+        default="preview.png",
+        help="Where the pictures go: with -train and -test added to the name.",
+        group="Preview",
+    ),
+    OptionField(
+        name="seed",
+        annotation=int,
+        default=0,
+        help="The training's seed, which gives the order and the random changes.",
+        group="Preview",
+    ),
+    OptionField(
+        name="overwrite",
+        annotation=bool,
+        default=False,
+        help="Replace the files if they exist.",
+        group="Preview",
+    ),
+)
+_ABOUT = (
+    "Draw the first training samples of a recipe as the model will see them, augmented, and "
+    "samples spread over the test set; each with its label."
+)
+
+
+def main(tokens: Sequence[str]) -> int:
+    """Run the command."""
+    name, rest = (DEFAULT, tokens)
+    if tokens and not tokens[0].startswith("-"):
+        name, *rest = tokens
+    recipe = load_recipe(reference_of(name))
+    arguments = recipe.arguments()
+    _check_names(recipe, arguments)
+    try:
+        given = parse_options(f"paceline preview {name}", _ABOUT, rest, [*arguments, *_OPTIONS])
+    except HelpShown:
+        return ExitCode.DONE
+    count = int(str(given.pop("tiles", 64)))
+    if not 1 <= count <= _MOST_TILES:
+        raise UsageError(f"--tiles should be 1 to {_MOST_TILES}, not {count}")
+    out = Path(str(given.pop("out", "preview.png")))
+    paths = _paths(out, overwrite=bool(given.pop("overwrite", False)))
+    seed = int(str(given.pop("seed", recipe.settings.get("seed", 0))))
+    from paceline.report.grid import Grid
+    from paceline.report.preview import evaluation_tiles, training_tiles
+    from paceline.trainer.seeding import seed_everything
+
+    seed_everything(seed)
+    job = recipe(**recipe.resolved(given))
+    pictures = (
+        (f"{name}: training, epoch 1, seed {seed}", training_tiles(job, seed, count)),
+        (f"{name}: test", evaluation_tiles(job, count)),
+    )
+    for path, (title, tiles) in zip(paths, pictures, strict=True):
+        _write(path, Grid(tiles).draw(title))
+        print(f"{len(tiles)} samples  {path}")
+    return ExitCode.DONE
+
+
+def _check_names(recipe: Recipe, arguments: Sequence[OptionField]) -> None:
+    taken = {option.name for option in _OPTIONS} & {argument.name for argument in arguments}
+    if taken:
+        raise UsageError(
+            f"recipe {recipe.name!r}: its argument {min(taken)!r} is an option of "
+            "`paceline preview` already; give the argument another name"
+        )
+
+
+def _paths(out: Path, *, overwrite: bool) -> tuple[Path, Path]:
+    """Name the two files, and refuse early what can't be written."""
+    if out.suffix.lower() != ".png":
+        raise UsageError(f"--out {out}: the pictures are PNG files, so let it end in .png")
+    made = tuple(out.with_name(f"{out.stem}-{part}{out.suffix}") for part in ("train", "test"))
+    there = [path for path in made if path.exists()]
+    if there and not overwrite:
+        raise UsageError(f"{there[0]} exists already; --overwrite replaces it")
+    if not out.parent.is_dir():
+        raise UsageError(f"there is no directory {out.parent}")
+    return made[0], made[1]
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        write_atomic(path, content)
+    except OSError as error:
+        raise UsageError(f"{path} can't be written: {error.strerror}") from error

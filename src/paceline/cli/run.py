@@ -1,0 +1,88 @@
+"""`paceline run SCRIPT.py`: runs a training script of the user's own on N workers."""
+
+import shlex
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from paceline.cli.options import parse_options, show_help, wants_help
+from paceline.cli.start import Launch, choose_place, start, warn_of_no_effect
+from paceline.cli.train import RUN_DIR, file_name
+from paceline.config.rundir import RunDirectory
+from paceline.errors import UsageError
+from paceline.trainer.config import TrainConfig
+from paceline.trainer.request import TrainRequest
+
+SCRIPT_ENTRY = "paceline.script.entry:run_script"
+
+_USAGE = "paceline run SCRIPT.py [options] [-- the script's own arguments]"
+_ABOUT = (
+    "Run a training script on N workers, each of them as `python SCRIPT.py` would run it; a script "
+    "that uses `paceline.session()` trains the same on any number. The script's own arguments come "
+    "after --. An option can also be given in the environment: PACELINE_PRECISION for --precision."
+)
+
+
+def main(tokens: Sequence[str]) -> int:
+    """Run the command."""
+    from paceline.cli.script_options import script_options
+
+    own, arguments = _split(tokens)
+    options = [*script_options().values(), RUN_DIR]
+    if wants_help(own):
+        return show_help(_USAGE, _ABOUT, options)
+    script, own = _take_script(own)
+    given = parse_options(shlex.join(("paceline", "run", script)), _ABOUT, own, options)
+    where = given.pop("run_dir", None)
+    config = TrainConfig.from_settings(given)
+    place = choose_place(config)
+    if place.rank == 0:
+        warn_of_no_effect(place, tuple(given))
+    moment = place.started_at()
+    usual = Path("runs") / f"{file_name(Path(script).stem)}-{moment.astimezone():%Y%m%d-%H%M%S}"
+    run = RunDirectory.named(str(where) if where is not None else usual)
+    request = TrainRequest(
+        kind="script",
+        recipe=Path(script).name,
+        reference=str(Path(script).expanduser().absolute()),
+        arguments={},
+        script_args=tuple(arguments),
+        settings=given,
+        given=(*given, *(("run_dir",) if where is not None else ())),
+        run_dir=str(run.path),
+        command=("paceline", "run", *tokens),
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    return start(
+        Launch(
+            request=request,
+            config=config,
+            run=run,
+            place=place,
+            is_new=True,
+            is_named=where is not None,
+            entry=SCRIPT_ENTRY,
+        )
+    )
+
+
+def _split(tokens: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Part Paceline's options from the script's arguments."""
+    if "--" not in tokens:
+        return tokens, ()
+    place = list(tokens).index("--")
+    return tokens[:place], tokens[place + 1 :]
+
+
+def _take_script(tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Take the script's path out of the options, before or behind it.
+
+    Raises:
+        UsageError: There is none, or no such file.
+    """
+    for place, token in enumerate(tokens):
+        if token.endswith(".py") and not token.startswith("-"):
+            if not Path(token).expanduser().is_file():
+                raise UsageError(f"there is no file {token}")
+            return token, [*tokens[:place], *tokens[place + 1 :]]
+    raise UsageError(f"the script is missing. Usage: {_USAGE}")

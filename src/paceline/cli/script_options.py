@@ -1,0 +1,48 @@
+"""What a script and the command line say about a training, put together."""
+
+from collections.abc import Mapping
+
+from paceline.cli.options import flag, parse_options
+from paceline.config.fields import OptionField, OptionValue, option_fields
+from paceline.errors import UsageError
+from paceline.optim.options import OptimOptions
+from paceline.trainer.config import training_options
+
+_OF_RECIPES = (
+    {option.name for option in option_fields(OptimOptions, "")} | {"label_smoothing"}
+) - {"clip_norm"}
+
+
+def script_options() -> Mapping[str, OptionField]:
+    """Options of a training that a script of one's own has as well.
+
+    Not those of optimizer, learning rate and loss: these the script makes itself.
+    """
+    return {n: option for n, option in training_options().items() if n not in _OF_RECIPES}
+
+
+def from_environment() -> dict[str, OptionValue]:
+    """Read the options that stand in the environment, such as PACELINE_PRECISION."""
+    return parse_options("the environment", "", (), script_options().values())
+
+
+def settled(
+    script: Mapping[str, OptionValue], given: Mapping[str, OptionValue]
+) -> dict[str, OptionValue]:
+    """Put what the script says and what was given from outside together.
+
+    Raises:
+        UsageError: They disagree, or the script names an option that there isn't.
+    """
+    known = script_options()
+    for name in script:
+        if name not in known:
+            names = ", ".join(known)
+            raise UsageError(f"paceline.session() has no option {name!r}. Known: {names}")
+    for name, value in script.items():
+        if name in given and given[name] != value:
+            raise UsageError(
+                f"the script says {name}={value!r}, and the command line or the environment says "
+                f"{flag(name)} {given[name]}: leave it out in one of the two places"
+            )
+    return {**script, **given}

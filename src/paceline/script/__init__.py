@@ -1,0 +1,1 @@
+"""Training scripts of the user's own: `paceline.session`, `paceline.launch`, `paceline run`."""

@@ -1,0 +1,37 @@
+"""What runs in every worker of `paceline run`: the user's script, as its own main program."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+from paceline.dist.environment import REQUEST_VARIABLE, set_variables
+from paceline.errors import InterruptedTraining, JobError
+from paceline.trainer.request import TrainRequest
+
+
+def run_script(payload: str) -> str:
+    """Run a script as `python SCRIPT ARGUMENTS` would.
+
+    Args:
+        payload: A `TrainRequest` as JSON; `paceline.session()` in the script finds it.
+
+    Returns:
+        JSON with `stopped_because`: `signal`, or `script` where it came to its end.
+
+    Raises:
+        JobError: The script ended itself with an exit code other than 0.
+    """
+    request = TrainRequest.from_json(payload)
+    set_variables({REQUEST_VARIABLE: payload})
+    sys.argv = [request.reference, *request.script_args]
+    sys.path.insert(0, str(Path(request.reference).parent))
+    stopped = "script"
+    try:
+        runpy.run_path(request.reference, run_name="__main__")
+    except InterruptedTraining:
+        stopped = "signal"
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise JobError(f"the script ended itself by sys.exit({error.code!r})") from error
+    return json.dumps({"stopped_because": stopped})

@@ -1,0 +1,182 @@
+"""`paceline.launch`: a function on several workers, from a notebook's cell or from a script."""
+
+import gc
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import NoReturn
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from paceline.config.fields import OptionValue
+from paceline.dist.environment import set_variables
+from paceline.errors import InterruptedTraining, JobError, UsageError
+from paceline.launch.lineage import die_with_parent
+from paceline.launch.placement import usable_cores
+
+_LOOPBACK = "127.0.0.1"
+_END_S = 5.0
+
+
+@dataclass(frozen=True)
+class _Worker:
+    rank: int
+    pid: int
+    results: Connection
+
+
+def launch(
+    function: Callable[..., object], *, workers: int = 2, **arguments: OptionValue
+) -> list[object]:
+    """Run a function on several workers of this machine and give what each returned.
+
+    The function may be defined in the notebook itself; in it, `paceline.session()` is one of the
+    workers. They are forked, so that they see everything that the notebook has defined.
+
+    Args:
+        function: Called as `function(**arguments)` in every worker.
+        workers: How many; with GPUs at most as many as there are.
+        arguments: Its keyword arguments.
+
+    Returns:
+        What each worker's call returned, in rank order: None, numbers, text, lists, dictionaries.
+
+    Raises:
+        UsageError: CUDA has been used in this process, which can't be forked any more.
+        JobError: A worker failed; the message has its whole traceback.
+        KeyboardInterrupt: The cell was interrupted; no worker is left.
+    """
+    if workers < 1:
+        raise UsageError(f"workers must be at least 1, not {workers}")
+    if torch.cuda.is_initialized():
+        raise UsageError(
+            "this process has used CUDA already, and workers are forked from it: restart the "
+            "notebook, and touch the GPU only in the function that paceline.launch runs"
+        )
+    store = TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
+    started: list[_Worker] = []
+    try:
+        for rank in range(workers):
+            started.append(_fork(rank, workers, store.port, function, arguments))
+        return _collect(started)
+    finally:
+        _end(started)
+
+
+def _fork(
+    rank: int,
+    workers: int,
+    port: int,
+    function: Callable[..., object],
+    arguments: Mapping[str, OptionValue],
+) -> _Worker:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reading, writing = Pipe(duplex=False)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        reading.close()
+        _be_worker(rank, workers, port, parent, function, arguments, writing)
+    writing.close()
+    return _Worker(rank, pid, reading)
+
+
+def _be_worker(
+    rank: int,
+    workers: int,
+    port: int,
+    parent: int,
+    function: Callable[..., object],
+    arguments: Mapping[str, OptionValue],
+    writing: Connection,
+) -> NoReturn:
+    """Call the function and leave at once: the notebook's own clean-up is not this process's."""
+    # The notebook's garbage may hold what waits for a thread when it is taken apart (a store, a
+    # process group), and there is no such thread in this process.
+    gc.freeze()
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the notebook passes it on as SIGTERM
+    threads = max(1, usable_cores() // workers)
+    set_variables(_environment(rank, workers, port, threads))
+    torch.set_num_threads(1)  # a pool of OpenMP threads doesn't survive a fork
+    code = 0
+    try:
+        told = json.dumps({"value": function(**arguments)})
+        _flush()  # the notebook ends its workers as soon as it has heard from all
+        writing.send_bytes(told.encode())
+    except InterruptedTraining as error:
+        code = int(str(error.code))
+    except BaseException:  # noqa: BLE001  # the process ends here; the notebook raises it
+        writing.send_bytes(json.dumps({"traceback": traceback.format_exc()}).encode())
+        code = 1
+    _flush()
+    os._exit(code)
+
+
+def _flush() -> None:
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _environment(rank: int, workers: int, port: int, threads: int) -> dict[str, str]:
+    interface = "lo0" if sys.platform == "darwin" else "lo"
+    numbers = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": workers,
+        "LOCAL_WORLD_SIZE": workers,
+        "GROUP_RANK": 0,
+        "GROUP_WORLD_SIZE": 1,
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": threads,
+    }
+    return {name: str(number) for name, number in numbers.items()} | {
+        "MASTER_ADDR": _LOOPBACK,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": interface,
+    }
+
+
+def _collect(started: list[_Worker]) -> list[object]:
+    values: dict[int, object] = {}
+    waiting = {worker.results: worker for worker in started}
+    while waiting:
+        for ready in wait(list(waiting)):
+            assert isinstance(ready, Connection)
+            worker = waiting.pop(ready)
+            try:
+                told = json.loads(ready.recv_bytes())
+            except EOFError:
+                raise JobError(f"worker {worker.rank} ended without a word") from None
+            if "traceback" in told:
+                raise JobError(f"worker {worker.rank} failed:\n{told['traceback']}")
+            values[worker.rank] = told["value"]
+    return [values[rank] for rank in sorted(values)]
+
+
+def _end(started: list[_Worker]) -> None:
+    """Ask the workers that are left to stop, kill them when they don't, and wait for all."""
+    for worker in started:
+        with suppress(ProcessLookupError):
+            os.kill(worker.pid, signal.SIGTERM)
+    for worker in started:
+        # The pipe's end tells that the process has ended.
+        while worker.results.poll(_END_S):
+            try:
+                worker.results.recv_bytes()
+            except (EOFError, OSError):
+                break
+        else:
+            os.kill(worker.pid, signal.SIGKILL)
+        worker.results.close()
+        os.waitpid(worker.pid, 0)

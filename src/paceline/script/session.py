@@ -1,0 +1,207 @@
+"""`paceline.session()`: a script becomes a worker of a training, alone or one of many."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from paceline.cli.ending import announce_end
+from paceline.cli.meeting import make_on_this_node
+from paceline.cli.pages import write_report_apart
+from paceline.cli.script_options import from_environment, settled
+from paceline.config.commands import command_line
+from paceline.config.fields import OptionValue
+from paceline.config.rundir import RunDirectory
+from paceline.dist.cores import share_cores
+from paceline.dist.device import pick_device, resolve_backend
+from paceline.dist.environment import current_placement, handed_request
+from paceline.dist.group import Group, joined
+from paceline.dist.placement import Placement
+from paceline.errors import InterruptedTraining, UsageError
+from paceline.launch.boundary import describe, record
+from paceline.trainer.config import TrainConfig
+from paceline.trainer.engine import Engine
+from paceline.trainer.past import PastRun
+from paceline.trainer.request import TrainRequest
+from paceline.trainer.seeding import seed_everything
+from paceline.trainer.session import Session
+from paceline.trainer.setup import open_session
+from paceline.trainer.signals import stop_on_signals
+from paceline.trainer.worker import announce, finish, set_up_torch
+
+Resume = bool | Literal["auto"]
+
+
+@contextmanager
+def session(
+    run_dir: str | Path | None = None, *, resume: Resume = False, **settings: OptionValue
+) -> Iterator[Session]:
+    """Be a worker of a training for the length of a `with` block. Collective.
+
+    The same script runs as one plain process and as many, under `paceline run`, torchrun, srun or
+    mpirun. At the end of the block the summary and the report are written.
+
+    Args:
+        run_dir: What the training leaves behind; must be new or empty unless it resumes. By default
+            runs/SCRIPT-TIME.
+        resume: Go on with the training in `run_dir`, exactly where it stopped; `"auto"` begins anew
+            where there is none.
+        settings: Options of training by their Python names, such as `precision="bf16"`,
+            `snapshot_every="10m"`, `time_budget="2h"`. See `paceline run --help`.
+
+    Raises:
+        UsageError: An unknown option, one that the command line contradicts, or a run directory
+            that can't be used.
+        InterruptedTraining: A signal ended the training, which is saved: the process's exit code
+            will be 75.
+    """
+    request = _request(run_dir, settings)
+    launched = handed_request() is not None
+    config = TrainConfig.from_settings(request.settings)
+    placement = current_placement(config.dist)
+    device = pick_device(config.dist, placement)
+    backend = resolve_backend(config.dist, device)
+    set_up_torch(config)
+    with ExitStack() as stack:
+        flag = stack.enter_context(stop_on_signals(under_launcher=placement.source == "torch"))
+        group = stack.enter_context(
+            joined(placement, device, backend, config.dist.timeout_s, config.dist)
+        )
+        if config.launch.threads is None:
+            share_cores(group)
+        run = RunDirectory.named(request.run_dir)
+        if not launched:
+            run = _agree_on_run(run, resume, group)
+            stack.enter_context(_closing(run, group.rank))
+        request = replace(request, run_dir=str(run.path))
+        seed_everything(config.loop.seed)
+        opened = open_session(
+            config,
+            run,
+            group,
+            flag,
+            given=frozenset(request.given),
+            announce=partial(_announce, request=request),
+        )
+        s = stack.enter_context(opened)
+        try:
+            yield s
+        except InterruptedTraining:
+            finish(s.engine, request)
+            raise
+        except Exception as error:
+            record(describe(error, group.rank), run.logs)
+            raise
+        if s.engine.begun:
+            s.engine.close_epoch()  # the script left its last one by `break`
+            finish(s.engine, request)
+
+
+def _announce(engine: Engine, request: TrainRequest) -> None:
+    """Compare the script's settings with those of the run that it goes on with. Collective.
+
+    Raises:
+        UsageError: They would change what is trained; every worker says so.
+    """
+    problem = ""
+    if engine.group.rank == 0 and engine.run.run_json.exists():
+        plan = engine.course.plan
+        batch = {"global_batch": plan.global_batch if plan else None, "batch_per_worker": None}
+        try:
+            PastRun.read(engine.run).changed(engine.config.settings() | batch, request.allowed)
+        except UsageError as error:
+            problem = str(error)
+    problem = engine.group.broadcast_text(problem)
+    if problem:
+        raise UsageError(problem)
+    announce(engine, request)
+
+
+def _request(run_dir: str | Path | None, settings: dict[str, OptionValue]) -> TrainRequest:
+    """Put together what the script, the command line and the environment say."""
+    payload = handed_request()
+    if payload is not None:
+        asked = TrainRequest.from_json(payload)
+        own = RunDirectory.named(run_dir) if run_dir is not None else None
+        if own is not None and "run_dir" in asked.given and str(own.path) != asked.run_dir:
+            raise UsageError(
+                f"the script says run_dir={str(run_dir)!r}, and the command line says --run-dir "
+                f"{asked.run_dir}: leave it out in one of the two places"
+            )
+        return replace(asked, settings=settled(settings, asked.settings))
+    given = from_environment()
+    script = Path(sys.argv[0] or "session")
+    moment = datetime.now(UTC)
+    usual = Path("runs") / f"{script.stem}-{moment.astimezone():%Y%m%d-%H%M%S}"
+    return TrainRequest(
+        kind="script",
+        recipe=script.name,
+        reference=str(script.absolute()),
+        arguments={},
+        script_args=tuple(sys.argv[1:]),
+        settings=settled(settings, given),
+        given=tuple(given),
+        run_dir=str(RunDirectory.named(run_dir or usual).path),
+        command=("python", *sys.argv),
+        started_at=moment.isoformat(timespec="seconds"),
+    )
+
+
+def _agree_on_run(run: RunDirectory, resume: Resume, group: Group) -> RunDirectory:
+    """Have rank 0 make the run directory, and every other worker take its name over. Collective.
+
+    Raises:
+        UsageError: It can't be used; every worker says so.
+    """
+    problem = _make(run, resume, group.placement) if group.rank == 0 else ""
+    told = json.loads(group.broadcast_text(json.dumps([str(run.path), problem])))
+    if told[1]:
+        raise UsageError(told[1])
+    agreed = RunDirectory.named(told[0])
+    make_on_this_node(agreed)
+    return agreed
+
+
+def _make(run: RunDirectory, resume: Resume, placement: Placement) -> str:
+    """Make the run directory, or find the old one. Returns what stands in the way."""
+    exists = run.run_json.exists()
+    if exists and (resume or placement.attempt):
+        return ""
+    if resume is True:
+        return f"there is no training in {run.path} to go on with"
+    try:
+        run.create()
+    except UsageError as error:
+        return str(error).replace("--run-dir", "run_dir=...")
+    return ""
+
+
+@contextmanager
+def _closing(run: RunDirectory, rank: int) -> Iterator[None]:
+    """Hold the run directory on rank 0, and tell how the training ended."""
+    if rank != 0:
+        yield
+        return
+    with run.lock():
+        run.summary_json.unlink(missing_ok=True)  # of an earlier start
+        try:
+            yield
+        except InterruptedTraining:
+            announce_end(run, interrupted=True, write=write_report_apart)
+            raise
+        except Exception:
+            if any(run.snapshots.glob("step-*")):
+                again = command_line("resume", run.path)
+                print(f"Go on from the newest good snapshot: {again}", file=sys.stderr)
+            elif not run.run_json.exists():
+                run.discard()
+            raise
+        if run.summary_json.exists():
+            announce_end(run, interrupted=False, write=write_report_apart)
+        elif not run.run_json.exists():
+            run.discard()  # nothing was trained, now or earlier

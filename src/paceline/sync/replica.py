@@ -1,0 +1,247 @@
+"""A model on every worker whose gradients are averaged over all of them, by all-reduce.
+
+The user's module stays the object it is, with its own attributes and names; only its `forward`
+goes through DistributedDataParallel.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.dist.group import Group
+from paceline.errors import JobError
+
+Forward = Callable[..., object]
+_SHOWN = 5
+
+
+@final
+class Replica:
+    """Averages a module's gradients over the workers while its backward pass runs.
+
+    The first backward pass of a process stays local: it shows which parameters get a gradient at
+    all (`settle`). Buffers (BatchNorm's running statistics) stay each worker's own while training;
+    who uses the model averages them. Broadcasting them before every forward pass,
+    DistributedDataParallel's default, would keep rank 0's alone and cost one more collective.
+    """
+
+    def __init__(self, module: nn.Module, group: Group, forward: Forward | None = None) -> None:
+        """Take a module over. Collective: all workers go on from rank 0's weights.
+
+        Args:
+            module: On the group's device; its `forward` is replaced.
+            group: The workers.
+            forward: What a forward pass computes; the module's own `forward` by default.
+
+        Raises:
+            JobError: The workers' modules differ in their parameters.
+        """
+        self.module = module
+        self.syncing = True
+        """Whether the next backward pass averages; False while micro-batches are added up."""
+        self.used = False
+        """Whether the next backward pass that reaches the module will average its gradients."""
+        self._looked = False
+        self._group = group
+        self._body = _Body(module, forward or module.forward)
+        self._every = list(module.parameters())
+        self._parallel: DistributedDataParallel | None = None
+        self._partly = False
+        """Whether a parameter may go without a gradient in some step."""
+        self._take_parameters()
+        _agree_on_weights(module, group)
+        if group.world_size > 1 or forward is not None:
+            module.forward = _Router(self)
+
+    def run(self, *args: object, **kwargs: object) -> object:
+        """Compute a forward pass; what `module(...)` comes down to."""
+        if not self.syncing or not torch.is_grad_enabled() or self._is_frozen():
+            return self._body.compute(*args, **kwargs)
+        if self._parallel is None:
+            return self._body.compute(*args, **kwargs)
+        self.used = True
+        return self._parallel(*args, **kwargs)
+
+    def settle(self) -> tuple[str, ...]:
+        """Make sure after a backward pass that its gradients are those of all workers.
+
+        Almost always they are already, and this only looks. Collective where they are not: after
+        the first backward pass, and after one that used the module by another way than calling it
+        (a method, a submodule), which DistributedDataParallel doesn't see.
+
+        Returns:
+            After the first backward pass: names of parameters that no worker has a gradient for.
+
+        Raises:
+            JobError: This worker got no gradient for parameters that had one before.
+        """
+        if self._group.world_size == 1:
+            return () if self._looked else self._look()
+        if self._is_frozen():
+            return ()
+        held = [p.grad is not None for p in self.parameters.values()]
+        if self.used:
+            if any(held):  # else this backward pass was about another model, and ours may follow
+                self.used = False
+                if not self._partly and not all(held):
+                    raise self._lost_gradients()
+            return ()
+        rows = self._group.gather_rows(torch.tensor(held, dtype=torch.uint8)).bool()
+        if not rows.any():
+            return ()
+        names = [n for n, has in zip(self.parameters, rows.any(0).tolist(), strict=True) if not has]
+        if self._parallel is not None:
+            self._replay(names)
+            return ()
+        self._partly = not bool(rows.all())
+        # A forward pass that never meets a backward pass would leave gradients waiting.
+        self._parallel = _parallel(self._body, self._group.device, partly=self._partly)
+        self._replay(names, twice=not self._partly)
+        return tuple(names)
+
+    def _look(self) -> tuple[str, ...]:
+        """Look once, after the first backward pass that was about this module."""
+        without = [n for n, p in self.parameters.items() if p.grad is None]
+        self._looked = len(without) < len(self.parameters)
+        return tuple(without) if self._looked else ()
+
+    def release(self) -> None:
+        """Give the module its own forward pass back. Local to the worker."""
+        if "forward" in vars(self.module):
+            del self.module.forward
+        self._parallel = None
+
+    def _take_parameters(self) -> None:
+        self.parameters = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        self._trained = [p.requires_grad for p in self._every]
+        self._parallel, self._partly, self.used = None, False, False
+
+    def _is_frozen(self) -> bool:
+        """Tell whether nothing is trained now; heed what the script has frozen or thawed."""
+        trained = [p.requires_grad for p in self._every]
+        if trained == self._trained:
+            return not self.parameters
+        if not any(trained):
+            return True  # for a while: the discriminator in the generator's step
+        self._take_parameters()
+        return False
+
+    def _replay(self, without: Sequence[str], *, twice: bool = False) -> None:
+        """Send the local gradients through a backward pass that averages them. Collective.
+
+        The sum of parameter * gradient has just these gradients, bit by bit.
+
+        Args:
+            without: Parameters that no worker has a gradient for; they stay without.
+            twice: DistributedDataParallel puts its buckets into another order after the first
+                backward pass, and their order settles how sums are rounded. Run that one for
+                nothing, so that every start of a training rounds alike from its first step on.
+        """
+        parallel, local = self._parallel, self._take_gradients()
+        assert parallel is not None
+        for _ in range(1 + twice):
+            for parameter in self.parameters.values():
+                parameter.grad = None
+            with torch.autocast(self._group.device.type, enabled=False):
+                parallel(_Surrogate(local)).backward()
+        for name in without:
+            self.parameters[name].grad = None
+        self.used = False
+
+    def _take_gradients(self) -> dict[str, Tensor]:
+        """Copy this worker's gradients; what has none contributes zero to the others'."""
+        held = {n: (p, p.grad) for n, p in self.parameters.items()}
+        return {n: torch.zeros_like(p) if g is None else g.clone() for n, (p, g) in held.items()}
+
+    def _lost_gradients(self) -> JobError:
+        lost = [name for name, p in self.parameters.items() if p.grad is None]
+        return JobError(
+            f"{_listed(lost)} got no gradient in this step on rank {self._group.rank}, but did in "
+            "the first step: the other workers wait for it. Use every parameter in every step, or "
+            "give those that are left out a share of zero: loss + 0 * parameter.sum()"
+        )
+
+
+@final
+class _Surrogate:
+    """Stands for a forward pass whose gradients are known."""
+
+    def __init__(self, gradients: Mapping[str, Tensor]) -> None:
+        self.gradients = gradients
+
+
+@final
+class _Body(nn.Module):
+    """What DistributedDataParallel wraps: the module's real forward pass, or a surrogate's."""
+
+    def __init__(self, module: nn.Module, compute: Forward) -> None:
+        super().__init__()
+        self.module = module
+        self.compute = compute
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        if args and isinstance(args[0], _Surrogate):
+            gradients = args[0].gradients
+            named = dict(self.module.named_parameters())
+            terms = [(named[name] * gradient).sum() for name, gradient in gradients.items()]
+            return torch.stack([term.float() for term in terms]).sum()
+        return self.compute(*args, **kwargs)
+
+
+@final
+class _Router:
+    """The `forward` of a module that has been taken over; a copy of the module has its own back."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return self._replica.run(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[nn.Module, str]]:
+        # A copy, by copy.deepcopy or pickle, has the forward pass of its class.
+        return getattr, (self._replica.module, "forward")
+
+
+def _parallel(body: _Body, device: torch.device, *, partly: bool) -> DistributedDataParallel:
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    # `broadcast_buffers` became `forward_sync_buffers` in torch 2.13.
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    return DistributedDataParallel(
+        body,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        init_sync=False,
+        find_unused_parameters=partly,
+        **{buffers: False},  # type: ignore[arg-type]  # its name depends on torch's version
+    )
+
+
+@torch.no_grad()
+def _agree_on_weights(module: nn.Module, group: Group) -> None:
+    """Compare the workers' parameters by name and shape, and give all of them rank 0's."""
+    if group.world_size == 1:
+        return
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    described = [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in state.items()]
+    lists = [text.splitlines() for text in group.gather_texts("\n".join(described))]
+    for rank, other in enumerate(lists):
+        different = [a for a in lists[0] if a not in other] + [
+            b for b in other if b not in lists[0]
+        ]
+        if different or other != lists[0]:
+            raise JobError(
+                f"the models of rank 0 and rank {rank} differ: {_listed(different) or 'order'}. "
+                "Every worker must build the same model"
+            )
+    for tensor in state.values():
+        group.broadcast_(tensor.detach())
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

@@ -1,0 +1,209 @@
+"""How far a training is, its clock, and what both ask for next. The same on every worker."""
+
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Literal, final
+
+from paceline.config.durations import parse_duration_s
+from paceline.data.order import epoch_order, step_indices
+from paceline.errors import JobError
+from paceline.optim.rate_control import RateControl
+from paceline.trainer.agreement import Agreement, steps_to_next
+from paceline.trainer.options import LoopOptions
+from paceline.trainer.plan import TrainPlan
+from paceline.trainer.state import TrainState
+from paceline.trainer.stopping import fit_total_steps, note_validation, reserve_s, stop_reason
+
+
+@final
+@dataclass(kw_only=True)
+class Course:
+    """Position and clock of a training. Changes only by what all workers know alike."""
+
+    loop: LoopOptions
+    snapshot_every_steps: int | None
+    snapshot_every_s: float | None
+    plan: TrainPlan | None = None
+    """How an epoch is cut into steps; None until there is a training loader."""
+    val_samples: int = 0
+    """Samples of the last evaluation, or of the one to come where that is known."""
+    rate: RateControl | None = None
+    """The schedule of the learning rate, where it isn't the script's own."""
+    state: TrainState = field(default_factory=TrainState)
+    stopping: Literal["time", "signal"] | None = None
+    """Why the workers have agreed to stop before the end of the epoch."""
+    data_s: float = 0.0
+    """Time this worker has waited for data since the last exchange."""
+    _next_agreement: int = 0
+    _last_agreement: int = 0
+    _lap_from_s: float = field(default_factory=perf_counter)
+    _unsaved_s: float = 0.0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of an epoch; 0 where that isn't known beforehand."""
+        return self.plan.steps_per_epoch if self.plan else 0
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether there is anything left to train."""
+        return self.state.ended is None and self.stopping is None
+
+    @property
+    def epoch_is_complete(self) -> bool:
+        """Whether nothing is left of the epoch but its evaluation."""
+        return self.state.step_in_epoch >= self.steps_per_epoch
+
+    def begin(self) -> None:
+        """Note what the training set is, for the snapshots."""
+        if self.plan is not None:
+            self.state.train_samples = self.plan.train_samples
+            self.state.global_batch = self.plan.global_batch
+            self.state.total_steps = self._most_steps()
+
+    def resume(self, state: TrainState) -> None:
+        """Go on from a snapshot's position, as far as today's options allow.
+
+        Raises:
+            JobError: The training set or the global batch has another size than at the beginning.
+        """
+        samples = self.plan.train_samples if self.plan else 0
+        batch = self.plan.global_batch if self.plan else 0
+        if state.global_batch != batch:
+            raise JobError(
+                f"the training began with a global batch of {state.global_batch}, and now it is "
+                f"{batch}: its steps would be other samples. Keep it, or start a new training"
+            )
+        if state.train_samples != samples:
+            raise JobError(
+                f"the training began with {state.train_samples} training samples, and now there "
+                f"are {samples}: an epoch can't be finished on another data set"
+            )
+        at_boundary = state.step_in_epoch == 0 and state.epoch > 0
+        ran_out_of_time = state.ended == "time"
+        state.ended = stop_reason(state, self.loop) if at_boundary else None
+        state.total_steps = self._most_steps()
+        self.state = state
+        self._last_agreement = self._next_agreement = state.step
+        self._fit_schedule()
+        if ran_out_of_time:
+            self._look_at_clock()  # unless there is more time now, nothing is left to do
+
+    def due_to_agree(self) -> bool:
+        """Tell whether it is time for an exchange: about twice a second."""
+        return self.state.step >= self._next_agreement
+
+    def due_to_save(self) -> bool:
+        """Tell whether a snapshot is due by steps or, since the last exchange, by time."""
+        every, every_s, state = self.snapshot_every_steps, self.snapshot_every_s, self.state
+        due = every is not None and state.step % every == 0
+        due = due or (every_s is not None and self._unsaved_s >= every_s)
+        # The end of the epoch has a snapshot of its own.
+        return due and state.step_in_epoch != self.steps_per_epoch
+
+    def saved(self) -> None:
+        """Note that a snapshot has been taken."""
+        self._unsaved_s = 0.0
+
+    def lap(self) -> float:
+        """Take the time since the last call."""
+        now_s = perf_counter()
+        lap_s, self._lap_from_s = now_s - self._lap_from_s, now_s
+        return lap_s
+
+    def take_in(self, agreed: Agreement) -> int:
+        """Advance clock and counts by an exchange.
+
+        Returns:
+            Steps since the exchange before.
+        """
+        state = self.state
+        state.elapsed_s += agreed.lap_s
+        state.train_s += agreed.lap_s
+        state.epoch_train_s += agreed.lap_s
+        state.epoch_data_s += agreed.data_s
+        self.data_s = 0.0
+        self._unsaved_s += agreed.lap_s
+        if agreed.signalled:
+            self.stopping = "signal"
+        self._fit_schedule()
+        self._look_at_clock()
+        steps = state.step - self._last_agreement
+        self._last_agreement = state.step
+        self._next_agreement = state.step + steps_to_next(agreed.lap_s, steps)
+        return steps
+
+    def add_pause(self, lap_s: float) -> None:
+        """Advance the clock by time that wasn't spent on steps."""
+        self.state.elapsed_s += lap_s
+        self._unsaved_s += lap_s
+
+    def close_epoch(self, *, validated: bool) -> bool:
+        """Go on to the next epoch, or to the end.
+
+        Args:
+            validated: Whether the state holds this epoch's validation figures.
+
+        Returns:
+            Whether they are the best so far.
+        """
+        state = self.state
+        complete = self.epoch_is_complete or self.stopping != "time"
+        if complete:
+            state.epoch += 1
+            state.step_in_epoch = 0
+            state.epoch_train_s = state.epoch_data_s = 0.0
+        best = note_validation(state, self.loop) if validated else False
+        state.ended = stop_reason(state, self.loop) if complete else None
+        if self.stopping == "time":
+            state.ended = state.ended or "time"
+        return best
+
+    def samples_of(self, step: int, rank: int) -> list[int]:
+        """List the training samples that a worker saw in a step of this epoch."""
+        plan, state = self.plan, self.state
+        if plan is None or not plan.shuffle:
+            return []
+        step_in_epoch = state.step_in_epoch - (state.step - step)
+        order = epoch_order(plan.train_samples, self.loop.seed, state.epoch)
+        samples = step_indices(
+            order, step_in_epoch, plan.global_batch, rank, plan.world_size, plan.bounds
+        )
+        return [int(sample) for sample in samples]
+
+    def expected_eval_s(self) -> float:
+        """Estimate how long the next evaluation takes."""
+        state = self.state
+        if state.eval_s is not None:
+            return state.eval_s
+        images_per_s = state.samples_seen / state.train_s if state.train_s > 0 else 0.0
+        return self.val_samples / images_per_s if images_per_s else 0.0
+
+    def _most_steps(self) -> int:
+        return self.loop.epochs * self.steps_per_epoch
+
+    def _fit_schedule(self) -> None:
+        """Fit the schedule to what the time budget allows at the pace so far."""
+        budget = self._budget()
+        if budget is None:
+            return
+        budget_s, kept_s = budget
+        self.state.total_steps = fit_total_steps(
+            self.state, most_steps=self._most_steps(), budget_s=budget_s, reserve_s=kept_s
+        )
+        if self.rate is not None:
+            self.rate.schedule = self.rate.schedule.with_total_steps(self.state.total_steps)
+
+    def _look_at_clock(self) -> None:
+        """Stop where only the time for the last evaluation and snapshot is left."""
+        budget = self._budget()
+        if budget is not None and self.state.elapsed_s >= budget[0] - budget[1]:
+            self.stopping = self.stopping or "time"
+
+    def _budget(self) -> tuple[float, float] | None:
+        """Give the time budget and what is kept back of it, in seconds."""
+        budget = self.loop.time_budget
+        if budget is None:
+            return None
+        budget_s = parse_duration_s(budget)
+        return budget_s, reserve_s(self.state, budget_s=budget_s, eval_samples=self.val_samples)

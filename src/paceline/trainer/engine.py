@@ -1,0 +1,400 @@
+"""What runs a training underneath the session: steps, exchanges, epochs, evaluation, snapshots."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from paceline.config.rundir import RunDirectory
+from paceline.data.batch import Batch, pieces
+from paceline.data.items import shorten
+from paceline.dist.group import Group
+from paceline.errors import InterruptedTraining, NonFiniteLossError, UsageError
+from paceline.launch.boundary import StepNote
+from paceline.metrics.console import Console
+from paceline.metrics.counters import StepCounters, Totals
+from paceline.trainer.agreement import NOTHING, Agreement, Status, agree
+from paceline.trainer.averages import Figures
+from paceline.trainer.balance import SpeedMeter, better_shares
+from paceline.trainer.config import TrainConfig
+from paceline.trainer.course import Course
+from paceline.trainer.evaluate import averaged_buffers, evaluating
+from paceline.trainer.keeper import SnapshotKeeper
+from paceline.trainer.loader import EvalLoader, Loader
+from paceline.trainer.parts import Parts
+from paceline.trainer.recorder import Recorder
+from paceline.trainer.rows import epoch_row, progress, with_validation
+from paceline.trainer.seeding import RandomStreams
+from paceline.trainer.signals import StopFlag
+from paceline.trainer.step import Stepper
+
+_LONG_EVALUATION_S = 2.0
+"""Longer than this, and a snapshot is taken first: a signal may leave no time to finish it."""
+
+
+@final
+@dataclass(kw_only=True)
+class Engine:
+    """A worker's machinery. Every method but the properties is collective unless it says not."""
+
+    config: TrainConfig
+    run: RunDirectory
+    group: Group
+    course: Course
+    parts: Parts
+    stepper: Stepper
+    counters: StepCounters
+    keeper: SnapshotKeeper
+    recorder: Recorder
+    console: Console
+    stop_flag: StopFlag
+    note: StepNote
+    random: RandomStreams
+    announce: "Callable[[Engine], None]"
+    """Called once the position is known: tells the user what begins."""
+    meter: SpeedMeter | None = None
+    """Measures this worker's speed, where batches are to be shared by it."""
+    begun: bool = False
+    channels_last: bool = False
+    """Whether images and convolutions are laid out channels-last."""
+    train_loader: Loader | None = None
+    """The loader whose steps are counted: the first one."""
+    loaders: list[Loader | EvalLoader] = field(default_factory=list)
+    logged: Figures = field(default_factory=dict)
+    """Figures of the script's own for the epoch's row."""
+    _batch: Batch | None = None
+    _counted: bool = False
+    """Whether this step's loss has been counted: a second one belongs to another optimizer."""
+    _epoch_is_open: bool = False
+    """Whether the body of `epochs` is running."""
+    _passed: bool = False
+    """Whether the epoch's pass over the training loader has begun."""
+    _standing_in: ExitStack | None = None
+    """Puts models back into the mode that they had before a stand-in."""
+    _trained: Totals | None = None
+    _validated: bool = False
+    _lr: float | None = None
+    """Of the epoch's last step: the script may step its scheduler before the epoch is recorded."""
+
+    def set_epochs(self, count: int) -> None:
+        """Settle how long to train. Local to the worker."""
+        loop = replace(self.config.loop, epochs=count)
+        self.config = replace(self.config, loop=loop)
+        self.course.loop = loop
+
+    def release(self) -> None:
+        """End all reader processes, and give the models their own forward pass back. Local."""
+        for replica in self.stepper.replicas:
+            replica.release()
+        for loader in self.loaders:
+            loader.close()
+
+    def begin(self) -> None:
+        """Restore the newest snapshot, if there is one, and start the clock."""
+        self.begun = True
+        self.course.begin()
+        restored = self.keeper.restore_newest()
+        if restored is not None:
+            self.course.resume(restored)
+        self.recorder.start(self.course.state)
+        self.parts.for_each_model(nn.Module.train)
+        self.announce(self)
+        self.course.lap()
+
+    def epochs(self) -> Iterator[int]:
+        """Go through the epochs that are left."""
+        while self.course.can_continue:
+            self.random.at_epoch(self.course.state.epoch)
+            self._epoch_is_open, self._passed = True, False
+            yield self.course.state.epoch
+            self.close_epoch()
+
+    def close_epoch(self) -> None:
+        """Record the epoch, judge whether to go on, and save; nothing where none is open."""
+        if not self._epoch_is_open:
+            return
+        self._epoch_is_open = False
+        if self._batch is not None:
+            self._close_step()  # the script left its loop early
+        self._close_epoch()
+
+    def steps(self, loader: Loader) -> Iterator[Batch]:
+        """Give the batches of what is left of the epoch; after each, do what is due.
+
+        Raises:
+            UsageError: Not within `epochs`, or for a second time in one epoch.
+        """
+        self._begin_pass()
+        state, most = self.course.state, loader.plan.micro_batch
+        source = loader.read(state.epoch, state.step_in_epoch)
+        while self.course.stopping is None:
+            if self.meter is not None and self._rebalance(loader):
+                source, most = (
+                    loader.read(state.epoch, state.step_in_epoch),
+                    loader.plan.micro_batch,
+                )
+            self.note.operation = "data"
+            asked_s = perf_counter()
+            batch = next(source, None)
+            self.course.data_s += perf_counter() - asked_s
+            if batch is None:
+                break
+            self._open_step(batch)
+            if batch.local <= most:
+                self._batch = batch
+                yield batch
+            else:
+                yield from self._pieces(batch, most)
+            self._close_step()
+        self._trained = self.agree().totals
+        self._lr = self._current_lr()
+        self._heed_signal()
+
+    def step(
+        self,
+        loss: Tensor,
+        optimizer: Optimizer | None,
+        outputs: Tensor | None,
+        targets: Tensor | None,
+    ) -> bool:
+        """See `Session.step`."""
+        self.backward(loss)
+        batch = self._batch
+        if batch is None:
+            self.update(optimizer)
+            return True
+        if batch.local and not self._counted:
+            self._counted = batch.last  # each piece counts
+            self.counters.add(loss, batch.local, self.course.state.step, outputs, targets)
+        if batch.last:
+            self.update(optimizer)
+        return batch.last
+
+    def backward(self, loss: Tensor) -> None:
+        """See `Session.backward`."""
+        batch = self._batch
+        if batch is None:
+            self.stepper.backward(loss, 1.0, last=True)
+        else:
+            if self.meter is not None:
+                self.meter.end(batch.local)
+            weight = batch.local * self.group.world_size / batch.total
+            self.stepper.backward(loss, weight, last=batch.last)
+
+    @property
+    def gradients_are_complete(self) -> bool:
+        """Whether a backward pass now is the last before the update."""
+        return self._batch is None or self._batch.last
+
+    def update(self, optimizer: Optimizer | None = None) -> None:
+        """See `Session.update`. Local to the worker."""
+        self.stepper.update((optimizer,) if optimizer is not None else self.parts.optimizers)
+
+    def agree(self, more: Tensor = NOTHING) -> Agreement:
+        """Count, and learn what the other workers know.
+
+        Args:
+            more: (K,) float64 on the CPU that the others get as well.
+
+        Raises:
+            NonFiniteLossError: A worker's loss became NaN or infinite since the last time.
+        """
+        self.note.operation = "agree"
+        bad_step = self.counters.flush()
+        agreed = agree(
+            Status(
+                signalled=self.stop_flag.name is not None,
+                bad_step=bad_step,
+                totals=self.counters.totals,
+                lap_s=self.course.lap(),
+                data_s=self.course.data_s,
+            ),
+            self.group,
+            more,
+        )
+        if agreed.bad is not None:
+            raise self._non_finite(*agreed.bad)
+        steps = self.course.take_in(agreed)
+        if steps:
+            accurate = bool(self.counters.top)
+            lr = self._current_lr()
+            self.console.advance(progress(self.course, agreed, steps, lr, accurate=accurate))
+        return agreed
+
+    def snapshot(self, *, best: bool = False, must: bool = False) -> None:
+        """See `Session.snapshot`."""
+        agreed = self.agree(self.keeper.own_statistics())
+        self.note.operation = "snapshot"
+        if not self.keeper.weights_are_finite():
+            raise NonFiniteLossError(
+                f"the weights became NaN or infinite by step {self.course.state.step}. "
+                f"{self.keeper.advice()} Try a lower --lr, a warm-up or --clip-norm"
+            )
+        self.course.saved()
+        self.keeper.save(self.course.state, agreed, best=best, must=must)
+
+    @contextmanager
+    def evaluation(self, *, save: bool = True) -> Iterator[None]:
+        """Judge the models: evaluation mode, all workers' running statistics, no gradients.
+
+        Args:
+            save: Take a snapshot first where it will take long.
+        """
+        if save and self.begun and self.course.expected_eval_s() > _LONG_EVALUATION_S:
+            self.snapshot(must=True)
+        self.note.operation = "evaluate"
+        started_s = self.course.state.elapsed_s
+        model = self.parts.model
+        with averaged_buffers(model, self.group), torch.no_grad(), evaluating(model):
+            yield
+        lap = torch.tensor([self.course.lap()], dtype=torch.float64)
+        self.course.add_pause(float(self.group.gather_rows(lap)[0, 0]))  # rank 0's clock
+        self.course.state.eval_s = self.course.state.elapsed_s - started_s
+
+    def watched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Pass an evaluation's batches on, unless a signal leaves no time to finish it. Local."""
+        for batch in batches:
+            if self.stop_flag.is_pressing:
+                raise InterruptedTraining
+            yield batch
+
+    def note_validation(self, figures: Figures, samples: int) -> None:
+        """Make figures the open epoch's validation result; others are logged as they are. Local."""
+        state = self.course.state
+        if not self._epoch_is_open:
+            return
+        self._validated = True
+        self.course.val_samples = samples
+        state.val_loss = _finite(figures.get("loss"))
+        state.val_accuracy = _finite(figures.get("accuracy"))
+        state.val_top5_accuracy = _finite(figures.get("top5_accuracy"))
+        if "loss" in figures and state.val_loss is None:
+            state.val_accuracy = state.val_top5_accuracy = None  # of a model that has diverged
+        known = ("loss", "accuracy", "top5_accuracy")
+        self.logged |= {f"val_{n}": v for n, v in figures.items() if n not in known}
+
+    def _begin_pass(self) -> None:
+        if not self._epoch_is_open:
+            raise UsageError(
+                "the training loader gives its batches within an epoch: put the loop over it into "
+                "`for epoch in s.epochs():`. To look at a sample before, ask the data set"
+            )
+        if self._passed:
+            raise UsageError(
+                "the training loader has been iterated in this epoch already: its batches are one "
+                "pass. For further passes make another loader, s.loader(...)"
+            )
+        self._passed = True
+
+    def _open_step(self, batch: Batch) -> None:
+        state = self.course.state
+        self.note.begin(state.step + 1, "step")
+        self._counted = False
+        self.random.at_step(state.step)
+        if self.course.rate is not None:
+            self.course.rate.apply(state.step)
+        if self.meter is not None:
+            self.meter.begin()
+        if batch.local == 0:
+            # A stand-in: BatchNorm and the counters see nothing of it, its gradient weighs zero.
+            self._standing_in = ExitStack()
+            for model in self.parts.models.values():
+                self._standing_in.enter_context(evaluating(model))
+
+    def _pieces(self, batch: Batch, most: int) -> Iterator[Batch]:
+        """Cut a batch to what fits into memory; only the last piece's gradients are exchanged."""
+        for piece in pieces(batch, most):
+            self._batch = piece
+            self.stepper.hold_back(syncing=piece.last)
+            if self.meter is not None:
+                self.meter.begin()
+            yield piece
+
+    def _rebalance(self, loader: Loader) -> bool:
+        """Share the batches anew where the workers' speeds say so."""
+        meter, plan = self.meter, loader.plan
+        if meter is None or not meter.is_due(plan.is_balanced):
+            return False
+        shares = better_shares(plan.batch_per_worker, meter.speeds(self.group))
+        if shares is None:
+            return False
+        loader.plan = self.course.plan = plan.balanced(
+            shares, self.config.data.max_batch_per_worker
+        )
+        if self.group.rank == 0:
+            self.console.say(f"Each global batch is now shared as {' + '.join(map(str, shares))}")
+        return True
+
+    def _close_step(self) -> None:
+        batch, self._batch = self._batch, None
+        if self._standing_in is not None:
+            self._standing_in.close()
+            self._standing_in = None
+        course = self.course
+        state = course.state
+        if self.meter is not None:
+            self.meter.count_step()
+        state.step += 1
+        state.step_in_epoch += 1
+        if batch is not None:
+            state.samples_seen += batch.total
+            if not batch.last:  # the script left in the middle of a batch
+                self.stepper.forget()
+                self.stepper.hold_back(syncing=True)
+        if course.due_to_agree():
+            self.agree()
+            self._heed_signal()
+        if course.due_to_save():
+            self.snapshot()
+
+    def _heed_signal(self) -> None:
+        if self.course.stopping == "signal":
+            self.snapshot(must=True)
+            self._epoch_is_open = False  # it stays as it was saved
+            raise InterruptedTraining
+
+    def _close_epoch(self) -> None:
+        trained = self._trained or self.agree().totals
+        state = self.course.state
+        state.train_loss = trained.mean_loss if trained.samples else None
+        lr = self._current_lr() if self._lr is None else self._lr
+        row = epoch_row(state, trained, self.counters.top or 0, lr, self.logged)
+        if self._validated:
+            row = with_validation(row, state)
+        best = self.course.close_epoch(validated=self._validated)
+        self.recorder.add(row)
+        if state.step_in_epoch == 0:
+            self.counters.reset()
+        self._trained, self._validated, self._lr, self.logged = None, False, None, {}
+        self.snapshot(best=best, must=True)
+        if self.course.stopping == "signal" and state.ended is None:
+            raise InterruptedTraining
+
+    def _current_lr(self) -> float:
+        """Give the last step's learning rate, by our schedule or as the script has set it."""
+        if self.course.rate is not None:
+            return self.course.rate.lr_at(self.course.state.step - 1)
+        for optimizer in self.parts.optimizers:
+            return float(optimizer.param_groups[0]["lr"])
+        return 0.0
+
+    def _non_finite(self, step: int, rank: int) -> NonFiniteLossError:
+        """Every worker knows the order of samples, so each can name those of the bad step."""
+        samples = self.course.samples_of(step, rank)
+        where = f", for the training samples {shorten(samples, most=64)}" if samples else ""
+        return NonFiniteLossError(
+            f"the loss became NaN or infinite at epoch {self.course.state.epoch + 1}, step "
+            f"{step + 1}, on rank {rank}{where}. {self.keeper.advice()} Try a lower --lr, a "
+            "warm-up or --clip-norm; if it is always the same samples, look at them"
+        )
+
+
+def _finite(value: float | None) -> float | None:
+    """Turn what isn't a result (no samples, an overflow in evaluation) into None."""
+    return value if value is not None and math.isfinite(value) else None

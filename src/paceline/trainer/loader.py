@@ -1,0 +1,153 @@
+"""The loaders of a session: iterate them as a torch DataLoader."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import final
+
+from paceline.data.batch import Batch
+from paceline.data.source import BatchSource
+from paceline.trainer.plan import TrainPlan
+
+Open = Callable[[], BatchSource]
+
+_LEAST_EVAL_BATCH = 64
+
+
+@final
+class Loader:
+    """Training batches: this worker's share of every global batch, one pass an epoch.
+
+    The order is that of one process, whatever the number of workers: nothing is padded, dropped or
+    seen twice. Batches are on the device.
+    """
+
+    def __init__(
+        self, open_source: Open, plan: TrainPlan, seed: int, rank: int, drive: "Drive | None"
+    ) -> None:
+        """Args:
+        open_source: Opens the source when the first batch is asked for.
+        plan: How an epoch is cut.
+        seed: Settles the order.
+        rank: This worker.
+        drive: Runs a pass for the session whose steps are counted by this loader; None for any
+            further loader, which keeps its own count.
+        """
+        self.plan = plan
+        self._open = open_source
+        self._source: BatchSource | None = None
+        self._seed = seed
+        self._rank = rank
+        self._drive = drive
+        self._epoch = self._step = 0
+
+    @property
+    def source(self) -> BatchSource:
+        """Where the batches come from; opened when it is first needed."""
+        if self._source is None:
+            self._source = self._open()
+        return self._source
+
+    @source.setter
+    def source(self, source: BatchSource) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        """Count the steps of an epoch.
+
+        Raises:
+            TypeError: It reads a stream, whose length isn't known.
+        """
+        if not self.plan.steps_per_epoch:
+            raise TypeError("a stream has no length: nobody knows how many batches it gives")
+        return self.plan.steps_per_epoch
+
+    def __iter__(self) -> Iterator[object]:
+        """Give the batches of an epoch as the data set makes them."""
+        return (batch.content for batch in self.batches())
+
+    def batches(self) -> Iterator[Batch]:
+        """Give the batches of an epoch with their sample numbers and weights."""
+        if self._drive is not None:
+            return self._drive(self)
+        return self._own_pass()
+
+    def read(self, epoch: int, first_step: int) -> Iterator[Batch]:
+        """Give the batches of one epoch from a step on."""
+        return self.source.train_batches(self.plan.epoch(self._seed, epoch, first_step, self._rank))
+
+    def close(self) -> None:
+        """End reader processes."""
+        if self._source is not None:
+            self._source.close()
+
+    def state_dict(self) -> Mapping[str, object]:
+        """Give the position of a loader that keeps its own count."""
+        return {"epoch": self._epoch, "step": self._step}
+
+    def load_state_dict(self, state_dict: dict[str, object], /) -> None:
+        """Go on from a position."""
+        self._epoch, self._step = int(str(state_dict["epoch"])), int(str(state_dict["step"]))
+
+    def _own_pass(self) -> Iterator[Batch]:
+        for batch in self.read(self._epoch, self._step):
+            self._step += 1
+            yield batch
+        self._epoch, self._step = self._epoch + 1, 0
+
+
+def usual_eval_batch(plan: TrainPlan | None) -> int:
+    """Choose the batch to evaluate with: without gradients more fits than in training."""
+    return max(2 * plan.micro_batch, _LEAST_EVAL_BATCH) if plan else _LEAST_EVAL_BATCH
+
+
+Drive = Callable[[Loader], Iterator[Batch]]
+
+
+@final
+class EvalLoader:
+    """Batches to evaluate on: this worker's contiguous share of all samples, each exactly once.
+
+    Over all workers nothing is padded or dropped, so that workers may have unequal numbers of
+    batches: no collective belongs inside the loop.
+    """
+
+    def __init__(self, open_source: Open, batch_size: int, rank: int, world_size: int) -> None:
+        """Args:
+        open_source: Opens the source when the first batch is asked for.
+        batch_size: Samples of one worker's batch.
+        rank: This worker.
+        world_size: Number of workers.
+        """
+        self.batch_size = batch_size
+        self._open = open_source
+        self._source: BatchSource | None = None
+        self._rank = rank
+        self._world_size = world_size
+
+    @property
+    def source(self) -> BatchSource:
+        """Where the batches come from; opened when it is first needed."""
+        if self._source is None:
+            self._source = self._open()
+        return self._source
+
+    @source.setter
+    def source(self, source: BatchSource) -> None:
+        self._source = source
+
+    @property
+    def num_samples(self) -> int:
+        """Samples over all workers."""
+        return self.source.num_samples
+
+    def __iter__(self) -> Iterator[object]:
+        """Give the batches as the data set makes them."""
+        return (batch.content for batch in self.batches())
+
+    def batches(self) -> Iterator[Batch]:
+        """Give the batches with their sample numbers."""
+        return self.source.eval_batches(self._rank, self._world_size, self.batch_size)
+
+    def close(self) -> None:
+        """End reader processes."""
+        if self._source is not None:
+            self._source.close()

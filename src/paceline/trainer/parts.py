@@ -1,0 +1,48 @@
+"""What a training consists of: what a step changes and a snapshot holds."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, final, runtime_checkable
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything whose state can be taken out and put back."""
+
+    def state_dict(self) -> Mapping[str, object]:
+        """Give the state: tensors, numbers, text, None, in lists, tuples and dictionaries."""
+
+    def load_state_dict(self, state_dict: dict[str, object], /) -> object:
+        """Take a state over."""
+
+
+@final
+@dataclass(kw_only=True)
+class Parts:
+    """The registered parts of a training, each in the order in which it was registered."""
+
+    models: dict[str, nn.Module] = field(default_factory=dict)
+    optimizers: list[Optimizer] = field(default_factory=list)
+    schedulers: list[LRScheduler] = field(default_factory=list)
+    others: dict[str, Stateful] = field(default_factory=dict)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model; with several, one module that holds them under their names."""
+        if len(self.models) == 1:
+            return next(iter(self.models.values()))
+        return nn.ModuleDict(self.models)
+
+    def stateful(self) -> dict[str, Stateful]:
+        """Name everything with a state besides models and optimizers."""
+        numbered = {f"scheduler-{i}": s for i, s in enumerate(self.schedulers)}
+        return {**numbered, **self.others}
+
+    def for_each_model(self, change: Callable[[nn.Module], object]) -> None:
+        """Call something with every model."""
+        for model in self.models.values():
+            change(model)

@@ -1,0 +1,77 @@
+"""A training's figures as they are shown and recorded."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from paceline.metrics.console import Advance
+from paceline.metrics.counters import Totals
+from paceline.metrics.table import EpochRow
+from paceline.trainer.agreement import Agreement
+from paceline.trainer.course import Course
+from paceline.trainer.state import TrainState
+
+
+def progress(
+    course: Course, agreed: Agreement, steps: int, lr: float, *, accurate: bool
+) -> Advance:
+    """Say how far the training is.
+
+    Args:
+        course: After it has taken the exchange in.
+        agreed: The last exchange.
+        steps: Steps since the exchange before.
+        lr: Learning rate of the last step.
+        accurate: Whether accuracy is counted.
+    """
+    state, plan = course.state, course.plan
+    left = max(0, state.total_steps - state.step)
+    return Advance(
+        epoch=state.epoch + 1,
+        epochs=course.loop.epochs,
+        step=state.step_in_epoch,
+        steps=course.steps_per_epoch,
+        loss=agreed.totals.mean_loss,
+        accuracy=agreed.totals.accuracy if accurate else None,
+        images_per_s=steps * plan.global_batch / agreed.lap_s if plan else 0.0,
+        lr=lr,
+        eta_s=left * state.elapsed_s / max(1, state.step),
+    )
+
+
+def epoch_row(
+    state: TrainState, trained: Totals, top: int, lr: float, logged: Mapping[str, float]
+) -> EpochRow:
+    """Make an epoch's row, without validation.
+
+    Args:
+        state: At the end of the epoch.
+        trained: The epoch's sums over all workers.
+        top: 5 or 1 where accuracy was counted, else 0.
+        lr: Learning rate of the last step.
+        logged: Figures of the script's own.
+    """
+    seconds, steps = state.epoch_train_s, max(1, state.step_in_epoch)
+    row = EpochRow(
+        epoch=state.epoch + 1,
+        step=state.step,
+        time_s=state.elapsed_s,
+        train_loss=state.train_loss,
+        lr=lr,
+        images_per_s=trained.samples / seconds if seconds > 0 else 0.0,
+        batch_time_s=seconds / steps,
+        data_time_s=state.epoch_data_s / steps,
+        extra=logged,
+    )
+    if top:
+        row = replace(row, train_accuracy=trained.accuracy)
+    return replace(row, train_top5_accuracy=trained.top5_accuracy) if top == 5 else row
+
+
+def with_validation(row: EpochRow, state: TrainState) -> EpochRow:
+    """Add the epoch's validation figures."""
+    return replace(
+        row,
+        val_loss=state.val_loss,
+        val_accuracy=state.val_accuracy,
+        val_top5_accuracy=state.val_top5_accuracy,
+    )

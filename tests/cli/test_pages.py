@@ -1,0 +1,62 @@
+"""The report at the end of a training never costs the training its end."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.pages import write_report, write_report_apart
+from paceline.config.rundir import RunDirectory
+
+_APART = """
+import sys
+from paceline.cli.pages import write_report_apart
+from paceline.config.rundir import RunDirectory
+write_report_apart(RunDirectory.named(sys.argv[1]))
+print(sorted({"jinja2", "matplotlib", "torch"} & set(sys.modules)))
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = RunDirectory(tmp_path / "a run")
+    run.create()
+    run.run_json.write_text("{}")
+    return run
+
+
+def test_what_draws_the_report_stays_out_of_this_process(run: RunDirectory) -> None:
+    command = [sys.executable, "-c", _APART, str(run.path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+    assert "<html" in run.report_html.read_text()
+
+
+def test_a_report_that_fails_apart_is_told(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.run_json.unlink()
+    write_report_apart(run)
+    assert capsys.readouterr().err == (
+        f"paceline: the report could not be written: {run.path} holds no training "
+        f"(no run.json)\nTry again: paceline report '{run.path}'\n"
+    )
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), RuntimeError("a fault of ours")], ids=str)
+def test_a_report_that_fails_here_is_told(
+    error: Exception,
+    run: RunDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(run: RunDirectory) -> Path:
+        raise error
+
+    monkeypatch.setattr("paceline.report.run.write_run_report", fail)
+    write_report(run)
+    told = capsys.readouterr().err
+    assert str(error) in told
+    assert ("Traceback" in told) == isinstance(error, RuntimeError)
+    assert f"paceline report '{run.path}'" in told

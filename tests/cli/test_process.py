@@ -1,0 +1,90 @@
+"""How the command's process ends."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import ExitCode
+from tests.cli.conftest import Paceline, wait_until
+
+_ENDING = """
+import atexit, sys, threading, time, types
+import paceline.__main__ as process
+
+class Kept:
+    def __del__(self):
+        print("taken apart")
+
+kept = Kept()
+sys.modules.setdefault("torch", types.ModuleType("torch"))
+atexit.register(print, "registered before")
+
+def main():
+    atexit.register(print, "registered by the command")
+    threading.Thread(target=lambda: (time.sleep(0.1), print("thread done"))).start()
+    print("last words")
+    return 65
+
+process.main = main
+process.run()
+"""
+
+
+def test_the_process_ends_in_order_but_isnt_taken_apart() -> None:
+    command = [sys.executable, "-c", _ENDING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == ExitCode.JOB
+    assert done.stdout.splitlines() == [
+        "last words",
+        "thread done",
+        "registered by the command",
+        "registered before",
+    ]
+    assert done.stderr == ""
+
+
+_INTERRUPTED = """
+import os, signal, sys
+import paceline.__main__ as process
+
+def main():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        if sys.argv[1] == "twice":
+            os.kill(os.getpid(), signal.SIGINT)
+            print("still here")
+        print("told")
+        return 65
+
+process.main = main
+process.run()
+"""
+
+
+@pytest.mark.parametrize(("times", "out"), [("once", "told\n"), ("twice", "")])
+def test_an_interrupted_command_ends_with_its_exit_code(times: str, out: str) -> None:
+    command = [sys.executable, "-c", _INTERRUPTED, times]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (ExitCode.RESUMABLE, out, "")
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("command", ["evaluate RUN", "train digits --on here --epochs 1000"])
+def test_ctrl_c_again_and_again(command: str, paceline: Paceline, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    if command.startswith("evaluate"):
+        done = paceline.run(*"train digits --on here --epochs 1 --run-dir".split(), run)
+        assert done.code == 0, done.err
+    process = paceline.start(*command.replace("RUN", str(run)).split())
+    maps = Path(f"/proc/{process.pid}/maps")
+    wait_until(lambda: "libtorch_python" in maps.read_text(), "torch is being imported")
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)  # a person's fingers
+    done = paceline.finish(process)
+    assert done.code == ExitCode.RESUMABLE, done.err

@@ -1,0 +1,135 @@
+"""`paceline run`: a script of the user's own on several workers, stopped, failed, gone on with."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.app import main
+from tests.cli.conftest import Paceline, metrics_without_times, summary
+from tests.script.scripts import RUN, at_step, write_script
+
+pytestmark = pytest.mark.ranks
+TERM = "os.kill(os.getpid(), signal.SIGTERM)"
+
+
+def in_process(directory: Path) -> Mapping[str, object]:
+    content: Mapping[str, object] = json.loads((directory / "run.json").read_text())
+    return content
+
+
+def test_stopped_inside_an_epoch_and_resumed_changes_no_bit(
+    paceline: Paceline, tmp_path: Path
+) -> None:
+    write_script(tmp_path)
+    write_script(tmp_path, at_step(9, 1, TERM), name="stopped.py")
+    whole = paceline.run("run", "own.py", "--workers", "2", "--run-dir", "whole")
+    assert whole.code == 0, whole.err
+    assert whole.out.count("epoch 0 accuracy") == 1
+    first = paceline.run("run", "stopped.py", "--workers", "2", "--run-dir", "legs")
+    assert first.code == 75, first.err
+    assert "It can go on from step 10: paceline resume" in first.out
+    then = paceline.run("resume", "legs")
+    assert then.code == 0, then.err
+    assert "epoch 2, 3 of 7 steps done" in then.out
+    one, two = summary(tmp_path / "whole"), summary(tmp_path / "legs")
+    for name in ("weights_sha256", "samples_seen", "steps", "best_val_accuracy", "train_loss"):
+        assert one[name] == two[name], name
+    assert metrics_without_times(tmp_path / "whole") == metrics_without_times(tmp_path / "legs")
+    assert metrics_without_times(tmp_path / "legs")[0][-3:] == ["rate", "seen", "noise"]
+    assert (tmp_path / "legs" / "report.html").exists()
+
+
+def test_a_killed_worker_is_started_again(paceline: Paceline, tmp_path: Path) -> None:
+    write_script(tmp_path)
+    write_script(tmp_path, at_step(9, 1, "os.kill(os.getpid(), signal.SIGKILL)"), name="killed.py")
+    whole = paceline.run("run", "own.py", "--workers", "2", "--run-dir", "whole")
+    options = ("--run-dir", "killed", "--snapshot-every-steps", "3")
+    done = paceline.run("run", "killed.py", "--workers", "2", *options)
+    assert (whole.code, done.code) == (0, 0), done.err
+    assert "killed by SIGKILL" in done.err + done.out
+    assert (tmp_path / "happened").exists()
+    one, two = summary(tmp_path / "whole"), summary(tmp_path / "killed")
+    assert one["weights_sha256"] == two["weights_sha256"]
+    assert two["restarts"] == 1
+
+
+def test_resumed_on_another_number_of_workers(paceline: Paceline, tmp_path: Path) -> None:
+    write_script(tmp_path, at_step(9, 1, TERM))
+    assert paceline.run("run", "own.py", "--workers", "2", "--run-dir", "r").code == 75
+    then = paceline.run("resume", "r", "--workers", "1")
+    assert then.code == 0, then.err
+    found = summary(tmp_path / "r")
+    assert (found["steps"], found["samples_seen"], found["world_size"]) == (21, 162, 1)
+
+
+def test_errors_of_the_script_are_shown_as_python_shows_them(
+    paceline: Paceline, tmp_path: Path
+) -> None:
+    write_script(tmp_path, at_step(9, 1, "raise KeyError('mine')"))
+    done = paceline.run("run", "own.py", "--workers", "2", "--run-dir", "r")
+    assert done.code == 65
+    shown = done.err[done.err.index("Traceback") : done.err.index("KeyError: 'mine'")]
+    assert "in main" in shown
+    assert "in hook" in shown
+    assert "paceline" not in shown.replace(str(tmp_path), "")
+    write_script(tmp_path, "sys.exit(3)", name="exits.py")
+    done = paceline.run("run", "exits.py", "--workers", "1", "--run-dir", "e")
+    assert done.code == 65
+    assert "the script ended itself by sys.exit(3)" in done.err
+    assert not (tmp_path / "e").exists()
+
+
+def test_the_scripts_own_arguments(paceline: Paceline, tmp_path: Path) -> None:
+    own = RUN.replace("main(s)", "main(s, epochs=int(sys.argv[1]))")
+    write_script(tmp_path, run=own)
+    done = paceline.run("run", "own.py", "--workers", "1", "--run-dir", "r", "--", "2")
+    assert done.code == 0, done.err
+    assert summary(tmp_path / "r")["epochs"] == 2
+    assert in_process(tmp_path / "r")["script_args"] == ["2"]
+    again = paceline.run("resume", "r")  # the same arguments: nothing is left to do
+    assert again.code == 0, again.err
+    assert summary(tmp_path / "r")["epochs"] == 2
+
+
+def session_with(options: str) -> str:
+    return RUN.replace("loader_workers=0", options)
+
+
+WRONG = {
+    "precision": (session_with('precision="bf16"'), ["--precision", "fp16"], "--precision fp16"),
+    "run_dir": (session_with('run_dir="other"'), [], "the command line says --run-dir"),
+    "unknown": (session_with("presision=1"), [], "no option 'presision'. Known: epochs"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_contradictions_name_both_sides(wrong: str, paceline: Paceline, tmp_path: Path) -> None:
+    run, options, message = WRONG[wrong]
+    write_script(tmp_path, run=run)
+    done = paceline.run("run", "own.py", "--workers", "1", "--run-dir", "r", *options)
+    assert done.code == 2
+    assert message in done.err
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "the script is missing"),
+        (("nowhere.py",), "there is no file nowhere.py"),
+        (("own.py", "--optimizer", "adam"), "--optimizer"),
+    ],
+)
+def test_usage(
+    words: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_script(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", *words]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,25 @@
+import pytest
+
+from paceline.cli.script_options import script_options, settled
+from paceline.errors import UsageError
+from paceline.trainer.config import training_options
+
+
+def test_a_script_has_all_options_but_those_that_it_settles_itself() -> None:
+    missing = training_options().keys() - script_options().keys()
+    assert {"optimizer", "lr", "schedule", "label_smoothing"} <= missing
+    assert {"epochs", "precision", "clip_norm", "global_batch", "seed"} <= script_options().keys()
+
+
+def test_what_is_given_comes_on_top() -> None:
+    assert settled({"epochs": 2}, {"seed": 1, "epochs": 2}) == {"epochs": 2, "seed": 1}
+
+
+def test_disagreement_names_both() -> None:
+    with pytest.raises(UsageError, match=r"the script says epochs=2, .* says --epochs 3"):
+        settled({"epochs": 2}, {"epochs": 3})
+
+
+def test_an_unknown_name_lists_the_known() -> None:
+    with pytest.raises(UsageError, match=r"no option 'epoch'. Known: epochs, .*precision"):
+        settled({"epoch": 2}, {})

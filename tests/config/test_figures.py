@@ -1,0 +1,36 @@
+import pytest
+
+from paceline.config.figures import plural, show_loss, show_rate
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.0, "0.0000"),
+        (0.51234, "0.5123"),
+        (12.34567, "12.3457"),
+        (0.0012345, "0.00123"),
+        (0.000012345, "1.23e-5"),
+        (123.456789, "123.457"),
+        (1.2345e9, "1.23e9"),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_a_loss_keeps_three_digits_in_seven_characters(value: float, expected: str) -> None:
+    assert show_loss(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(0.05, "0.05"), (1.0, "1"), (0.00125, "0.00125"), (0.00012345, "1.23e-4"), (1e-9, "1e-9")],
+)
+def test_a_rate(value: float, expected: str) -> None:
+    assert show_rate(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("amount", "expected"), [(0, "0 steps"), (1, "1 step"), (1234, "1,234 steps")]
+)
+def test_plural(amount: int, expected: str) -> None:
+    assert plural(amount, "step") == expected

@@ -1,0 +1,92 @@
+"""A script by itself: as one plain process, and under torchrun."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.script.scripts import RUN, at_step, plain, summary, torchrun, write_script
+
+pytestmark = pytest.mark.ranks
+TERM = "os.kill(os.getpid(), signal.SIGTERM)"
+
+
+def run_in(directory: str, more: str = "") -> str:
+    return RUN.replace("session(", f"session(run_dir={directory!r}, {more}")
+
+
+def test_a_plain_process_trains_stops_and_goes_on(tmp_path: Path) -> None:
+    fault = at_step(9, 0, TERM)
+    resumed = run_in("legs", 'resume="auto", ')
+    whole = plain(write_script(tmp_path, run=run_in("whole"), name="whole.py"))
+    assert whole.returncode == 0, whole.stderr
+    script = write_script(tmp_path, fault, run=resumed)
+    first = plain(script)
+    assert first.returncode == 75, first.stderr
+    assert "It can go on from step 10" in first.stdout
+    then = plain(script)
+    assert then.returncode == 0, then.stderr
+    one, two = summary(tmp_path / "whole"), summary(tmp_path / "legs")
+    assert one["weights_sha256"] == two["weights_sha256"]
+    assert one["recipe"] == "whole.py"
+    assert two["samples_seen"] == 162
+
+
+def test_torchrun_trains_as_one_process_does(tmp_path: Path) -> None:
+    """The same order and, but for BatchNorm and dropout on each worker, the same result."""
+    script = write_script(tmp_path, run=run_in("r"))
+    done = torchrun(script, 2)
+    assert done.returncode == 0, done.stderr
+    found = summary(tmp_path / "r")
+    assert (found["world_size"], found["steps"], found["samples_seen"]) == (2, 21, 162)
+    assert done.stdout.count("Done: all epochs are done") == 1
+    assert done.stdout.count("epoch 0 accuracy") == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("presission='bf16', ", "no option 'presission'. Known: epochs"),
+        ("resume=True, ", "to go on with"),
+        ("run_dir='.', ", "is not empty and holds no training"),
+    ],
+)
+def test_wrong_settings_are_told_and_nothing_is_left(
+    more: str, message: str, tmp_path: Path
+) -> None:
+    run = RUN.replace("session(", f"session({more}")
+    done = plain(write_script(tmp_path, run=run))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("paceline.errors.UsageError")
+    assert message in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_environment_counts_as_given(tmp_path: Path) -> None:
+    run = run_in("r", 'precision="bf16", ')
+    done = plain(write_script(tmp_path, run=run), PACELINE_PRECISION="fp16")
+    assert "precision='bf16'" in done.stderr
+    assert "--precision fp16" in done.stderr
+
+
+def test_an_error_leaves_the_way_back(tmp_path: Path) -> None:
+    script = write_script(tmp_path, at_step(9, 0, "raise KeyError('mine')"), run=run_in("r"))
+    done = plain(script)
+    assert done.returncode == 1
+    assert "KeyError: 'mine'" in done.stderr
+    assert "Go on from the newest good snapshot: paceline resume" in done.stderr
+    assert (tmp_path / "r" / "logs" / "failure-rank-0.json").exists()
+
+
+def test_a_session_that_trains_nothing_leaves_nothing(tmp_path: Path) -> None:
+    done = plain(write_script(tmp_path, run=run_in("r").replace("main(s)", "s.print(s.rank)")))
+    assert (done.returncode, done.stdout) == (0, "0\n")
+    assert not (tmp_path / "r").exists()
+
+
+def test_settings_of_the_training_cannot_change_on_resume(tmp_path: Path) -> None:
+    script = write_script(tmp_path, at_step(9, 0, TERM), run=run_in("r"))
+    assert plain(script).returncode == 75
+    changed = run_in("r", 'resume=True, precision="bf16", ')
+    done = plain(write_script(tmp_path, run=changed))
+    assert done.returncode == 1
+    assert "precision: the run has fp32, you give bf16" in done.stderr

@@ -11,6 +11,10 @@ DEFAULT = "digits"
 BUILT_IN: Mapping[str, str] = {
     "digits": "paceline.recipes.digits:digits",
     "mnist": "paceline.recipes.mnist:mnist",
+    "fashion-wideresnet": "paceline.recipes.fashion_wideresnet:fashion_wideresnet",
+    "cifar10-wideresnet": "paceline.recipes.cifar10_wideresnet:cifar10_wideresnet",
+    "stl10-resnet18": "paceline.recipes.stl10_resnet18:stl10_resnet18",
+    "imagefolder-vgg19": "paceline.recipes.imagefolder_vgg19:imagefolder_vgg19",
     "synthetic": "paceline.recipes.synthetic:synthetic",
 }
 """Name -> where the recipe is."""

@@ -65,16 +65,22 @@ def read_pickled(path: Path, advice: str = "") -> Mapping[str, object]:
         reason = "the file is missing"
     except OSError as error:
         reason = f"the file can't be read: {error.strerror}"
-    except (ValueError, IndexError, KeyError, TypeError) as error:
+    except (ValueError, IndexError, KeyError, TypeError, RecursionError) as error:
         reason = f"this is no data file of the expected kind: {error}"
     raise DataError(" ".join(f"{path}: {reason}. {advice}".split()))
+
+
+def _shown(value: object) -> str:
+    """Show a value in a message; what it holds may be without end."""
+    plain = isinstance(value, str | bytes | int)
+    return f"{value!r:.20}" if plain else type(value).__name__
 
 
 def _text(key: object) -> str:
     if isinstance(key, bytes):
         return key.decode("latin-1")
     if not isinstance(key, str):
-        raise ValueError(f"a key is {key!r}, not a text")
+        raise ValueError(f"a key is {_shown(key)}, not a text")
     return key
 
 
@@ -166,7 +172,8 @@ class _Machine:
         elif called.text == _ENCODE and given[1] == "latin1" and isinstance(given[0], str):
             self.push(given[0].encode("latin-1"))
         else:
-            raise ValueError(f"it calls {called.text.replace(' ', '.')} with {given!r:.60}")
+            values = ", ".join(map(_shown, given[:4]))
+            raise ValueError(f"it calls {called.text.replace(' ', '.')} with ({values})")
 
     def build(self, argument: object) -> None:
         """Give the array on top its content; a type's details add nothing."""

@@ -51,6 +51,11 @@ class Placement:
         return "" if self.source == "torch" else f"what {self.source} calls "
 
     @property
+    def has_launcher(self) -> bool:
+        """Whether something started this worker that forwards and repeats signals, and kills."""
+        return self.source not in ("alone", "options")
+
+    @property
     def on_one_node(self) -> bool:
         """Whether all workers are known to be on this node."""
         return self.settled and self.nodes == 1

@@ -1,6 +1,7 @@
 """`paceline.session()`: a script becomes a worker of a training, alone or one of many."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,6 +10,8 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Literal
+
+import psutil
 
 from paceline.cli.ending import announce_end
 from paceline.cli.meeting import make_on_this_node
@@ -19,7 +22,7 @@ from paceline.config.fields import OptionValue
 from paceline.config.rundir import RunDirectory
 from paceline.dist.cores import share_cores
 from paceline.dist.device import pick_device, resolve_backend
-from paceline.dist.environment import current_placement, handed_request
+from paceline.dist.environment import current_placement, handed_request, look, surroundings
 from paceline.dist.group import Group, joined
 from paceline.dist.placement import Placement
 from paceline.errors import InterruptedTraining, UsageError
@@ -68,7 +71,7 @@ def session(
     backend = resolve_backend(config.dist, device)
     set_up_torch(config)
     with ExitStack() as stack:
-        flag = stack.enter_context(stop_on_signals(under_launcher=placement.source == "torch"))
+        flag = stack.enter_context(stop_on_signals(under_launcher=placement.has_launcher))
         group = stack.enter_context(
             joined(placement, device, backend, config.dist.timeout_s, config.dist)
         )
@@ -128,15 +131,16 @@ def _request(run_dir: str | Path | None, settings: dict[str, OptionValue]) -> Tr
     if payload is not None:
         asked = TrainRequest.from_json(payload)
         own = RunDirectory.named(run_dir) if run_dir is not None else None
-        if own is not None and "run_dir" in asked.given and str(own.path) != asked.run_dir:
+        if own is not None and str(own.path) != asked.run_dir:
             raise UsageError(
-                f"the script says run_dir={str(run_dir)!r}, and the command line says --run-dir "
-                f"{asked.run_dir}: leave it out in one of the two places"
+                f"the script says run_dir={str(run_dir)!r}, and it was started with the run "
+                f"directory {asked.run_dir}: leave it out in the script, or give the same one with "
+                "--run-dir"
             )
         return replace(asked, settings=settled(settings, asked.settings))
     given = from_environment()
     script = Path(sys.argv[0] or "session")
-    moment = datetime.now(UTC)
+    moment = _started_at()
     usual = Path("runs") / f"{script.stem}-{moment.astimezone():%Y%m%d-%H%M%S}"
     return TrainRequest(
         kind="script",
@@ -150,6 +154,13 @@ def _request(run_dir: str | Path | None, settings: dict[str, OptionValue]) -> Tr
         command=("python", *sys.argv),
         started_at=moment.isoformat(timespec="seconds"),
     )
+
+
+def _started_at() -> datetime:
+    """Say when the workers were started: what started them may start them again after a failure."""
+    if not look(surroundings()).started:
+        return datetime.now(UTC)
+    return datetime.fromtimestamp(psutil.Process(os.getppid()).create_time(), UTC)
 
 
 def _agree_on_run(run: RunDirectory, resume: Resume, group: Group) -> RunDirectory:

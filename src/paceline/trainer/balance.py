@@ -7,6 +7,7 @@ from typing import final
 import torch
 
 from paceline.dist.group import Group
+from paceline.trainer.plan import TrainPlan
 
 _FIRST_STEPS = 10
 """Measured before the first change; the very first step isn't, which warms up."""
@@ -94,6 +95,23 @@ def proportional(total: int, speeds: Sequence[float]) -> tuple[int, ...]:
     for rank in by_remainder[: spare - sum(parts)]:
         parts[rank] += 1
     return tuple(part + 1 for part in parts)
+
+
+def rebalanced(
+    plan: TrainPlan, meter: SpeedMeter, group: Group, max_batch: int | None
+) -> TrainPlan | None:
+    """Share a plan's batches anew where enough has been measured and it pays. Collective then.
+
+    Args:
+        plan: The present one.
+        meter: This worker's.
+        group: The workers.
+        max_batch: Most samples that a worker puts through the model at once.
+    """
+    if not meter.is_due(plan.is_balanced):
+        return None
+    shares = better_shares(plan.batch_per_worker, meter.speeds(group))
+    return None if shares is None else plan.balanced(shares, max_batch)
 
 
 def better_shares(shares: Sequence[int], speeds: Sequence[float]) -> tuple[int, ...] | None:

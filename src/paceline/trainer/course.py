@@ -5,6 +5,7 @@ from time import perf_counter
 from typing import Literal, final
 
 from paceline.config.durations import parse_duration_s
+from paceline.data.items import shorten
 from paceline.data.order import epoch_order, step_indices
 from paceline.errors import JobError
 from paceline.optim.rate_control import RateControl
@@ -32,6 +33,8 @@ class Course:
     state: TrainState = field(default_factory=TrainState)
     stopping: Literal["time", "signal"] | None = None
     """Why the workers have agreed to stop before the end of the epoch."""
+    has_seen_all: bool = False
+    """Whether this epoch's training data has come to its end."""
     data_s: float = 0.0
     """Time this worker has waited for data since the last exchange."""
     _next_agreement: int = 0
@@ -52,6 +55,8 @@ class Course:
     @property
     def epoch_is_complete(self) -> bool:
         """Whether nothing is left of the epoch but its evaluation."""
+        if self.plan is not None and not self.steps_per_epoch:
+            return self.has_seen_all
         return self.state.step_in_epoch >= self.steps_per_epoch
 
     def begin(self) -> None:
@@ -152,12 +157,22 @@ class Course:
         if complete:
             state.epoch += 1
             state.step_in_epoch = 0
+            self.has_seen_all = False
             state.epoch_train_s = state.epoch_data_s = 0.0
         best = note_validation(state, self.loop) if validated else False
         state.ended = stop_reason(state, self.loop) if complete else None
         if self.stopping == "time":
             state.ended = state.ended or "time"
         return best
+
+    def describe_bad(self, step: int, rank: int) -> str:
+        """Say where a loss wasn't finite; every worker knows the order of samples, so each can."""
+        samples = self.samples_of(step, rank)
+        where = f", for the training samples {shorten(samples, most=64)}" if samples else ""
+        return (
+            f"the loss became NaN or infinite at epoch {self.state.epoch + 1}, step {step + 1}, "
+            f"on rank {rank}{where}"
+        )
 
     def samples_of(self, step: int, rank: int) -> list[int]:
         """List the training samples that a worker saw in a step of this epoch."""

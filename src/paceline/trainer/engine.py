@@ -1,6 +1,5 @@
 """What runs a training underneath the session: steps, exchanges, epochs, evaluation, snapshots."""
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,6 @@ from torch.optim import Optimizer
 
 from paceline.config.rundir import RunDirectory
 from paceline.data.batch import Batch, pieces
-from paceline.data.items import shorten
 from paceline.dist.group import Group
 from paceline.errors import InterruptedTraining, NonFiniteLossError, UsageError
 from paceline.launch.boundary import StepNote
@@ -21,7 +19,7 @@ from paceline.metrics.console import Console
 from paceline.metrics.counters import StepCounters, Totals
 from paceline.trainer.agreement import NOTHING, Agreement, Status, agree
 from paceline.trainer.averages import Figures
-from paceline.trainer.balance import SpeedMeter, better_shares
+from paceline.trainer.balance import SpeedMeter, rebalanced
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.course import Course
 from paceline.trainer.evaluate import averaged_buffers, evaluating
@@ -29,7 +27,7 @@ from paceline.trainer.keeper import SnapshotKeeper
 from paceline.trainer.loader import EvalLoader, Loader
 from paceline.trainer.parts import Parts
 from paceline.trainer.recorder import Recorder
-from paceline.trainer.rows import epoch_row, progress, with_validation
+from paceline.trainer.rows import epoch_row, finite, progress, with_validation
 from paceline.trainer.seeding import RandomStreams
 from paceline.trainer.signals import StopFlag
 from paceline.trainer.step import Stepper
@@ -79,6 +77,8 @@ class Engine:
     """Puts models back into the mode that they had before a stand-in."""
     _trained: Totals | None = None
     _validated: bool = False
+    _cut_short: bool = False
+    """Whether a signal ended this worker's part of an evaluation."""
     _lr: float | None = None
     """Of the epoch's last step: the script may step its scheduler before the epoch is recorded."""
 
@@ -135,15 +135,14 @@ class Engine:
         source = loader.read(state.epoch, state.step_in_epoch)
         while self.course.stopping is None:
             if self.meter is not None and self._rebalance(loader):
-                source, most = (
-                    loader.read(state.epoch, state.step_in_epoch),
-                    loader.plan.micro_batch,
-                )
+                most = loader.plan.micro_batch
+                source = loader.read(state.epoch, state.step_in_epoch)
             self.note.operation = "data"
             asked_s = perf_counter()
             batch = next(source, None)
             self.course.data_s += perf_counter() - asked_s
             if batch is None:
+                self.course.has_seen_all = True
                 break
             self._open_step(batch)
             if batch.local <= most:
@@ -164,28 +163,35 @@ class Engine:
         targets: Tensor | None,
     ) -> bool:
         """See `Session.step`."""
-        self.backward(loss)
-        batch = self._batch
-        if batch is None:
+        complete = self.backward(loss, outputs, targets)
+        if complete:
             self.update(optimizer)
-            return True
-        if batch.local and not self._counted:
-            self._counted = batch.last  # each piece counts
-            self.counters.add(loss, batch.local, self.course.state.step, outputs, targets)
-        if batch.last:
-            self.update(optimizer)
-        return batch.last
+        return complete
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(
+        self, loss: Tensor, outputs: Tensor | None = None, targets: Tensor | None = None
+    ) -> bool:
         """See `Session.backward`."""
         batch = self._batch
         if batch is None:
+            self._refuse_evaluation_batch()
             self.stepper.backward(loss, 1.0, last=True)
-        else:
-            if self.meter is not None:
-                self.meter.end(batch.local)
-            weight = batch.local * self.group.world_size / batch.total
-            self.stepper.backward(loss, weight, last=batch.last)
+            return True
+        if self.meter is not None:
+            self.meter.end(batch.local)
+        weight = batch.local * self.group.world_size / batch.total
+        self.stepper.backward(loss, weight, last=batch.last)
+        if batch.local and not self._counted:
+            self._counted = batch.last  # each piece counts
+            self.counters.add(loss, batch.local, self.course.state.step, outputs, targets)
+        return batch.last
+
+    def _refuse_evaluation_batch(self) -> None:
+        if any(isinstance(one, EvalLoader) and one.is_running for one in self.loaders):
+            raise UsageError(
+                "a step on a batch to evaluate on: workers may have unequal numbers of these. To "
+                "train on data in its own order: s.loader(data, shuffle=False)"
+            )
 
     @property
     def gradients_are_complete(self) -> bool:
@@ -219,7 +225,11 @@ class Engine:
             more,
         )
         if agreed.bad is not None:
-            raise self._non_finite(*agreed.bad)
+            bad = self.course.describe_bad(*agreed.bad)
+            raise NonFiniteLossError(
+                f"{bad}. {self.keeper.advice()} Try a lower --lr, a warm-up or --clip-norm; if it "
+                "is always the same samples, look at them"
+            )
         steps = self.course.take_in(agreed)
         if steps:
             accurate = bool(self.counters.top)
@@ -253,15 +263,19 @@ class Engine:
         model = self.parts.model
         with averaged_buffers(model, self.group), torch.no_grad(), evaluating(model):
             yield
-        lap = torch.tensor([self.course.lap()], dtype=torch.float64)
-        self.course.add_pause(float(self.group.gather_rows(lap)[0, 0]))  # rank 0's clock
+        own = torch.tensor([self.course.lap(), self._cut_short], dtype=torch.float64)
+        rows = self.group.gather_rows(own)
+        if rows[:, 1].any():
+            raise InterruptedTraining
+        self.course.add_pause(float(rows[0, 0]))  # rank 0's clock
         self.course.state.eval_s = self.course.state.elapsed_s - started_s
 
     def watched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Pass an evaluation's batches on, unless a signal leaves no time to finish it. Local."""
         for batch in batches:
             if self.stop_flag.is_pressing:
-                raise InterruptedTraining
+                self._cut_short = True  # said to the others when they are done
+                return
             yield batch
 
     def note_validation(self, figures: Figures, samples: int) -> None:
@@ -271,9 +285,9 @@ class Engine:
             return
         self._validated = True
         self.course.val_samples = samples
-        state.val_loss = _finite(figures.get("loss"))
-        state.val_accuracy = _finite(figures.get("accuracy"))
-        state.val_top5_accuracy = _finite(figures.get("top5_accuracy"))
+        state.val_loss = finite(figures.get("loss"))
+        state.val_accuracy = finite(figures.get("accuracy"))
+        state.val_top5_accuracy = finite(figures.get("top5_accuracy"))
         if "loss" in figures and state.val_loss is None:
             state.val_accuracy = state.val_top5_accuracy = None  # of a model that has diverged
         known = ("loss", "accuracy", "top5_accuracy")
@@ -318,17 +332,16 @@ class Engine:
 
     def _rebalance(self, loader: Loader) -> bool:
         """Share the batches anew where the workers' speeds say so."""
-        meter, plan = self.meter, loader.plan
-        if meter is None or not meter.is_due(plan.is_balanced):
+        if self.meter is None:
             return False
-        shares = better_shares(plan.batch_per_worker, meter.speeds(self.group))
-        if shares is None:
+        most = self.config.data.max_batch_per_worker
+        plan = rebalanced(loader.plan, self.meter, self.group, most)
+        if plan is None:
             return False
-        loader.plan = self.course.plan = plan.balanced(
-            shares, self.config.data.max_batch_per_worker
-        )
+        loader.plan = self.course.plan = plan
         if self.group.rank == 0:
-            self.console.say(f"Each global batch is now shared as {' + '.join(map(str, shares))}")
+            shares = " + ".join(map(str, plan.batch_per_worker))
+            self.console.say(f"Each global batch is now shared as {shares}")
         return True
 
     def _close_step(self) -> None:
@@ -383,18 +396,3 @@ class Engine:
         for optimizer in self.parts.optimizers:
             return float(optimizer.param_groups[0]["lr"])
         return 0.0
-
-    def _non_finite(self, step: int, rank: int) -> NonFiniteLossError:
-        """Every worker knows the order of samples, so each can name those of the bad step."""
-        samples = self.course.samples_of(step, rank)
-        where = f", for the training samples {shorten(samples, most=64)}" if samples else ""
-        return NonFiniteLossError(
-            f"the loss became NaN or infinite at epoch {self.course.state.epoch + 1}, step "
-            f"{step + 1}, on rank {rank}{where}. {self.keeper.advice()} Try a lower --lr, a "
-            "warm-up or --clip-norm; if it is always the same samples, look at them"
-        )
-
-
-def _finite(value: float | None) -> float | None:
-    """Turn what isn't a result (no samples, an overflow in evaluation) into None."""
-    return value if value is not None and math.isfinite(value) else None

@@ -120,6 +120,8 @@ class EvalLoader:
         self.batch_size = batch_size
         self._open = open_source
         self._source: BatchSource | None = None
+        self.is_running = False
+        """Whether a pass is under way."""
         self._rank = rank
         self._world_size = world_size
 
@@ -145,7 +147,11 @@ class EvalLoader:
 
     def batches(self) -> Iterator[Batch]:
         """Give the batches with their sample numbers."""
-        return self.source.eval_batches(self._rank, self._world_size, self.batch_size)
+        self.is_running = True
+        try:
+            yield from self.source.eval_batches(self._rank, self._world_size, self.batch_size)
+        finally:
+            self.is_running = False
 
     def close(self) -> None:
         """End reader processes."""

@@ -8,6 +8,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from paceline.errors import UsageError
+
 
 @runtime_checkable
 class Stateful(Protocol):
@@ -36,6 +38,19 @@ class Parts:
         if len(self.models) == 1:
             return next(iter(self.models.values()))
         return nn.ModuleDict(self.models)
+
+    def check_name(self, name: str) -> None:
+        """Refuse a name that a further model can't have.
+
+        Raises:
+            UsageError: There is a model of this name, or it is no plain word.
+        """
+        if name in self.models:
+            raise UsageError(f"there is a model {name!r} already: s.model(..., name='another')")
+        if not name.isidentifier() or name in dir(nn.ModuleDict):
+            raise UsageError(
+                f"a model can't be named {name!r}: give it a plain word such as 'generator'"
+            )
 
     def stateful(self) -> dict[str, Stateful]:
         """Name everything with a state besides models and optimizers."""

@@ -109,20 +109,33 @@ def make_plan(
     )
 
 
-def check_plan(plan: TrainPlan, sync_batchnorm: bool, optimizers: int) -> None:
-    """Refuse what can't be computed with this plan.
+def check_plan(
+    plan: TrainPlan, options: DataOptions, *, sync_batchnorm: bool, optimizers: int
+) -> None:
+    """Refuse what can't be computed with this plan, or with one that is balanced later.
 
     Raises:
         UsageError: Synchronised BatchNorm, or several optimizers, over batches cut into pieces; or
-            synchronised BatchNorm and a last batch with fewer samples than workers.
+            synchronised BatchNorm where a worker may be without samples.
     """
-    if optimizers > 1 and plan.micro_batches > 1:
+    in_pieces = options.balance and options.max_batch_per_worker is not None
+    if optimizers > 1 and (plan.micro_batches > 1 or in_pieces):
         raise UsageError(
             "--max-batch-per-worker can't be combined with several optimizers: their gradients "
             "would be added up over the pieces of a batch before the first one updates"
         )
     if not sync_batchnorm or plan.world_size == 1:
         return
+    if options.balance:
+        raise UsageError(
+            "--sync-batchnorm can't be combined with --balance: its statistics need samples of "
+            "every worker in every step"
+        )
+    if not plan.steps_per_epoch and not plan.drop_last:
+        raise UsageError(
+            "--sync-batchnorm on a stream needs --drop-last: its last batch may have fewer samples "
+            "than there are workers"
+        )
     if plan.micro_batches > 1:
         raise UsageError(
             "--sync-batchnorm can't be combined with --max-batch-per-worker: its statistics "

@@ -1,5 +1,6 @@
 """A training's figures as they are shown and recorded."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -75,3 +76,8 @@ def with_validation(row: EpochRow, state: TrainState) -> EpochRow:
         val_accuracy=state.val_accuracy,
         val_top5_accuracy=state.val_top5_accuracy,
     )
+
+
+def finite(value: float | None) -> float | None:
+    """Turn what isn't a result (no samples, an overflow in evaluation) into None."""
+    return value if value is not None and math.isfinite(value) else None

@@ -38,6 +38,9 @@ def generators(device: torch.device) -> list[torch.Generator]:
     if device.type == "cuda":
         torch.cuda.init()
         listed.append(torch.cuda.default_generators[device.index or 0])
+    if device.type == "xpu":
+        torch.xpu.init()
+        listed.append(torch.xpu.default_generators[device.index or 0])
     return listed
 
 

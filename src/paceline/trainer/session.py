@@ -76,8 +76,7 @@ class Session:
         """
         self._before_begin("s.model")
         parts, compute = self.engine.parts, self.config.compute
-        if name in parts.models:
-            raise UsageError(f"there is a model {name!r} already: s.model(..., name='another')")
+        parts.check_name(name)
         layout = takes_channels_last(module, compute)
         self.engine.channels_last |= layout
         ready = placed(module, compute, self.engine.group, channels_last=layout)
@@ -231,8 +230,8 @@ class Session:
             raise UsageError("the training has begun already: call s.epochs() or s.begin() once")
         plan = self.engine.course.plan
         if plan is not None:
-            sync_batchnorm = self.config.compute.sync_batchnorm
-            check_plan(plan, sync_batchnorm, len(self.engine.parts.optimizers))
+            sync, optimizers = self.config.compute.sync_batchnorm, self.engine.parts.optimizers
+            check_plan(plan, self.config.data, sync_batchnorm=sync, optimizers=len(optimizers))
         self.engine.begin()
 
     def step(
@@ -268,11 +267,10 @@ class Session:
         Returns:
             Whether the gradients are complete; not before the last piece of a batch.
         """
-        engine = self.engine
-        engine.backward(loss)
-        if engine.gradients_are_complete:
-            engine.stepper.unscale(engine.parts.optimizers)
-        return engine.gradients_are_complete
+        complete = self.engine.backward(loss)
+        if complete:
+            self.engine.stepper.unscale(self.engine.parts.optimizers)
+        return complete
 
     def update(self, optimizer: Optimizer | None = None) -> None:
         """Clip, update, and zero all gradients, the second half of `step`.

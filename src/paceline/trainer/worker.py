@@ -56,7 +56,7 @@ def run_training(payload: str) -> str:
     run = RunDirectory.named(request.run_dir)
     timeout_s = config.dist.timeout_s
     with (
-        stop_on_signals(under_launcher=placement.source not in ("alone", "options")) as flag,
+        stop_on_signals(under_launcher=placement.has_launcher) as flag,
         joined(placement, device, backend, timeout_s, config.dist) as group,
     ):
         if config.launch.threads is None:
@@ -125,6 +125,7 @@ def finish(
         judge: Gives what else belongs into the summary; called where the training wasn't cut short.
     """
     engine.keeper.flush()
+    engine.group.barrier()  # every node's snapshots are on its disk
     summary = summarize(engine, request.recipe)
     if summary["stopped_because"] != "signal":
         summary |= judge()

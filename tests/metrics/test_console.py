@@ -11,11 +11,10 @@ from paceline.metrics.console import (
     Advance,
     BarConsole,
     Console,
+    EpochTable,
     PlainConsole,
     SilentConsole,
     make_console,
-    table_header,
-    table_line,
 )
 from paceline.metrics.table import EpochRow
 from tests.launch.waiting import until
@@ -65,12 +64,12 @@ def lines_of(text: str) -> list[str]:
     return [line.rstrip() for line in text.splitlines()]
 
 
-EXPECTED = [
-    "opening",
-    table_header(ROW).rstrip(),
-    table_line(ROW).rstrip(),
-    table_line(replace(ROW, epoch=2)).rstrip(),
-]
+def table_of(*rows: EpochRow) -> list[str]:
+    table = EpochTable()
+    return [line for row in rows for line in table.lines(row)]
+
+
+EXPECTED = ["opening", *(line.rstrip() for line in table_of(ROW, replace(ROW, epoch=2)))]
 
 
 def test_one_line_of_progress() -> None:
@@ -79,7 +78,7 @@ def test_one_line_of_progress() -> None:
 
 
 def test_the_table_has_the_columns_that_have_figures() -> None:
-    header, line = table_header(ROW), table_line(ROW)
+    header, line = table_of(ROW)
     assert header.split()[-1] == "img/s"
     assert "top-5" not in header
     assert line.split() == [
@@ -94,8 +93,27 @@ def test_the_table_has_the_columns_that_have_figures() -> None:
         "1,234",
     ]
     assert len(header) == len(line)
-    assert "top-5" in table_header(replace(ROW, val_top5_accuracy=1.0))
-    assert "acc" not in table_header(replace(ROW, train_accuracy=None, val_accuracy=None))
+    assert "top-5" in table_of(replace(ROW, val_top5_accuracy=1.0))[0]
+    assert "acc" not in table_of(replace(ROW, train_accuracy=None, val_accuracy=None))[0]
+
+
+def test_an_epoch_without_validation_leaves_its_columns_empty() -> None:
+    bare = replace(ROW, epoch=2, val_loss=None, val_accuracy=None)
+    header, first, second = table_of(ROW, bare)
+    assert len(header) == len(first) == len(second)
+    column = slice(header.index("val loss"), header.index("lr") - 5)
+    assert first[column].split() == ["0.2500", "98.75%"]
+    assert second[column].strip() == ""
+    assert first[column.stop :] == second[column.stop :]
+
+
+def test_a_column_that_comes_later_has_a_header_of_its_own() -> None:
+    bare = replace(ROW, val_loss=None, val_accuracy=None)
+    before, _, after, _ = table_of(bare, replace(ROW, epoch=2))
+    assert "val loss" not in before
+    assert "val loss" in after
+    shown = EpochTable(has_header=True)
+    assert len(shown.lines(ROW)) == 1  # the header stands above, from before a restart
 
 
 def test_the_whole_table_fits_a_terminal_of_80_columns() -> None:
@@ -111,8 +129,9 @@ def test_the_whole_table_fits_a_terminal_of_80_columns() -> None:
         lr=0.000123456,
         images_per_s=123456.0,
     )
-    assert "1.23e-5" in table_line(row)
-    assert len(table_header(row)) == len(table_line(row)) <= 79
+    header, line = table_of(row)
+    assert "1.23e-5" in line
+    assert len(header) == len(line) <= 79
 
 
 def test_the_bar_uses_the_room_there_is() -> None:

@@ -3,7 +3,7 @@
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,7 +137,7 @@ class PlainConsole(Console):
 
     def __init__(self, *, has_header: bool = False) -> None:
         self._last_s = monotonic()
-        self._has_header = has_header
+        self._table = EpochTable(has_header=has_header)
 
     def say(self, line: str) -> None:
         """Print the line."""
@@ -156,10 +156,8 @@ class PlainConsole(Console):
 
     def epoch(self, row: EpochRow) -> None:
         """Print the row, under a header the first time."""
-        if not self._has_header:
-            self.say(table_header(row))
-            self._has_header = True
-        self.say(table_line(row))
+        for line in self._table.lines(row):
+            self.say(line)
         self._last_s = monotonic()
 
     def close(self) -> None:
@@ -176,7 +174,7 @@ class BarConsole(Console):
     def __init__(self, log: Path, *, has_header: bool = False) -> None:
         self._log = log
         self._progress: Progress | None = None
-        self._has_header = has_header
+        self._table = EpochTable(has_header=has_header)
 
     def say(self, line: str) -> None:
         """Print the line above the bar and into the log."""
@@ -201,10 +199,8 @@ class BarConsole(Console):
 
     def epoch(self, row: EpochRow) -> None:
         """Print the row, under a header the first time."""
-        if not self._has_header:
-            self.say(table_header(row))
-            self._has_header = True
-        self.say(table_line(row))
+        for line in self._table.lines(row):
+            self.say(line)
 
     def close(self) -> None:
         """Take the bar away."""
@@ -268,21 +264,40 @@ _COLUMNS: Mapping[str, tuple[str, int, Callable[[float], str]]] = {
 }
 
 
-def table_header(row: EpochRow) -> str:
-    """Write the heading of the table of epochs, with the columns that this row has."""
-    return " ".join(
-        f"{title:>{width}}" for name, (title, width, _) in _COLUMNS.items() if _has(row, name)
-    )
+@final
+class EpochTable:
+    """The table of epochs, line by line; a figure that an epoch lacks leaves its column empty."""
+
+    def __init__(self, *, has_header: bool = False) -> None:
+        """Args:
+        has_header: The header is on the screen already, from before a restart.
+        """
+        self._columns: tuple[str, ...] = ()
+        self._has_header = has_header
+
+    def lines(self, row: EpochRow) -> list[str]:
+        """Write a row, under a header the first time and where it has a column more."""
+        own = {name for name in _COLUMNS if getattr(row, name) is not None}
+        line: list[str] = []
+        if not own <= set(self._columns):
+            self._columns = tuple(name for name in _COLUMNS if name in own | set(self._columns))
+            line = [] if self._has_header else [table_header(self._columns)]
+            self._has_header = False
+        return [*line, table_line(row, self._columns)]
 
 
-def table_line(row: EpochRow) -> str:
+def table_header(columns: Iterable[str]) -> str:
+    """Write the heading of the table of epochs."""
+    listed = (_COLUMNS[name] for name in columns)
+    return " ".join(f"{title:>{width}}" for title, width, _ in listed)
+
+
+def table_line(row: EpochRow, columns: Iterable[str]) -> str:
     """Write one epoch as a line under `table_header`."""
-    return " ".join(
-        f"{write(getattr(row, name)):>{width}}"
-        for name, (_, width, write) in _COLUMNS.items()
-        if _has(row, name)
-    )
+    return " ".join(_cell(row, name) for name in columns)
 
 
-def _has(row: EpochRow, name: str) -> bool:
-    return getattr(row, name) is not None
+def _cell(row: EpochRow, name: str) -> str:
+    _, width, write = _COLUMNS[name]
+    value = getattr(row, name)
+    return f"{'' if value is None else write(value):>{width}}"

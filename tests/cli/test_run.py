@@ -99,7 +99,7 @@ def session_with(options: str) -> str:
 
 WRONG = {
     "precision": (session_with('precision="bf16"'), ["--precision", "fp16"], "--precision fp16"),
-    "run_dir": (session_with('run_dir="other"'), [], "the command line says --run-dir"),
+    "run_dir": (session_with('run_dir="other"'), [], "it was started with the run directory"),
     "unknown": (session_with("presision=1"), [], "no option 'presision'. Known: epochs"),
 }
 

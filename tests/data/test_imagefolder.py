@@ -40,7 +40,7 @@ def test_broken_images_are_all_named(tmp_path: Path) -> None:
     assert lines[0] == "2 images are broken:"
     assert lines[1].startswith(f"  {tmp_path}/train/ant/000.jpg: image file is truncated")
     assert lines[2] == f"  {tmp_path}/val/cat/003.bmp: it is no image of a known format"
-    assert 'leave them out with on_broken="skip"' in lines[3]
+    assert "leave them out with --on-broken skip (on_broken='skip')" in lines[3]
 
 
 def test_broken_images_are_left_out(tmp_path: Path) -> None:

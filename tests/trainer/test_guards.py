@@ -69,7 +69,8 @@ def test_training_on_an_evaluation_loader_is_refused(tmp_path: Path) -> None:
     def body(group: Group) -> str:
         with session_on(group, tmp_path) as s:
             data = DataLoader(TensorDataset(*points()), batch_size=BATCH)
-            model, _, loader = s.prepare(net(), sgd(net()), data)
+            own = net()
+            model, _, loader = s.prepare(own, sgd(own), data)
             assert isinstance(model, nn.Module)
             s.begin()
             for batch in loader:
@@ -149,5 +150,32 @@ def test_model_names_are_plain_words(name: str, tmp_path: Path) -> None:
     def body(group: Group) -> None:
         with session_on(group, tmp_path) as s, pytest.raises(UsageError, match="plain word"):
             s.model(net(), name=name)
+
+    run_ranks(1, body)
+
+
+@pytest.mark.ranks
+def test_a_step_that_the_script_takes_itself_is_refused(tmp_path: Path) -> None:
+    def body(group: Group) -> None:
+        with session_on(group, tmp_path) as s:
+            model = s.model(net())
+            optimizer = s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            for _ in s.epochs(1):
+                inputs, targets = pair_of(next(iter(batches)))
+                F.cross_entropy(model(inputs), targets).backward()
+                with pytest.raises(UsageError, match=r"put s\.step\(loss\) in the place"):
+                    optimizer.step()
+                optimizer.zero_grad()
+
+    run_ranks(2, body)
+
+
+def test_an_optimizer_of_a_model_that_isnt_taken_in_is_refused(tmp_path: Path) -> None:
+    def body(group: Group) -> None:
+        with session_on(group, tmp_path) as s:
+            s.optimizer(sgd(net()))
+            with pytest.raises(UsageError, match=r"of no model of this session .* s\.model"):
+                s.begin()
 
     run_ranks(1, body)

@@ -37,6 +37,9 @@ def announce_end(
         failures: Of workers that didn't stop in order when they were asked to.
         write: How the report is written.
     """
+    if not (interrupted or run.run_json.exists()):
+        run.discard()  # a script that trained nothing: what there was to say, it has said
+        return ExitCode.DONE
     summary = _read_summary(run)
     ended = summary.get("stopped_because")
     if ended == "signal" or (interrupted and ended is None):
@@ -69,6 +72,8 @@ def announce_failure(
     """
     cause = failures[0]
     expected = cause.kind != "infrastructure" and cause.error_type in _TOLD_WITHOUT_TRACEBACK
+    if cause.error_type == "InfrastructureError" and not run.run_json.exists():
+        expected = True  # the workers didn't meet; nothing of the user's has run yet
     if cause.error_type == "DataError" and _WRAPPED in cause.traceback:
         expected = False  # the data set's own code raised: its traceback is wanted
     text = cause.message if expected else render(failures, run.logs)

@@ -74,6 +74,11 @@ def _resume_script(run: RunDirectory, past: PastRun, where: str, tokens: Sequenc
 
     if not Path(past.reference).is_file():
         raise UsageError(f"the script {past.reference} of this training is gone")
+    if "--" in tokens:
+        raise UsageError(
+            "the script's own arguments are those that the training began with; they can't be "
+            "given anew: " + (" ".join(past.script_args) or "none")
+        )
     options = [*script_options().values(), _ALLOW]
     given = parse_options(shlex.join(("paceline", "resume", where)), _ABOUT, tokens, options)
     allowed = _names(given.pop("allow_change", ()))

@@ -107,7 +107,7 @@ def load_image_folder(
     tree = scan_tree(root)
     broken = find_broken(tree, size, jobs=jobs, report=report)
     if on_broken == "error":
-        refuse_broken(root, list(broken.items()), 'on_broken="skip"')
+        refuse_broken(root, list(broken.items()), "--on-broken skip (on_broken='skip')")
     elif broken:
         report(f"{describe_broken(root, list(broken.items()))}\nThey are left out")
     return {split: _one_split(tree, split, broken, size) for split in tree.splits}

@@ -71,7 +71,7 @@ def download_weights(model: str, report: Report = lambda text: None) -> Mapping[
                 f"the ImageNet weights of {model} could not be downloaded ({error}). By hand: "
                 f"download {url} and put it into {cache}, or name it with --weights {path.name}; "
                 "--weights none starts from random weights"
-            ) from error
+            ) from None
     return read_weights(path)
 
 

@@ -46,7 +46,8 @@ def launch(
         arguments: Its keyword arguments.
 
     Returns:
-        What each worker's call returned, in rank order: None, numbers, text, lists, dictionaries.
+        What each worker's call returned, in rank order: None, numbers, text, lists, dictionaries;
+        tensors come as lists.
 
     Raises:
         UsageError: CUDA has been used in this process, which can't be forked any more.
@@ -109,7 +110,7 @@ def _be_worker(
     torch.set_num_threads(1)  # a pool of OpenMP threads doesn't survive a fork
     code = 0
     try:
-        told = json.dumps({"value": function(**arguments)})
+        told = json.dumps({"value": function(**arguments)}, default=_as_list)
         _flush()  # the notebook ends its workers as soon as it has heard from all
         writing.send_bytes(told.encode())
     except InterruptedTraining as error:
@@ -125,6 +126,20 @@ def _flush() -> None:
     with suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+def _as_list(value: object) -> object:
+    """Give tensors back as lists.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    raise TypeError(
+        f"the function gave a {type(value).__name__} back; what comes from a worker is None, "
+        "numbers, text, tensors (as lists), lists or dictionaries of these"
+    )
 
 
 def _environment(rank: int, workers: int, port: int, threads: int) -> dict[str, str]:

@@ -24,13 +24,13 @@ from paceline.trainer.config import TrainConfig
 from paceline.trainer.course import Course
 from paceline.trainer.evaluate import averaged_buffers, evaluating
 from paceline.trainer.keeper import SnapshotKeeper
-from paceline.trainer.loader import EvalLoader, Loader
+from paceline.trainer.loader import EvalLoader, Loader, refuse_evaluation_batch
 from paceline.trainer.parts import Parts
 from paceline.trainer.recorder import Recorder
 from paceline.trainer.rows import epoch_row, finite, progress, with_validation
 from paceline.trainer.seeding import RandomStreams
 from paceline.trainer.signals import StopFlag
-from paceline.trainer.step import Stepper
+from paceline.trainer.step import NEVER_STEPPED, Stepper
 
 _LONG_EVALUATION_S = 2.0
 """Longer than this, and a snapshot is taken first: a signal may leave no time to finish it."""
@@ -67,6 +67,8 @@ class Engine:
     logged: Figures = field(default_factory=dict)
     """Figures of the script's own for the epoch's row."""
     _batch: Batch | None = None
+    _unstepped: int = 0
+    """Batches that have gone by without an update."""
     _counted: bool = False
     """Whether this step's loss has been counted: a second one belongs to another optimizer."""
     _epoch_is_open: bool = False
@@ -174,7 +176,7 @@ class Engine:
         """See `Session.backward`."""
         batch = self._batch
         if batch is None:
-            self._refuse_evaluation_batch()
+            refuse_evaluation_batch(self.loaders)
             self.stepper.backward(loss, 1.0, last=True)
             return True
         if self.meter is not None:
@@ -186,13 +188,6 @@ class Engine:
             self.counters.add(loss, batch.local, self.course.state.step, outputs, targets)
         return batch.last
 
-    def _refuse_evaluation_batch(self) -> None:
-        if any(isinstance(one, EvalLoader) and one.is_running for one in self.loaders):
-            raise UsageError(
-                "a step on a batch to evaluate on: workers may have unequal numbers of these. To "
-                "train on data in its own order: s.loader(data, shuffle=False)"
-            )
-
     @property
     def gradients_are_complete(self) -> bool:
         """Whether a backward pass now is the last before the update."""
@@ -200,6 +195,7 @@ class Engine:
 
     def update(self, optimizer: Optimizer | None = None) -> None:
         """See `Session.update`. Local to the worker."""
+        self._unstepped = 0
         self.stepper.update((optimizer,) if optimizer is not None else self.parts.optimizers)
 
     def agree(self, more: Tensor = NOTHING) -> Agreement:
@@ -309,6 +305,7 @@ class Engine:
     def _open_step(self, batch: Batch) -> None:
         state = self.course.state
         self.note.begin(state.step + 1, "step")
+        self._unstepped += 1
         self._counted = False
         self.random.at_step(state.step)
         if self.course.rate is not None:
@@ -373,6 +370,8 @@ class Engine:
             raise InterruptedTraining
 
     def _close_epoch(self) -> None:
+        if self._unstepped > 1:
+            self.stepper.report(NEVER_STEPPED)
         trained = self._trained or self.agree().totals
         state = self.course.state
         state.train_loss = trained.mean_loss if trained.samples else None

@@ -1,10 +1,11 @@
 """The loaders of a session: iterate them as a torch DataLoader."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import final
 
 from paceline.data.batch import Batch
 from paceline.data.source import BatchSource
+from paceline.errors import UsageError
 from paceline.trainer.plan import TrainPlan
 
 Open = Callable[[], BatchSource]
@@ -157,3 +158,16 @@ class EvalLoader:
         """End reader processes."""
         if self._source is not None:
             self._source.close()
+
+
+def refuse_evaluation_batch(loaders: Iterable[Loader | EvalLoader]) -> None:
+    """Refuse a step while batches to evaluate on are gone through.
+
+    Raises:
+        UsageError: One of the loaders is such a one, and running.
+    """
+    if any(isinstance(loader, EvalLoader) and loader.is_running for loader in loaders):
+        raise UsageError(
+            "a step on a batch to evaluate on: workers may have unequal numbers of these. To "
+            "train on data in its own order: s.loader(data, shuffle=False)"
+        )

@@ -52,6 +52,22 @@ class Parts:
                 f"a model can't be named {name!r}: give it a plain word such as 'generator'"
             )
 
+    def check_optimizers(self) -> None:
+        """Refuse an optimizer of parameters that no model here has.
+
+        Raises:
+            UsageError: There is one; says what is missing.
+        """
+        known = {id(p) for model in self.models.values() for p in model.parameters()}
+        for optimizer in self.optimizers:
+            held = [p for group in optimizer.param_groups for p in group["params"]]
+            strange = [tuple(p.shape) for p in held if id(p) not in known]
+            if strange:
+                raise UsageError(
+                    f"the {type(optimizer).__name__} updates parameters of no model of this "
+                    f"session (one has the shape {strange[0]}): take their model in by s.model(...)"
+                )
+
     def stateful(self) -> dict[str, Stateful]:
         """Name everything with a state besides models and optimizers."""
         numbered = {f"scheduler-{i}": s for i, s in enumerate(self.schedulers)}

@@ -107,6 +107,7 @@ class Session:
         """Take an optimizer into the training: `step` uses it, snapshots hold its state."""
         self._before_begin("s.optimizer")
         self.engine.parts.optimizers.append(optimizer)
+        optimizer.register_step_pre_hook(self.engine.stepper.refuse_a_step_of_its_own)
         return optimizer
 
     def scheduler(self, scheduler: Scheduler) -> Scheduler:
@@ -228,6 +229,7 @@ class Session:
         """
         if self.engine.begun:
             raise UsageError("the training has begun already: call s.epochs() or s.begin() once")
+        self.engine.parts.check_optimizers()
         plan = self.engine.course.plan
         if plan is not None:
             sync, optimizers = self.config.compute.sync_batchnorm, self.engine.parts.optimizers

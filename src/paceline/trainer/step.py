@@ -14,6 +14,11 @@ from paceline.optim.clip import clip_gradients
 from paceline.sync.replica import Replica
 from paceline.trainer.options import Precision
 
+NEVER_STEPPED = (
+    "the epoch ended with batches that had no s.step(loss): what a script computes by "
+    "loss.backward() alone stays each worker's own"
+)
+
 
 class LossScaler(Protocol):
     """What a step needs of `torch.amp.GradScaler`."""
@@ -52,6 +57,8 @@ class Stepper:
     """Is told once about parameters that get no gradient."""
     replicas: list[Replica] = field(default_factory=list)
     optimizers: list[Optimizer] = field(default_factory=list)
+    is_updating: bool = False
+    """Whether an optimizer's step is ours; one that a script takes itself would be on its own."""
     _unscaled: list[Optimizer] = field(default_factory=list)
     """Whose gradients have their true size already, in fp16."""
 
@@ -85,11 +92,13 @@ class Stepper:
             self.unscale(optimizers)
             for optimizer in optimizers:
                 clip_gradients(_parameters(optimizer), self.clip_norm)
+        self.is_updating = True
         for optimizer in optimizers:
             if self.scaler is None:
                 optimizer.step()
             elif _has_gradients(optimizer):
                 self.scaler.step(optimizer)
+        self.is_updating = False
         if self.scaler is not None and any(map(_has_gradients, optimizers)):
             self.scaler.update()
         self.forget()
@@ -108,6 +117,19 @@ class Stepper:
         self._unscaled = []
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
+
+    def refuse_a_step_of_its_own(self, *_: object) -> None:
+        """Stand before an optimizer's step (a hook): the workers would grow apart without a word.
+
+        Raises:
+            UsageError: The script takes the step itself.
+        """
+        if not self.is_updating:
+            raise UsageError(
+                "optimizer.step() by the script itself: put s.step(loss) in the place of "
+                "loss.backward(), optimizer.step() and optimizer.zero_grad(), so that the "
+                "workers' gradients become one; or s.backward(loss) and s.update()"
+            )
 
     def hold_back(self, *, syncing: bool) -> None:
         """Say whether the next backward pass completes the step's gradients."""

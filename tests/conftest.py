@@ -1,5 +1,6 @@
 """What holds for every test: it leaves nothing behind, and torch computes on one thread."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # What this process has left to collect may need a thread that a forked child doesn't have.
+    os.register_at_fork(after_in_child=gc.freeze)
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,5 @@
 """What holds for every test: it leaves nothing behind, and torch computes on one thread."""
 
-import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ import pytest
 # Before torch is imported: tests run beside each other, and forked ranks can't use a thread pool.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from paceline.launch.lineage import spare_children_our_garbage
 from tests.support.leaks import find_leaks, look_around
 
 
@@ -23,8 +23,7 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # What this process has left to collect may need a thread that a forked child doesn't have.
-    os.register_at_fork(after_in_child=gc.freeze)
+    spare_children_our_garbage()
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,6 @@
 """Runs plain SPMD code on several forked workers: fast, and the first failure reaches the test."""
 
 import faulthandler
-import gc
 import os
 import pickle
 import selectors
@@ -144,9 +143,6 @@ def _be_rank(
     parent: int,
 ) -> NoReturn:
     """Run the body and leave at once: the test runner's own clean-up is not this process's."""
-    # The test runner's garbage may hold what waits for a thread when it is taken apart (a store, a
-    # process group), and there is no such thread in this process.
-    gc.freeze()
     die_with_parent(parent)
     try:
         with group_of(rank, world_size, store) as group:

@@ -1,7 +1,7 @@
 """`paceline resume RUN_DIR`: goes on exactly where a training stopped, in mid-epoch as well."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -49,9 +49,8 @@ def main(tokens: Sequence[str]) -> int:
     given = recipe.with_absolute_paths(given)
     settings, arguments = past.changed(given, names, paths)
     config = TrainConfig.from_settings(settings)
-    step = newest_step(run.snapshots)
     if "epochs" in given:
-        past.check_epochs(config.loop.epochs, step)
+        past.check_epochs(config.loop.epochs, newest_step(run.snapshots))
     place = choose_place(config, usual_workers=past.world_size)
     request = TrainRequest(
         recipe=past.recipe,
@@ -63,10 +62,7 @@ def main(tokens: Sequence[str]) -> int:
         command=("paceline", "resume", *tokens),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    if place.rank == 0:
-        warn_of_no_effect(place, tuple(given))
-        _say_what_is_gone(run, step)
-    return start(Launch(request=request, config=config, run=run, place=place, is_new=False))
+    return _go_on(Launch(request=request, config=config, run=run, place=place, is_new=False), given)
 
 
 def _resume_script(run: RunDirectory, past: PastRun, where: str, tokens: Sequence[str]) -> int:
@@ -102,20 +98,18 @@ def _resume_script(run: RunDirectory, past: PastRun, where: str, tokens: Sequenc
         command=("paceline", "resume", where, *tokens),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    step = newest_step(run.snapshots)
-    if place.rank == 0:
-        warn_of_no_effect(place, tuple(given))
-        _say_what_is_gone(run, step)
-    return start(
-        Launch(
-            request=request,
-            config=config,
-            run=run,
-            place=place,
-            is_new=False,
-            entry=SCRIPT_ENTRY,
-        )
+    launch = Launch(
+        request=request, config=config, run=run, place=place, is_new=False, entry=SCRIPT_ENTRY
     )
+    return _go_on(launch, given)
+
+
+def _go_on(launch: Launch, given: Collection[str]) -> int:
+    """Say what the user may not expect, and start the workers."""
+    if launch.place.rank == 0:
+        warn_of_no_effect(launch.place, given)
+        _say_what_is_gone(launch.run, newest_step(launch.run.snapshots))
+    return start(launch)
 
 
 def _names(allowed: object) -> list[str]:

@@ -38,9 +38,9 @@ def main(tokens: Sequence[str]) -> int:
     place = choose_place(config)
     if place.rank == 0:
         warn_of_no_effect(place, tuple(given))
-    moment = place.started_at()
-    usual = Path("runs") / f"{file_name(Path(script).stem)}-{moment.astimezone():%Y%m%d-%H%M%S}"
-    run = RunDirectory.named(str(where) if where is not None else usual)
+    run = RunDirectory.usual(file_name(Path(script).stem), place.started_at())
+    if where is not None:
+        run = RunDirectory.named(str(where))
     request = TrainRequest(
         kind="script",
         recipe=Path(script).name,

@@ -44,9 +44,9 @@ def main(tokens: Sequence[str]) -> int:
     place = choose_place(config)
     if place.rank == 0:
         warn_of_no_effect(place, tuple(given))
-    moment = place.started_at()
-    default_path = Path("runs") / f"{file_name(name)}-{moment.astimezone():%Y%m%d-%H%M%S}"
-    run = RunDirectory.named(str(where) if where is not None else default_path)
+    run = RunDirectory.usual(file_name(name), place.started_at())
+    if where is not None:
+        run = RunDirectory.named(str(where))
     request = TrainRequest(
         recipe=name,
         reference=absolute_reference(reference),

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from paceline.config.commands import command_line
@@ -33,6 +34,16 @@ class RunDirectory:
     def named(path: str | Path) -> "RunDirectory":
         """Name a run directory by its absolute path; `~` is the home directory."""
         return RunDirectory(Path(path).expanduser().absolute())
+
+    @staticmethod
+    def usual(name: str, moment: datetime) -> "RunDirectory":
+        """Name the run directory of a training that the user gave none: runs/NAME-TIME.
+
+        Args:
+            name: Of the training, fit for a directory's name.
+            moment: When it was started.
+        """
+        return RunDirectory.named(Path("runs") / f"{name}-{moment.astimezone():%Y%m%d-%H%M%S}")
 
     @property
     def run_json(self) -> Path:

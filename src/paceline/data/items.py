@@ -1,6 +1,5 @@
 """What happens to a user's data set inside a loader process: seeding, errors, signals."""
 
-import gc
 import multiprocessing
 import os
 import random
@@ -98,7 +97,6 @@ def start_loader_process(worker_id: int) -> None:
     Args:
         worker_id: Given by the DataLoader; not used.
     """
-    gc.freeze()  # what its parent has left to collect may wait for a thread that isn't here
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

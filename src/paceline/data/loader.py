@@ -30,6 +30,7 @@ from paceline.data.items import (
 from paceline.data.order import EpochPlan, Indices, plan_order, plan_shares, share
 from paceline.data.source import BatchSource
 from paceline.errors import DataError, InfrastructureError, PacelineError, UsageError
+from paceline.launch.lineage import spare_children_our_garbage
 
 _EVAL_EPOCH = -1
 """Seeds of evaluation differ from those of every epoch."""
@@ -178,6 +179,7 @@ class LoaderSource(BatchSource):
         if self._loader is None:
             raise RuntimeError("this source is closed")
         self._passes += 1
+        spare_children_our_garbage()
         self._requests.start(work)
         before = set(multiprocessing.active_children())
         with _usual_warnings_off():

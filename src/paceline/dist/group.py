@@ -55,16 +55,12 @@ class Group:
         self.backend = backend
         self.address = address
         self.route = route
-        self._few_operations = has_few_operations(backend)
+        self.has_few_operations = has_few_operations(backend)
+        """Whether the backend offers only all_reduce, broadcast, reduce, all_gather, barrier."""
         self._control = control_device(backend, device)
         # A thread of the backend may let go of a tensor after the call is over. Would it be the
         # last to do so, it needed the interpreter, which may be ending: that aborts the process.
         self._recent: deque[Tensor] = deque(maxlen=_REMEMBERED)
-
-    @property
-    def has_few_operations(self) -> bool:
-        """Whether the backend offers only all_reduce, broadcast, reduce, all_gather, barrier."""
-        return self._few_operations
 
     def gather_rows(self, row: Tensor) -> Tensor:
         """Collect one small row from each worker.
@@ -77,7 +73,7 @@ class Group:
         """
         if self.world_size == 1:
             return row.unsqueeze(0)
-        if self._few_operations:
+        if self.has_few_operations:
             own = row.to(self._control).contiguous()
             listed = [torch.empty_like(own) for _ in range(self.world_size)]
             self._recent.extend((own, *listed))
@@ -128,7 +124,7 @@ class Group:
 
     def _carried(self, tensor: Tensor) -> Tensor:
         """Bring a tensor to where a backend that stands alone can carry it."""
-        carried = tensor.to(self._control) if self._few_operations and tensor.is_cpu else tensor
+        carried = tensor.to(self._control) if self.has_few_operations and tensor.is_cpu else tensor
         self._recent.append(carried)
         return carried
 

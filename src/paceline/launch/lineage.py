@@ -1,10 +1,12 @@
 """Ties the lives of processes together, so that none outlives its launcher."""
 
 import ctypes
+import gc
 import os
 import signal
 import sys
 import threading
+from functools import cache
 from multiprocessing import parent_process
 
 _PR_SET_PDEATHSIG = 1
@@ -47,3 +49,13 @@ def _watch_creator() -> None:
         os._exit(128 + signal.SIGKILL)
 
     threading.Thread(target=wait, name="paceline-parent", daemon=True).start()
+
+
+@cache
+def spare_children_our_garbage() -> None:
+    """Have processes that are forked from this one never collect what it has left to collect.
+
+    That may hold what waits for a thread when it is taken apart (a store, a process group), and a
+    forked process has no such thread: it would hang or crash. Call it before forking.
+    """
+    os.register_at_fork(after_in_child=gc.freeze)

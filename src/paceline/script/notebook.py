@@ -1,6 +1,5 @@
 """`paceline.launch`: a function on several workers, from a notebook's cell or from a script."""
 
-import gc
 import json
 import os
 import signal
@@ -18,7 +17,7 @@ from torch._C._distributed_c10d import TCPStore
 from paceline.config.fields import OptionValue
 from paceline.dist.environment import set_variables
 from paceline.errors import InterruptedTraining, JobError, UsageError
-from paceline.launch.lineage import die_with_parent
+from paceline.launch.lineage import die_with_parent, spare_children_our_garbage
 from paceline.launch.placement import usable_cores
 
 _LOOPBACK = "127.0.0.1"
@@ -82,6 +81,7 @@ def _fork(
     sys.stderr.flush()
     reading, writing = Pipe(duplex=False)
     parent = os.getpid()
+    spare_children_our_garbage()
     pid = os.fork()
     if pid == 0:
         reading.close()
@@ -100,9 +100,6 @@ def _be_worker(
     writing: Connection,
 ) -> NoReturn:
     """Call the function and leave at once: the notebook's own clean-up is not this process's."""
-    # The notebook's garbage may hold what waits for a thread when it is taken apart (a store, a
-    # process group), and there is no such thread in this process.
-    gc.freeze()
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the notebook passes it on as SIGTERM
     threads = max(1, usable_cores() // workers)

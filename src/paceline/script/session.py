@@ -141,7 +141,7 @@ def _request(run_dir: str | Path | None, settings: dict[str, OptionValue]) -> Tr
     given = from_environment()
     script = Path(sys.argv[0] or "session")
     moment = _started_at()
-    usual = Path("runs") / f"{script.stem}-{moment.astimezone():%Y%m%d-%H%M%S}"
+    run = RunDirectory.named(run_dir) if run_dir else RunDirectory.usual(script.stem, moment)
     return TrainRequest(
         kind="script",
         recipe=script.name,
@@ -150,7 +150,7 @@ def _request(run_dir: str | Path | None, settings: dict[str, OptionValue]) -> Tr
         script_args=tuple(sys.argv[1:]),
         settings=settled(settings, given),
         given=tuple(given),
-        run_dir=str(RunDirectory.named(run_dir or usual).path),
+        run_dir=str(run.path),
         command=("python", *sys.argv),
         started_at=moment.isoformat(timespec="seconds"),
     )

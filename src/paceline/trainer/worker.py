@@ -1,8 +1,6 @@
 """A worker from its first line to its last: what the launcher runs in every process."""
 
-import gc
 import json
-import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -97,8 +95,6 @@ def _train(session: Session, job: Job, request: TrainRequest) -> str:
 def set_up_torch(config: TrainConfig) -> None:
     """Set what is global in a worker: threads, memory, kernels that give the same every time."""
     keep_freed_memory()
-    # Loader processes are forked: what is left to collect here may need a thread that isn't there.
-    os.register_at_fork(after_in_child=gc.freeze)
     if config.launch.threads is not None:
         torch.set_num_threads(config.launch.threads)
     torch.backends.cudnn.benchmark = False

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 
 from paceline.checkpoint import format as snapshot_format
-from paceline.checkpoint import manifest
+from paceline.checkpoint import manifest, overwriting
 from paceline.checkpoint.format import (
     Snapshot,
     copy_to_host,
@@ -19,6 +19,7 @@ from paceline.checkpoint.format import (
     read_snapshot,
     write_snapshot,
 )
+from paceline.checkpoint.overwriting import write_file
 from paceline.errors import InfrastructureError, SnapshotError
 
 MakeSnapshot = Callable[..., Snapshot]
@@ -85,7 +86,7 @@ def test_modes_keep_others_out_and_the_umask_is_honoured(
                 write_snapshot(directory, make_snapshot(1))
             else:
                 directory.mkdir(mode=0o777)
-                snapshot_format._write_file(directory / "x", [memoryview(b"x")])
+                write_file(directory / "x", [memoryview(b"x")])
         finally:
             os.umask(before)
         assert {p.stat().st_mode & 0o777 for p in directory.iterdir()} == {file_mode}
@@ -106,7 +107,15 @@ def test_the_copy_doesnt_follow_the_training(make_snapshot: MakeSnapshot) -> Non
     x.add_(1)
     state["epoch"] = 2
     assert b"".join(host.tensors.chunks()) == before
-    assert host.state == b'{"epoch":1}'
+    assert json.loads(host.state) == {"epoch": 1}
+
+
+def test_a_state_of_about_the_same_length_takes_the_same_room() -> None:
+    sizes = {
+        len(copy_to_host(Snapshot(step=1, tensors={}, state={"elapsed_s": seconds})).state)
+        for seconds in (0.0, 1.5, 123456.0123456789)
+    }
+    assert len(sizes) == 1
 
 
 @pytest.mark.parametrize(
@@ -128,7 +137,7 @@ def test_what_cant_be_written_is_the_callers_mistake(
 
 
 def direct_writes(descriptor: int) -> bool:
-    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & snapshot_format._DIRECT)
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & overwriting._DIRECT)
 
 
 @pytest.mark.parametrize("elements", [1, 16_000, 16_384, 2 * (8 << 20) // 4 + 77])
@@ -148,7 +157,7 @@ def test_however_the_host_takes_it_the_file_is_the_same(
         return write(descriptor, content)
 
     def controlled(descriptor: int, command: int, value: int = 0) -> int:
-        if host == "refuses" and value & snapshot_format._DIRECT:
+        if host == "refuses" and value & overwriting._DIRECT:
             raise OSError(errno.EINVAL, "Invalid argument")
         return control(descriptor, command, value)
 
@@ -159,7 +168,7 @@ def test_however_the_host_takes_it_the_file_is_the_same(
     write_snapshot(directory, Snapshot(step=1, tensors={"model": {"x": values}}, state={}))
     assert torch.equal(read_snapshot(directory).tensors["model"]["x"], values)
     if host != "refuses":
-        assert bool(direct) == (elements >= 16_384 and snapshot_format._DIRECT != 0)
+        assert bool(direct) == (elements >= 16_384 and overwriting._DIRECT != 0)
 
 
 def test_every_flipped_bit_is_found(written: Path) -> None:
@@ -245,7 +254,7 @@ def test_a_snapshot_under_another_steps_name_is_refused(written: Path) -> None:
 def test_a_hostile_tensor_file_with_a_right_hash_is_refused(written: Path, content: bytes) -> None:
     path = written / "tensors.safetensors"
     path.unlink()
-    entry = snapshot_format._write_file(path, [memoryview(content)])
+    entry = write_file(path, [memoryview(content)])
 
     def change(body: dict[str, object]) -> None:
         files = body["files"]
@@ -261,7 +270,7 @@ def test_a_hostile_tensor_file_with_a_right_hash_is_refused(written: Path, conte
 def test_a_state_that_is_no_object_is_refused(written: Path, content: bytes) -> None:
     path = written / "state.json"
     path.unlink()
-    entry = snapshot_format._write_file(path, [memoryview(content)])
+    entry = write_file(path, [memoryview(content)])
 
     def change(body: dict[str, object]) -> None:
         files = body["files"]

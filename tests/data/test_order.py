@@ -9,12 +9,14 @@ from paceline.data.order import (
     EpochPlan,
     epoch_order,
     plan_shares,
-    share,
-    step_indices,
+    step_share,
+    step_shares,
     steps_in_epoch,
 )
 from paceline.data.splitmix import GOLDEN, MASK, Domain, derive_key, mix64
+from paceline.dist.division import Division, share
 from paceline.errors import UsageError
+from paceline.sync.tree import Node, TreeSum
 
 SIZES = st.integers(1, 300)
 WORLDS = st.integers(1, 9)
@@ -75,7 +77,8 @@ def test_every_sample_once_while_the_world_changes_at_every_step(
     for step in range(steps_in_epoch(num, batch, drop_last=False)):
         world = data.draw(WORLDS)
         for part in range(world):
-            seen += step_indices(order, step, batch, part, world).tolist()
+            found = step_share(num, step, batch, part, world)
+            seen += order[found.start : found.stop].tolist()
     assert seen == order.tolist()  # each once, and the same global order whatever the worlds were
 
 
@@ -121,3 +124,55 @@ def test_the_short_last_batch_says_its_size() -> None:
 def test_a_plan_checks_its_numbers(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"must be positive|none of 1 parts"):
         EpochPlan(**{"seed": 0, "epoch": 0, "global_batch": 8} | wrong)  # type: ignore[arg-type]
+
+
+@given(
+    num=st.integers(1, 120),
+    batch=st.integers(1, 40),
+    shards=st.integers(1, 12),
+    data=st.data(),
+)
+@settings(deadline=None)
+def test_shards_see_the_same_samples_whatever_the_worlds_are(
+    num: int, batch: int, shards: int, data: st.DataObject
+) -> None:
+    """Another number of workers at every step: each sample once, in one order, by the same tree."""
+    order = epoch_order(num, 0, 0)
+    seen: list[int] = []
+    for step in range(steps_in_epoch(num, batch, drop_last=False)):
+        world = data.draw(st.integers(1, shards))
+        division = Division.of(shards, world)
+        here: dict[int, list[int]] = {}
+        tree = TreeSum[str](shards, lambda left, right: f"({left}+{right})")
+        for rank in range(world):
+            mine = division.parts_of(rank)
+            plan = EpochPlan(
+                seed=0,
+                epoch=0,
+                global_batch=batch,
+                first_step=step,
+                part=mine.start,
+                parts=shards,
+                count=len(mine),
+            )
+            found = step_shares(plan, num, step)
+            assert [share.last for share in found] == [False] * (len(found) - 1) + [True]
+            for share_ in found:
+                here[share_.part] = order[share_.start : share_.stop].tolist()
+            own = TreeSum[str](shards, lambda left, right: f"({left}+{right})")
+            for part in mine:
+                own.push(Node(0, part), str(part))
+            for node, value in zip(own.nodes, own.values, strict=True):
+                tree.push(node, value)
+        seen += [sample for part in sorted(here) for sample in here[part]]
+        assert tree.values == [expected_tree(shards)]
+    assert seen == order.tolist()
+
+
+def expected_tree(shards: int) -> str:
+    """Sum neighbours, level by level."""
+    row = [str(shard) for shard in range(shards)]
+    while len(row) > 1:
+        pairs = [row[at : at + 2] for at in range(0, len(row), 2)]
+        row = [f"({'+'.join(pair)})" if len(pair) == 2 else pair[0] for pair in pairs]
+    return row[0]

@@ -1,10 +1,16 @@
+import socket
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.dist import group as group_module
 from paceline.dist.environment import Placement, current_placement
 from paceline.dist.group import Group, joined
+from paceline.dist.options import DistOptions
+from paceline.errors import JobError
 from tests.support.agent import AgentStore
 from tests.support.ranks import run_ranks
 
@@ -70,3 +76,54 @@ def test_a_group_is_left_after_an_error_too() -> None:
         return True
 
     assert run_ranks(1, body) == [True]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_workers_that_differ_dont_connect(world_size: int) -> None:
+    store = AgentStore()
+
+    def body(outer: Group) -> str:
+        store.become_worker(outer)
+        facts = {"lr": "0.02" if outer.rank == 1 else "0.01"}
+        try:
+            with joined(current_placement(), CPU, "gloo", 60.0, None, facts) as group:
+                return f"{group.world_size} connected"
+        except JobError as error:
+            assert not dist.is_initialized()
+            return str(error)
+
+    found = run_ranks(world_size, body)
+    assert len(set(found)) == 1
+    assert ("rank 1 on " in found[0]) == (world_size > 1)
+    assert ("1 connected" in found[0]) == (world_size == 1)
+
+
+def test_without_a_store_they_are_compared_by_the_group() -> None:
+    def body(group: Group) -> str:
+        group_module._compare(group, {"lr": "1"})
+        with pytest.raises(JobError) as error:
+            group_module._compare(group, {"lr": str(group.rank)})
+        return str(error.value)
+
+    first, *others = run_ranks(3, body)
+    assert others == [first, first]
+    assert "rank 2 on " in first
+
+
+def test_hosts_are_named() -> None:
+    assert run_ranks(2, lambda group: group.hosts()) == [[socket.gethostname()] * 2] * 2
+
+
+def test_workers_that_differ_leave_no_file_behind(tmp_path: Path) -> None:
+    meeting = tmp_path / "meeting"
+
+    def body(outer: Group) -> bool:
+        options = DistOptions(init_method=f"file://{meeting}", rank=outer.rank, world_size=2)
+        facts = {"lr": str(outer.rank)}
+        dist.destroy_process_group()
+        with pytest.raises(JobError, match="has lr 1, rank 0"):
+            joined(current_placement(options), CPU, "gloo", 60.0, options, facts).__enter__()
+        return True
+
+    assert run_ranks(2, body) == [True, True]
+    assert not meeting.exists()

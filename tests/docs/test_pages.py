@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import paceline
-from paceline.cli import doctor, evaluate, export, pack, preview, resume, run, train
+from paceline.cli import doctor, evaluate, export, pack, preview, resume, run, train, verify
 from paceline.cli.app import main
 from paceline.cli.start import Place
 from paceline.data.augment import RandomFlip
@@ -109,7 +109,7 @@ FOREIGN = {"mpi", "ntasks-per-node", "gpus-per-task", "master-port"} | {
 def test_flags_exist(page: Path) -> None:
     arguments = [a for r in BUILT_IN.values() for a in load_recipe(r).arguments()]
     more = [*arguments, train.RUN_DIR, resume._ALLOW, *evaluate._OPTIONS, *export._OPTIONS]
-    more += [*preview._OPTIONS, *pack._OPTIONS, *doctor._OPTIONS]
+    more += [*preview._OPTIONS, *pack._OPTIONS, *doctor._OPTIONS, *verify._OPTIONS]
     names = {option.name for option in (*training_options().values(), *more)}
     own = {"width", "hidden"} | {name.replace("_", "-") for name in names}
     named = {flag.removeprefix("no-") for flag in flags(page) - FOREIGN}
@@ -124,6 +124,7 @@ def test_commands_work(
     for module in (train, resume, run):
         monkeypatch.setattr(module, "choose_place", lambda *_, **__: Place(here=False, workers=2))
         monkeypatch.setattr(module, "start", lambda launch: ExitCode.DONE)
+    monkeypatch.setattr(verify, "_verify", lambda *_: ExitCode.DONE)
     for words in commands(page):
         for exported in inside.glob("*.safetensors"):
             exported.unlink()

@@ -74,7 +74,7 @@ def test_the_first_loss_that_isnt_finite_is_named(bad: float) -> None:
 def test_reset_starts_from_zero_or_from_what_was_saved() -> None:
     counted = StepCounters(1)
     counted.add(torch.tensor(0.5), len(NO_TARGETS), 0, NO_SCORES, NO_TARGETS)
-    counted.reset(Totals(loss=1.0, samples=2, top1=1, top5=2))
+    counted.reset(Totals(loss=1.0, samples=2, top1=1, top5=2).as_row().unsqueeze(0))
     assert counted.flush() is None
     assert counted.totals == Totals(loss=1.0, samples=2, top1=1, top5=2)
     counted.reset()
@@ -91,3 +91,19 @@ def test_rows_add_up() -> None:
 def test_nothing_counted_is_no_figure() -> None:
     empty = Totals()
     assert all(map(math.isnan, (empty.mean_loss, empty.accuracy, empty.top5_accuracy)))
+
+
+def test_the_losses_of_shards_are_summed_apart() -> None:
+    counted = StepCounters(1, parts=range(4, 6))
+    for step in range(2):
+        for part, loss in ((4, 0.1), (5, 0.7)):
+            value = torch.tensor(loss + step)
+            counted.add(value, len(NO_TARGETS), step, NO_SCORES, NO_TARGETS, part)
+    counted.flush()
+    rows = counted.rows()
+    assert rows[:, 1].tolist() == [4.0, 4.0]
+    torch.testing.assert_close(rows[:, 0], torch.tensor([2.4, 4.8], dtype=torch.float64))
+    assert counted.totals.samples == 8
+    later = StepCounters(1, parts=range(5, 6))
+    later.reset(rows[1:])
+    assert torch.equal(later.rows(), rows[1:])

@@ -1,10 +1,7 @@
-import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.dist.group import Group
-from paceline.sync.buffers import averaged, gather_buffers, local_buffers, pack, unpack
-from tests.support.ranks import run_ranks
+from paceline.sync.buffers import PartBuffers, pack, put, unpack
 
 
 class Holder(nn.Module):
@@ -17,42 +14,75 @@ class Holder(nn.Module):
         self.register_buffer("unsaved", torch.zeros(2), persistent=False)
 
 
-def filled(rank: int) -> Holder:
-    holder = Holder()
-    with torch.no_grad():
-        for offset, buffer in enumerate(local_buffers(holder).values()):
-            buffer.fill_(rank + offset)
-    return holder
+def fill(buffers: PartBuffers, value: int) -> None:
+    for offset, buffer in enumerate(buffers.live().values()):
+        buffer.fill_(value + offset)
 
 
-def test_only_saved_floating_point_buffers_in_a_fixed_order() -> None:
-    assert list(local_buffers(Holder())) == ["coarse", "norm.running_mean", "norm.running_var"]
+def test_only_saved_buffers_in_a_fixed_order() -> None:
+    floats = PartBuffers(Holder(), range(1), with_integers=False)
+    assert list(floats.live()) == ["coarse", "norm.running_mean", "norm.running_var"]
+    every = PartBuffers(Holder(), range(1), with_integers=True)
+    assert list(every.live()) == [
+        "coarse",
+        "norm.num_batches_tracked",
+        "norm.running_mean",
+        "norm.running_var",
+    ]
 
 
 def test_packing_loses_nothing() -> None:
-    source, target = local_buffers(filled(5)), local_buffers(Holder())
-    unpack(pack(source), target)
-    assert all(map(torch.equal, source.values(), target.values()))
+    source = PartBuffers(Holder(), range(1), with_integers=True)
+    fill(source, 5)
+    target = PartBuffers(Holder(), range(1), with_integers=True)
+    unpack(pack(list(source.live().values())), list(target.live().values()))
+    assert all(map(torch.equal, source.live().values(), target.live().values()))
 
 
-@pytest.mark.ranks
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_buffers_are_gathered_in_rank_order_and_averaged(world_size: int) -> None:
-    def body(group: Group) -> tuple[Tensor, Tensor]:
-        rows = gather_buffers(local_buffers(filled(group.rank)), group)
-        return rows, averaged(rows)
+def test_every_part_has_a_set_of_its_own() -> None:
+    holder = Holder()
+    buffers = PartBuffers(holder, range(4, 7), with_integers=True)
+    for step in range(2):
+        for part in (4, 5, 6):
+            buffers.enter(part)
+            assert int(holder.norm.get_buffer("num_batches_tracked")) == step * part
+            for buffer in buffers.live().values():
+                buffer.add_(part)
+    rows = buffers.rows()
+    assert rows[:, 2].tolist() == [8.0, 10.0, 12.0]
 
-    expected = torch.stack([pack(local_buffers(filled(rank))) for rank in range(world_size)])
-    for rows, mean in run_ranks(world_size, body):
-        assert torch.equal(rows, expected)
-        torch.testing.assert_close(mean, expected.mean(0))
+    again = PartBuffers(Holder(), range(4, 7), with_integers=True)
+    again.restore(rows)
+    again.enter(6)
+    again.enter(5)
+    assert torch.equal(again.rows(), rows)
 
 
-@pytest.mark.ranks
-def test_a_model_without_buffers_exchanges_nothing() -> None:
-    def body(group: Group) -> tuple[int, ...]:
-        rows = gather_buffers(local_buffers(nn.Linear(2, 2)), group)
-        unpack(averaged(rows), {})
-        return tuple(rows.shape)
+def test_a_buffer_that_was_replaced_is_still_found() -> None:
+    holder = Holder()
+    buffers = PartBuffers(holder, range(2), with_integers=False)
+    holder.coarse = torch.full((2,), 7.0, dtype=torch.bfloat16)
+    assert buffers.live()["coarse"].tolist() == [7.0, 7.0]
+    buffers.enter(1)
+    assert holder.coarse.tolist() == [0.0, 0.0]
+    buffers.enter(0)
+    assert holder.coarse.tolist() == [7.0, 7.0]
 
-    assert run_ranks(2, body) == [(2, 0)] * 2
+
+def test_floats_are_averaged_and_of_integers_the_first_parts_are_taken() -> None:
+    buffers = PartBuffers(Holder(), range(1), with_integers=True)
+    rows = torch.stack([buffers.rows()[0] * 0 + value for value in (3.0, 6.0)])
+    mean = buffers.averaged(rows)
+    assert mean["norm.running_mean"].tolist() == [4.5] * 3
+    assert mean["coarse"].dtype == torch.bfloat16
+    assert mean["norm.num_batches_tracked"].item() == 3
+    put(buffers.live(), mean)
+    assert torch.equal(buffers.rows()[0], pack(list(mean.values())))
+
+
+def test_a_model_without_buffers_has_empty_rows() -> None:
+    buffers = PartBuffers(nn.Linear(2, 2), range(3), with_integers=True)
+    buffers.enter(2)
+    rows: Tensor = buffers.rows()
+    assert tuple(rows.shape) == (3, 0)
+    assert buffers.averaged(rows) == {}

@@ -13,7 +13,9 @@ def status(rank: int, signalled: int | None, bad: dict[int, int]) -> Status:
     return Status(
         signalled=rank == signalled,
         bad_step=bad.get(rank),
-        totals=Totals(loss=0.5 * rank, samples=10 + rank, top1=rank, top5=2 * rank),
+        counted=Totals(loss=0.5 * rank, samples=10 + rank, top1=rank, top5=2 * rank)
+        .as_row()
+        .unsqueeze(0),
         lap_s=1.0 + rank,
         data_s=0.25 * rank,
     )
@@ -43,7 +45,7 @@ def test_all_learn_the_same(world_size: int) -> None:
 def test_what_is_given_besides_reaches_all_in_rank_order(world_size: int) -> None:
     def body(group: Group) -> tuple[list[list[float]], list[list[float]]]:
         own = torch.tensor([0.1, 7.0 + group.rank], dtype=torch.float64)
-        agreed = agree(status(group.rank, None, {}), group, own)
+        agreed = agree(status(group.rank, None, {}), group, more=own)
         return agreed.more.tolist(), agreed.counted.tolist()
 
     more = [[0.1, 7.0 + rank] for rank in range(world_size)]

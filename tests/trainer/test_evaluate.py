@@ -8,9 +8,9 @@ from torch.nn import functional as F
 from paceline.data.memory import MemorySource
 from paceline.dist.group import Group
 from paceline.metrics.counters import Totals
-from paceline.trainer.evaluate import Evaluator, averaged_buffers, evaluating
+from paceline.trainer.evaluate import Evaluator, evaluating
 from tests.support.ranks import run_ranks
-from tests.support.trainings import noisy_net, pictures, plain_net
+from tests.support.trainings import pictures, plain_net
 
 CLASSES = 7
 
@@ -67,19 +67,3 @@ def test_the_mode_comes_back_after_an_error() -> None:
     with pytest.raises(RuntimeError):
         fail()
     assert net.training
-
-
-@pytest.mark.ranks
-def test_every_worker_evaluates_with_the_average_and_gets_its_own_back() -> None:
-    def body(group: Group) -> tuple[list[float], list[float]]:
-        net = noisy_net()
-        (norm,) = (module for module in net.modules() if isinstance(module, nn.BatchNorm2d))
-        assert norm.running_mean is not None
-        norm.running_mean.fill_(float(group.rank))
-        with averaged_buffers(net, group):
-            lent = norm.running_mean.tolist()
-        return lent, norm.running_mean.tolist()
-
-    results = run_ranks(3, body)
-    assert [lent for lent, _ in results] == [[1.0] * 4] * 3
-    assert [own for _, own in results] == [[float(rank)] * 4 for rank in range(3)]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint.store import SnapshotStore
-from paceline.data.order import epoch_order, step_indices
+from paceline.data.order import epoch_order, step_share
 from paceline.dist.group import Group
 from paceline.errors import JobError, NonFiniteLossError
 from paceline.trainer.job import Job
@@ -51,7 +51,8 @@ def test_a_loss_that_isnt_finite_is_named_on_every_worker(
     world_size: int, step: int, epoch: int, tmp_path: Path
 ) -> None:
     last = world_size - 1
-    samples = step_indices(epoch_order(50, 0, epoch), step, 8, last, world_size).tolist()
+    found = step_share(50, step, 8, last, world_size)
+    samples = epoch_order(50, 0, epoch)[found.start : found.stop].tolist()
     from_forward = 1 + epoch * (STEPS + 1)  # an epoch has one forward pass more, to evaluate
 
     def body(group: Group) -> str:

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,37 @@ def test_a_run_json_of_another_kind(missing: str, run: RunDirectory) -> None:
     run.run_json.write_text(json.dumps(content))
     with pytest.raises(UsageError, match=r"wasn't written by this version"):
         PastRun.read(run)
+
+
+@pytest.fixture
+def sharded(run: RunDirectory) -> PastRun:
+    """A training in reproducible mode."""
+    content = run.read_run()
+    settings = content["settings"]
+    assert isinstance(settings, dict)
+    run.run_json.write_text(json.dumps(content | {"settings": settings | {"shards": 4}}))
+    return PastRun.read(run)
+
+
+@pytest.mark.parametrize("name", ["threads", "max_batch_per_worker"])
+def test_with_shards_what_bits_depend_on_stays(name: str, sharded: PastRun) -> None:
+    with pytest.raises(UsageError, match=f"bits depend on {name}: .*--allow-different-hardware"):
+        sharded.changed({name: 2}, [name])
+    knowingly: dict[str, OptionValue] = {name: 2, "allow_different_hardware": True}
+    settings, _ = sharded.changed(knowingly, [])
+    assert settings.items() >= knowingly.items()
+
+
+def test_what_was_allowed_once_is_remembered(sharded: PastRun) -> None:
+    settings, _ = sharded.changed({"allow_different_hardware": True}, [])
+    again = replace(sharded, settings=settings)
+    assert again.changed({"threads": 2}, [])[0]["threads"] == 2
+
+
+def test_reproducible_mode_can_be_neither_entered_nor_left(
+    run: RunDirectory, sharded: PastRun
+) -> None:
+    assert sharded.changed({"shards": 4}, [])[0]["shards"] == 4
+    for value in (None, 8):
+        with pytest.raises(UsageError, match="shards can't change within a training"):
+            sharded.changed({"shards": value}, ["shards"])

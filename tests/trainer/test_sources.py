@@ -1,5 +1,6 @@
 """What a script hands over as data, and what becomes of it."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from paceline.dist.group import Group
-from paceline.errors import DataError, UsageError
+from paceline.errors import DataError, JobError, UsageError
 from tests.support.ranks import RankError, run_ranks
 from tests.support.sessions import points, session_on, sgd
 
@@ -121,5 +122,26 @@ def test_data_sets_of_unequal_size_are_an_error(tmp_path: Path) -> None:
         with session_on(group, tmp_path) as s:
             s.loader(TensorDataset(*points(20 + group.rank)), global_batch=8)
 
-    with pytest.raises(RankError, match="rank 0: 20, rank 1: 21"):
+    with pytest.raises(RankError, match=r"rank 1 on .* of 21 samples, .*, rank 0 on .* of 20 s"):
         run_ranks(2, body)
+
+
+@pytest.mark.parametrize("what", ["labels", "global_batch", "shuffle", "drop_last"])
+def test_what_differs_in_the_data_is_named(what: str, tmp_path: Path) -> None:
+    def body(group: Group) -> str:
+        inputs, labels = points(20)
+        differs = what if group.rank == 2 else ""
+        data = TensorDataset(inputs, 1 - labels if differs == "labels" else labels)
+        with session_on(group, tmp_path) as s, pytest.raises(JobError) as error:
+            s.loader(
+                data,
+                global_batch=10 if differs == "global_batch" else 8,
+                shuffle=differs != "shuffle",
+                drop_last=differs == "drop_last",
+            )
+        return str(error.value)
+
+    (message,) = set(run_ranks(3, body))
+    named = "data set TensorDataset of 20 samples" if what == "labels" else what
+    assert re.search(f"rank 2 on .* has {named}.*, rank 0 on", message)
+    assert "rank 1" not in message

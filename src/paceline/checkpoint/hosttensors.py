@@ -41,6 +41,8 @@ GROUPS = "groups"
 
 _CHUNK_BYTES = 8 << 20
 _PAGE_BYTES = 4096
+_WHOLE_FROM_BYTES = 64 << 10
+"""Data from this size on makes a file of whole pages where it can, for writing past the cache."""
 _Layout = tuple[tuple[str, torch.dtype, torch.Size, torch.device], ...]
 
 
@@ -176,5 +178,9 @@ def _header(
             "data_offsets": list(span),
         }
     text = json.dumps(described, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    data_bytes = max((stop for _, stop in spans.values()), default=0)
+    if data_bytes % 8 == 0 and data_bytes >= _WHOLE_FROM_BYTES:
+        text += b" " * (-(8 + len(text) + data_bytes) % _PAGE_BYTES)
+    else:
+        text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

@@ -21,6 +21,7 @@ from paceline.checkpoint.format import (
     HostSnapshot,
     Snapshot,
     copy_to_host,
+    holds_nothing_else,
     no_phase,
     of_unknown_format,
     read_snapshot,
@@ -34,9 +35,12 @@ _BEST = "best.json"
 _WRITING = ".tmp-"
 _REPLACED = ".replaced-"
 _TRASH = ".trash-"
-# A file system that is about to be full fails in more places than the files themselves.
 _NONE_LEFT = "and there is none before it: the training starts from the beginning"
+# A file system that is about to be full fails in more places than the files themselves.
 _SLACK_BYTES = 64 << 10
+_SPARES = 2
+# Hashing takes so much longer above that making and removing files doesn't count.
+_SPARE_MAX_BYTES = 64 << 20
 
 
 @final
@@ -57,6 +61,7 @@ class SnapshotStore:
             raise UsageError(f"keep_last is {keep_last}; it must be at least 2")
         self.directory = directory
         self.keep_last = keep_last
+        self._spares: list[Path] = []
 
     def publish(
         self, snapshot: Snapshot, *, best: bool, phase: Callable[[str], None] = no_phase
@@ -80,18 +85,27 @@ class SnapshotStore:
                 do.
             TypeError, ValueError: As `copy_to_host`.
         """
-        return self.publish_host(copy_to_host(snapshot), best=best, phase=phase)
+        try:
+            return self.publish_host(copy_to_host(snapshot), best=best, phase=phase)
+        finally:
+            self.drop_spares()
 
     def publish_host(
         self, host: HostSnapshot, *, best: bool, phase: Callable[[str], None] = no_phase
     ) -> Path:
-        """Publish, as `publish` does, a snapshot that has been copied to the host."""
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._check_space(host.num_bytes)
+        """Publish, as `publish` does, a snapshot that has been copied to the host.
+
+        Old ones that are removed for it may stay as spare directories, under temporary names: later
+        ones are written over them, which spares the processor most of making and removing files.
+        `drop_spares` removes them.
+        """
+        if not self.directory.is_dir():
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         final_path = self.path_of(host.step)
-        writing = self.directory / f"{_WRITING}{final_path.name}-{secrets.token_hex(4)}"
+        spare = self._take_spare(host.num_bytes)
+        writing = spare or self._temporary(_WRITING, final_path)
         try:
-            write_host_snapshot(writing, host, phase)
+            write_host_snapshot(writing, host, phase, over=spare is not None)
             self._rename_into_place(writing, final_path, phase)
         except BaseException:
             shutil.rmtree(writing, ignore_errors=True)
@@ -101,9 +115,14 @@ class SnapshotStore:
         if best:
             write_json(self.directory / _BEST, {"snapshot": final_path.name})
             phase("best")
-        self._remove_old(host.step)
+        self._remove_old(host.step, keep_spare=host.num_bytes <= _SPARE_MAX_BYTES)
         phase("removed old")
         return final_path
+
+    def drop_spares(self) -> None:
+        """Remove what `publish_host` has kept to write later ones over."""
+        while self._spares:
+            shutil.rmtree(self._spares.pop(), ignore_errors=True)
 
     def steps(self) -> list[int]:
         """List the steps of all snapshots in place, ascending; none is verified here."""
@@ -207,6 +226,28 @@ class SnapshotStore:
             elif path.name.startswith(f".{_BEST}."):
                 path.unlink()
 
+    def _take_spare(self, needed_bytes: int) -> Path | None:
+        """Give a spare directory where there is one to write over, and check that there is room."""
+        try:
+            self._check_space(needed_bytes)
+        except OSError:
+            if not self._spares:
+                raise
+            self.drop_spares()
+            self._check_space(needed_bytes)
+        # The directory was synced after the first of two was renamed, when the last snapshot was
+        # published: no power cut brings back its old name, so that its files may change.
+        if len(self._spares) < _SPARES:
+            return None
+        spare = self._spares.pop(0)
+        if holds_nothing_else(spare):
+            return spare
+        shutil.rmtree(spare, ignore_errors=True)
+        return None
+
+    def _temporary(self, kind: str, path: Path) -> Path:
+        return self.directory / f"{kind}{path.name}-{secrets.token_hex(4)}"
+
     def _check_space(self, needed_bytes: int) -> None:
         room = os.statvfs(self.directory)
         if room.f_bavail * room.f_frsize < needed_bytes + _SLACK_BYTES:
@@ -215,11 +256,11 @@ class SnapshotStore:
     def _rename_into_place(
         self, writing: Path, final_path: Path, phase: Callable[[str], None]
     ) -> None:
-        replaced = self.directory / f"{_REPLACED}{final_path.name}"
         if not final_path.exists():
             writing.rename(final_path)
             phase("renamed")
             return
+        replaced = self.directory / f"{_REPLACED}{final_path.name}"
         shutil.rmtree(replaced, ignore_errors=True)
         # A directory can't be renamed over another; `sweep` puts it back if we die between the two
         # renames.
@@ -234,18 +275,21 @@ class SnapshotStore:
         fsync_directory(self.directory)
         shutil.rmtree(replaced, ignore_errors=True)
 
-    def _remove_old(self, just_published: int) -> None:
+    def _remove_old(self, just_published: int, *, keep_spare: bool) -> None:
         old = [step for step in self.steps()[: -self.keep_last] if step != just_published]
         best = self.best() if old else None
-        for step in old:
-            path = self.path_of(step)
-            if path != best:
-                trash = self.directory / f"{_TRASH}{path.name}-{secrets.token_hex(4)}"
-                # The new snapshot is in place: one that stays too long is no failure, the next time
-                # tries again.
-                with contextlib.suppress(OSError):
-                    path.rename(trash)
-                shutil.rmtree(trash, ignore_errors=True)
+        for path in map(self.path_of, old):
+            if path == best:
+                continue
+            trash = self._temporary(_TRASH, path)
+            # The new snapshot is in place: one that stays too long is no failure, the next time
+            # tries again.
+            with contextlib.suppress(OSError):
+                path.rename(trash)
+                if keep_spare and len(self._spares) < _SPARES:
+                    self._spares.append(trash)
+                    continue
+            shutil.rmtree(trash, ignore_errors=True)
 
 
 def _set_aside(path: Path) -> str:

@@ -97,6 +97,7 @@ class SnapshotWriter:
         finally:
             self._thread.shutdown()
             self._memory = None
+            self._store.drop_spares()
 
     def __enter__(self) -> Self:
         return self

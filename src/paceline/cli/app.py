@@ -24,6 +24,9 @@ class Command:
 COMMANDS: Mapping[str, Command] = {
     "train": Command("paceline.cli.train", "Train a recipe on N workers."),
     "run": Command("paceline.cli.run", "Run a training script of your own on N workers."),
+    "verify": Command(
+        "paceline.cli.verify", "Prove a training the same on several numbers of workers."
+    ),
     "resume": Command("paceline.cli.resume", "Go on with a training that was stopped."),
     "evaluate": Command("paceline.cli.evaluate", "Judge a trained model on its validation set."),
     "export": Command("paceline.cli.export", "Write a trained model's weights to a file."),

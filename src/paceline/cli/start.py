@@ -27,6 +27,7 @@ from paceline.launch.placement import (
 )
 from paceline.metrics.tensorboard import require_tensorboard
 from paceline.trainer.config import TrainConfig
+from paceline.trainer.reproducible import check_reproducible
 from paceline.trainer.request import TrainRequest
 
 RECIPE_ENTRY = "paceline.trainer.worker:run_training"
@@ -88,6 +89,7 @@ def choose_place(config: TrainConfig, usual_workers: int | None = None) -> Place
     """
     place = _here(config) or _local(config, usual_workers)
     choose_global_batch(config.data, DEFAULT_GLOBAL_BATCH, place.workers)
+    check_reproducible(config, place.workers)
     return place
 
 

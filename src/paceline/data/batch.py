@@ -29,6 +29,8 @@ class Batch:
     """Indices of this worker's samples in the data set, (local,)."""
     last: bool = True
     """False for every piece of a step but its last."""
+    part: int = 0
+    """The shard that these samples are, or belong to, where a step has several."""
 
     def pair(self) -> tuple[Tensor, Tensor]:
         """Take the content as inputs and targets.
@@ -69,7 +71,7 @@ def pieces(batch: Batch, most: int) -> Iterator[Batch]:
             content=map_tensors(batch.content, partial(_rows, slice(start, stop))),
             local=stop - start,
             indices=batch.indices[start:stop],
-            last=stop == batch.local,
+            last=batch.last and stop == batch.local,
         )
 
 

@@ -1,5 +1,6 @@
 """Image folders, DIR/{train,val,test}/CLASS/…, as map-style data sets of raw images."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -66,6 +67,14 @@ class ImageFolder:
             return decoded_to(read_file(path), self.size), entry.label
         except BrokenImageError as error:
             raise DataError(f"{path}: the image is broken: {error}") from error
+
+    def fingerprint(self) -> str:
+        """Hash the images' names, classes and sizes; not their times, which copies don't keep."""
+        digest = hashlib.sha256(f"{self.size} {self.class_names}".encode())
+        for entry in self._entries:
+            text = f"{entry.path}\0{entry.label}\0{entry.size_bytes}\0"
+            digest.update(text.encode(errors="surrogateescape"))
+        return digest.hexdigest()
 
     @property
     def num_classes(self) -> int:

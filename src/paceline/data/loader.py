@@ -27,8 +27,9 @@ from paceline.data.items import (
     shorten,
     start_loader_process,
 )
-from paceline.data.order import EpochPlan, Indices, plan_order, plan_shares, share
+from paceline.data.order import EpochPlan, Indices, plan_order, plan_shares
 from paceline.data.source import BatchSource
+from paceline.dist.division import share
 from paceline.errors import DataError, InfrastructureError, PacelineError, UsageError
 from paceline.launch.lineage import spare_children_our_garbage
 
@@ -51,6 +52,8 @@ class _Work:
     request: ItemRequest
     indices: Indices
     total: int
+    last: bool = True
+    part: int = 0
 
 
 class _Requests:
@@ -214,7 +217,7 @@ class LoaderSource(BatchSource):
                 f"the samples {shorten(work.request.indices)} became {describe(content)}, which "
                 "holds no tensor: let each item of the data set be numbers, arrays or tensors"
             )
-        return Batch(content, len(work.indices), work.total, work.indices)
+        return Batch(content, len(work.indices), work.total, work.indices, work.last, work.part)
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         moved = tensor.to(self._device, non_blocking=True)
@@ -279,7 +282,7 @@ def _training_work(plan: EpochPlan, num_samples: int) -> Iterator[_Work]:
         indices = order[found.start : found.stop]
         read = indices if len(indices) else order[found.batch_start : found.batch_start + 1]
         request = ItemRequest(plan.seed, plan.epoch, tuple(read.tolist()))
-        yield _Work(request, indices, found.total)
+        yield _Work(request, indices, found.total, found.last, found.part)
 
 
 def _evaluation_work(num_samples: int, part: int, parts: int, batch_size: int) -> Iterator[_Work]:

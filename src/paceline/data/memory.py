@@ -9,9 +9,10 @@ from torch import Tensor
 
 from paceline.data.augment import Augment
 from paceline.data.batch import Batch
-from paceline.data.order import EpochPlan, StepShare, plan_order, plan_shares, share
+from paceline.data.order import EpochPlan, StepShare, plan_order, plan_shares
 from paceline.data.random import uniforms
 from paceline.data.source import BatchSource
+from paceline.dist.division import share
 from paceline.errors import DataError
 
 
@@ -138,6 +139,8 @@ class MemorySource(BatchSource):
                 found.stop - found.start,
                 found.total,
                 order[found.start : found.stop],
+                found.last,
+                found.part,
             )
 
     def eval_batches(self, part: int, parts: int, batch_size: int) -> Iterator[Batch]:

@@ -29,6 +29,11 @@ class DataOptions:
     or nodes. A step sees the same samples; how its sums are rounded then depends on the
     measurement."""
 
+    shards: int | None = None
+    """Reproducible mode: cut each global batch into this many fixed shards and sum their gradients
+    in a fixed order. The result then has the same bits on any number of workers up to this one.
+    Default: one share per worker, summed as the backend does."""
+
     drop_last: bool = False
     """Leave out the short batch at the end of an epoch. By default it is used, weighted exactly."""
 
@@ -37,12 +42,29 @@ class DataOptions:
     (0: none). Data sets kept in memory need and use none."""
 
     def __post_init__(self) -> None:
-        for name in ("global_batch", "batch_per_worker", "max_batch_per_worker"):
+        for name in ("global_batch", "batch_per_worker", "max_batch_per_worker", "shards"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UsageError(f"{name} is {value}: it counts samples, so it must be at least 1")
+                raise UsageError(f"{name} is {value}: it must be at least 1")
+        if self.shards is not None:
+            self._check_shards(self.shards)
         if self.loader_workers < 0:
             raise UsageError(f"loader_workers is {self.loader_workers}: it must be 0 or more")
+
+    def _check_shards(self, shards: int) -> None:
+        if self.batch_per_worker is not None:
+            raise UsageError(
+                "--shards needs --global-batch: with --batch-per-worker the batch, and with it the "
+                "result, would follow the number of workers"
+            )
+        if self.balance:
+            raise UsageError(
+                "--shards can't be combined with --balance: the shards of a batch are fixed"
+            )
+        if self.global_batch is not None and self.global_batch < shards:
+            raise UsageError(
+                f"{shards} shards are more than the {self.global_batch} samples of a global batch"
+            )
 
 
 def choose_global_batch(options: DataOptions, default: int, world_size: int) -> int:

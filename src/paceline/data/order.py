@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data.splitmix import GOLDEN, MULTIPLIER_1, MULTIPLIER_2, Domain, derive_key
+from paceline.dist.division import share
 from paceline.errors import UsageError
 
 ORDER_VERSION = 1
@@ -29,8 +30,11 @@ class EpochPlan:
     first_step: int = 0
     """Step within the epoch at which to begin; earlier samples are not read."""
     part: int = 0
-    """This worker (or shard), 0 … parts-1."""
+    """The first part that is gone through: this worker's, or its first shard; 0 … parts-1."""
     parts: int = 1
+    """Parts that every global batch is cut into."""
+    count: int = 1
+    """How many parts are gone through, one after another."""
     drop_last: bool = False
     shuffle: bool = True
     """False leaves the samples in their own order, in every epoch."""
@@ -43,6 +47,7 @@ class EpochPlan:
                 f"global_batch must be positive, epoch and first_step not negative: {self}"
             )
         _check_part(self.part, self.parts)
+        _check_part(self.part + self.count - 1, self.parts)
 
 
 @dataclass(slots=True)
@@ -59,6 +64,10 @@ class StepShare:
     """Where the global batch begins: its first sample stands in for an empty share."""
     total: int
     """Samples in the global batch."""
+    part: int = 0
+    """Which part, where several are gone through."""
+    last: bool = True
+    """Whether no other part follows in this step."""
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> Indices:
@@ -87,21 +96,6 @@ def plan_order(plan: EpochPlan, num_samples: int) -> Indices:
     if plan.shuffle:
         return epoch_order(num_samples, plan.seed, plan.epoch)
     return np.arange(num_samples, dtype=np.int64)
-
-
-def share(total: int, part: int, parts: int) -> tuple[int, int]:
-    """Cut `total` items into contiguous parts whose sizes differ by at most one, larger ones first.
-
-    Returns:
-        Begin and end of one part; equal when there are fewer items than parts before it.
-
-    Raises:
-        ValueError: `part` isn't one of the parts.
-    """
-    _check_part(part, parts)
-    size, larger = divmod(total, parts)
-    begin = part * size + min(part, larger)
-    return begin, begin + size + (part < larger)
 
 
 def cut(total: int, part: int, parts: int, bounds: Sequence[int] = ()) -> tuple[int, int]:
@@ -150,31 +144,38 @@ def step_share(
     batch_start = step_in_epoch * global_batch
     total = max(0, min(global_batch, num_samples - batch_start))
     begin, end = cut(total, part, parts, bounds)
-    return StepShare(batch_start + begin, batch_start + end, batch_start, total)
-
-
-def step_indices(
-    order: Indices,
-    step_in_epoch: int,
-    global_batch: int,
-    part: int,
-    parts: int,
-    bounds: Sequence[int] = (),
-) -> Indices:
-    """Give the sample indices of one part at one step; a view of `order`, possibly empty."""
-    found = step_share(len(order), step_in_epoch, global_batch, part, parts, bounds)
-    return order[found.start : found.stop]
+    return StepShare(batch_start + begin, batch_start + end, batch_start, total, part)
 
 
 def plan_shares(plan: EpochPlan, num_samples: int) -> Iterator[StepShare]:
-    """List what one part does in an epoch, step by step from `plan.first_step` on.
+    """List what is gone through in an epoch, step by step from `plan.first_step` on.
+
+    Of several parts those without samples (in a short batch) are left out, but for the first where
+    all are: a step always has something.
 
     Raises:
         UsageError: The epoch has no steps.
     """
     steps = steps_in_epoch(num_samples, plan.global_batch, plan.drop_last)
+    if plan.count > 1:
+        for step in range(plan.first_step, steps):
+            yield from step_shares(plan, num_samples, step)
+        return
+    batch, part, parts, bounds = plan.global_batch, plan.part, plan.parts, plan.bounds
     for step in range(plan.first_step, steps):
-        yield step_share(num_samples, step, plan.global_batch, plan.part, plan.parts, plan.bounds)
+        yield step_share(num_samples, step, batch, part, parts, bounds)
+
+
+def step_shares(plan: EpochPlan, num_samples: int, step: int) -> list[StepShare]:
+    """List the parts of one step that have samples; the first alone where none has any."""
+    listed = []
+    for part in range(plan.part, plan.part + plan.count):
+        found = step_share(num_samples, step, plan.global_batch, part, plan.parts, plan.bounds)
+        found.last = False
+        listed.append(found)
+    kept = [found for found in listed if found.start < found.stop] or listed[:1]
+    kept[-1].last = True
+    return kept
 
 
 def _check_part(part: int, parts: int) -> None:

@@ -6,6 +6,7 @@ begins. The global order is then that of one process, on any number of workers.
 
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count, islice
 from typing import final
 
@@ -16,7 +17,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from paceline.data.batch import Batch, map_tensors, to_channels_last
 from paceline.data.items import Collate
-from paceline.data.order import EpochPlan, Indices, cut
+from paceline.data.order import EpochPlan, Indices, step_shares
 from paceline.data.source import BatchSource
 from paceline.dist.group import Group
 from paceline.errors import DataError
@@ -80,10 +81,12 @@ class StreamSource(BatchSource):
             self._compare(items, start)
             if not items or (plan.drop_last and len(items) < plan.global_batch):
                 return
-            begin, end = cut(len(items), plan.part, plan.parts, plan.bounds)
-            mine = items[begin:end] or items[:1]
-            indices = np.arange(start + begin, start + end, dtype=np.int64)
-            yield self._batch(mine, end - begin, len(items), indices)
+            for found in step_shares(replace(plan, global_batch=len(items)), len(items), 0):
+                mine = items[found.start : found.stop] or items[:1]
+                indices = np.arange(start + found.start, start + found.stop, dtype=np.int64)
+                batch = self._batch(mine, len(indices), len(items), indices)
+                batch.last, batch.part = found.last, found.part
+                yield batch
             start += len(items)
 
     def eval_batches(self, part: int, parts: int, batch_size: int) -> Iterator[Batch]:

@@ -23,6 +23,7 @@ __all__ = [
     "chosen_interface",
     "current_placement",
     "look",
+    "numeric_variables",
     "read_placement",
     "surroundings",
     "threads_are_set",
@@ -31,6 +32,22 @@ __all__ = [
 ]
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+NUMERIC_VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLASLT_WORKSPACE_SIZE",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "NVIDIA_TF32_OVERRIDE",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_BLAS_PREFER_CUBLASLT",
+)
+"""Variables by which libraries choose their arithmetic."""
 REQUEST_VARIABLE = "PACELINE_REQUEST"
 """In which `paceline run` hands its request to the script."""
 _SAGEMAKER_RESOURCES = Path("/opt/ml/input/config/resourceconfig.json")
@@ -144,6 +161,11 @@ def chosen_interface(environment: Environment) -> str:
 def threads_are_set() -> bool:
     """Tell whether somebody has set the number of CPU threads; our launcher always does."""
     return bool(os.environ.get("OMP_NUM_THREADS"))
+
+
+def numeric_variables() -> dict[str, str]:
+    """Give the variables by which libraries choose their arithmetic, where they are set."""
+    return {name: os.environ[name] for name in NUMERIC_VARIABLES if name in os.environ}
 
 
 def use_interface(name: str, *, override: bool) -> None:

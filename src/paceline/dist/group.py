@@ -1,5 +1,6 @@
 """The process group of a training: joining, leaving, and the small collectives it needs."""
 
+import socket
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.dist.accord import Facts, Told, compare_by_store, disagreement
 from paceline.dist.address import Address, address_of
 from paceline.dist.backends import (
     control_device,
@@ -118,6 +120,10 @@ class Group:
         rows = self.gather_rows(torch.frombuffer(padded, dtype=torch.uint8))
         return [bytes(row[:n].numpy()).decode() for row, n in zip(rows, lengths, strict=True)]
 
+    def hosts(self) -> list[str]:
+        """Name the workers' hosts, in rank order."""
+        return self.gather_texts(socket.gethostname())
+
     def barrier(self) -> None:
         """Wait for all workers."""
         self.gather_rows(torch.zeros(1))
@@ -141,10 +147,12 @@ def joined(
     backend: str,
     timeout_s: float,
     options: DistOptions | None = None,
+    facts: Facts | None = None,
 ) -> Iterator[Group]:
     """Join the process group for the length of a training. Collective.
 
-    Waits for all workers in a store, chooses the network interface, and connects.
+    Waits for all workers in a store, compares what they train, chooses the network interface, and
+    connects.
 
     Args:
         placement: This worker's place.
@@ -153,9 +161,11 @@ def joined(
             that stand alone.
         timeout_s: Seconds after which waiting for the others is an error.
         options: Of which `init_method` and `interface` count.
+        facts: What has to be the same on all workers; nothing is compared without.
 
     Raises:
         UsageError: The backend can't be used here, or two workers have the same rank.
+        JobError: The workers' facts differ.
         InfrastructureError: Not all workers came.
     """
     if placement.world_size == 1:
@@ -163,9 +173,10 @@ def joined(
         return
     load_backend(backend, device)
     if backend == "mpi":
-        joining = _joined_by_mpi(placement, device)
+        joining = _joined_by_mpi(placement, device, facts)
     else:
-        joining = _joined_by_store(placement, device, backend, timeout_s, options or DistOptions())
+        options = options or DistOptions()
+        joining = _joined_by_store(placement, device, backend, timeout_s, options, facts)
     with joining as group:
         yield group
 
@@ -190,11 +201,18 @@ def _joined_by_store(
     backend: str,
     timeout_s: float,
     options: DistOptions,
+    facts: Facts | None,
 ) -> Iterator[Group]:
     address = meeting_address(placement, options)
     store = open_store(address, placement.rank, placement.world_size, timeout_s, options.interface)
     own = of_attempt(store, placement.attempt)
     placement = arrive(own, address, placement, timeout_s)
+    if facts is not None:
+        try:
+            compare_by_store(own, placement.rank, placement.world_size, facts, timeout_s)
+        except JobError:
+            leave(own, address, placement.world_size)  # the next start may meet at the same place
+            raise
     route = choose_route(placement, address, options.interface)
     use_interface(route.interface, override=options.interface is not None)
     dist.init_process_group(
@@ -213,7 +231,9 @@ def _joined_by_store(
 
 
 @contextmanager
-def _joined_by_mpi(placement: Placement, device: torch.device) -> Iterator[Group]:
+def _joined_by_mpi(
+    placement: Placement, device: torch.device, facts: Facts | None
+) -> Iterator[Group]:
     """MPI numbers its workers itself and needs neither a store nor an interface of ours."""
     dist.init_process_group("mpi")
     told = (placement.rank, placement.world_size)
@@ -222,7 +242,18 @@ def _joined_by_mpi(placement: Placement, device: torch.device) -> Iterator[Group
             f"MPI says rank {dist.get_rank()} of {dist.get_world_size()}, the environment says "
             f"rank {told[0]} of {told[1]}. With --backend mpi start the workers by mpirun alone"
         )
+    group = Group(placement, device, "mpi")
     try:
-        yield Group(placement, device, "mpi")
+        if facts is not None:
+            _compare(group, facts)
+        yield group
     finally:
         dist.destroy_process_group()
+
+
+def _compare(group: Group, facts: Facts) -> None:
+    """Compare facts by the group itself, where there is no store. Collective."""
+    told = map(Told.from_json, group.gather_texts(Told.here(facts).to_json()))
+    found = disagreement(list(told))
+    if found:
+        raise JobError(found)

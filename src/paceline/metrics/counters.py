@@ -73,22 +73,37 @@ class StepCounters:
     Local to a worker: nothing here is collective.
     """
 
-    def __init__(self, top: int | None = 0) -> None:
+    def __init__(self, top: int | None = 0, parts: range = range(1)) -> None:
         """Start from zero.
 
         Args:
             top: 1, or 5 to also count classes among the five best guesses; 0 counts no guesses;
                 None settles it by the first scores: 5 where there are more than five classes.
+            parts: Parts (shards) of a step that this worker goes through. Their losses are summed
+                apart, so that the sum of all doesn't depend on who goes through which.
         """
-        self.totals = Totals()
         self.top = top
+        self._parts = parts
+        self._by_part = [Totals() for _ in parts]
         self._losses: list[Tensor] = []
         self._outputs: list[Tensor] = []
         self._targets: list[Tensor] = []
         self._uncounted = 0
         self._correct: list[Tensor] = []
-        self._samples: list[int] = []
-        self._steps: list[int] = []
+        self._notes: list[tuple[int, int, int]] = []
+        """Samples, step and part of each loss."""
+
+    @property
+    def totals(self) -> Totals:
+        """Sums over all this worker's parts."""
+        return Totals.from_row(self.rows().sum(0))
+
+    def rows(self) -> Tensor:
+        """Give the sums by part: (parts, 4) float64, see `Totals.as_row`."""
+        first, *others = self._by_part
+        if not others:
+            return first.as_row().unsqueeze(0)
+        return torch.stack([totals.as_row() for totals in self._by_part])
 
     def add(
         self,
@@ -97,6 +112,7 @@ class StepCounters:
         step: int,
         outputs: Tensor | None = None,
         targets: Tensor | None = None,
+        part: int = 0,
     ) -> None:
         """Note one forward pass; no host sync.
 
@@ -106,10 +122,10 @@ class StepCounters:
             step: The step it belongs to, to name it where the loss isn't finite.
             outputs: (N, C) scores; kept as they are until they are counted.
             targets: (N,) class numbers, likewise.
+            part: Which of this worker's parts it was.
         """
         self._losses.append(loss.detach())
-        self._samples.append(samples)
-        self._steps.append(step)
+        self._notes.append((samples, step, part))
         if self.top != 0 and outputs is not None and targets is not None:
             if self.top is None:
                 self.top = 5 if outputs.shape[1] > 5 else 1
@@ -120,7 +136,7 @@ class StepCounters:
                 self._count()
 
     def flush(self) -> int | None:
-        """Fetch what was collected into `totals`: one host sync.
+        """Fetch what was collected and add it to the sums: one host sync.
 
         Returns:
             The first step whose loss isn't finite; None if all are.
@@ -130,19 +146,24 @@ class StepCounters:
         self._count()
         losses = torch.stack(self._losses).tolist()
         correct = torch.stack(self._correct).sum(0).tolist() if self._correct else [0]  # (top,)
-        pairs = zip(self._steps, losses, strict=True)
-        bad = next((step for step, loss in pairs if not math.isfinite(loss)), None)
-        self.totals.loss += sum(n * loss for n, loss in zip(self._samples, losses, strict=True))
-        self.totals.samples += sum(self._samples)
-        self.totals.top1 += correct[0]
-        self.totals.top5 += sum(correct)
+        bad: int | None = None
+        for (samples, step, part), loss in zip(self._notes, losses, strict=True):
+            totals = self._by_part[part - self._parts.start]
+            totals.loss += samples * loss
+            totals.samples += samples
+            if bad is None and not math.isfinite(loss):
+                bad = step
+        self._by_part[0].top1 += correct[0]
+        self._by_part[0].top5 += sum(correct)
         self._forget()
         return bad
 
-    def reset(self, totals: Totals | None = None) -> None:
-        """Start an epoch, from zero or from what a snapshot held."""
+    def reset(self, rows: Tensor | None = None) -> None:
+        """Start an epoch, from zero or from what `rows` gave."""
         self._forget()
-        self.totals = totals or Totals()
+        self._by_part = [Totals() for _ in self._parts]
+        if rows is not None:
+            self._by_part = [Totals.from_row(row) for row in rows]
 
     def _count(self) -> None:
         """Count the right guesses of several steps together: cheaper than step by step."""
@@ -152,5 +173,5 @@ class StepCounters:
         self._outputs, self._targets, self._uncounted = [], [], 0
 
     def _forget(self) -> None:
-        self._losses, self._correct, self._samples, self._steps = [], [], [], []
+        self._losses, self._correct, self._notes = [], [], []
         self._outputs, self._targets, self._uncounted = [], [], 0

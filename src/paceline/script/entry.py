@@ -1,6 +1,7 @@
 """What runs in every worker of `paceline run`: the user's script, as its own main program."""
 
 import json
+import multiprocessing
 import runpy
 import sys
 from pathlib import Path
@@ -24,6 +25,9 @@ def run_script(payload: str) -> str:
     """
     request = TrainRequest.from_json(payload)
     set_variables({REQUEST_VARIABLE: payload})
+    # Workers are forked from a fork server and inherit its way: reader processes of the script's
+    # DataLoaders would import the script anew instead of being forked, as elsewhere.
+    multiprocessing.set_start_method(None, force=True)
     sys.argv = [request.reference, *request.script_args]
     sys.path.insert(0, str(Path(request.reference).parent))
     stopped = "script"

@@ -30,12 +30,14 @@ from paceline.launch.boundary import describe, record
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.engine import Engine
 from paceline.trainer.past import PastRun
+from paceline.trainer.reproducible import check_reproducible
 from paceline.trainer.request import TrainRequest
 from paceline.trainer.seeding import seed_everything
 from paceline.trainer.session import Session
 from paceline.trainer.setup import open_session
 from paceline.trainer.signals import stop_on_signals
-from paceline.trainer.worker import announce, finish, set_up_torch
+from paceline.trainer.watching import WATCHER
+from paceline.trainer.worker import announce, facts_here, finish, set_up_torch
 
 Resume = bool | Literal["auto"]
 
@@ -69,13 +71,15 @@ def session(
     placement = current_placement(config.dist)
     device = pick_device(config.dist, placement)
     backend = resolve_backend(config.dist, device)
+    check_reproducible(config, placement.world_size)
     set_up_torch(config)
+    facts = facts_here(request, config, device, backend)
     with ExitStack() as stack:
         flag = stack.enter_context(stop_on_signals(under_launcher=placement.has_launcher))
         group = stack.enter_context(
-            joined(placement, device, backend, config.dist.timeout_s, config.dist)
+            joined(placement, device, backend, config.dist.timeout_s, config.dist, facts)
         )
-        if config.launch.threads is None:
+        if config.launch.threads is None and config.data.shards is None:
             share_cores(group)
         run = RunDirectory.named(request.run_dir)
         if not launched:
@@ -131,7 +135,8 @@ def _request(run_dir: str | Path | None, settings: dict[str, OptionValue]) -> Tr
     if payload is not None:
         asked = TrainRequest.from_json(payload)
         own = RunDirectory.named(run_dir) if run_dir is not None else None
-        if own is not None and str(own.path) != asked.run_dir:
+        watched = WATCHER.get() is not None  # it trains elsewhere, and keeps nothing
+        if own is not None and not watched and str(own.path) != asked.run_dir:
             raise UsageError(
                 f"the script says run_dir={str(run_dir)!r}, and it was started with the run "
                 f"directory {asked.run_dir}: leave it out in the script, or give the same one with "

@@ -1,50 +1,126 @@
-"""Buffers that each worker keeps for itself while training (BatchNorm's running statistics)."""
+"""Buffers that each part of a step keeps for itself while training: BatchNorm's statistics."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from paceline.dist.group import Group
 
+@final
+class PartBuffers:
+    """A model's buffers, one set for each part (shard) of a step that this worker goes through.
 
-def local_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Name the floating-point buffers that a snapshot holds, in a fixed order.
-
-    Integer buffers (BatchNorm's count of batches) advance alike on every worker.
+    The model holds those of the part that it is at. Everything here is local to the worker.
     """
+
+    def __init__(self, model: nn.Module, parts: range, *, with_integers: bool) -> None:
+        """Start every part with what the model holds.
+
+        Args:
+            model: Its buffers may change or be replaced, but keep their names.
+            parts: This worker's.
+            with_integers: Whether integers (BatchNorm's count of batches) belong to a part too;
+                otherwise they are taken to advance alike everywhere.
+        """
+        self._places = _places(model, with_integers=with_integers)
+        self._parts = parts
+        self._at = parts.start
+        self._kept: dict[int, list[Tensor]] = {}
+        if len(parts) > 1:
+            live = list(self.live().values())
+            self._kept = {part: [b.detach().clone() for b in live] for part in parts}
+
+    def live(self) -> dict[str, Tensor]:
+        """Name the buffers that the model holds now, in sorted order."""
+        return {name: module.get_buffer(key) for name, (module, key) in self._places.items()}
+
+    @torch.no_grad()
+    def enter(self, part: int) -> None:
+        """Put a part's buffers into the model, and keep those of the part before."""
+        if part == self._at or not self._places:
+            self._at = part
+            return
+        live = list(self.live().values())
+        _copy(self._kept[self._at], live)
+        _copy(live, self._kept[part])
+        self._at = part
+
+    def rows(self) -> Tensor:
+        """Copy the buffers of all this worker's parts: (parts, K) float64 on the CPU."""
+        live = list(self.live().values())
+        if len(self._parts) == 1:
+            return pack(live).unsqueeze(0)
+        held = [live if part == self._at else self._kept[part] for part in self._parts]
+        return torch.stack([pack(buffers) for buffers in held])
+
+    @torch.no_grad()
+    def restore(self, rows: Tensor) -> None:
+        """Take over what `rows` gave: (parts, K), of this worker's parts."""
+        live = list(self.live().values())
+        self._at = self._parts.start
+        unpack(rows[0], live)
+        for part, row in zip(self._kept, rows, strict=False):
+            unpack(row, self._kept[part])
+
+    def averaged(self, rows: Tensor) -> dict[str, Tensor]:
+        """Average the buffers of all parts of a step: those of floating point.
+
+        Of integers, which can't be averaged, those of the first part are taken.
+
+        Args:
+            rows: (parts of the step, K).
+
+        Returns:
+            The buffers by name, of their own shapes and types, on the CPU.
+        """
+        live = self.live()
+        if not live:
+            return {}
+        mean = rows[0] if len(rows) == 1 else rows.mean(0)
+        sizes = [b.numel() for b in live.values()]
+        split: dict[torch.dtype, Sequence[Tensor]] = {}
+        for dtype in {b.dtype for b in live.values()}:
+            chosen = mean if dtype.is_floating_point else rows[0]
+            split[dtype] = chosen.to(dtype).split(sizes)
+        return {n: split[b.dtype][at].view(b.shape) for at, (n, b) in enumerate(live.items())}
+
+
+def _places(model: nn.Module, *, with_integers: bool) -> dict[str, tuple[nn.Module, str]]:
     saved = model.state_dict(keep_vars=True)
-    buffers = {name: b for name, b in model.named_buffers() if name in saved}
-    return {name: b for name, b in sorted(buffers.items()) if b.is_floating_point()}
+    places = {}
+    for name, buffer in sorted(model.named_buffers()):
+        if name in saved and (with_integers or buffer.is_floating_point()):
+            path, _, key = name.rpartition(".")
+            places[name] = (model.get_submodule(path), key)
+    return places
 
 
-def pack(buffers: Mapping[str, Tensor]) -> Tensor:
-    """Lay buffers end to end as float64 on the CPU, which holds every smaller float exactly."""
+def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+def pack(buffers: Sequence[Tensor]) -> Tensor:
+    """Lay buffers end to end as float64 on the CPU.
+
+    It holds every smaller float exactly, and whole numbers up to 2**53.
+    """
     if not buffers:
         return torch.zeros(0, dtype=torch.float64)
-    return torch.cat([b.detach().flatten().to("cpu", torch.float64) for b in buffers.values()])
+    return torch.cat([b.detach().flatten().to("cpu", torch.float64) for b in buffers])
 
 
 @torch.no_grad()
-def unpack(packed: Tensor, buffers: Mapping[str, Tensor]) -> None:
+def unpack(packed: Tensor, buffers: Sequence[Tensor]) -> None:
     """Write what `pack` made back into the buffers."""
-    parts = packed.split([b.numel() for b in buffers.values()])
-    for buffer, part in zip(buffers.values(), parts, strict=True):
+    parts = packed.split([b.numel() for b in buffers])
+    for buffer, part in zip(buffers, parts, strict=True):
         buffer.copy_(part.view(buffer.shape))
 
 
-def gather_buffers(buffers: Mapping[str, Tensor], group: Group) -> Tensor:
-    """Collect every worker's buffers. Collective.
-
-    Returns:
-        (world_size, K) float64 on the CPU, in rank order; K is 0 for a model without such buffers.
-    """
-    packed = pack(buffers)
-    if packed.numel() == 0:
-        return packed.new_zeros(group.world_size, 0)
-    return group.gather_rows(packed)
-
-
-def averaged(rows: Tensor) -> Tensor:
-    """Average the workers' buffers: (world_size, K) to (K,), in rank order; one row stays as is."""
-    return rows[0] if len(rows) == 1 else rows.mean(0)
+def put(buffers: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Copy values into the buffers of the same names."""
+    with torch.no_grad():
+        for name, buffer in buffers.items():
+            buffer.copy_(values[name])

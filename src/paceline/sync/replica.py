@@ -234,9 +234,10 @@ def _agree_on_weights(module: nn.Module, group: Group) -> None:
             b for b in other if b not in lists[0]
         ]
         if different or other != lists[0]:
+            hosts = group.hosts()
             raise JobError(
-                f"the models of rank 0 and rank {rank} differ: {_listed(different) or 'order'}. "
-                "Every worker must build the same model"
+                f"the models of rank 0 on {hosts[0]} and rank {rank} on {hosts[rank]} differ: "
+                f"{_listed(different) or 'order'}. Every worker must build the same model"
             )
     for tensor in state.values():
         group.broadcast_(tensor.detach())

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from paceline.dist.division import Division
 from paceline.dist.group import Group
 from paceline.metrics.counters import Totals
 
@@ -27,8 +28,8 @@ class Status:
     """A signal asked this worker to stop."""
     bad_step: int | None
     """The first step whose loss isn't finite."""
-    totals: Totals
-    """This worker's sums of the epoch so far."""
+    counted: Tensor
+    """(parts of this worker, 4) float64: its sums of the epoch so far, see `Totals.as_row`."""
     lap_s: float
     """Time since the last exchange."""
     data_s: float
@@ -49,34 +50,41 @@ class Agreement:
     data_s: float
     """Longest wait for data among the workers."""
     counted: Tensor = field(compare=False)
-    """(world_size, 4) float64, in rank order: each worker's sums, see `Totals.as_row`."""
+    """(parts, 4) float64, in order: the sums of each part of a step, see `Totals.as_row`."""
     more: Tensor = field(compare=False)
-    """(world_size, K) float64, in rank order: what each worker gave besides."""
+    """(parts, K) float64, in order: what was given besides."""
 
 
-def agree(status: Status, group: Group, more: Tensor = NOTHING) -> Agreement:
+def agree(
+    status: Status, group: Group, division: Division | None = None, more: Tensor = NOTHING
+) -> Agreement:
     """Exchange news. Collective, blocks until every worker is there.
 
     Args:
         status: This worker's news.
         group: The workers.
-        more: (K,) float64 on the CPU, passed on to all; the same K on every worker.
+        division: Which parts of a step each of them has; one each by default.
+        more: (most * K,) float64 on the CPU, as `Division.padded` makes it, passed on to all.
     """
+    division = division or Division.of(None, group.world_size)
     bad_step = math.inf if status.bad_step is None else float(status.bad_step)
     times = torch.tensor(
         [status.signalled, bad_step, status.lap_s, status.data_s], dtype=torch.float64
     )
-    # (world_size, 8 + K)
-    rows = group.gather_rows(torch.cat([times, status.totals.as_row(), more]))
-    bad_step, bad_rank = min((float(step), rank) for rank, step in enumerate(rows[:, 1]))
+    # (world_size, 4 + most * (4 + K))
+    rows = group.gather_rows(torch.cat([times, division.padded(status.counted), more]))
+    signalled, bad_steps, laps_s, data_s = zip(*rows[:, :4].tolist(), strict=True)
+    bad_step, bad_rank = min((step, rank) for rank, step in enumerate(bad_steps))
+    rest = 4 + 4 * division.most
+    counted = division.in_order(rows[:, 4:rest])
     return Agreement(
-        signalled=bool(rows[:, 0].any()),
+        signalled=any(signalled),
         bad=None if math.isinf(bad_step) else (int(bad_step), bad_rank),
-        totals=Totals.from_row(rows[:, 4:8].sum(0)),
-        lap_s=float(rows[0, 2]),
-        data_s=float(rows[:, 3].max()),
-        counted=rows[:, 4:8],
-        more=rows[:, 8:].contiguous(),
+        totals=Totals.from_row(counted.sum(0)),
+        lap_s=laps_s[0],
+        data_s=max(data_s),
+        counted=counted,
+        more=division.in_order(rows[:, rest:]),
     )
 
 

@@ -1,11 +1,12 @@
 """Exact means over all samples of an evaluation, on any number of workers."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from paceline.data.batch import Batch
+from paceline.dist.division import Division
 from paceline.dist.group import Group
 from paceline.errors import JobError
 
@@ -15,13 +16,17 @@ Judge = Callable[[object], Mapping[str, Tensor | float]]
 number, or a tensor with one element), or by sample (a tensor with one element for each)."""
 
 
-def average(judge: Judge, batches: Iterable[Batch], group: Group) -> tuple[Figures, int]:
+def average(
+    judge: Judge, batches: Iterable[Batch], group: Group, division: Division | None = None
+) -> tuple[Figures, int]:
     """Average what is found on each batch over all samples of all workers. Collective.
 
     Args:
         judge: Called with each batch's content.
         batches: This worker's; workers may have unequal numbers of them, also none.
         group: The workers.
+        division: Which parts of the evaluation each has; one each by default. The means depend on
+            the number of parts, never on the number of workers.
 
     Returns:
         The means, and the number of samples.
@@ -29,9 +34,12 @@ def average(judge: Judge, batches: Iterable[Batch], group: Group) -> tuple[Figur
     Raises:
         JobError: The batches gave different figures.
     """
+    division = division or Division.of(None, group.world_size)
+    mine = division.parts_of(group.rank)
     names: tuple[str, ...] | None = None
-    sums: list[Tensor] = []  # one (figures,) float64 for each batch, on the device
-    samples = 0
+    # One (figures,) float64 for each batch, on the device, by part.
+    sums: list[list[Tensor]] = [[] for _ in mine]
+    samples = [0] * len(mine)
     for batch in batches:
         found = judge(batch.content)
         names = names or tuple(found)
@@ -41,17 +49,24 @@ def average(judge: Judge, batches: Iterable[Batch], group: Group) -> tuple[Figur
                 f"{', '.join(found)} for another; give the same for all"
             )
         rows = [_summed(name, found[name], batch.local, group.device) for name in names]
+        part = batch.part - mine.start if division.is_fixed else 0
         if rows:
-            sums.append(torch.stack(rows))
-        samples += batch.local
+            sums[part].append(torch.stack(rows))
+        samples[part] += batch.local
     names = _agreed_names(names, group)
-    own = torch.stack(sums).sum(0).cpu() if sums else torch.zeros(len(names), dtype=torch.float64)
-    counted = torch.cat([own, torch.tensor([samples], dtype=torch.float64)])
-    *totals, count = group.gather_rows(counted).sum(0).tolist()
+    own = torch.stack([_counted(s, n, len(names)) for s, n in zip(sums, samples, strict=True)])
+    gathered = division.in_order(group.gather_rows(division.padded(own)))  # (parts, figures + 1)
+    *totals, count = gathered.sum(0).tolist()
     means = (
         {name: total / count for name, total in zip(names, totals, strict=True)} if count else {}
     )
     return means, int(count)
+
+
+def _counted(sums: Sequence[Tensor], samples: int, figures: int) -> Tensor:
+    """Add one part's batches up: (figures + 1,) float64, the last one the number of samples."""
+    added = torch.stack(list(sums)).sum(0).cpu() if sums else torch.zeros(figures).double()
+    return torch.cat([added, torch.tensor([samples], dtype=torch.float64)])
 
 
 def _summed(name: str, value: Tensor | float, samples: int, device: torch.device) -> Tensor:

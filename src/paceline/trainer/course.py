@@ -1,18 +1,19 @@
 """How far a training is, its clock, and what both ask for next. The same on every worker."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal, final
 
 from paceline.config.durations import parse_duration_s
 from paceline.data.items import shorten
-from paceline.data.order import epoch_order, step_indices
+from paceline.data.order import epoch_order, step_shares
 from paceline.errors import JobError
 from paceline.optim.rate_control import RateControl
 from paceline.trainer.agreement import Agreement, steps_to_next
 from paceline.trainer.options import LoopOptions
 from paceline.trainer.plan import TrainPlan
-from paceline.trainer.state import TrainState
+from paceline.trainer.state import TrainState, finite
 from paceline.trainer.stopping import fit_total_steps, note_validation, reserve_s, stop_reason
 
 
@@ -165,6 +166,22 @@ class Course:
             state.ended = state.ended or "time"
         return best
 
+    def take_validation(self, figures: Mapping[str, float], samples: int) -> dict[str, float]:
+        """Make an evaluation's figures the epoch's validation result.
+
+        Returns:
+            Those that have no place of their own, to be logged.
+        """
+        state = self.state
+        self.val_samples = samples
+        state.val_loss = finite(figures.get("loss"))
+        state.val_accuracy = finite(figures.get("accuracy"))
+        state.val_top5_accuracy = finite(figures.get("top5_accuracy"))
+        if "loss" in figures and state.val_loss is None:
+            state.val_accuracy = state.val_top5_accuracy = None  # of a model that has diverged
+        known = ("loss", "accuracy", "top5_accuracy")
+        return {f"val_{name}": value for name, value in figures.items() if name not in known}
+
     def describe_bad(self, step: int, rank: int) -> str:
         """Say where a loss wasn't finite; every worker knows the order of samples, so each can."""
         samples = self.samples_of(step, rank)
@@ -180,11 +197,10 @@ class Course:
         if plan is None or not plan.shuffle:
             return []
         step_in_epoch = state.step_in_epoch - (state.step - step)
+        epoch = plan.epoch(self.loop.seed, state.epoch, step_in_epoch, rank)
+        shares = step_shares(epoch, plan.train_samples, step_in_epoch)
         order = epoch_order(plan.train_samples, self.loop.seed, state.epoch)
-        samples = step_indices(
-            order, step_in_epoch, plan.global_batch, rank, plan.world_size, plan.bounds
-        )
-        return [int(sample) for sample in samples]
+        return [int(sample) for sample in order[shares[0].start : shares[-1].stop]]
 
     def expected_eval_s(self) -> float:
         """Estimate how long the next evaluation takes."""

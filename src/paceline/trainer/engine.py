@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 
 from paceline.config.rundir import RunDirectory
 from paceline.data.batch import Batch, pieces
+from paceline.dist.division import Division
 from paceline.dist.group import Group
-from paceline.errors import InterruptedTraining, NonFiniteLossError, UsageError
+from paceline.errors import InterruptedTraining, NonFiniteLossError
 from paceline.launch.boundary import StepNote
 from paceline.metrics.console import Console
 from paceline.metrics.counters import StepCounters, Totals
@@ -22,15 +23,23 @@ from paceline.trainer.averages import Figures
 from paceline.trainer.balance import SpeedMeter, rebalanced
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.course import Course
-from paceline.trainer.evaluate import averaged_buffers, evaluating
+from paceline.trainer.evaluate import evaluating
+from paceline.trainer.guard import Guard
 from paceline.trainer.keeper import SnapshotKeeper
-from paceline.trainer.loader import EvalLoader, Loader, refuse_evaluation_batch
+from paceline.trainer.loader import (
+    EvalLoader,
+    Loader,
+    refuse_eval_batch,
+    refuse_pass,
+)
 from paceline.trainer.parts import Parts
 from paceline.trainer.recorder import Recorder
-from paceline.trainer.rows import epoch_row, finite, progress, with_validation
+from paceline.trainer.rows import epoch_row, last_lr, progress, with_validation
 from paceline.trainer.seeding import RandomStreams
+from paceline.trainer.sharding import Sharding
 from paceline.trainer.signals import StopFlag
 from paceline.trainer.step import NEVER_STEPPED, Stepper
+from paceline.trainer.watching import Watcher
 
 _LONG_EVALUATION_S = 2.0
 """Longer than this, and a snapshot is taken first: a signal may leave no time to finish it."""
@@ -54,8 +63,15 @@ class Engine:
     stop_flag: StopFlag
     note: StepNote
     random: RandomStreams
+    guard: Guard | None
     announce: "Callable[[Engine], None]"
     """Called once the position is known: tells the user what begins."""
+    division: Division
+    """Which parts of a step each worker goes through."""
+    sharding: Sharding | None = None
+    """Goes through this worker's shards, in reproducible mode."""
+    watcher: Watcher | None = None
+    """Is told of every step: what `paceline verify` looks through."""
     meter: SpeedMeter | None = None
     """Measures this worker's speed, where batches are to be shared by it."""
     begun: bool = False
@@ -86,12 +102,13 @@ class Engine:
 
     def set_epochs(self, count: int) -> None:
         """Settle how long to train. Local to the worker."""
-        loop = replace(self.config.loop, epochs=count)
-        self.config = replace(self.config, loop=loop)
-        self.course.loop = loop
+        self.course.loop = replace(self.config.loop, epochs=count)
+        self.config = replace(self.config, loop=self.course.loop)
 
     def release(self) -> None:
         """End all reader processes, and give the models their own forward pass back. Local."""
+        if self.sharding is not None:
+            self.sharding.release()
         for replica in self.stepper.replicas:
             replica.release()
         for loader in self.loaders:
@@ -101,12 +118,16 @@ class Engine:
         """Restore the newest snapshot, if there is one, and start the clock."""
         self.begun = True
         self.course.begin()
-        restored = self.keeper.restore_newest()
-        if restored is not None:
+        self.keeper.statistics.forget()  # the models may have been changed since they came in
+        if (restored := self.keeper.restore_newest()) is not None:
             self.course.resume(restored)
+        if self.guard is not None:
+            self.guard.look(0)
         self.recorder.start(self.course.state)
         self.parts.for_each_model(nn.Module.train)
         self.announce(self)
+        if self.watcher is not None:
+            self.watcher.begin(self.parts.models, self.parts.optimizers)
         self.course.lap()
 
     def epochs(self) -> Iterator[int]:
@@ -133,28 +154,29 @@ class Engine:
             UsageError: Not within `epochs`, or for a second time in one epoch.
         """
         self._begin_pass()
-        state, most = self.course.state, loader.plan.micro_batch
+        course, meter, most = self.course, self.meter, loader.plan.micro_batch
+        state, plain = course.state, self.sharding is None and self.watcher is None
         source = loader.read(state.epoch, state.step_in_epoch)
-        while self.course.stopping is None:
-            if self.meter is not None and self._rebalance(loader):
+        while course.stopping is None:
+            if meter is not None and self._rebalance(loader, meter):
                 most = loader.plan.micro_batch
                 source = loader.read(state.epoch, state.step_in_epoch)
             self.note.operation = "data"
             asked_s = perf_counter()
             batch = next(source, None)
-            self.course.data_s += perf_counter() - asked_s
+            course.data_s += perf_counter() - asked_s
             if batch is None:
-                self.course.has_seen_all = True
+                course.has_seen_all = True
                 break
             self._open_step(batch)
-            if batch.local <= most:
+            if plain and batch.local <= most:
                 self._batch = batch
                 yield batch
             else:
-                yield from self._pieces(batch, most)
+                yield from self._pieces(batch, most, source)
             self._close_step()
         self._trained = self.agree().totals
-        self._lr = self._current_lr()
+        self._lr = last_lr(self.course, self.parts.optimizers)
         self._heed_signal()
 
     def step(
@@ -176,16 +198,16 @@ class Engine:
         """See `Session.backward`."""
         batch = self._batch
         if batch is None:
-            refuse_evaluation_batch(self.loaders)
-            self.stepper.backward(loss, 1.0, last=True)
+            refuse_eval_batch(self.loaders)
+            self.stepper.backward_alone(loss)
             return True
         if self.meter is not None:
             self.meter.end(batch.local)
-        weight = batch.local * self.group.world_size / batch.total
-        self.stepper.backward(loss, weight, last=batch.last)
+        self.stepper.backward(loss, batch, self.group.world_size)
         if batch.local and not self._counted:
             self._counted = batch.last  # each piece counts
-            self.counters.add(loss, batch.local, self.course.state.step, outputs, targets)
+            state = self.course.state
+            self.counters.add(loss, batch.local, state.step, outputs, targets, batch.part)
         return batch.last
 
     @property
@@ -213,23 +235,22 @@ class Engine:
             Status(
                 signalled=self.stop_flag.name is not None,
                 bad_step=bad_step,
-                totals=self.counters.totals,
+                counted=self.counters.rows(),
                 lap_s=self.course.lap(),
                 data_s=self.course.data_s,
             ),
             self.group,
+            self.division,
             more,
         )
         if agreed.bad is not None:
             bad = self.course.describe_bad(*agreed.bad)
             raise NonFiniteLossError(
-                f"{bad}. {self.keeper.advice()} Try a lower --lr, a warm-up or --clip-norm; if it "
-                "is always the same samples, look at them"
+                f"{bad}. {self.keeper.advice()}; if it is always the same samples, look at them"
             )
         steps = self.course.take_in(agreed)
         if steps:
-            accurate = bool(self.counters.top)
-            lr = self._current_lr()
+            lr, accurate = last_lr(self.course, self.parts.optimizers), bool(self.counters.top)
             self.console.advance(progress(self.course, agreed, steps, lr, accurate=accurate))
         return agreed
 
@@ -237,11 +258,6 @@ class Engine:
         """See `Session.snapshot`."""
         agreed = self.agree(self.keeper.own_statistics())
         self.note.operation = "snapshot"
-        if not self.keeper.weights_are_finite():
-            raise NonFiniteLossError(
-                f"the weights became NaN or infinite by step {self.course.state.step}. "
-                f"{self.keeper.advice()} Try a lower --lr, a warm-up or --clip-norm"
-            )
         self.course.saved()
         self.keeper.save(self.course.state, agreed, best=best, must=must)
 
@@ -257,7 +273,7 @@ class Engine:
         self.note.operation = "evaluate"
         started_s = self.course.state.elapsed_s
         model = self.parts.model
-        with averaged_buffers(model, self.group), torch.no_grad(), evaluating(model):
+        with self.keeper.statistics.lent(), torch.no_grad(), evaluating(model):
             yield
         own = torch.tensor([self.course.lap(), self._cut_short], dtype=torch.float64)
         rows = self.group.gather_rows(own)
@@ -276,30 +292,14 @@ class Engine:
 
     def note_validation(self, figures: Figures, samples: int) -> None:
         """Make figures the open epoch's validation result; others are logged as they are. Local."""
-        state = self.course.state
-        if not self._epoch_is_open:
-            return
-        self._validated = True
-        self.course.val_samples = samples
-        state.val_loss = finite(figures.get("loss"))
-        state.val_accuracy = finite(figures.get("accuracy"))
-        state.val_top5_accuracy = finite(figures.get("top5_accuracy"))
-        if "loss" in figures and state.val_loss is None:
-            state.val_accuracy = state.val_top5_accuracy = None  # of a model that has diverged
-        known = ("loss", "accuracy", "top5_accuracy")
-        self.logged |= {f"val_{n}": v for n, v in figures.items() if n not in known}
+        if self.watcher is not None:
+            self.watcher.evaluated(figures, samples)
+        if self._epoch_is_open:
+            self._validated = True
+            self.logged |= self.course.take_validation(figures, samples)
 
     def _begin_pass(self) -> None:
-        if not self._epoch_is_open:
-            raise UsageError(
-                "the training loader gives its batches within an epoch: put the loop over it into "
-                "`for epoch in s.epochs():`. To look at a sample before, ask the data set"
-            )
-        if self._passed:
-            raise UsageError(
-                "the training loader has been iterated in this epoch already: its batches are one "
-                "pass. For further passes make another loader, s.loader(...)"
-            )
+        refuse_pass(is_open=self._epoch_is_open, passed=self._passed)
         self._passed = True
 
     def _open_step(self, batch: Batch) -> None:
@@ -315,30 +315,40 @@ class Engine:
         if batch.local == 0:
             # A stand-in: BatchNorm and the counters see nothing of it, its gradient weighs zero.
             self._standing_in = ExitStack()
-            for model in self.parts.models.values():
-                self._standing_in.enter_context(evaluating(model))
+            self._standing_in.enter_context(evaluating(self.parts.model))
 
-    def _pieces(self, batch: Batch, most: int) -> Iterator[Batch]:
-        """Cut a batch to what fits into memory; only the last piece's gradients are exchanged."""
-        for piece in pieces(batch, most):
-            self._batch = piece
-            self.stepper.hold_back(syncing=piece.last)
-            if self.meter is not None:
-                self.meter.begin()
-            yield piece
+    def _pieces(self, batch: Batch, most: int, source: Iterator[Batch]) -> Iterator[Batch]:
+        """Go through this worker's shards, each cut to what fits into memory.
 
-    def _rebalance(self, loader: Loader) -> bool:
+        Only the last piece's gradients are exchanged.
+        """
+        if self.sharding is not None:
+            self.sharding.begin_step(self.course.state.step, batch)
+        while True:
+            if self.sharding is not None:
+                self.sharding.open(batch)
+            for piece in pieces(batch, most):
+                self._batch = piece
+                self.stepper.hold_back(syncing=piece.last)
+                if self.meter is not None:
+                    self.meter.begin()
+                if self.watcher is not None:
+                    self.watcher.batch(piece, self.course.state.epoch, self.course.state.step)
+                yield piece
+            if batch.last:
+                break
+            batch = next(source)
+        if self.sharding is not None:
+            self.sharding.end_step()
+
+    def _rebalance(self, loader: Loader, meter: SpeedMeter) -> bool:
         """Share the batches anew where the workers' speeds say so."""
-        if self.meter is None:
-            return False
-        most = self.config.data.max_batch_per_worker
-        plan = rebalanced(loader.plan, self.meter, self.group, most)
+        plan = rebalanced(loader.plan, meter, self.group, self.config.data.max_batch_per_worker)
         if plan is None:
             return False
         loader.plan = self.course.plan = plan
         if self.group.rank == 0:
-            shares = " + ".join(map(str, plan.batch_per_worker))
-            self.console.say(f"Each global batch is now shared as {shares}")
+            self.console.say(f"Each global batch is now shared as {plan.shares}")
         return True
 
     def _close_step(self) -> None:
@@ -346,8 +356,7 @@ class Engine:
         if self._standing_in is not None:
             self._standing_in.close()
             self._standing_in = None
-        course = self.course
-        state = course.state
+        course, state = self.course, self.course.state
         if self.meter is not None:
             self.meter.count_step()
         state.step += 1
@@ -357,6 +366,8 @@ class Engine:
             if not batch.last:  # the script left in the middle of a batch
                 self.stepper.forget()
                 self.stepper.hold_back(syncing=True)
+        if self.guard is not None:
+            self.guard.look(state.step)
         if course.due_to_agree():
             self.agree()
             self._heed_signal()
@@ -375,7 +386,7 @@ class Engine:
         trained = self._trained or self.agree().totals
         state = self.course.state
         state.train_loss = trained.mean_loss if trained.samples else None
-        lr = self._current_lr() if self._lr is None else self._lr
+        lr = last_lr(self.course, self.parts.optimizers) if self._lr is None else self._lr
         row = epoch_row(state, trained, self.counters.top or 0, lr, self.logged)
         if self._validated:
             row = with_validation(row, state)
@@ -387,11 +398,3 @@ class Engine:
         self.snapshot(best=best, must=True)
         if self.course.stopping == "signal" and state.ended is None:
             raise InterruptedTraining
-
-    def _current_lr(self) -> float:
-        """Give the last step's learning rate, by our schedule or as the script has set it."""
-        if self.course.rate is not None:
-            return self.course.rate.lr_at(self.course.state.step - 1)
-        for optimizer in self.parts.optimizers:
-            return float(optimizer.param_groups[0]["lr"])
-        return 0.0

@@ -12,7 +12,6 @@ from paceline.data.source import BatchSource
 from paceline.dist.group import Group
 from paceline.errors import JobError
 from paceline.metrics.counters import StepCounters, Totals
-from paceline.sync.buffers import averaged, gather_buffers, local_buffers, pack, unpack
 from paceline.trainer.job import LossFunction
 from paceline.trainer.losses import as_scores
 
@@ -62,7 +61,7 @@ class Evaluator:
                     cells = targets * num_classes + outputs.argmax(1)
                     confusion += torch.bincount(cells, minlength=len(confusion))
         counters.flush()
-        totals = Totals.from_row(group.gather_rows(counters.totals.as_row()).sum(0))
+        totals = Totals.from_row(group.gather_rows(counters.rows()[0]).sum(0))
         if totals.samples != source.num_samples:
             raise RuntimeError(f"evaluated {totals.samples} of {source.num_samples} samples")
         summed = group.sum_(confusion.cpu())
@@ -87,15 +86,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for part, was_training in modes:
             part.training = was_training
-
-
-@contextmanager
-def averaged_buffers(model: nn.Module, group: Group) -> Iterator[None]:
-    """Lend the model the average of the workers' running statistics. Collective on entry."""
-    buffers = local_buffers(model)
-    own = pack(buffers)
-    unpack(averaged(gather_buffers(buffers, group)), buffers)
-    try:
-        yield
-    finally:
-        unpack(own, buffers)

@@ -1,13 +1,14 @@
 """Snapshots of a training: taking it apart, having it written, putting it back together."""
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from paceline.checkpoint.fingerprint import weights_sha256
@@ -17,14 +18,32 @@ from paceline.checkpoint.store import SnapshotStore
 from paceline.checkpoint.values import decode, encode
 from paceline.checkpoint.writer import SnapshotWriter
 from paceline.data.order import ORDER_VERSION
+from paceline.dist.division import Division
 from paceline.dist.group import Group
-from paceline.errors import SnapshotError, UsageError
-from paceline.metrics.counters import StepCounters, Totals
-from paceline.sync.buffers import averaged, gather_buffers, local_buffers, pack, unpack
+from paceline.errors import NonFiniteLossError, SnapshotError, UsageError
+from paceline.metrics.counters import StepCounters
 from paceline.trainer.agreement import Agreement
 from paceline.trainer.finding import newest_common
+from paceline.trainer.numerics import NumericsRecord
 from paceline.trainer.parts import Parts
 from paceline.trainer.state import TrainState
+from paceline.trainer.statistics import Statistics
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What holds for all snapshots of a training."""
+
+    division: Division
+    """Which parts of a step each worker has."""
+    own_options: tuple[str, ...] = ()
+    """Options of an optimizer's groups that hold as they are now, also where a snapshot has
+    others."""
+    shared: bool = True
+    """Whether all nodes see the store's directory; otherwise one worker of each node writes."""
+    numerics: NumericsRecord | None = None
+    """What bits depend on besides, in reproducible mode: saved, and compared when restored."""
 
 
 @final
@@ -40,8 +59,7 @@ class SnapshotKeeper:
         parts: Parts,
         counters: StepCounters,
         scaler: torch.amp.GradScaler | None,
-        own_options: Sequence[str] = (),
-        shared: bool = True,
+        terms: Terms,
     ) -> None:
         """Args:
         store: Where snapshots are.
@@ -50,10 +68,7 @@ class SnapshotKeeper:
         parts: What is saved; may still grow until the first snapshot.
         counters: The epoch's sums, saved as well.
         scaler: The loss scaler, where there is one.
-        own_options: Options of an optimizer's groups that hold as they are now, also where a
-            snapshot has others.
-        shared: Whether all nodes see the store's directory; otherwise one worker of each node
-            writes.
+        terms: What holds for all of them.
         """
         self._store = store
         self._report = report
@@ -61,10 +76,15 @@ class SnapshotKeeper:
         self._parts = parts
         self._counters = counters
         self._scaler = scaler
-        self._own_options = tuple(own_options)
-        self.shared = shared
-        writes = group.rank == 0 if shared else group.placement.local_rank == 0
+        self._terms = terms
+        self.statistics = Statistics(parts, group, terms.division)
+        writes = group.rank == 0 if terms.shared else group.placement.local_rank == 0
         self._writer = SnapshotWriter(store, report) if writes else None
+
+    @property
+    def shared(self) -> bool:
+        """Whether all nodes see the snapshots of one of them."""
+        return self._terms.shared
 
     @property
     def written(self) -> int:
@@ -77,8 +97,8 @@ class SnapshotKeeper:
         return self._writer.skipped if self._writer else 0
 
     def own_statistics(self) -> Tensor:
-        """Give this worker's running statistics, (K,) float64, for the exchange before `save`."""
-        return pack(local_buffers(self._parts.model))
+        """Give this worker's running statistics for the exchange before `save`: float64."""
+        return self.statistics.own()
 
     def save(self, state: TrainState, agreed: Agreement, *, best: bool, must: bool) -> None:
         """Copy the training's state and have it written in the background.
@@ -87,20 +107,30 @@ class SnapshotKeeper:
 
         Args:
             state: Where the training stands.
-            agreed: Of this step, with every worker's `own_statistics`.
+            agreed: Of this step, with the statistics of all parts.
             best: Also keep it as the best by validation.
             must: Where the one before is still being written, wait for it rather than skip this.
+
+        Raises:
+            NonFiniteLossError: A weight is NaN or infinite; on every worker.
         """
+        model, numerics = self._parts.model, self._terms.numerics
+        named = list(
+            model.named_parameters()
+        )  # one walk over the modules: they cost more than sums
+        if not are_finite([parameter.detach() for _, parameter in named]):
+            raise NonFiniteLossError(
+                f"the weights became NaN or infinite by step {state.step}. {self.advice()}"
+            )
         if self._writer is None:
             return
-        model = self._parts.model
         tensors = {
-            "model": self._model_tensors(model, averaged(agreed.more)),
+            "model": self._model_tensors(model, agreed.more),
             "workers": {"buffers": agreed.more},
         }
         optimizers: list[object] = []
         for number, optimizer in enumerate(self._parts.optimizers):
-            slots, values = flatten_optimizer(optimizer, model.named_parameters())
+            slots, values = flatten_optimizer(optimizer, named)
             tensors[_optimizer_file(number)] = slots
             optimizers.append(values)
         others: dict[str, Tensor] = {}
@@ -118,6 +148,8 @@ class SnapshotKeeper:
                 "others": saved,
                 "scaler": self._scaler.state_dict() if self._scaler else None,
                 "world_size": self._group.world_size,
+                "parts": self._terms.division.parts,
+                "numerics": numerics.describe() if numerics else None,
             },
         )
         self._writer.offer(snapshot, best=best, wait=must)
@@ -154,21 +186,14 @@ class SnapshotKeeper:
         load_weights(self._parts.model, read_snapshot(Path(name)).tensors.get("model", {}))
         return True
 
-    def weights_are_finite(self) -> bool:
-        """Tell whether no parameter holds NaN or infinity; the same on every worker."""
-        parameters = [p.detach() for p in self._parts.model.parameters()]
-        # Finite weights may have a norm that isn't, but no other way round: one cheap pass settles
-        # all ordinary cases.
-        if get_total_norm(parameters).isfinite():
-            return True
-        return all(bool(parameter.isfinite().all()) for parameter in parameters)
-
     def advice(self) -> str:
-        """Say which snapshot is the newest, for an error message."""
+        """Say what to do where a training has diverged, for an error message."""
+        remedy = "Try a lower --lr, a warm-up or --clip-norm"
         steps = self._store.steps()
         if not steps:
-            return "No snapshot had been written yet."
-        return f"The newest good snapshot is {self._store.path_of(steps[-1])}."
+            return f"No snapshot had been written yet. {remedy}"
+        newest = f"The newest good snapshot is {self._store.path_of(steps[-1])}"
+        return f"{newest}. {remedy}"
 
     def flush(self) -> None:
         """Wait until what was saved is on disk, or has failed (which was said)."""
@@ -181,18 +206,24 @@ class SnapshotKeeper:
             self._writer.close()
 
     def fingerprint(self) -> str:
-        """Hash the model's weights, with all workers' running statistics averaged. Collective."""
-        model = self._parts.model
-        rows = gather_buffers(local_buffers(model), self._group)
-        return weights_sha256(self._model_tensors(model, averaged(rows)))
+        """Hash the model's weights, with the running statistics averaged. Collective."""
+        return weights_sha256(self._model_tensors(self._parts.model, self.statistics.gathered()))
 
-    def _model_tensors(self, model: nn.Module, buffers: Tensor) -> dict[str, Tensor]:
-        """Name the model's tensors, with these running statistics in place of this worker's."""
+    def state_fingerprint(self) -> str:
+        """Hash the rest: optimizers' state and the running statistics of all parts. Collective."""
+        model = self._parts.model
+        tensors = {"buffers": self.statistics.gathered()}
+        for number, optimizer in enumerate(self._parts.optimizers):
+            slots, values = flatten_optimizer(optimizer, model.named_parameters())
+            tensors |= {f"{_optimizer_file(number)}/{name}": slot for name, slot in slots.items()}
+            text = json.dumps(values, sort_keys=True).encode()
+            tensors[f"{_optimizer_file(number)}/values"] = torch.tensor(list(text))
+        return weights_sha256(tensors)
+
+    def _model_tensors(self, model: nn.Module, rows: Tensor) -> dict[str, Tensor]:
+        """Name the model's tensors, with the average of these statistics in place of its own."""
         tensors: dict[str, Tensor] = {k: v.detach() for k, v in model.state_dict().items()}
-        own = local_buffers(model)
-        filled = {name: torch.empty_like(b, device="cpu") for name, b in own.items()}
-        unpack(buffers, filled)
-        return tensors | filled
+        return tensors | self.statistics.averaged(rows)
 
     def _restore(self, snapshot: Snapshot) -> TrainState:
         state = snapshot.state
@@ -201,6 +232,8 @@ class SnapshotKeeper:
                 f"the snapshot counts samples in order {state.get('order')}, and this version of "
                 f"Paceline has order {ORDER_VERSION}: go on with the version that wrote it"
             )
+        if self._terms.numerics is not None:
+            self._terms.numerics.compare(state.get("numerics"))
         load_weights(self._parts.model, snapshot.tensors.get("model", {}))
         saved = _listed(state.get("optimizers"))
         if len(saved) != len(self._parts.optimizers):
@@ -223,7 +256,7 @@ class SnapshotKeeper:
     ) -> None:
         # What the user asks for now holds, also where it differs from the snapshot's.
         asked = [
-            {name: group[name] for name in self._own_options if name in group}
+            {name: group[name] for name in self._terms.own_options if name in group}
             for group in optimizer.param_groups
         ]
         restore_optimizer(optimizer, self._parts.model.named_parameters(), slots, saved)
@@ -241,17 +274,34 @@ class SnapshotKeeper:
             part.load_state_dict(dict(_mapping(decode(saved[name], tensors))))
 
     def _restore_own(self, snapshot: Snapshot) -> None:
-        """Give this worker back its own statistics and sums.
+        """Give this worker's parts their statistics and sums back.
 
-        On another number of workers all go on from the average, and rank 0 carries the sums.
+        With other parts (another number of workers without fixed shards) all go on from the
+        average, and rank 0 carries the sums.
         """
-        counted = torch.tensor(snapshot.state.get("counted"), dtype=torch.float64)
-        if snapshot.state.get("world_size") == self._group.world_size:
-            rows = snapshot.tensors["workers"]["buffers"]
-            unpack(rows[self._group.rank], local_buffers(self._parts.model))
-            self._counters.reset(Totals.from_row(counted[self._group.rank]))
-        elif self._group.rank == 0:
-            self._counters.reset(Totals.from_row(counted.sum(0)))
+        state, rank = snapshot.state, self._group.rank
+        counted = torch.tensor(state.get("counted"), dtype=torch.float64)
+        if state.get("parts", state.get("world_size")) == self._terms.division.parts:
+            mine = self._terms.division.parts_of(rank)
+            self.statistics.restore(snapshot.tensors["workers"]["buffers"])
+            self._counters.reset(counted[mine.start : mine.stop])
+            return
+        self.statistics.forget()
+        self._counters.reset(counted.sum(0, keepdim=True) if rank == 0 else None)
+        self._report(
+            f"The snapshot was taken on {state.get('world_size')} workers, and now there are "
+            f"{self._group.world_size}: the samples and their order are the same, but sums are "
+            "rounded otherwise, so that the last bits may differ (with --shards they don't)"
+        )
+
+
+def are_finite(parameters: list[Tensor]) -> bool:
+    """Tell whether no parameter holds NaN or infinity; the same on every worker."""
+    # Finite weights may have a norm that isn't, but no other way round: one cheap pass settles all
+    # ordinary cases.
+    if not parameters or torch.stack(torch._foreach_norm(parameters)).sum().isfinite():
+        return True
+    return all(bool(parameter.isfinite().all()) for parameter in parameters)
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

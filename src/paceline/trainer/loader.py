@@ -5,6 +5,7 @@ from typing import final
 
 from paceline.data.batch import Batch
 from paceline.data.source import BatchSource
+from paceline.dist.division import Division
 from paceline.errors import UsageError
 from paceline.trainer.plan import TrainPlan
 
@@ -90,7 +91,7 @@ class Loader:
 
     def _own_pass(self) -> Iterator[Batch]:
         for batch in self.read(self._epoch, self._step):
-            self._step += 1
+            self._step += batch.last  # one step has several batches where there are shards
             yield batch
         self._epoch, self._step = self._epoch + 1, 0
 
@@ -111,20 +112,20 @@ class EvalLoader:
     batches: no collective belongs inside the loop.
     """
 
-    def __init__(self, open_source: Open, batch_size: int, rank: int, world_size: int) -> None:
+    def __init__(self, open_source: Open, batch_size: int, rank: int, division: Division) -> None:
         """Args:
         open_source: Opens the source when the first batch is asked for.
         batch_size: Samples of one worker's batch.
         rank: This worker.
-        world_size: Number of workers.
+        division: Which parts of the samples each worker has.
         """
         self.batch_size = batch_size
         self._open = open_source
         self._source: BatchSource | None = None
         self.is_running = False
         """Whether a pass is under way."""
-        self._rank = rank
-        self._world_size = world_size
+        self._mine = division.parts_of(rank)
+        self._parts = division.parts
 
     @property
     def source(self) -> BatchSource:
@@ -150,7 +151,10 @@ class EvalLoader:
         """Give the batches with their sample numbers."""
         self.is_running = True
         try:
-            yield from self.source.eval_batches(self._rank, self._world_size, self.batch_size)
+            for part in self._mine:
+                for batch in self.source.eval_batches(part, self._parts, self.batch_size):
+                    batch.part = part
+                    yield batch
         finally:
             self.is_running = False
 
@@ -160,7 +164,7 @@ class EvalLoader:
             self._source.close()
 
 
-def refuse_evaluation_batch(loaders: Iterable[Loader | EvalLoader]) -> None:
+def refuse_eval_batch(loaders: Iterable[Loader | EvalLoader]) -> None:
     """Refuse a step while batches to evaluate on are gone through.
 
     Raises:
@@ -170,4 +174,22 @@ def refuse_evaluation_batch(loaders: Iterable[Loader | EvalLoader]) -> None:
         raise UsageError(
             "a step on a batch to evaluate on: workers may have unequal numbers of these. To "
             "train on data in its own order: s.loader(data, shuffle=False)"
+        )
+
+
+def refuse_pass(*, is_open: bool, passed: bool) -> None:
+    """Refuse a pass over the training loader that no epoch counts.
+
+    Raises:
+        UsageError: No epoch is open, or it has had its pass.
+    """
+    if not is_open:
+        raise UsageError(
+            "the training loader gives its batches within an epoch: put the loop over it into "
+            "`for epoch in s.epochs():`. To look at a sample before, ask the data set"
+        )
+    if passed:
+        raise UsageError(
+            "the training loader has been iterated in this epoch already: its batches are one "
+            "pass. For further passes make another loader, s.loader(...)"
         )

@@ -43,10 +43,16 @@ class LoopOptions:
     seed: int = 0
     """Settles the weights at the start, the order of the samples, augmentation and dropout."""
 
+    check_every: int | None = None
+    """Compare the workers' weights and learning rates every this many steps, bit by bit, and name a
+    worker that has drifted; 0 never does. Default: 100 with --shards, else never."""
+
     def __post_init__(self) -> None:
         _at_least_1("--epochs", self.epochs)
         _at_least_1("--patience", self.patience)
         _at_least_1("--early-stopping", self.early_stopping)
+        if self.check_every is not None and self.check_every < 0:
+            raise UsageError(f"--check-every must be at least 0, not {self.check_every}")
         if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
             raise UsageError(
                 f"--target-accuracy is a fraction between 0 and 1, not {self.target_accuracy}"
@@ -79,6 +85,10 @@ class ComputeOptions:
 
     sync_batchnorm: bool = False
     """Take BatchNorm's statistics over the batches of all workers instead of each worker's own."""
+
+    allow_different_hardware: bool = False
+    """With --shards: go on although hardware, libraries or the number of threads differ from
+    before, or between workers. What differs is said; the bits may differ from then on."""
 
 
 def _at_least_1(name: str, value: int | None) -> None:

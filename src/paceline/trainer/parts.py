@@ -73,6 +73,15 @@ class Parts:
         numbered = {f"scheduler-{i}": s for i, s in enumerate(self.schedulers)}
         return {**numbered, **self.others}
 
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Name the parameters of all models, as snapshots do."""
+        return dict(self.model.named_parameters())
+
+    def drop_gradients(self) -> None:
+        """Drop the gradients of all models."""
+        for model in self.models.values():
+            model.zero_grad(set_to_none=True)
+
     def for_each_model(self, change: Callable[[nn.Module], object]) -> None:
         """Call something with every model."""
         for model in self.models.values():

@@ -18,8 +18,16 @@ FREE = frozenset(
     field.name
     for component in (LaunchOptions, DistOptions, MetricsOptions, SnapshotOptions)
     for field in fields(component)
-) | {"loader_workers", "max_batch_per_worker"}
+) | {
+    "loader_workers",
+    "max_batch_per_worker",
+    "check_every",
+    "allow_different_hardware",
+}
 """Options that don't change what is trained: a resumed training may have others."""
+
+WITH_SHARDS = frozenset({"threads", "max_batch_per_worker"})
+"""Options that the bits depend on: free without `--shards` alone."""
 
 _OF_ONE_START = ("workers", "on", "progress", *OF_THIS_PROCESS)
 """Options of one start of a training, not of the training."""
@@ -31,6 +39,7 @@ FIXED: Mapping[str, str] = {
     "batch_per_worker": _SAMPLES,
     "drop_last": _SAMPLES,
     "optimizer": "since the snapshots hold the state of the run's own",
+    "shards": "since it settles which samples are computed together and how gradients are summed",
 }
 """Options that can't change within a training, and why."""
 
@@ -103,6 +112,7 @@ class PastRun:
         Raises:
             UsageError: Something would change that may not; all differences are shown.
         """
+        held = frozenset() if self._may_differ(given) else WITH_SHARDS
         known = {**training_options(), **dict.fromkeys(given), **dict.fromkeys(self.arguments)}
         check_names(allowed, known, "option to change")
         refused = []
@@ -110,13 +120,19 @@ class PastRun:
         for name, value in given.items():
             place = settings if name in training_options() else arguments
             before = place.get(name)
-            free = name in FREE or name in paths or (name in allowed and name not in FIXED)
+            may = name in allowed and name not in FIXED and name not in held
+            free = name in FREE - held or name in paths or may
             if before != value and not free:
                 refused.append((name, before, value))
             place[name] = value
         if refused:
             raise UsageError(_refusal(refused))
         return settings, arguments
+
+    def _may_differ(self, given: Mapping[str, OptionValue]) -> bool:
+        """Tell whether the bits may differ from here on: nobody promised, or the user allows it."""
+        allowed = {**self.settings, **given}.get("allow_different_hardware")
+        return self.settings.get("shards") is None or bool(allowed)
 
     def check_epochs(self, epochs: int, step: int) -> None:
         """Refuse to go on to an epoch that lies behind.
@@ -148,10 +164,16 @@ def _tuples(values: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
 def _refusal(refused: Sequence[tuple[str, OptionValue, OptionValue]]) -> str:
     lines = [f"  {name}: the run has {old}, you give {new}" for name, old, new in refused]
     fixed = [name for name, _, _ in refused if name in FIXED]
-    other = [name for name, _, _ in refused if name not in FIXED]
+    exact = [name for name, _, _ in refused if name in WITH_SHARDS]
+    other = [name for name, _, _ in refused if name not in {*FIXED, *exact}]
     text = "these settings differ from the run's:\n" + "\n".join(lines)
     for name in fixed:
         text += f"\n{name} can't change within a training, {FIXED[name]}: start a new one"
+    if exact:
+        text += (
+            f"\nWith --shards the bits depend on {' and '.join(exact)}: leave it as it is, or add "
+            "--allow-different-hardware to go on with other bits"
+        )
     if other:
         words = " ".join(f"--allow-change {name}" for name in other)
         text += f"\nTo go on with them all the same: {words}"

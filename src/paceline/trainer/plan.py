@@ -9,7 +9,8 @@ from paceline.data.options import (
     choose_global_batch,
     count_micro_batches,
 )
-from paceline.data.order import EpochPlan, share, steps_in_epoch
+from paceline.data.order import EpochPlan, steps_in_epoch
+from paceline.dist.division import Division
 from paceline.errors import UsageError
 
 
@@ -31,21 +32,28 @@ class TrainPlan:
     shuffle: bool = True
     is_balanced: bool = False
     """Whether the workers' parts follow their speed."""
+    shards: int | None = None
+    """Fixed parts of every batch, in reproducible mode; a worker goes through several."""
 
     @property
     def micro_batch(self) -> int:
         """The most samples that a worker passes through the model at once."""
-        return -(-max(self.batch_per_worker) // self.micro_batches)
+        largest = (
+            -(-self.global_batch // self.shards) if self.shards else max(self.batch_per_worker)
+        )
+        return -(-largest // self.micro_batches)
 
     def epoch(self, seed: int, epoch: int, first_step: int, rank: int) -> EpochPlan:
         """Describe one worker's way through one epoch."""
+        mine = Division.of(self.shards, self.world_size).parts_of(rank)
         return EpochPlan(
             seed=seed,
             epoch=epoch,
             global_batch=self.global_batch,
             first_step=first_step,
-            part=rank,
-            parts=self.world_size,
+            part=mine.start,
+            count=len(mine),
+            parts=self.shards or self.world_size,
             drop_last=self.drop_last,
             shuffle=self.shuffle,
             bounds=self.bounds,
@@ -57,6 +65,11 @@ class TrainPlan:
         if not self.is_balanced:
             return ()
         return (0, *accumulate(self.batch_per_worker))
+
+    @property
+    def shares(self) -> str:
+        """Say how a full batch is shared, such as `32 + 32`."""
+        return " + ".join(map(str, self.batch_per_worker))
 
     def balanced(self, batch_per_worker: tuple[int, ...], max_batch: int | None) -> "TrainPlan":
         """Share each batch otherwise.
@@ -92,8 +105,17 @@ def make_plan(
         UsageError: The batch can't be shared by the workers, or no step would be left.
     """
     global_batch = choose_global_batch(options, DEFAULT_GLOBAL_BATCH, world_size)
-    bounds = (share(global_batch, rank, world_size) for rank in range(world_size))
-    batches = tuple(stop - start for start, stop in bounds)
+    division = Division.of(options.shards, world_size)
+    if global_batch < division.parts:
+        raise UsageError(
+            f"{division.parts} shards are more than the {global_batch} samples of a global batch: "
+            "use fewer shards, or a larger --global-batch"
+        )
+    sizes = [stop - start for start, stop in division.cuts(global_batch)]
+    batches = tuple(
+        sum(sizes[part] for part in division.parts_of(rank)) for rank in range(world_size)
+    )
+    largest = max(sizes) if options.shards else max(batches)
     steps = 0
     if train_samples is not None:
         steps = steps_in_epoch(train_samples, global_batch, options.drop_last)
@@ -101,11 +123,12 @@ def make_plan(
         world_size=world_size,
         global_batch=global_batch,
         batch_per_worker=batches,
-        micro_batches=count_micro_batches(max(batches), options.max_batch_per_worker),
+        micro_batches=count_micro_batches(largest, options.max_batch_per_worker),
         train_samples=train_samples or 0,
         drop_last=options.drop_last,
         steps_per_epoch=steps,
         shuffle=shuffle,
+        shards=options.shards,
     )
 
 
@@ -123,6 +146,11 @@ def check_plan(
         raise UsageError(
             "--max-batch-per-worker can't be combined with several optimizers: their gradients "
             "would be added up over the pieces of a batch before the first one updates"
+        )
+    if optimizers > 1 and plan.shards:
+        raise UsageError(
+            "--shards can't be combined with several optimizers: the shards of a batch would see "
+            "the weights before and after the first one's update"
         )
     if not sync_batchnorm or plan.world_size == 1:
         return

@@ -20,6 +20,7 @@ from paceline.launch.placement import usable_cores
 from paceline.optim.options import describe_optimizer
 from paceline.optim.rate import scaled_lr
 from paceline.trainer.engine import Engine
+from paceline.trainer.numerics import describe
 from paceline.trainer.request import TrainRequest
 
 _LIBRARIES = ("torch", "torchvision", "numpy", "safetensors", "pytorch-optimizer")
@@ -44,6 +45,7 @@ def describe_run(engine: Engine, request: TrainRequest) -> dict[str, object]:
         "derived": _derived(engine),
         "versions": {"python": platform.python_version(), "paceline": __version__}
         | {name: version(name) for name in _LIBRARIES},
+        "numerics": describe(engine.group.device),
         "hosts": _hosts(engine.group),
         "placement": describe_placement(engine.group),
         "command": list(request.command),
@@ -87,7 +89,7 @@ def summarize(engine: Engine, recipe: str) -> dict[str, object]:
         "recipe": recipe,
         "world_size": group.world_size,
         "nodes": group.placement.nodes,
-        "shards": group.world_size,
+        "shards": engine.division.parts,
         "global_batch": plan.global_batch if plan else None,
         "epochs": state.epoch,
         "steps": state.step,
@@ -104,6 +106,7 @@ def summarize(engine: Engine, recipe: str) -> dict[str, object]:
         "val_samples": engine.course.val_samples,
         "stopped_because": state.ended or engine.course.stopping,
         "weights_sha256": engine.keeper.fingerprint(),
+        "state_sha256": engine.keeper.state_fingerprint(),
         "snapshots_written": engine.keeper.written,
         "snapshots_skipped": engine.keeper.skipped,
         "restarts": group.placement.attempt,
@@ -180,7 +183,7 @@ def _derived(engine: Engine) -> dict[str, object]:
     return {
         "world_size": group.world_size,
         "nodes": group.placement.nodes,
-        "shards": group.world_size,
+        "shards": engine.division.parts,
         **_planned(engine),
         "memory_format": "channels-last" if engine.channels_last else "contiguous",
         "precision": config.compute.precision,

@@ -1,8 +1,9 @@
 """A training's figures as they are shown and recorded."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+
+from torch.optim import Optimizer
 
 from paceline.metrics.console import Advance
 from paceline.metrics.counters import Totals
@@ -78,6 +79,10 @@ def with_validation(row: EpochRow, state: TrainState) -> EpochRow:
     )
 
 
-def finite(value: float | None) -> float | None:
-    """Turn what isn't a result (no samples, an overflow in evaluation) into None."""
-    return value if value is not None and math.isfinite(value) else None
+def last_lr(course: Course, optimizers: Sequence[Optimizer]) -> float:
+    """Give the last step's learning rate, by our schedule or as the script has set it."""
+    if course.rate is not None:
+        return course.rate.lr_at(course.state.step - 1)
+    for optimizer in optimizers:
+        return float(optimizer.param_groups[0]["lr"])
+    return 0.0

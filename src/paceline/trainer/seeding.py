@@ -54,7 +54,9 @@ class RandomStreams:
         rank: This worker.
         device: Where the model draws random numbers, besides the CPU.
         """
+        self._seed = seed
         self._key = step_key(seed, rank)
+        self._shard_keys: dict[int, int] = {}
         self._epoch_key = derive_key(Domain.EPOCH, seed)
         self._generators = generators(device)
 
@@ -64,9 +66,20 @@ class RandomStreams:
         for generator in self._generators:
             generator.manual_seed(seed)
 
+    def at_shard(self, step: int, shard: int) -> None:
+        """Seed for a shard of a step, Python's and NumPy's generators as well.
+
+        As many shards as workers have the same numbers as `at_step` gives these workers.
+        """
+        if shard not in self._shard_keys:
+            self._shard_keys[shard] = step_key(self._seed, shard)
+        self._seed_all(step_seed(self._shard_keys[shard], step))
+
     def at_epoch(self, epoch: int) -> None:
         """Seed for what a script draws between epochs: the same numbers on every worker."""
-        seed = step_seed(self._epoch_key, epoch)
+        self._seed_all(step_seed(self._epoch_key, epoch))
+
+    def _seed_all(self, seed: int) -> None:
         random.seed(seed)
         np.random.seed(seed)
         for generator in self._generators:

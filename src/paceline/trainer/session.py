@@ -21,7 +21,7 @@ from paceline.trainer.loader import EvalLoader, Loader, Open, usual_eval_batch
 from paceline.trainer.models import compiled, placed, takes_channels_last, upcasting
 from paceline.trainer.parts import Stateful
 from paceline.trainer.plan import check_plan, make_plan
-from paceline.trainer.sources import AnyData, Served, compare_sizes, make_source, take_apart
+from paceline.trainer.sources import AnyData, Served, compare_data, make_source, take_apart
 from paceline.trainer.step import autocast
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -165,7 +165,7 @@ class Session:
             shuffle=shuffled is not False,
         )
         engine, seed = self.engine, self.config.loop.seed
-        compare_sizes(samples, engine.group)
+        compare_data(served, engine.group, plan)
         first = engine.train_loader is None
         drive = engine.steps if first else None
         made = Loader(self._opener(served, augment), plan, seed, self.rank, drive)
@@ -196,8 +196,8 @@ class Session:
         size = batch_size or served.batch_size or usual_eval_batch(self.engine.course.plan)
         most = self.config.data.max_batch_per_worker or size
         opener = self._opener(served, (), evaluate_with)
-        made = EvalLoader(opener, min(size, most), self.rank, self.world_size)
-        compare_sizes(served.num_samples(), self.engine.group)
+        made = EvalLoader(opener, min(size, most), self.rank, self.engine.division)
+        compare_data(served, self.engine.group)
         self.engine.loaders.append(made)
         self.engine.course.val_samples = self.engine.course.val_samples or served.num_samples()
         return made
@@ -296,7 +296,8 @@ class Session:
         """
         engine = self.engine
         with engine.evaluation():
-            figures, samples = average(judge, engine.watched(loader.batches()), engine.group)
+            batches = engine.watched(loader.batches())
+            figures, samples = average(judge, batches, engine.group, engine.division)
         if loader.num_samples not in (0, samples):
             raise RuntimeError(f"evaluated {samples} of {loader.num_samples} samples")
         engine.note_validation(figures, samples)

@@ -7,22 +7,29 @@ import torch
 
 from paceline.checkpoint.store import SnapshotStore
 from paceline.config.rundir import RunDirectory
+from paceline.dist.division import Division
 from paceline.dist.group import Group
 from paceline.dist.sharing import shared_between_nodes
 from paceline.launch.boundary import note
 from paceline.metrics.console import Console, make_console
 from paceline.metrics.counters import StepCounters
+from paceline.sync.drift import DriftGuard
 from paceline.trainer.balance import SpeedMeter
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.course import Course
 from paceline.trainer.engine import Engine
-from paceline.trainer.keeper import SnapshotKeeper
+from paceline.trainer.guard import Guard
+from paceline.trainer.keeper import SnapshotKeeper, Terms
+from paceline.trainer.numerics import NumericsRecord
 from paceline.trainer.parts import Parts
 from paceline.trainer.recorder import Recorder
+from paceline.trainer.reproducible import check_every
 from paceline.trainer.seeding import RandomStreams
 from paceline.trainer.session import Session
+from paceline.trainer.sharding import Sharding
 from paceline.trainer.signals import StopFlag
 from paceline.trainer.step import Stepper
+from paceline.trainer.watching import WATCHER
 
 
 def _quiet(engine: Engine) -> None:
@@ -78,9 +85,10 @@ def _build(
     own_options: Sequence[str],
     announce: Callable[[Engine], None],
 ) -> Engine:
-    fp16 = config.compute.precision == "fp16"
-    scaler = torch.amp.GradScaler(group.device.type) if fp16 else None
-    parts, counters = Parts(), StepCounters(top=None)
+    scaler = _make_scaler(config, group)
+    division, parts = Division.of(config.data.shards, group.world_size), Parts()
+    counters = StepCounters(top=None, parts=division.parts_of(group.rank))
+    numerics = _numerics(config, group, console)
     keeper = SnapshotKeeper(
         store=SnapshotStore(run.snapshots, config.snapshots.keep_last),
         report=console.warn,
@@ -88,24 +96,31 @@ def _build(
         parts=parts,
         counters=counters,
         scaler=scaler,
-        own_options=own_options,
-        shared=shared_between_nodes(run.path, group),
+        terms=Terms(
+            division=division,
+            own_options=tuple(own_options),
+            shared=shared_between_nodes(run.path, group),
+            numerics=numerics,
+        ),
     )
+    random = RandomStreams(config.loop.seed, group.rank, group.device)
+    sharding = None
+    if division.is_fixed:
+        sharding = Sharding(division, group, parts, keeper.statistics, random)
+    watcher = WATCHER.get()
     return Engine(
         config=config,
         run=run,
         group=group,
-        course=Course(
-            loop=config.loop,
-            snapshot_every_steps=config.snapshots.snapshot_every_steps,
-            snapshot_every_s=config.snapshots.every_s,
-        ),
+        course=_make_course(config),
         parts=parts,
         stepper=Stepper(
             scaler=scaler,
             clip_norm=config.optim.clip_norm,
             report=console.warn if group.rank == 0 else _nothing,
             optimizers=parts.optimizers,
+            sharding=sharding,
+            watcher=watcher,
         ),
         counters=counters,
         keeper=keeper,
@@ -114,9 +129,43 @@ def _build(
         stop_flag=stop_flag,
         note=note,
         meter=SpeedMeter(group.device) if config.data.balance and group.world_size > 1 else None,
-        random=RandomStreams(config.loop.seed, group.rank, group.device),
+        random=random,
+        guard=_guard(config, group, parts, numerics),
+        division=division,
+        sharding=sharding,
+        watcher=watcher,
         announce=announce,
     )
+
+
+def _make_scaler(config: TrainConfig, group: Group) -> torch.amp.GradScaler | None:
+    fp16 = config.compute.precision == "fp16"
+    return torch.amp.GradScaler(group.device.type) if fp16 else None
+
+
+def _make_course(config: TrainConfig) -> Course:
+    return Course(
+        loop=config.loop,
+        snapshot_every_steps=config.snapshots.snapshot_every_steps,
+        snapshot_every_s=config.snapshots.every_s,
+    )
+
+
+def _numerics(config: TrainConfig, group: Group, console: Console) -> NumericsRecord | None:
+    if config.data.shards is None:
+        return None
+    allowed = config.compute.allow_different_hardware
+    return NumericsRecord(group.device, console.warn, allow_different=allowed)
+
+
+def _guard(
+    config: TrainConfig, group: Group, parts: Parts, numerics: NumericsRecord | None
+) -> Guard | None:
+    every = check_every(config)
+    if not every and numerics is None:
+        return None
+    drift = DriftGuard(group, every, parts.named_parameters, parts.optimizers)
+    return Guard(drift, parts, numerics)
 
 
 def _nothing(line: str) -> None:

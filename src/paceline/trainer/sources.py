@@ -16,16 +16,19 @@ from torch.utils.data import (
 )
 
 from paceline.data.augment import Augment
+from paceline.data.fingerprint import data_fingerprint
 from paceline.data.items import Collate
 from paceline.data.loader import LoaderSource
 from paceline.data.memory import MemorySource, TensorData
 from paceline.data.prepared import PreparedSource, RawImages
 from paceline.data.source import BatchSource
 from paceline.data.stream import StreamSource
+from paceline.dist.accord import Told, disagreement
 from paceline.dist.group import Group
 from paceline.errors import JobError, UsageError
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.job import ImageSet
+from paceline.trainer.plan import TrainPlan
 
 AnyData = ImageSet | Dataset[object] | DataLoader[object]
 
@@ -86,19 +89,27 @@ def take_apart(data: AnyData) -> Served:
     )
 
 
-def compare_sizes(samples: int, group: Group) -> None:
-    """Refuse data sets whose sizes differ between workers: wrong results would follow. Collective.
+def compare_data(served: Served, group: Group, plan: TrainPlan | None = None) -> None:
+    """Refuse data sets that differ between workers: wrong results would follow. Collective.
+
+    Args:
+        served: This worker's.
+        group: The workers.
+        plan: How batches are made of it, for training data.
 
     Raises:
-        JobError: They do.
+        JobError: They differ in size, content or batches; names rank, host and both values.
     """
-    sizes = group.gather_rows(torch.tensor([samples]))[:, 0].tolist()
-    if any(size != sizes[0] for size in sizes):
-        found = ", ".join(f"rank {rank}: {size}" for rank, size in enumerate(sizes))
-        raise JobError(
-            f"the workers' data sets have different sizes ({found}). Every worker must build "
-            "the same data"
-        )
+    if group.world_size == 1:
+        return
+    facts = {"data set": data_fingerprint(served.data)}
+    if plan is not None:
+        facts["global_batch"] = str(plan.global_batch)
+        facts["drop_last"], facts["shuffle"] = str(plan.drop_last), str(plan.shuffle)
+    texts = group.gather_texts(Told.here(facts).to_json())
+    found = disagreement(list(map(Told.from_json, texts)))
+    if found:
+        raise JobError(found)
 
 
 def make_source(

@@ -1,6 +1,7 @@
 """Where a training stands: everything of a snapshot that isn't a tensor."""
 
-from dataclasses import asdict, dataclass, fields
+import math
+from dataclasses import dataclass, fields
 from typing import Literal, Self
 
 from paceline.errors import SnapshotError
@@ -54,7 +55,7 @@ class TrainState:
 
     def to_json(self) -> dict[str, object]:
         """Give the fields as JSON."""
-        return asdict(self)
+        return dict(vars(self))
 
     @classmethod
     def from_json(cls, content: object) -> Self:
@@ -67,3 +68,8 @@ class TrainState:
         if not isinstance(content, dict) or content.keys() != known:
             raise SnapshotError("the snapshot's position was written by another Paceline version")
         return cls(**content)
+
+
+def finite(value: float | None) -> float | None:
+    """Turn what isn't a result (no samples, an overflow in evaluation) into None."""
+    return value if value is not None and math.isfinite(value) else None

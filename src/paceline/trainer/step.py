@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from paceline.data.batch import Batch
 from paceline.errors import UsageError
 from paceline.optim.clip import clip_gradients
 from paceline.sync.replica import Replica
 from paceline.trainer.options import Precision
+from paceline.trainer.sharding import Sharding
+from paceline.trainer.watching import Watcher
 
 NEVER_STEPPED = (
     "the epoch ended with batches that had no s.step(loss): what a script computes by "
@@ -57,37 +60,70 @@ class Stepper:
     """Is told once about parameters that get no gradient."""
     replicas: list[Replica] = field(default_factory=list)
     optimizers: list[Optimizer] = field(default_factory=list)
+    sharding: Sharding | None = None
+    """In reproducible mode: sums the gradients in place of the replicas."""
+    watcher: Watcher | None = None
     is_updating: bool = False
     """Whether an optimizer's step is ours; one that a script takes itself would be on its own."""
     _unscaled: list[Optimizer] = field(default_factory=list)
     """Whose gradients have their true size already, in fp16."""
 
-    def backward(self, loss: Tensor, weight: float, *, last: bool) -> None:
+    def backward(self, loss: Tensor, batch: Batch, world_size: int) -> None:
         """Add a loss's gradient to what is there. Collective where it is the step's last piece.
 
         Args:
-            loss: Scalar.
-            weight: Share of this piece: its samples x workers / samples of the global batch, since
-                the workers' gradients are averaged.
-            last: Whether the gradients are complete with this piece.
+            loss: Scalar, the mean over this worker's samples in the batch.
+            batch: What it is about: a worker's share of the global batch, or a piece of it.
+            world_size: Number of workers.
 
         Raises:
             UsageError: The gradients have been unscaled: nothing can be added to them any more.
         """
+        if self.sharding is None:
+            # The workers' gradients are averaged, not summed.
+            self._run(loss, batch.local * world_size / batch.total, settles=batch.last)
+            return
+        self.sharding.before_backward(batch)
+        self._run(loss, batch.local / batch.total, settles=False)
+        unused = self.sharding.after_backward(batch)
+        if unused:
+            self.report(describe_unused("the models", unused))
+
+    def backward_alone(self, loss: Tensor) -> None:
+        """Add a loss's gradient that isn't about a batch of the session. Collective.
+
+        Raises:
+            UsageError: In reproducible mode, where only a batch says which shard it is about.
+        """
+        if self.sharding is not None:
+            raise UsageError(
+                "with --shards a step is about a batch of the training loader, within the loop "
+                "over s.loader(...): only it knows its shard"
+            )
+        self._run(loss, 1.0, settles=True)
+
+    def _run(self, loss: Tensor, weight: float, *, settles: bool) -> None:
         if self._unscaled:
             raise UsageError(
                 "with fp16 a step has one backward pass: add the losses up before s.backward"
             )
+        if self.watcher is not None:
+            self.watcher.loss(loss, weight)
         weighted = loss if weight == 1.0 else loss * weight
         (weighted if self.scaler is None else self.scaler.scale(weighted)).backward()
-        if last:
-            for replica in self.replicas:
-                unused = replica.settle()
-                if unused:
-                    self.report(_describe_unused(replica, unused))
+        if not settles:
+            return
+        for replica in self.replicas:
+            unused = replica.settle()
+            if unused:
+                self.report(describe_unused(type(replica.module).__name__, unused))
 
     def update(self, optimizers: Sequence[Optimizer]) -> None:
         """Clip, take the optimizers' step, and forget all gradients."""
+        watcher = self.watcher
+        if watcher is not None:
+            self.unscale(optimizers)
+            watcher.gradients(optimizers)
         if self.clip_norm is not None:
             self.unscale(optimizers)
             for optimizer in optimizers:
@@ -101,6 +137,8 @@ class Stepper:
         self.is_updating = False
         if self.scaler is not None and any(map(_has_gradients, optimizers)):
             self.scaler.update()
+        if watcher is not None:
+            watcher.updated(optimizers)
         self.forget()
 
     def unscale(self, optimizers: Sequence[Optimizer]) -> None:
@@ -145,9 +183,9 @@ def _has_gradients(optimizer: Optimizer) -> bool:
     return any(p.grad is not None for p in _parameters(optimizer))
 
 
-def _describe_unused(replica: Replica, names: Sequence[str]) -> str:
+def describe_unused(model: str, names: Sequence[str]) -> str:
+    """Say which parameters get no gradient."""
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    model = type(replica.module).__name__
     return (
         f"{len(names)} parameters of {model} get no gradient and stay as they are: {shown}. "
         "Set requires_grad to False for them, or leave them out, if that is what you want"

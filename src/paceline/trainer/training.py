@@ -98,7 +98,7 @@ def judge_best(t: Training) -> dict[str, object]:
         return {}
     with engine.evaluation(save=False):
         batches = engine.watched(t.test.batches())
-        figures, samples = average(t.judge, batches, engine.group)
+        figures, samples = average(t.judge, batches, engine.group, engine.division)
     return {"test_samples": samples} | {f"test_{name}": value for name, value in figures.items()}
 
 

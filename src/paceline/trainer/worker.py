@@ -19,8 +19,11 @@ from paceline.launch.boundary import describe, record
 from paceline.optim.table import OPTIMIZER_OPTIONS
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.engine import Engine
+from paceline.trainer.facts import facts_of
 from paceline.trainer.job import Job
 from paceline.trainer.loop import train
+from paceline.trainer.numerics import describe as describe_numerics
+from paceline.trainer.numerics import pin
 from paceline.trainer.recipe import load_recipe
 from paceline.trainer.records import (
     describe_run,
@@ -30,6 +33,7 @@ from paceline.trainer.records import (
     summarize,
     write_run,
 )
+from paceline.trainer.reproducible import check_reproducible
 from paceline.trainer.request import TrainRequest
 from paceline.trainer.seeding import seed_everything
 from paceline.trainer.session import Session
@@ -52,14 +56,16 @@ def run_training(payload: str) -> str:
     placement = current_placement(config.dist)
     device = pick_device(config.dist, placement)
     backend = resolve_backend(config.dist, device)
+    check_reproducible(config, placement.world_size)
     set_up_torch(config)
+    facts = facts_here(request, config, device, backend)
     run = RunDirectory.named(request.run_dir)
     timeout_s = config.dist.timeout_s
     with (
         stop_on_signals(under_launcher=placement.has_launcher) as flag,
-        joined(placement, device, backend, timeout_s, config.dist) as group,
+        joined(placement, device, backend, timeout_s, config.dist, facts) as group,
     ):
-        if config.launch.threads is None:
+        if config.launch.threads is None and config.data.shards is None:
             share_cores(group)
         seed_everything(config.loop.seed)
         job: object = load_recipe(request.reference)(**request.arguments)
@@ -95,10 +101,27 @@ def _train(session: Session, job: Job, request: TrainRequest) -> str:
 def set_up_torch(config: TrainConfig) -> None:
     """Set what is global in a worker: threads, memory, kernels that give the same every time."""
     keep_freed_memory()
+    if config.data.shards is not None:
+        pin(config.launch.threads)
+        return
     if config.launch.threads is not None:
         torch.set_num_threads(config.launch.threads)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
+
+
+def facts_here(
+    request: TrainRequest, config: TrainConfig, device: torch.device, backend: str
+) -> dict[str, str]:
+    """List what has to be the same on all workers; with `--shards` what bits depend on as well."""
+    exact = config.data.shards is not None and not config.compute.allow_different_hardware
+    return facts_of(
+        request,
+        config.settings(),
+        device=device.type,
+        backend=backend,
+        numerics=describe_numerics(device) if exact else None,
+    )
 
 
 def announce(engine: Engine, request: TrainRequest) -> None:

@@ -1,0 +1,270 @@
+"""The ordered sum of shards (`--shards`) against DistributedDataParallel's all-reduce.
+
+    python -m benchmarks.ordered [--quick] [--only WORDS] [--seconds S] [--check] [--json FILE]
+
+Both train the same network in the same processes, by turns (blocks ABBA); a step is forward,
+backward, combine and update, with one shard a worker. The workers are hosts of their own (network
+namespaces with links of a given rate; needs root and iproute2), or share the loopback interface.
+"""
+
+import inspect
+import multiprocessing
+import os
+import signal
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import perf_counter
+from typing import final
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # not declared there
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.figures import Figure, Report, median_figure, parser, ratios
+from benchmarks.ordered_hosts import enter, hosts, sent_bytes, why_not
+from paceline.dist.environment import Placement
+from paceline.dist.group import Group
+from paceline.models.wideresnet import WideResNet
+from paceline.sync.ordered import OrderedSum
+
+WORLDS = (2, 4, 8)
+LINKS = (1000, 400, 200)
+"""Mbit/s."""
+BATCH = 1
+"""Samples a worker: little to compute, so that the exchange is what is measured."""
+MOST_ON_LINKS, MOST_ON_LOOPBACK, MOST_BYTES = 1.05, 1.3, 1.02
+_WARM_UP = 3
+_LEAST_PAIRS = 6
+
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where is measured."""
+
+    workers: int
+    link: int | None
+    """Mbit/s; None for loopback."""
+    seconds: float
+
+    @property
+    def title(self) -> str:
+        """Name it."""
+        where = "loopback" if self.link is None else f"{self.link} Mbit/s"
+        return f"{self.workers} workers, {where}"
+
+    @property
+    def interface(self) -> str:
+        """Name the interface by which the workers meet."""
+        return "lo" if self.link is None else "eth0"
+
+
+@dataclass(kw_only=True)
+class Side:
+    """What rank 0 measured of one side."""
+
+    step_s: list[float] = field(default_factory=list)
+    """Of each block."""
+    sent: list[float] = field(default_factory=list)
+    """Bytes a step and worker, of each block."""
+
+
+@final
+class Network(nn.Module):
+    """2.7 million parameters in 47 tensors of all sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = WideResNet(3, width=4)
+        self.images = torch.randn(BATCH, 3, 32, 32)
+        self.labels = torch.zeros(BATCH, dtype=torch.int64)
+
+    def forward(self) -> torch.Tensor:
+        return F.cross_entropy(self.body(self.images), self.labels)
+
+
+def all_reduced() -> Step:
+    """Make a step of plain DistributedDataParallel."""
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    network = DistributedDataParallel(
+        Network(),
+        gradient_as_bucket_view=True,
+        **{buffers: False},  # type: ignore[arg-type]  # its name depends on torch's version
+    )
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
+
+    def step() -> None:
+        network().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def ordered(group: Group) -> Step:
+    """Make a step of the ordered sum."""
+    network = Network()
+    parameters = dict(network.named_parameters())
+    gradients = OrderedSum(group, group.world_size)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
+
+    def step() -> None:
+        gradients.begin_step(parameters)
+        loss = network() / group.world_size
+        gradients.open_shard(group.rank)
+        loss.backward()
+        gradients.close_shard()
+        gradients.finish()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def contest(setting: Setting, group: Group) -> tuple[Side, Side]:
+    """Run the two sides by turns. Collective."""
+    steps = (ordered(group), all_reduced())
+    sides = Side(), Side()
+    for step in (*steps, *steps):
+        for _ in range(_WARM_UP):
+            step()
+    block, pairs = _agreed_lengths(steps[1], setting, group)
+    for pair in range(pairs):
+        for side in (0, 1) if pair % 2 else (1, 0):
+            _measure(steps[side], block, sides[side], setting, group)
+    return sides
+
+
+def _agreed_lengths(step: Step, setting: Setting, group: Group) -> tuple[int, int]:
+    """Choose steps a block and pairs of blocks by rank 0's clock. Collective."""
+    group.barrier()
+    since = perf_counter()
+    for _ in range(_WARM_UP):
+        step()
+    step_s = (perf_counter() - since) / _WARM_UP
+    block = max(2, round(0.4 / step_s))
+    pairs = max(_LEAST_PAIRS, round(setting.seconds / (2 * block * step_s)))
+    lengths = group.broadcast_(torch.tensor([block, pairs])).tolist()
+    return lengths[0], lengths[1]
+
+
+def _measure(step: Step, block: int, side: Side, setting: Setting, group: Group) -> None:
+    group.barrier()
+    before, since = sent_bytes(setting.interface), perf_counter()
+    for _ in range(block):
+        step()
+    group.barrier()
+    side.step_s.append((perf_counter() - since) / block)
+    sharing = group.world_size if setting.link is None else 1
+    own = torch.tensor([(sent_bytes(setting.interface) - before) / block / sharing])
+    side.sent.append(float(group.gather_rows(own).mean()))
+
+
+def measure(setting: Setting) -> tuple[Side, Side]:
+    """Run a setting on forked workers."""
+    context = multiprocessing.get_context("fork")
+    near, far = context.Pipe()
+    with _places(setting) as places, tempfile.TemporaryDirectory() as scratch:
+        store = Path(scratch) / "store"
+        ranks = [
+            context.Process(target=_rank, args=(rank, place, setting, store, far))
+            for rank, place in enumerate(places)
+        ]
+        for process in ranks:
+            process.start()
+        found: tuple[Side, Side] | None = None
+        while any(process.is_alive() for process in ranks):
+            if near.poll(0.2):
+                found = near.recv()
+        if found is None or any(process.exitcode for process in ranks):
+            raise RuntimeError("a worker failed; its error is above")
+    return found
+
+
+@contextmanager
+def _places(setting: Setting) -> Iterator[list[str]]:
+    if setting.link is None:
+        yield [""] * setting.workers
+        return
+    with hosts(setting.workers, setting.link) as names:
+        yield names
+
+
+def _rank(rank: int, place: str, setting: Setting, store: Path, results: Connection) -> None:
+    torch.set_num_threads(1)
+    if place:
+        enter(place)
+    os.environ["GLOO_SOCKET_IFNAME"] = setting.interface
+    number = setting.workers
+    meeting = FileStore(str(store), number)
+    dist.init_process_group("gloo", store=meeting, rank=rank, world_size=number)
+    node, nodes = (0, 1) if setting.link is None else (rank, number)
+    placement = Placement(rank=rank, world_size=number, node_rank=node, nodes=nodes)
+    sides = contest(setting, Group(placement, torch.device("cpu"), "gloo"))
+    if rank == 0:
+        results.send(sides)
+    dist.destroy_process_group()
+
+
+def figures(setting: Setting, ours: Side, theirs: Side) -> list[Figure]:
+    """Compare the sides of a setting with the gates."""
+    most = MOST_ON_LOOPBACK if setting.link is None else MOST_ON_LINKS
+    ms = [1000 * statistics.median(side.step_s) for side in (ours, theirs)]
+    megabytes = [statistics.median(side.sent) / 1e6 for side in (ours, theirs)]
+    return [
+        median_figure(
+            f"{setting.title}: time",
+            ratios(ours.step_s, theirs.step_s),
+            "x",
+            at_most=most,
+            note=f"{ms[0]:.1f} against {ms[1]:.1f} ms a step",
+        ),
+        median_figure(
+            f"{setting.title}: bytes",
+            ratios(ours.sent, theirs.sent),
+            "x",
+            at_most=MOST_BYTES,
+            note=f"{megabytes[0]:.2f} against {megabytes[1]:.2f} MB a step and worker",
+        ),
+    ]
+
+
+def main() -> int:
+    """Measure all settings that are possible here."""
+    about = parser(__doc__ or "")
+    about.add_argument("--only", default="", help="settings whose title has these words")
+    about.add_argument("--seconds", type=float, default=20.0, help="of measuring a setting")
+    arguments = about.parse_args()
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that namespaces are removed
+    size = sum(p.numel() for p in Network().parameters())
+    report = Report(name="ordered", remarks=[f"{size / 1e6:.1f} million parameters, batch {BATCH}"])
+    missing = why_not()
+    if missing:
+        report.remarks.append(f"{missing}: only loopback was measured")
+    links = (None,) if missing else (*LINKS, None)
+    seconds = 2.0 if arguments.quick else arguments.seconds
+    worlds = WORLDS[:2] if arguments.quick else WORLDS
+    for workers in worlds:
+        for link in links[-2:] if arguments.quick else links:
+            setting = Setting(workers=workers, link=link, seconds=seconds)
+            if arguments.only in setting.title:
+                sides = measure(setting)
+                report.figures += figures(setting, *sides)
+                report.raw[setting.title] = [vars(side) for side in sides]
+    return report.finish(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,68 @@
+"""Hosts on one machine: network namespaces on a bridge, with links of a given rate."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_CLONE_NEWNET = 0x40000000  # <sched.h>
+
+
+def why_not() -> str | None:
+    """Say what is missing for network namespaces."""
+    if os.geteuid() != 0:
+        return "links need network namespaces, and these need root"
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    return f"links need iproute2 ({' and '.join(missing)} not found)" if missing else None
+
+
+@contextmanager
+def hosts(number: int, megabits_per_s: int) -> Iterator[list[str]]:
+    """Lend namespaces with an interface `eth0` each, of this rate in both directions."""
+    names = [f"ordered-{os.getpid()}-{i}" for i in range(number)]
+    switch = f"ordered-{os.getpid()}-switch"
+    try:
+        _run(f"ip netns add {switch}")
+        _run(f"ip -n {switch} link add br0 type bridge forward_delay 0 stp_state 0")
+        _run(f"ip -n {switch} link set br0 up")
+        for i, name in enumerate(names):
+            _run(f"ip netns add {name}")
+            _run(f"ip -n {switch} link add port{i} type veth peer name eth0 netns {name}")
+            _run(f"ip -n {switch} link set port{i} master br0 up")
+            _run(f"ip -n {name} addr add 10.77.0.{10 + i}/24 dev eth0")
+            _run(f"ip -n {name} link set lo up")
+            _run(f"ip -n {name} link set eth0 up")
+            for place, device in ((name, "eth0"), (switch, f"port{i}")):
+                rate = f"rate {megabits_per_s}mbit burst 128kb latency 50ms"
+                _run(f"tc -n {place} qdisc add dev {device} root tbf {rate}")
+        yield names
+    finally:
+        for name in (*names, switch):
+            if Path("/run/netns", name).exists():
+                _run(f"ip netns del {name}")
+
+
+def enter(name: str) -> None:
+    """Move this process, which has one thread, into a namespace."""
+    handle = os.open(f"/run/netns/{name}", os.O_RDONLY)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(handle, _CLONE_NEWNET) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), name)
+    os.close(handle)
+
+
+def sent_bytes(interface: str) -> int:
+    """Read how many bytes have left by an interface of this process's namespace."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == interface:
+            return int(counters.split()[8])
+    raise ValueError(f"no interface {interface}")
+
+
+def _run(command: str) -> None:
+    subprocess.run(command.split(), check=True, timeout=30)

@@ -1,0 +1,322 @@
+"""`paceline verify`: is a training the same on any number of workers? Trains on each, compares."""
+
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli.options import note, parse_options, show_help, take_word, wants_help
+from paceline.cli.options import with_defaults as shown_with
+from paceline.cli.script_options import script_options
+from paceline.cli.train import absolute_reference
+from paceline.config.commands import command_line
+from paceline.config.fields import OptionField, OptionValue
+from paceline.config.figures import plural
+from paceline.config.files import write_json
+from paceline.config.rundir import RunDirectory
+from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
+from paceline.errors import ExitCode, JobError, UsageError
+from paceline.launch.failures import WorkerFailure, one_line
+from paceline.launch.placement import may_have_gpus, threads_per_worker, usable_cores
+from paceline.recipes.registry import reference_of
+from paceline.trainer.config import TrainConfig, merge, training_options
+from paceline.trainer.recipe import Recipe, load_recipe
+from paceline.trainer.request import TrainRequest
+
+if TYPE_CHECKING:
+    from paceline.study.story import Story
+    from paceline.study.telling import Outcome
+
+ENTRY = "paceline.script.verified:run_watched"
+PRELOAD = ("paceline.script.verified", "torch._dynamo")
+_USAGE = "paceline verify RECIPE|SCRIPT.py [options] [-- the script's own arguments]"
+_ABOUT = (
+    "Train the same steps on several numbers of workers, one after the other, and compare samples, "
+    "losses, gradients and weights step by step. A script may be written for paceline.session(), "
+    "or be plain PyTorch as torchrun starts it: it runs unchanged. Where there are fewer GPUs than "
+    "workers, all train on the CPU. Nothing of it is kept. Exit code 0: the same bits, or the same "
+    "to rounding; 65: something differs or is wrong."
+)
+_OPTIONS = (
+    OptionField(
+        name="workers",
+        annotation=str,
+        default="1,2",
+        help="Numbers of workers to train on; the others are held against the first.",
+        group="Verify",
+    ),
+    OptionField(
+        name="steps",
+        annotation=int,
+        default=50,
+        help="Steps after which an epoch is cut off. Two epochs are trained.",
+        group="Verify",
+    ),
+    OptionField(
+        name="tolerance",
+        annotation=float | None,
+        default=None,
+        help="Relative difference of gradients and weights that counts as rounding. Default: "
+        "measured, by one more training that is disturbed in its last bits.",
+        group="Verify",
+    ),
+    OptionField(
+        name="json",
+        annotation=str | None,
+        default=None,
+        help="Also write all that was found to this file.",
+        group="Verify",
+    ),
+)
+_OWN = {option.name for option in _OPTIONS}
+_NOT_OURS = {"workers", "max_restarts", "on", "rank", "world_size", "local_rank", "init_method"}
+"""Options of training that say where workers run: the verification does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    request: TrainRequest
+    config: TrainConfig
+    workers: tuple[int, ...]
+    steps: int
+    tolerance: float | None
+    json: str | None
+
+
+def main(tokens: Sequence[str]) -> int:
+    """Run the command."""
+    if wants_help(tokens) and (not tokens or tokens[0].startswith("-")):
+        return show_help(_USAGE, _ABOUT, [*_OPTIONS, *_training_options()])
+    asked = _read(tokens)
+    if asked is None:
+        return ExitCode.DONE
+    with tempfile.TemporaryDirectory(prefix="paceline-verify-") as place:
+        return _verify(asked, Path(place))
+
+
+def _read(tokens: Sequence[str]) -> _Asked | None:
+    """Read the command line; None where help was asked for and shown."""
+    own, script_args = _split(tokens)
+    target, own = take_word(own, _USAGE, "what to verify")
+    is_script = target.endswith(".py")
+    recipe = None if is_script else load_recipe(reference_of(target))
+    listed = [*_OPTIONS, *_training_options(recipe)]
+    command = command_line("verify", target)
+    if wants_help(own):
+        show_help(command, _ABOUT, listed)
+        return None
+    if script_args and not is_script:
+        raise UsageError("arguments after -- are for a script; a recipe's are options like others")
+    given = parse_options(command, _ABOUT, own, listed)
+    settings = {n: v for n, v in given.items() if n not in _OWN}
+    request = _script_request(target, settings, script_args)
+    if recipe is not None:
+        request = _recipe_request(target, recipe, settings)
+    config = TrainConfig.from_settings(request.settings)
+    workers = _numbers(str(given.get("workers", "1,2")))
+    for count in workers if recipe is not None else ():
+        choose_global_batch(config.data, DEFAULT_GLOBAL_BATCH, count)
+    tolerance, where = given.get("tolerance"), given.get("json")
+    return _Asked(
+        request=request,
+        config=config,
+        workers=workers,
+        steps=_at_least_1(given.get("steps", 50)),
+        tolerance=None if tolerance is None else float(str(tolerance)),
+        json=None if where is None else str(where),
+    )
+
+
+def _split(tokens: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    place = list(tokens).index("--") if "--" in tokens else len(tokens)
+    return tokens[:place], tokens[place + 1 :]
+
+
+def _training_options(recipe: Recipe | None = None) -> list[OptionField]:
+    if recipe is None:
+        return [o for o in script_options().values() if o.name not in _NOT_OURS]
+    options = {n: o for n, o in training_options().items() if n not in _NOT_OURS}
+    return [*recipe.arguments(), *shown_with(options, recipe.settings)]
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not all(word.isdecimal() and int(word) > 0 for word in words) or len(set(words)) < 2:
+        raise UsageError(f"--workers is {text}: give at least two numbers of workers, such as 1,2")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+def _at_least_1(value: OptionValue) -> int:
+    if not isinstance(value, int) or value < 1:
+        raise UsageError(f"--steps must be at least 1, not {value}")
+    return value
+
+
+def _script_request(
+    target: str, settings: Mapping[str, OptionValue], arguments: Sequence[str]
+) -> TrainRequest:
+    path = Path(target).expanduser().absolute()
+    if target.endswith(".py") and not path.is_file():
+        raise UsageError(f"there is no file {target}")
+    return TrainRequest(
+        kind="script",
+        recipe=path.name,
+        reference=str(path),
+        arguments={},
+        script_args=tuple(arguments),
+        settings=settings,
+        given=tuple(settings),
+        run_dir="",
+        command=("paceline", "verify", target),
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _recipe_request(target: str, recipe: Recipe, given: Mapping[str, OptionValue]) -> TrainRequest:
+    own = {argument.name for argument in recipe.arguments()}
+    options = {n: v for n, v in given.items() if n not in own}
+    return TrainRequest(
+        recipe=target,
+        reference=absolute_reference(reference_of(target)),
+        arguments=recipe.resolved({n: v for n, v in given.items() if n in own}),
+        settings=merge(options, recipe.settings),
+        given=tuple(given),
+        run_dir="",
+        command=("paceline", "verify", target),
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _verify(asked: _Asked, place: Path) -> int:
+    from paceline.study.telling import as_json, as_text
+
+    outcome = _study(_Launcher(asked, place, _is_on_cpu(asked)))
+    print(as_text(outcome), flush=True)
+    if asked.json is not None:
+        write_json(Path(asked.json), as_json(outcome))
+    return ExitCode.DONE if outcome.is_good else ExitCode.JOB
+
+
+def _is_on_cpu(asked: _Asked) -> bool:
+    if asked.config.dist.device == "cpu" or not may_have_gpus():
+        return True
+    from paceline.dist.device import gpu_count
+
+    return gpu_count() < max(asked.workers)
+
+
+def _study(launcher: "_Launcher") -> "Outcome":
+    from paceline.study.comparing import compare, given_limits, measured_limits
+    from paceline.study.telling import Outcome
+    from paceline.study.verdict import judge, judge_first, needs_yardstick, unseen
+
+    asked = launcher.asked
+    first = launcher.launch(asked.workers[0])
+    counts = () if first.failure else asked.workers[1:]
+    others = [launcher.launch(count) for count in counts]
+    limits, yardstick = given_limits(asked.tolerance or 0.0), None
+    if asked.tolerance is None and needs_yardstick(first, others):
+        yardstick = compare(first, launcher.launch(asked.workers[0], disturbed=True))
+        if not yardstick.differences:
+            raise JobError("the training could not be measured: give a --tolerance, such as 1e-4")
+        limits = measured_limits(yardstick)
+    judgements = [judge_first(first), *(judge(first, other, limits) for other in others)]
+    dropout = not launcher.keeps_dropout and any(
+        drew.by == "dropout" for story in (first, *others) for rank in story.drew for drew in rank
+    )
+    return Outcome(
+        judgements=tuple(judgements),
+        limits=limits,
+        unseen=tuple(unseen([first, *others], limits, cut_at=asked.steps, dropout=dropout)),
+        yardstick=yardstick,
+    )
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    """Launches the training that is verified, again and again."""
+
+    asked: _Asked
+    place: Path
+    on_cpu: bool
+
+    @property
+    def keeps_dropout(self) -> bool:
+        """Whether the training promises the same dropout on any number of workers."""
+        return self.asked.config.data.shards is not None
+
+    def launch(self, workers: int, *, disturbed: bool = False) -> "Story":
+        """Train on a number of workers, and read what they saw.
+
+        Raises:
+            UsageError: The workers say that the command is at fault.
+            KeyboardInterrupt: A signal came.
+        """
+        from paceline.launch.local import launch_local, prepare
+        from paceline.study.events import read_events
+        from paceline.study.story import tell
+        from paceline.study.trial import record_path
+
+        run = RunDirectory.named(self.place / f"{workers}{'-disturbed' if disturbed else ''}")
+        run.create()
+        records = run.path / "seen"
+        records.mkdir()
+        threads = self._threads()
+        prepare(PRELOAD, threads)
+        outcome = launch_local(
+            ENTRY,
+            self._trial(run, records, disturbed=disturbed),
+            workers=workers,
+            threads=threads,
+            max_restarts=0,
+            log_dir=run.logs,
+            progress=lambda: -1,
+        )
+        if outcome.interrupted:
+            raise KeyboardInterrupt
+        failure = _told(outcome.failures)
+        story = tell([read_events(record_path(records, r)) for r in range(workers)], failure)
+        what = "disturbed: the yardstick" if disturbed else "trained"
+        note(f"{plural(workers, 'worker')}: {plural(len(story.steps), 'step')} {what}")
+        return story
+
+    def _threads(self) -> int:
+        """Give all launches as many threads per worker: sums are split up by them."""
+        most = max(self.asked.workers)
+        return threads_per_worker(self.asked.config.launch.threads, most, usable_cores())
+
+    def _trial(self, run: RunDirectory, records: Path, *, disturbed: bool) -> str:
+        from dataclasses import replace
+
+        from paceline.study.trial import Trial
+
+        request = replace(self.asked.request, run_dir=str(run.path))
+        if request.kind == "recipe":
+            more = {"progress": "off"} | ({"device": "cpu"} if self.on_cpu else {})
+            request = replace(request, settings={**request.settings, **more})
+        return Trial(
+            request=request.to_json(),
+            records=str(records),
+            steps=self.asked.steps,
+            disturbed=disturbed,
+            keeps_dropout=self.keeps_dropout,
+            on_cpu=self.on_cpu,
+        ).to_json()
+
+
+def _told(failures: Sequence[WorkerFailure]) -> str:
+    """Give the cause of a failed launch in a line; its traceback goes to standard error.
+
+    Raises:
+        UsageError: The command is at fault, not the script.
+    """
+    if not failures:
+        return ""
+    cause = failures[0]
+    if cause.kind == "usage":
+        raise UsageError(cause.message)
+    print(cause.traceback.strip("\n"), file=sys.stderr, flush=True)
+    return one_line(cause)

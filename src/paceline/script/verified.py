@@ -1,0 +1,45 @@
+"""What runs in every worker of `paceline verify`: the training, watched."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+from paceline.dist.environment import current_placement, set_variables
+from paceline.launch.boundary import note
+from paceline.script.entry import run_script
+from paceline.study.events import Ended, EventWriter
+from paceline.study.observer import Observer
+from paceline.study.outside import watched
+from paceline.study.trial import EnoughSeenError, Trial, record_path
+from paceline.trainer.request import TrainRequest
+from paceline.trainer.watching import WATCHER
+from paceline.trainer.worker import run_training
+
+
+def run_watched(payload: str) -> str:
+    """Train as `paceline train` or `run` would, until enough was seen.
+
+    Args:
+        payload: A `Trial` as JSON.
+
+    Returns:
+        JSON with `stopped_because`.
+    """
+    trial = Trial.from_json(payload)
+    request = TrainRequest.from_json(trial.request)
+    if trial.on_cpu:
+        set_variables({"CUDA_VISIBLE_DEVICES": ""})  # before the first use of CUDA here
+    rank = current_placement().rank
+    observer = Observer(trial, rank, EventWriter(record_path(Path(trial.records), rank)))
+    token = WATCHER.set(observer)
+    is_cut = True
+    try:
+        with watched(observer), suppress(EnoughSeenError):
+            run = run_training if request.kind == "recipe" else run_script
+            run(trial.request)
+            is_cut = False
+    finally:
+        WATCHER.reset(token)
+    observer.writer.write(Ended(is_cut))
+    note.operation = "end"
+    return json.dumps({"stopped_because": "watched"})

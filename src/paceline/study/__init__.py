@@ -1,0 +1,1 @@
+"""Questions about a training: `paceline verify` asks whether it is the same on any number."""

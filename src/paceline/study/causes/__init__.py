@@ -1,0 +1,1 @@
+"""The causes that are known, each with a function that looks for it."""

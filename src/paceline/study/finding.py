@@ -1,0 +1,72 @@
+"""What was found: a cause, where it shows, and how to mend it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import final
+
+
+class Cause(StrEnum):
+    """Why a training isn't the same on another number of workers."""
+
+    NO_SAMPLER = "no-sampler"
+    SET_EPOCH = "set-epoch"
+    DROP_LAST = "drop-last"
+    PADDED_TRAINING = "padded-training"
+    PADDED_EVALUATION = "padded-evaluation"
+    OTHER_SAMPLES = "other-samples"
+    BATCH_GROWS = "batch-grows"
+    RATE_STAYS = "rate-stays"
+    RATE_DIFFERS = "rate-differs"
+    SCHEDULE_PER_WORKER = "schedule-per-worker"
+    MEAN_OF_MEANS = "mean-of-means"
+    BATCHNORM_SHARE = "batchnorm-share"
+    SAME_DROPOUT = "same-dropout"
+    SAME_AUGMENTATION = "same-augmentation"
+    SAME_NOISE = "same-noise"
+    BUFFERS_APART = "buffers-apart"
+    START_APART = "start-apart"
+    START_HIDDEN = "start-hidden"
+    OTHER_START = "other-start"
+    MODELS_DIFFER = "models-differ"
+    WEIGHTS_APART = "weights-apart"
+    UNEQUAL_STEPS = "unequal-steps"
+    NO_GRADIENT = "no-gradient"
+    METRIC_FACTOR = "metric-factor"
+    METRIC_MEANS = "metric-means"
+    METRIC_SHARE = "metric-share"
+    FIGURES = "figures"
+    CHANCE = "chance"
+    UNKNOWN = "unknown"
+    FAILED = "failed"
+
+
+NOTES = frozenset(
+    {Cause.BATCH_GROWS, Cause.START_HIDDEN, Cause.NO_GRADIENT, Cause.METRIC_SHARE, Cause.CHANCE}
+)
+"""What may be meant: told, and no fault by itself."""
+ALIKE = NOTES - {Cause.BATCH_GROWS} | {Cause.SET_EPOCH}
+"""What is the same on any number of workers, or changes no weights."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something found on one number of workers."""
+
+    cause: Cause
+    workers: int
+    what: str
+    step: int | None = None
+    """The first step in which it shows, from 0."""
+    rank: int | None = None
+    tensor: str = ""
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether it is wrong, or may be meant."""
+        return self.cause not in NOTES
+
+    @property
+    def makes_different(self) -> bool:
+        """Whether the training isn't the same for it."""
+        return self.cause not in ALIKE

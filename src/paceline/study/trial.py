@@ -1,0 +1,44 @@
+"""What a worker of `paceline verify` is asked to do, as the JSON that the launcher hands to it."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+
+class EnoughSeenError(BaseException):
+    """Ends a training that has been watched for long enough; no `except Exception` stops it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One launch of the training that is verified; the same for all its workers."""
+
+    request: str
+    """The training itself, a `TrainRequest` as JSON."""
+    records: str
+    """Directory for what each worker sees."""
+    steps: int
+    """Steps after which an epoch is cut off."""
+    epochs: int = 2
+    """Epochs after which the training ends."""
+    disturbed: bool = False
+    """Whether weights and gradients are disturbed by as much as rounding: the yardstick."""
+    keeps_dropout: bool = False
+    """Whether dropout drops; otherwise it draws its numbers but changes nothing."""
+    on_cpu: bool = False
+    """Whether GPUs are hidden from the workers."""
+
+    def to_json(self) -> str:
+        """Write it as JSON text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` wrote."""
+        return cls(**json.loads(text))
+
+
+def record_path(records: Path, rank: int) -> Path:
+    """Name the file with what one worker saw."""
+    return records / f"rank-{rank}.jsonl"

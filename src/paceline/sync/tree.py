@@ -1,0 +1,106 @@
+"""The one tree along which shards are summed, however they are spread over the workers.
+
+Node (level, i) covers the shards [i * 2**level, (i + 1) * 2**level) of [0, shards).
+Its sum is that of its left child plus that of its right child; where the right one would begin
+beyond the last shard, the left one's sum is the node's own, without arithmetic.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Generic, NamedTuple, TypeVar, final
+
+T = TypeVar("T")
+
+
+class Node(NamedTuple):
+    """A node of the tree; a shard is a leaf, (0, shard)."""
+
+    level: int
+    position: int
+
+
+def runs(shards: int, workers: int) -> list[range]:
+    """Cut the shards into a contiguous run for each worker; the first ones may be one longer.
+
+    Raises:
+        ValueError: There are more workers than shards, or no workers.
+    """
+    if not 1 <= workers <= shards:
+        raise ValueError(f"{shards} shards can't be spread over {workers} workers")
+    size, longer = divmod(shards, workers)
+    starts = [worker * size + min(worker, longer) for worker in range(workers + 1)]
+    return [range(a, b) for a, b in pairwise(starts)]
+
+
+def roots(run: range, shards: int) -> list[Node]:
+    """List the largest complete subtrees within a contiguous run of shards, from left to right."""
+    tree: TreeSum[None] = TreeSum(shards, lambda _left, _right: None)
+    for shard in run:
+        tree.push(Node(0, shard), None)
+    return tree.nodes
+
+
+def additions(nodes: Sequence[Node], shards: int) -> list[tuple[int, int]]:
+    """List what to add to what so that the sums of these nodes become the sum of all shards.
+
+    Args:
+        nodes: Complete subtrees from left to right that cover all shards.
+        shards: How many shards there are.
+
+    Returns:
+        Pairs of positions in `nodes`: the second is to be added to the first, in this order. The
+        sum of all is then at position 0.
+    """
+    found = []
+
+    def add(left: int, right: int) -> int:
+        found.append((left, right))
+        return left
+
+    tree = TreeSum(shards, add)
+    for position, node in enumerate(nodes):
+        tree.push(node, position)
+    return found
+
+
+@final
+class TreeSum(Generic[T]):
+    """Adds what comes in shard order, as early as the tree allows.
+
+    What can't be added yet waits: at most log2(shards) + 1 values where all shards come.
+    """
+
+    def __init__(self, shards: int, add: Callable[[T, T], T]) -> None:
+        """Begin with nothing.
+
+        Args:
+            shards: How many shards the tree has.
+            add: (left, right) -> their sum; may reuse either.
+        """
+        self.nodes: list[Node] = []
+        """Complete subtrees so far, from left to right."""
+        self.values: list[T] = []
+        """Their sums."""
+        self._shards = shards
+        self._height = (shards - 1).bit_length()
+        self._add = add
+
+    def push(self, node: Node, value: T) -> None:
+        """Take a subtree's sum, the next to the right of what has come."""
+        level, place = node
+        while level < self._height:
+            if place % 2:
+                if not self.nodes or self.nodes[-1] != (level, place - 1):
+                    break  # its left sibling is another worker's
+                self.nodes.pop()
+                value = self._add(self.values.pop(), value)
+            elif (place + 1) << level < self._shards:
+                break  # its right sibling is to come
+            level, place = level + 1, place // 2
+        self.nodes.append(Node(level, place))
+        self.values.append(value)
+
+    def clear(self) -> list[T]:
+        """Forget everything, and give back the values that waited."""
+        values, self.nodes, self.values = self.values, [], []
+        return values

@@ -1,0 +1,130 @@
+"""Reproducible mode: a worker goes through fixed shards of every batch, one after another.
+
+What a shard computes depends on its number alone: its samples, random numbers and running
+statistics. How the shards' gradients are summed depends on their number alone too. So the result
+has the same bits whoever goes through which shard.
+"""
+
+from typing import final
+
+from torch import nn
+
+from paceline.data.batch import Batch
+from paceline.dist.division import Division
+from paceline.dist.group import Group
+from paceline.errors import UsageError
+from paceline.sync.ordered import OrderedSum
+from paceline.trainer.parts import Parts
+from paceline.trainer.seeding import RandomStreams
+from paceline.trainer.statistics import Statistics
+
+
+@final
+class Sharding:
+    """One worker's way through its shards."""
+
+    def __init__(
+        self,
+        division: Division,
+        group: Group,
+        parts: Parts,
+        statistics: Statistics,
+        random: RandomStreams,
+    ) -> None:
+        """Args:
+        division: Which shards each worker has.
+        group: The workers.
+        parts: The models; may grow until the first step.
+        statistics: Of the models, by shard.
+        random: This worker's generators.
+        """
+        self._division = division
+        self._mine = division.parts_of(group.rank)
+        self._parts = parts
+        self._statistics = statistics
+        self._random = random
+        self._ordered = OrderedSum(group, division.parts)
+        self._parameters: dict[str, nn.Parameter] = {}
+        self._step = 0
+        self._filled: list[int] = []
+        self._stands_in = False
+        self._to_come = -1
+        """Samples of the open shard that no backward pass has been about; -1 where none is open."""
+
+    def begin_step(self, step: int, batch: Batch) -> None:
+        """Begin a step with its first batch. Local to the worker."""
+        self._step = step
+        cuts = list(self._division.cuts(batch.total))
+        self._filled = [part for part in self._mine if cuts[part][0] < cuts[part][1]]
+        self._to_come = -1
+        self._parameters = self._parameters or self._parts.named_parameters()
+        self._ordered.begin_step(self._parameters)
+
+    def open(self, batch: Batch) -> None:
+        """Make everything a shard's own before its first forward pass. Local to the worker.
+
+        Raises:
+            UsageError: The shard before isn't complete.
+        """
+        self._check_complete()
+        self._to_come = batch.local
+        self._stands_in = batch.local == 0
+        self._statistics.enter(batch.part)
+        self._random.at_shard(self._step, batch.part)
+
+    def before_backward(self, batch: Batch) -> None:
+        """Say whether the coming backward pass completes the shard's gradient. Local.
+
+        Raises:
+            UsageError: The shard's gradient has been complete before.
+        """
+        if self._to_come < 0:
+            raise UsageError(
+                "with --shards a shard has one backward pass (one for each of its pieces): add the "
+                "losses up before s.step or s.backward"
+            )
+        if not self._stands_in:
+            self._ordered.open_shard(batch.part, last=batch.local == self._to_come)
+
+    def after_backward(self, batch: Batch) -> tuple[str, ...]:
+        """Take a shard's gradient; after the worker's last shard put the sum in its place.
+
+        Collective where the batch is the worker's last of the step.
+
+        Returns:
+            Once: names of parameters that get no gradient.
+        """
+        self._to_come -= batch.local
+        if self._to_come == 0:
+            self._to_come = -1
+            if self._stands_in:
+                self._parts.drop_gradients()
+            else:
+                self._ordered.close_shard()
+        if not batch.last:
+            return ()
+        for part in self._mine:
+            if part not in self._filled:
+                self._ordered.skip(part)
+        return self._ordered.finish()
+
+    def end_step(self) -> None:
+        """Leave the generators alike on all workers. Local to the worker.
+
+        Raises:
+            UsageError: The last shard isn't complete.
+        """
+        self._check_complete()
+        self._random.at_shard(self._step, self._division.parts)
+
+    def release(self) -> None:
+        """Take hooks off the parameters. Local to the worker."""
+        self._ordered.release()
+
+    def _check_complete(self) -> None:
+        if self._to_come >= 0:
+            self._to_come = -1
+            raise UsageError(
+                "a batch had no s.step(loss): with --shards every shard belongs to the sum of its "
+                "step, so that none can be left out. Give it a share of zero: s.step(0 * loss)"
+            )

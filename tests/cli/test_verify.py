@@ -1,0 +1,98 @@
+"""`paceline verify` on recipes and on scripts with a session; its usage, and what it leaves."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.app import main
+from tests.cli.conftest import Paceline
+from tests.script.scripts import RUN, write_script
+
+QUICK = ("--threads", "1", "--json", "found.json")
+STRICT = RUN.replace("loader_workers=0", 'loader_workers=0, run_dir="kept", resume="auto"')
+
+
+def verdicts(directory: Path) -> list[str]:
+    content = json.loads((directory / "found.json").read_text())
+    return [row["verdict"] for row in content["workers"]]
+
+
+@pytest.mark.ranks
+def test_a_recipe_with_shards_has_the_same_bits(paceline: Paceline, tmp_path: Path) -> None:
+    options = ("--shards", "4", "--steps", "3", "--workers", "1,2,3", *QUICK)
+    done = paceline.run("verify", "digits", *options)
+    assert done.code == 0, done.out + done.err
+    assert verdicts(tmp_path) == ["-", "same bits", "same bits"]
+    assert "the end of an epoch wasn't reached in 3 steps" in done.out
+    assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
+
+
+@pytest.mark.ranks
+def test_a_recipe_whose_batchnorm_sees_shares(paceline: Paceline, tmp_path: Path) -> None:
+    done = paceline.run("verify", "digits", "--steps", "2", "--tolerance", "1e-4", *QUICK)
+    assert done.code == 65, done.err
+    assert "1. batchnorm-share (2 workers, from step 0 on" in done.out
+    assert verdicts(tmp_path) == ["-", "different"]
+
+
+@pytest.mark.ranks
+def test_a_session_is_the_same_to_rounding(paceline: Paceline, tmp_path: Path) -> None:
+    """Its Adam makes noise large (a bias before a BatchNorm): the yardstick has to tell."""
+    write_script(tmp_path, run=STRICT)
+    done = paceline.run("verify", "own.py", "--sync-batchnorm", *QUICK)
+    assert done.code == 0, done.out + done.err
+    assert verdicts(tmp_path) == ["-", "same to rounding"]
+    assert "1, disturbed" in done.out
+    assert "dropout was left out" in done.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["found.json", "own.py"]
+
+
+@pytest.mark.ranks
+def test_a_script_that_fails_and_its_arguments(paceline: Paceline, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("import sys\nraise KeyError(sys.argv[1])\n")
+    done = paceline.run("verify", "own.py", *QUICK, "--", "mine")
+    assert done.code == 65
+    assert "KeyError: 'mine'" in done.out
+    assert verdicts(tmp_path) == ["failed"]
+
+
+@pytest.mark.ranks
+def test_what_contradicts_the_script_is_wrong_usage(paceline: Paceline, tmp_path: Path) -> None:
+    write_script(tmp_path, run=RUN.replace("loader_workers=0", 'precision="bf16"'))
+    done = paceline.run("verify", "own.py", "--precision", "fp16", *QUICK)
+    assert done.code == 2
+    assert "--precision fp16" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "what to verify is missing"),
+        (("nowhere.py",), "there is no file nowhere.py"),
+        (("digit",), "unknown recipe 'digit'"),
+        (("digits", "--workers", "2"), "give at least two numbers of workers"),
+        (("digits", "--workers", "1,x"), "give at least two numbers of workers"),
+        (("digits", "--steps", "0"), "--steps must be at least 1"),
+        (("digits", "--max-restarts", "1"), "unknown option '--max-restarts'"),
+        (("digits", "--global-batch", "1"), "2 workers are more than the 1 samples"),
+        (("digits", "--", "more"), "arguments after -- are for a script"),
+    ],
+)
+def test_usage(
+    words: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["verify", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_of_a_recipe_lists_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "digits", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--tolerance" in shown
+    assert "--global-batch" in shown

@@ -1,0 +1,93 @@
+"""One line that tells two data sets apart."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from paceline.data.fingerprint import data_fingerprint
+from paceline.data.imagefolder import ImageFolder
+from paceline.data.imagetree import ImageEntry
+from paceline.data.memory import TensorData
+from paceline.data.synthetic import synthetic_images
+
+
+class Squares(Dataset[int]):
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> int:
+        raise AssertionError("nothing is read")
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("nothing is read")
+
+
+def images(samples: int, seed: int = 0) -> TensorData:
+    return synthetic_images(samples, 1, 4, 4, classes=3, seed=seed)
+
+
+def changed(data: TensorData, image: int | None, label: int | None) -> TensorData:
+    pixels, labels = data.images.clone(), data.labels.clone()
+    if image is not None:
+        pixels[image] = 255 - pixels[image]
+    if label is not None:
+        labels[label] = (labels[label] + 1) % 3
+    return TensorData(
+        name=data.name,
+        images=pixels,
+        labels=labels,
+        class_names=data.class_names,
+        mean=data.mean,
+        std=data.std,
+    )
+
+
+@pytest.mark.parametrize("samples", [1, 63, 64, 65, 500])
+def test_images_in_memory(samples: int) -> None:
+    data = images(samples)
+    own = data_fingerprint(data)
+    assert own == data_fingerprint(images(samples))
+    assert f"of {samples} samples" in own
+    last = samples - 1
+    others = [changed(data, 0, None), changed(data, last, None), changed(data, None, samples // 2)]
+    assert own not in [data_fingerprint(other) for other in (*others, images(samples + 1))]
+
+
+def test_whole_numbers_of_a_tensor_data_set_count_but_no_floats() -> None:
+    floats, labels = torch.randn(9, 2), torch.arange(9)
+    own = data_fingerprint(TensorDataset(floats, labels))
+    assert own == data_fingerprint(TensorDataset(floats + 1e-7, labels))
+    assert own != data_fingerprint(TensorDataset(floats, labels.flip(0)))
+    assert own != data_fingerprint(TensorDataset(floats[:, :1], labels))
+    assert own != data_fingerprint(TensorDataset(floats.double(), labels))
+
+
+def folder(entries: Sequence[ImageEntry], size: int = 8) -> ImageFolder:
+    return ImageFolder("photos", Path("/nowhere"), entries, ("a", "b"), size)
+
+
+def test_an_image_folder_by_names_and_sizes() -> None:
+    entry = ImageEntry("train/a/1.png", 0, 100, 5)
+    own = data_fingerprint(folder([entry]))
+    assert own == data_fingerprint(folder([ImageEntry("train/a/1.png", 0, 100, 6)]))  # a copy
+    others = [
+        folder([ImageEntry("train/a/2.png", 0, 100, 5)]),
+        folder([ImageEntry("train/a/1.png", 1, 100, 5)]),
+        folder([ImageEntry("train/a/1.png", 0, 101, 5)]),
+        folder([entry, entry]),
+        folder([entry], size=9),
+    ]
+    assert own not in [data_fingerprint(other) for other in others]
+
+
+def test_others_by_type_and_size_alone() -> None:
+    assert data_fingerprint(Squares(1234)) == "Squares of 1,234 samples"
+    assert data_fingerprint(Stream()) == "Stream"

@@ -1,0 +1,42 @@
+"""Faults planted in real scripts are found by the real command, and faultless ones not accused."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.study.conftest import Verify
+from tests.study.faults.scripts import FAULTLESS, FAULTS
+
+pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("verify")]
+MEANT = {"chance"}
+"""Notes that a faultless script may get."""
+
+
+@pytest.mark.parametrize("name", FAULTLESS)
+def test_faultless_scripts_are_not_accused(name: str, verify: Verify, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FAULTLESS[name])
+    done = verify("train.py")
+    assert done.code == 0, done.out + done.err
+    assert set(done.causes) <= MEANT
+    expected = "same but for chance" if name == "augmented" else "same to rounding"
+    assert done.verdicts == {1: "-", 2: expected}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_found(name: str, verify: Verify, tmp_path: Path) -> None:
+    fault = FAULTS[name]
+    fault.write(tmp_path)
+    done = verify("train.py", "--tolerance", "1e-4")
+    assert done.code == fault.code, done.out + done.err
+    assert fault.told in done.words
+    own = [cause for cause in done.causes if cause not in (*MEANT, "failed")]
+    assert own == [fault.cause]
+
+
+def test_faults_show_on_other_numbers_and_every_count_has_its_verdict(
+    verify: Verify, tmp_path: Path
+) -> None:
+    FAULTS["mean of unequal means"].write(tmp_path)
+    done = verify("train.py", "--workers", "1,3", "--tolerance", "1e-4")
+    # 51 samples on 3 workers: shares of 17, batches of 5, 5, 5 and 2 each: all equal.
+    assert (done.code, done.causes) == (65, ["other-samples"]), done.out

@@ -1,0 +1,195 @@
+"""Reproducible mode: the same bits on any number of workers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from paceline.config.fields import OptionValue
+from paceline.dist.group import Group
+from paceline.errors import UsageError
+from paceline.trainer.config import TrainConfig
+from tests.support.ranks import RankError, run_ranks
+from tests.support.sessions import pair_of, session_on
+from tests.support.trainings import (
+    MakeJob,
+    Outcome,
+    StopAt,
+    configure,
+    listed_job,
+    noisy_job,
+    pictures,
+    run_training_on,
+)
+
+pytestmark = pytest.mark.ranks
+
+Bits = tuple[object, object, list[dict[str, str]]]
+
+SGD: dict[str, OptionValue] = {"optimizer": "sgd", "momentum": 0.9, "nesterov": True}
+HARD: dict[str, OptionValue] = SGD | {"clip_norm": 0.5, "warmup_epochs": 1, "schedule": "cosine"}
+"""Momentum, clipping and warm-up, beside the BatchNorm, Dropout, augmentation and short last batch
+that the job itself has."""
+
+
+def trained(
+    directory: Path,
+    world_size: int,
+    config: TrainConfig,
+    stop: StopAt | None = None,
+    job: MakeJob = noisy_job,
+) -> list[Outcome]:
+    return run_ranks(world_size, run_training_on, directory, job, config, stop)
+
+
+def bits(outcomes: Sequence[Outcome]) -> Bits:
+    """What has to be the same to the last bit."""
+    (first, *others) = outcomes
+    for other in others:
+        assert all(map(torch.equal, first.parameters, other.parameters))
+    return first.summary["weights_sha256"], first.summary["state_sha256"], first.rows
+
+
+@pytest.mark.parametrize(("shards", "batch"), [(8, 8), (8, 12), (16, 16), (5, 8)])
+def test_whole_trainings_have_the_same_bits_on_any_number_of_workers(
+    tmp_path: Path, shards: int, batch: int
+) -> None:
+    config = configure(shards=shards, global_batch=batch, **HARD)
+    worlds = [n for n in (1, 2, 3, 4, 5, 8) if n <= shards]
+    found = [bits(trained(tmp_path / str(n), n, config)) for n in worlds]
+    assert found == [found[0]] * len(worlds)
+
+
+def test_without_shards_they_differ(tmp_path: Path) -> None:
+    one, two = (bits(trained(tmp_path / str(n), n, configure(**HARD))) for n in (1, 2))
+    assert one[0] != two[0]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": "adamw", "weight_decay": 0.1},
+        {"optimizer": "novograd"},
+        {"optimizer": "lamb"},
+        {**HARD, "precision": "bf16"},
+        {**HARD, "global_batch": 24, "max_batch_per_worker": 2},
+        {**HARD, "label_smoothing": 0.1, "drop_last": True},
+        {**HARD, "target_accuracy": 0.4, "epochs": 8},
+    ],
+    ids=["adamw", "novograd", "lamb", "bf16", "accumulation", "drop-last", "target"],
+)
+def test_every_kind_of_training_has_them(tmp_path: Path, settings: dict[str, OptionValue]) -> None:
+    config = configure(shards=8, **settings)
+    found = [bits(trained(tmp_path / str(n), n, config)) for n in (1, 3, 8)]
+    assert found == [found[0]] * 3
+
+
+def test_samples_from_a_loader_have_them(tmp_path: Path) -> None:
+    config = configure(shards=4, loader_workers=1, epochs=2, **SGD)
+    found = [bits(trained(tmp_path / str(n), n, config, job=listed_job)) for n in (1, 2, 3)]
+    assert found == [found[0]] * 3
+
+
+def test_stopped_and_gone_on_with_on_other_numbers_of_workers(tmp_path: Path) -> None:
+    config = configure(shards=8, **HARD)
+    undisturbed = bits(trained(tmp_path / "one", 1, config))
+    run = tmp_path / "elastic"
+    # Seven steps an epoch: three stops within the first, one in the short last step of the second.
+    stops = [
+        (4, StopAt(rank=3, forward=4)),
+        (3, StopAt(rank=0, forward=3)),
+        (1, StopAt(rank=0, forward=9)),
+        (8, StopAt(rank=1, forward=8)),
+        (5, None),
+    ]
+    positions = []
+    for world_size, stop in stops:
+        outcomes = trained(run, world_size, config, stop)
+        positions.append((outcomes[0].epoch, outcomes[0].step_in_epoch))
+    assert len(set(positions)) == len(positions), positions
+    assert positions[0] < positions[1] < positions[2] < (1, 0)
+    assert bits(outcomes) == undisturbed
+
+
+def test_as_many_shards_as_workers_train_as_plain_ddp_does(tmp_path: Path) -> None:
+    plain = trained(tmp_path / "plain", 2, configure(**SGD))
+    ordered = trained(tmp_path / "ordered", 2, configure(shards=2, **SGD))
+    torch.testing.assert_close(ordered[0].parameters, plain[0].parameters, rtol=1e-4, atol=1e-5)
+    assert [b for o in ordered for b in o.trained] == [b for o in plain for b in o.trained]
+
+
+def test_a_script_of_ones_own_has_them(tmp_path: Path) -> None:
+    def made(group: Group, directory: Path) -> tuple[object, list[bool]]:
+        images = pictures(20)
+        data = torch.utils.data.TensorDataset(images.images.float() / 255, images.labels)
+        updates: list[bool] = []
+        with session_on(group, directory, {"shards": 4}) as s:
+            model = s.model(nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, 3)))
+            s.optimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+            batches = s.loader(data, global_batch=8)
+            for _ in s.epochs(2):
+                for x, y in map(pair_of, batches):
+                    updates.append(s.step(F.cross_entropy(model(x), y)))
+            return s.engine.keeper.fingerprint(), updates
+
+    results = {n: run_ranks(n, made, tmp_path / str(n)) for n in (1, 2, 4)}
+    assert len({weights for rows in results.values() for weights, _ in rows}) == 1
+    ((_, updates),) = results[1]
+    assert updates == [False, False, False, True] * 6  # 3 steps an epoch, 4 shards each
+    assert [u for _, u in results[4]] == [[True] * 6] * 4
+
+
+def _script(group: Group, directory: Path, fault: str) -> None:
+    images = pictures(20)
+    data = torch.utils.data.TensorDataset(images.images.float() / 255, images.labels)
+    with session_on(group, directory, {"shards": 4}) as s:
+        model = s.model(nn.Sequential(nn.Flatten(), nn.Linear(36, 3)))
+        s.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        if fault == "two optimizers":
+            s.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        batches = s.loader(data, global_batch=8)
+        for _ in s.epochs(1):
+            for x, y in map(pair_of, batches):
+                if fault == "left out" and s.engine._batch and s.engine._batch.part == 1:
+                    continue
+                loss = F.cross_entropy(model(x), y)
+                if fault == "twice":
+                    s.backward(loss)
+                    loss = F.cross_entropy(model(x), y)
+                s.step(loss)
+        if fault == "outside":
+            s.step(model(torch.zeros(2, 36)).sum())
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("two optimizers", "can't be combined with several optimizers"),
+        ("left out", "a batch had no s.step"),
+        ("twice", "a shard has one backward pass"),
+        ("outside", "a step is about a batch of the training loader"),
+    ],
+)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_what_would_break_it_is_refused(
+    tmp_path: Path, fault: str, said: str, world_size: int
+) -> None:
+    with pytest.raises(RankError, match=said):
+        run_ranks(world_size, _script, tmp_path, fault)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"shards": 8, "batch_per_worker": 4}, "--shards needs --global-batch"),
+        ({"shards": 8, "global_batch": 8, "balance": True}, "can't be combined with --balance"),
+        ({"shards": 8, "global_batch": 4}, "8 shards are more than the 4 samples"),
+        ({"shards": 0}, "shards is 0"),
+    ],
+)
+def test_options_that_contradict(settings: dict[str, OptionValue], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        TrainConfig.from_settings(settings)

@@ -98,3 +98,28 @@ def test_the_number_of_shards_belongs_to_the_training(paceline: Paceline, tmp_pa
     done = paceline.run("resume", run, "--shards", "2")
     assert done.code == ExitCode.USAGE
     assert "shards: the run has 4, you give 2" in done.err
+
+
+def test_bits_of_mixed_origin_are_told_apart(paceline: Paceline, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first = "train digits --shards 5 --workers 1 --epochs 1 --target-accuracy none --run-dir"
+    done = paceline.run(*first.split(), run)
+    assert done.code == 0, done.err
+    assert "global batch 64 in 5 shards of 12 or 13, the same bits on 1 to 5 workers" in done.out
+    assert summary(run)["mixed_numerics"] is False
+    assert "different hardware" not in done.out
+
+    further = ("resume", run, "--allow-change", "epochs", "--epochs")
+    refused = paceline.run(*further, "2", env={"NVIDIA_TF32_OVERRIDE": "0"})
+    assert refused.code == ExitCode.JOB
+    assert "NVIDIA_TF32_OVERRIDE: was not set, is 0" in refused.err
+    assert "Go on from" not in refused.err  # by the very command that was refused
+
+    done = paceline.run(*further, "2", "--threads", "1")
+    assert done.code == 0, done.err
+    assert summary(run)["mixed_numerics"] is False
+    for epochs, more in (("3", ("--threads", "2", "--allow-different-hardware")), ("4", ())):
+        done = paceline.run(*further, epochs, *more)
+        assert done.code == 0, done.err
+        assert summary(run)["mixed_numerics"] is True
+        assert "the bits come from different hardware or settings" in done.out

@@ -54,7 +54,25 @@ def test_a_script_that_fails_and_its_arguments(paceline: Paceline, tmp_path: Pat
     done = paceline.run("verify", "own.py", *QUICK, "--", "mine")
     assert done.code == 65
     assert "KeyError: 'mine'" in done.out
-    assert verdicts(tmp_path) == ["failed"]
+    assert verdicts(tmp_path) == ["failed", "not run"]
+
+
+@pytest.mark.ranks
+def test_a_script_that_trains_nothing_and_shards_without_a_session(
+    paceline: Paceline, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text("print('nothing')\n")
+    done = paceline.run("verify", "own.py", *QUICK, "--shards", "4")
+    assert done.code == 65
+    assert "on 1 worker no optimizer took a step" in done.out
+    assert verdicts(tmp_path) == ["-", "nothing to compare"]
+    assert "--shards has no effect" in done.err
+
+
+def test_a_run_directory_is_no_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    assert main(["verify", str(tmp_path)]) == 2
+    assert "is a run directory" in capsys.readouterr().err
 
 
 @pytest.mark.ranks
@@ -72,7 +90,12 @@ def test_what_contradicts_the_script_is_wrong_usage(paceline: Paceline, tmp_path
         (("nowhere.py",), "there is no file nowhere.py"),
         (("digit",), "unknown recipe 'digit'"),
         (("digits", "--workers", "2"), "give at least two numbers of workers"),
-        (("digits", "--workers", "1,x"), "give at least two numbers of workers"),
+        (("digits", "--workers", "1,x"), "'x' is no number"),
+        (("digits", "--workers", "0,2"), "0 is less than 1"),
+        (("digits", "--workers", "2,2"), "2 stands there twice"),
+        (("digits", "--workers", "1,5", "--shards", "4"), "5, more than --shards 4"),
+        (("digits", "--tolerance", "-1"), "--tolerance must be at least 0, not -1"),
+        (("digits", "--json", "no/found.json"), "there is no directory for it"),
         (("digits", "--steps", "0"), "--steps must be at least 1"),
         (("digits", "--max-restarts", "1"), "unknown option '--max-restarts'"),
         (("digits", "--global-batch", "1"), "2 workers are more than the 1 samples"),

@@ -5,9 +5,24 @@ import pytest
 from paceline.study.case import Case
 from paceline.study.causes.figures import metrics
 from paceline.study.comparing import compare
-from paceline.study.events import Event, Printed
+from paceline.study.events import Drawn, Event, PassEnded, Printed
 from paceline.study.story import Story, tell
 from tests.study.made import trained
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_evaluations_that_were_cut_off_have_other_sums(is_cut: bool) -> None:
+    stories = []
+    for workers, line in ((1, "right 30"), (2, "right 60")):
+        ranks: list[list[Event]] = [
+            [*trained(["1"], 1.0, 1.0), Drawn(1, 0, ("7",), ()), PassEnded(1, 0, is_cut)]
+            for _ in range(workers)
+        ]
+        ranks[0].append(Printed(line))
+        stories.append(tell(ranks))
+    first, other = stories
+    case = Case(first=first, other=other, comparison=compare(first, other), beyond=None)
+    assert len(list(metrics(case))) == (not is_cut)
 
 
 def printing(workers: int, *lines: str) -> Story:
@@ -29,6 +44,7 @@ def causes(one: str, two: str, workers: int = 2) -> list[str]:
         ("accuracy 81.25%", "accuracy 27.08%", 3),
         ("epoch 1: right 30", "epoch 1: right 60", 2),
         ("val loss 1.5e-3", "val loss 3.0e-3", 2),
+        ("80.0% accuracy", "40.0% accuracy", 2),
     ],
 )
 def test_a_factor_of_the_workers(one: str, two: str, workers: int) -> None:
@@ -44,6 +60,7 @@ def test_a_factor_of_the_workers(one: str, two: str, workers: int) -> None:
         ("accuracy 0.01", "accuracy 0.00"),
         ("12.5 images/s", "25.0 images/s"),
         ("world size 1", "world size 2"),
+        ("accuracy 0.5, lr 0.1", "accuracy 0.5, lr 0.2"),
         ("accuracy 0.8 of rank 0", "another line with accuracy 0.4"),
     ],
 )

@@ -1,5 +1,6 @@
 """What a worker's witness writes down, of Paceline's session and of a plain script."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from paceline.study.events import (
     Judged,
     Normalised,
     PassEnded,
+    Printed,
     Stepped,
     read_events,
 )
@@ -32,6 +34,20 @@ from paceline.trainer.watching import Watcher
 def observer(tmp_path: Path) -> Observer:
     trial = Trial(request="", records=str(tmp_path), steps=2)
     return Observer(trial, 0, EventWriter(tmp_path / "rank-0.jsonl"))
+
+
+def test_what_is_printed_is_noted_on_what_looks_like_the_real_stream(
+    observer: Observer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    real = sys.stdout
+    with watched(observer):
+        assert sys.stdout is not real
+        assert sys.stdout.fileno() == real.fileno()
+        assert (sys.stdout.encoding, sys.stdout.isatty()) == (real.encoding, real.isatty())
+        sys.stdout.buffer.write(b"bytes\n")
+        print("noted", flush=True)
+    assert Printed("noted") in read_events(observer.writer.path)
+    assert capfd.readouterr().out == "bytes\n"
 
 
 def test_a_session_tells_it_all(observer: Observer) -> None:

@@ -49,7 +49,7 @@ def test_every_part_has_a_set_of_its_own() -> None:
             for buffer in buffers.live().values():
                 buffer.add_(part)
     rows = buffers.rows()
-    assert rows[:, 2].tolist() == [8.0, 10.0, 12.0]
+    assert rows[:, 2].contiguous().view(torch.int64).tolist() == [8, 10, 12]  # the bits of int64
 
     again = PartBuffers(Holder(), range(4, 7), with_integers=True)
     again.restore(rows)
@@ -71,7 +71,12 @@ def test_a_buffer_that_was_replaced_is_still_found() -> None:
 
 def test_floats_are_averaged_and_of_integers_the_first_parts_are_taken() -> None:
     buffers = PartBuffers(Holder(), range(1), with_integers=True)
-    rows = torch.stack([buffers.rows()[0] * 0 + value for value in (3.0, 6.0)])
+    found = []
+    for value in (3, 6):
+        for buffer in buffers.live().values():
+            buffer.fill_(value)
+        found.append(buffers.rows()[0])
+    rows = torch.stack(found)
     mean = buffers.averaged(rows)
     assert mean["norm.running_mean"].tolist() == [4.5] * 3
     assert mean["coarse"].dtype == torch.bfloat16

@@ -78,6 +78,7 @@ def test_one_bit_of_one_weight(strange: int) -> None:
     found = looked(3, plant)
     assert f"after step 20 rank {strange} on " in found
     assert "has drifted from the others: 0.weight differs" in found
+    assert "and try another machine if it happens again" in found  # all are on one host
 
 
 @ranks
@@ -141,3 +142,14 @@ def test_never() -> None:
         return True
 
     assert run_ranks(2, body) == [True, True]
+
+
+@ranks
+def test_of_several_hosts_one_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Group, "hosts", lambda group: ["a", "b"])
+    assert "leave that host out" in looked(2, lambda group, model, optimizer: _spoil(group, model))
+
+
+def _spoil(group: Group, model: nn.Module) -> None:
+    if group.rank:
+        flip_a_bit(model)

@@ -145,6 +145,15 @@ def test_with_shards_what_bits_depend_on_stays(name: str, sharded: PastRun) -> N
     assert settings.items() >= knowingly.items()
 
 
+def test_the_default_number_of_threads_may_be_given(sharded: PastRun) -> None:
+    assert sharded.settings["threads"] is None
+    assert sharded.changed({"threads": 1}, [])[0]["threads"] == 1
+    given = replace(sharded, settings={**sharded.settings, "threads": 1})
+    assert given.changed({"threads": None}, [])[0]["threads"] is None
+    with pytest.raises(UsageError, match="threads"):
+        given.changed({"threads": 2}, [])
+
+
 def test_what_was_allowed_once_is_remembered(sharded: PastRun) -> None:
     settings, _ = sharded.changed({"allow_different_hardware": True}, [])
     again = replace(sharded, settings=settings)

@@ -1,17 +1,19 @@
 """Reproducible mode: the same bits on any number of workers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import LRScheduler, StepLR
 
 from paceline.config.fields import OptionValue
 from paceline.dist.group import Group
 from paceline.errors import UsageError
 from paceline.trainer.config import TrainConfig
+from paceline.trainer.session import Session
 from tests.support.ranks import RankError, run_ranks
 from tests.support.sessions import pair_of, session_on
 from tests.support.trainings import (
@@ -142,6 +144,89 @@ def test_a_script_of_ones_own_has_them(tmp_path: Path) -> None:
     assert [u for _, u in results[4]] == [[True] * 6] * 4
 
 
+class MixedData(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Samples that are mixed at random when a batch is made of them."""
+
+    def __len__(self) -> int:
+        return 22
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full((36,), index / 22), torch.tensor(index % 3)
+
+
+def mixing(items: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+    inputs, targets = map(torch.stack, zip(*items, strict=True))
+    return [inputs + torch.rand(()) * inputs.roll(1, 0), targets]
+
+
+@pytest.mark.parametrize("readers", [0, 1])
+def test_random_collation_is_a_shards_own(tmp_path: Path, readers: int) -> None:
+    def body(group: Group, directory: Path) -> object:
+        data = torch.utils.data.DataLoader(
+            MixedData(), batch_size=8, shuffle=True, collate_fn=mixing, num_workers=readers
+        )
+        with session_on(group, directory, {"shards": 4}) as s:
+            model = s.model(nn.Linear(36, 3))
+            s.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+            batches = s.loader(data)
+            for _ in s.epochs(2):
+                for x, y in map(pair_of, batches):
+                    s.step(F.cross_entropy(model(x), y))
+            return s.engine.keeper.fingerprint()
+
+    found = {w for n in (1, 2, 3) for w in run_ranks(n, body, tmp_path / str(n))}
+    assert len(found) == 1
+
+
+class Holding(nn.Module):
+    """Buffers of kinds that no float holds, and one BatchNorm under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(36, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.same = self.norm
+        self.register_buffer("large", torch.tensor([2**63 - 1, 2**53 + 1, -5]))
+        self.register_buffer("turns", torch.polar(torch.ones(2), torch.tensor([0.5, 1.0])))
+        self.register_buffer("flag", torch.tensor([True, False]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.norm(self.line(x))
+        return out
+
+
+def test_buffers_of_all_kinds_stay_what_they_are(tmp_path: Path) -> None:
+    def body(group: Group, directory: Path) -> tuple[object, bool]:
+        images = pictures(16)
+        data = torch.utils.data.TensorDataset(images.images.float().flatten(1) / 255, images.labels)
+        with session_on(group, directory, {"shards": 4}) as s:
+            model = s.model(Holding())
+            before = {n: b.clone() for n, b in model.named_buffers() if n in "large turns flag"}
+            s.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+            batches = s.loader(data, global_batch=8)
+            for _ in s.epochs(2):
+                for x, y in map(pair_of, batches):
+                    s.step(F.cross_entropy(model(x), y))
+                s.snapshot(must=True)
+            with s.engine.evaluation():
+                held = dict(model.named_buffers())
+                kept = all(torch.equal(held[n], b) for n, b in before.items())
+            return s.engine.keeper.fingerprint(), kept
+
+    found = {n: run_ranks(n, body, tmp_path / str(n)) for n in (1, 2, 4)}
+    assert len({weights for rows in found.values() for weights, _ in rows}) == 1
+    assert all(kept for rows in found.values() for _, kept in rows)
+    # Gone on with from a snapshot, nothing is trained any more and everything is the same.
+    assert run_ranks(2, body, tmp_path / "4") == found[2]
+
+
+BETWEEN: dict[str, Callable[[Session, LRScheduler], object]] = {
+    "schedule": lambda _, schedule: schedule.step(),
+    "snapshot": lambda s, _: s.snapshot(),
+    "sum": lambda s, _: s.sum(1),
+}
+
+
 def _script(group: Group, directory: Path, fault: str) -> None:
     images = pictures(20)
     data = torch.utils.data.TensorDataset(images.images.float() / 255, images.labels)
@@ -150,7 +235,12 @@ def _script(group: Group, directory: Path, fault: str) -> None:
         s.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         if fault == "two optimizers":
             s.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        (optimizer, *_) = s.engine.parts.optimizers
+        schedule = s.scheduler(StepLR(optimizer, 1000))
         batches = s.loader(data, global_batch=8)
+        if fault == "two loaders":
+            s.loader(data, global_batch=8)
+        seen = 0
         for _ in s.epochs(1):
             for x, y in map(pair_of, batches):
                 if fault == "left out" and s.engine._batch and s.engine._batch.part == 1:
@@ -160,6 +250,11 @@ def _script(group: Group, directory: Path, fault: str) -> None:
                     s.backward(loss)
                     loss = F.cross_entropy(model(x), y)
                 s.step(loss)
+                seen += 1
+                if fault in BETWEEN and seen == 5:  # of 4 shards a step, or 2
+                    BETWEEN[fault](s, schedule)
+                if fault == "left early" and seen == 3:
+                    break
         if fault == "outside":
             s.step(model(torch.zeros(2, 36)).sum())
 
@@ -170,6 +265,11 @@ def _script(group: Group, directory: Path, fault: str) -> None:
         ("two optimizers", "can't be combined with several optimizers"),
         ("left out", "a batch had no s.step"),
         ("twice", "a shard has one backward pass"),
+        ("two loaders", "can't be combined with a second training loader"),
+        ("schedule", "if s.step.loss.: scheduler.step"),
+        ("snapshot", "s.snapshot.. between two shards"),
+        ("sum", "s.sum.* between two shards"),
+        ("left early", "break between two shards"),
         ("outside", "a step is about a batch of the training loader"),
     ],
 )

@@ -22,6 +22,9 @@ _REASONS = {
 }
 
 
+_MIXED = "the bits come from different hardware or settings: see numerics in run.json"
+
+
 def announce_end(
     run: RunDirectory,
     *,
@@ -81,12 +84,17 @@ def announce_failure(
     if run.run_json.exists():
         if write is not None:
             write(run)
-        if any(run.snapshots.glob("step-*")):
+        if any(run.snapshots.glob("step-*")) and not _would_fail_again(cause):
             again = command_line("resume", run.path)
             print(f"Go on from the newest good snapshot: {again}", file=sys.stderr)
     elif expected and write is not None:
         run.discard()
     return exit_code_of(cause.kind)
+
+
+def _would_fail_again(cause: WorkerFailure) -> bool:
+    """Tell whether the same command would end alike: refused settings, hardware, a script's own."""
+    return cause.kind != "infrastructure" and cause.step is None
 
 
 _WRAPPED = "the direct cause of the following exception"
@@ -132,6 +140,8 @@ def _summary_text(summary: Mapping[str, object], run: RunDirectory) -> str:
         f"  weights     sha256 {str(summary.get('weights_sha256'))[:16]}",
         f"  report      {run.report_html}",
     ]
+    if summary.get("mixed_numerics") is True:
+        lines.append(f"  numerics    {_MIXED}")
     if run.read_run().get("kind") == "recipe":
         lines.append(f"  evaluate    {command_line('evaluate', run.path)}")
     return "\n".join(lines)

@@ -37,8 +37,8 @@ _ABOUT = (
     "Train the same steps on several numbers of workers, one after the other, and compare samples, "
     "losses, gradients and weights step by step. A script may be written for paceline.session(), "
     "or be plain PyTorch as torchrun starts it: it runs unchanged. Where there are fewer GPUs than "
-    "workers, all train on the CPU. Nothing of it is kept. Exit code 0: the same bits, or the same "
-    "to rounding; 65: something differs or is wrong."
+    "workers, all train on the CPU. What it saves by torch.save is kept apart. Exit code 0: the "
+    "same bits, or the same to rounding; 65: something differs or is wrong."
 )
 _OPTIONS = (
     OptionField(
@@ -74,6 +74,7 @@ _OPTIONS = (
 _OWN = {option.name for option in _OPTIONS}
 _NOT_OURS = {"workers", "max_restarts", "on", "rank", "world_size", "local_rank", "init_method"}
 """Options of training that say where workers run: the verification does."""
+_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +102,8 @@ def _read(tokens: Sequence[str]) -> _Asked | None:
     """Read the command line; None where help was asked for and shown."""
     own, script_args = _split(tokens)
     target, own = take_word(own, _USAGE, "what to verify")
+    if RunDirectory.named(target).run_json.exists():
+        raise UsageError(f"{target} is a run directory: give the recipe or the script it is of")
     is_script = target.endswith(".py")
     recipe = None if is_script else load_recipe(reference_of(target))
     listed = [*_OPTIONS, *_training_options(recipe)]
@@ -120,14 +123,15 @@ def _read(tokens: Sequence[str]) -> _Asked | None:
     for count in workers if recipe is not None else ():
         choose_global_batch(config.data, DEFAULT_GLOBAL_BATCH, count)
     tolerance, where = given.get("tolerance"), given.get("json")
-    return _Asked(
+    asked = _Asked(
         request=request,
         config=config,
         workers=workers,
-        steps=_at_least_1(given.get("steps", 50)),
+        steps=int(str(given.get("steps", 50))),
         tolerance=None if tolerance is None else float(str(tolerance)),
-        json=None if where is None else str(where),
+        json=None if where is None else str(Path(str(where)).expanduser()),
     )
+    return _checked(asked)
 
 
 def _split(tokens: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -143,16 +147,40 @@ def _training_options(recipe: Recipe | None = None) -> list[OptionField]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not all(word.isdecimal() and int(word) > 0 for word in words) or len(set(words)) < 2:
+    numbers: list[int] = []
+    for word in (word.strip() for word in text.split(",") if word.strip()):
+        if not (word.isascii() and word.isdecimal()):
+            wrong = f"{word!r} is no number"
+        elif int(word) < 1:
+            wrong = f"{word} is less than 1"
+        elif int(word) in numbers:
+            wrong = f"{int(word)} stands there twice"
+        else:
+            numbers.append(int(word))
+            continue
+        raise UsageError(f"--workers is {text}, but {wrong}: give numbers of workers, such as 1,2")
+    if len(numbers) < 2:
         raise UsageError(f"--workers is {text}: give at least two numbers of workers, such as 1,2")
-    return tuple(dict.fromkeys(map(int, words)))
+    return tuple(numbers)
 
 
-def _at_least_1(value: OptionValue) -> int:
-    if not isinstance(value, int) or value < 1:
-        raise UsageError(f"--steps must be at least 1, not {value}")
-    return value
+def _checked(asked: _Asked) -> _Asked:
+    """Refuse what would fail after minutes of training only."""
+    shards, most = asked.config.data.shards, max(asked.workers)
+    if shards is not None and most > shards:
+        raise UsageError(
+            f"--workers says {most}, more than --shards {shards}: give at least {most} shards, "
+            "or fewer workers"
+        )
+    if asked.steps < 1:
+        raise UsageError(f"--steps must be at least 1, not {asked.steps}")
+    if asked.tolerance is not None and not asked.tolerance >= 0:
+        raise UsageError(f"--tolerance must be at least 0, not {asked.tolerance:g}")
+    if asked.json is not None and not Path(asked.json).absolute().parent.is_dir():
+        raise UsageError(f"--json {asked.json}: there is no directory for it, make it first")
+    if asked.json is not None and Path(asked.json).is_dir():
+        raise UsageError(f"--json {asked.json} is a directory: give a file's name")
+    return asked
 
 
 def _script_request(
@@ -211,7 +239,7 @@ def _is_on_cpu(asked: _Asked) -> bool:
 def _study(launcher: "_Launcher") -> "Outcome":
     from paceline.study.comparing import compare, given_limits, measured_limits
     from paceline.study.telling import Outcome
-    from paceline.study.verdict import judge, judge_first, needs_yardstick, unseen
+    from paceline.study.verdict import judge, judge_first, needs_yardstick, not_run, unseen
 
     asked = launcher.asked
     first = launcher.launch(asked.workers[0])
@@ -223,8 +251,11 @@ def _study(launcher: "_Launcher") -> "Outcome":
         if not yardstick.differences:
             raise JobError("the training could not be measured: give a --tolerance, such as 1e-4")
         limits = measured_limits(yardstick)
+    if launcher.keeps_dropout and not (first.in_session or first.failure):
+        note("--shards has no effect here: it is for recipes and for scripts on paceline.session()")
     judgements = [judge_first(first), *(judge(first, other, limits) for other in others)]
-    dropout = not launcher.keeps_dropout and any(
+    judgements += map(not_run, asked.workers[1:] if first.failure else ())
+    dropout = not (launcher.keeps_dropout and first.in_session) and any(
         drew.by == "dropout" for story in (first, *others) for rank in story.drew for drew in rank
     )
     return Outcome(
@@ -259,6 +290,7 @@ class _Launcher:
         from paceline.study.events import read_events
         from paceline.study.story import tell
         from paceline.study.trial import record_path
+        from paceline.study.whereabouts import lost_one_another, whereabouts
 
         run = RunDirectory.named(self.place / f"{workers}{'-disturbed' if disturbed else ''}")
         run.create()
@@ -277,8 +309,12 @@ class _Launcher:
         )
         if outcome.interrupted:
             raise KeyboardInterrupt
-        failure = _told(outcome.failures)
-        story = tell([read_events(record_path(records, r)) for r in range(workers)], failure)
+        events = [read_events(record_path(records, r)) for r in range(workers)]
+        places = whereabouts(records, events)
+        if not (outcome.failures and lost_one_another(outcome.failures[0], places)):
+            places = []
+        failure = _told(outcome.failures, traceback=not places)
+        story = tell(events, failure, places)
         what = "disturbed: the yardstick" if disturbed else "trained"
         note(f"{plural(workers, 'worker')}: {plural(len(story.steps), 'step')} {what}")
         return story
@@ -304,11 +340,17 @@ class _Launcher:
             disturbed=disturbed,
             keeps_dropout=self.keeps_dropout,
             on_cpu=self.on_cpu,
+            timeout_s=self._timeout_s(),
         ).to_json()
 
+    def _timeout_s(self) -> float:
+        """Wait less long than trainings do: a verification has few steps, and a user looks on."""
+        config = self.asked.config
+        return config.dist.timeout_s if "timeout_s" in self.asked.request.given else _TIMEOUT_S
 
-def _told(failures: Sequence[WorkerFailure]) -> str:
-    """Give the cause of a failed launch in a line; its traceback goes to standard error.
+
+def _told(failures: Sequence[WorkerFailure], *, traceback: bool) -> str:
+    """Give the cause of a failed launch in a line; its traceback may go to standard error.
 
     Raises:
         UsageError: The command is at fault, not the script.
@@ -318,5 +360,6 @@ def _told(failures: Sequence[WorkerFailure]) -> str:
     cause = failures[0]
     if cause.kind == "usage":
         raise UsageError(cause.message)
-    print(cause.traceback.strip("\n"), file=sys.stderr, flush=True)
+    if traceback:
+        print(cause.traceback.strip("\n"), file=sys.stderr, flush=True)
     return one_line(cause)

@@ -45,7 +45,8 @@ class SeededItems:
 
     Before each item the global generators of torch, NumPy and Python are seeded, and what they were
     is brought back afterwards: neither the number of loader processes nor the order of reading
-    matters. A data set with `__getitems__` makes its items together, seeded by the first index.
+    matters. A data set with `__getitems__` makes its items together, seeded by the first index, and
+    so does `collate` (which may mix samples at random).
     """
 
     def __init__(self, dataset: MapDataset, collate: Collate) -> None:
@@ -64,27 +65,36 @@ class SeededItems:
         """
         with _generators_restored():
             items = self._read(request)
-        try:
-            return self._collate(items)
-        except Exception as error:
-            raise DataError(
-                f"no batch can be made of the samples {shorten(request.indices)}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+            try:
+                with collating(request):
+                    return self._collate(items)
+            except Exception as error:
+                raise DataError(
+                    f"no batch can be made of the samples {shorten(request.indices)}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
 
     def _read(self, request: ItemRequest) -> list[object]:
         together: Callable[[list[int]], Sequence[object]] | None
         together = getattr(self._dataset, "__getitems__", None)
         if together is not None:
-            _seed_generators(request, request.indices[0])
+            _seed_generators(Domain.ITEM, request, request.indices[0])
             with _errors_named(f"the samples {shorten(request.indices)}"):
                 return list(together(list(request.indices)))
         items = []
         for index in request.indices:
-            _seed_generators(request, index)
+            _seed_generators(Domain.ITEM, request, index)
             with _errors_named(f"sample {index}"):
                 items.append(self._dataset[index])
         return items
+
+
+@contextmanager
+def collating(request: ItemRequest) -> Iterator[None]:
+    """Seed what a batch is made of items with, by its first sample; bring back what was before."""
+    with _generators_restored():
+        _seed_generators(Domain.COLLATE, request, request.indices[0])
+        yield
 
 
 def start_loader_process(worker_id: int) -> None:
@@ -117,8 +127,8 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _seed_generators(request: ItemRequest, index: int) -> None:
-    key = derive_key(Domain.ITEM, request.seed, request.epoch, index)
+def _seed_generators(domain: Domain, request: ItemRequest, index: int) -> None:
+    key = derive_key(domain, request.seed, request.epoch, index)
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)
     torch.default_generator.manual_seed(key >> 1)

@@ -22,6 +22,7 @@ class Domain(IntEnum):
     WEIGHTS = 5
     STEP = 6
     EPOCH = 7
+    COLLATE = 8
 
 
 def mix64(value: int) -> int:

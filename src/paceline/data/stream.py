@@ -16,11 +16,14 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
 from paceline.data.batch import Batch, map_tensors, to_channels_last
-from paceline.data.items import Collate
+from paceline.data.items import Collate, ItemRequest, collating
 from paceline.data.order import EpochPlan, Indices, step_shares
 from paceline.data.source import BatchSource
 from paceline.dist.group import Group
 from paceline.errors import DataError
+
+_EVAL_EPOCH = -1
+"""Seeds of evaluation differ from those of every epoch."""
 
 
 @final
@@ -84,7 +87,8 @@ class StreamSource(BatchSource):
             for found in step_shares(replace(plan, global_batch=len(items)), len(items), 0):
                 mine = items[found.start : found.stop] or items[:1]
                 indices = np.arange(start + found.start, start + found.stop, dtype=np.int64)
-                batch = self._batch(mine, len(indices), len(items), indices)
+                request = ItemRequest(plan.seed, plan.epoch, (start + found.start,))
+                batch = self._batch(mine, request, len(indices), len(items), indices)
                 batch.last, batch.part = found.last, found.part
                 yield batch
             start += len(items)
@@ -99,7 +103,8 @@ class StreamSource(BatchSource):
             if number % parts == part:
                 first = number * batch_size
                 indices = np.arange(first, first + len(items), dtype=np.int64)
-                yield self._batch(items, len(items), len(items), indices)
+                request = ItemRequest(0, _EVAL_EPOCH, (first,))
+                yield self._batch(items, request, len(items), len(items), indices)
 
     def describe(self) -> str:
         """Say what is read."""
@@ -108,8 +113,12 @@ class StreamSource(BatchSource):
     def close(self) -> None:
         """Nothing to end: there are no reader processes."""
 
-    def _batch(self, items: list[object], local: int, total: int, indices: Indices) -> Batch:
-        content = map_tensors(self._collate(items), self._to_device)
+    def _batch(
+        self, items: list[object], request: ItemRequest, local: int, total: int, indices: Indices
+    ) -> Batch:
+        with collating(request):
+            collated = self._collate(items)
+        content = map_tensors(collated, self._to_device)
         return Batch(content, local, total, indices)
 
     def _to_device(self, tensor: Tensor) -> Tensor:

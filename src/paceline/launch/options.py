@@ -15,7 +15,8 @@ class LaunchOptions:
     its cores). More CPU workers than cores can be asked for; they share the cores."""
 
     threads: int | None = None
-    """CPU threads per worker. Default: the cores shared out evenly, at least 1."""
+    """CPU threads per worker. Default: the cores shared out evenly, at least 1; with --shards 1, so
+    that the bits don't follow the machine."""
 
     max_restarts: int = 3
     """Restarts allowed in a row without a newer snapshot; each newer snapshot refills them."""

@@ -138,6 +138,11 @@ ADVICE: Mapping[Cause, Advice] = {
         "s.loader(train_set): all workers have as many steps, whatever the data",
         "DistributedSampler, or the context manager Join",
     ),
+    Cause.WAITS_APART: Advice(
+        "every collective call is a meeting of all ranks, in the same order on each",
+        "s.step, s.evaluate and s.sum on all workers; only what prints or saves under s.is_main",
+        "no collective call, barrier included, under `if rank == 0`; as many steps on every rank",
+    ),
     Cause.NO_GRADIENT: Advice(
         "they stay as they are; DistributedDataParallel stops over them in the second step unless "
         "it is told find_unused_parameters=True",

@@ -41,7 +41,7 @@ def drawn_from(before: Mapping[str, str], after: Mapping[str, str]) -> str:
 
 @contextmanager
 def dropout_watched(
-    before: Callable[[Tensor], None], after: Callable[[], None], *, keep: bool
+    before: Callable[[Tensor], None], after: Callable[[], None], *, keep: Callable[[], bool]
 ) -> Iterator[None]:
     """Tell of every dropout that is about to draw.
 
@@ -51,7 +51,7 @@ def dropout_watched(
     Args:
         before: Is given the input of each dropout in training mode.
         after: Is called when it has drawn.
-        keep: Leave the result of dropout as it is.
+        keep: Tells whether to leave the result of dropout as it is.
     """
 
     def around(original: Callable[..., object]) -> Callable[..., object]:
@@ -62,7 +62,7 @@ def dropout_watched(
             if not training or p == 0:
                 return original(input, p, training, inplace)
             before(input)
-            if keep:
+            if keep():
                 result = original(input, p, training, inplace)
             else:
                 with torch.no_grad():

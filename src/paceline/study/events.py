@@ -56,6 +56,8 @@ class Drawn:
     """Whether it is trained on; None where what follows tells."""
     total: int = 0
     """Samples of the global batch, where it is known."""
+    part: int = 0
+    """The shard, where a session has several."""
 
 
 @dataclass(frozen=True)

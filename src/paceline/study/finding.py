@@ -30,6 +30,7 @@ class Cause(StrEnum):
     MODELS_DIFFER = "models-differ"
     WEIGHTS_APART = "weights-apart"
     UNEQUAL_STEPS = "unequal-steps"
+    WAITS_APART = "waits-apart"
     NO_GRADIENT = "no-gradient"
     METRIC_FACTOR = "metric-factor"
     METRIC_MEANS = "metric-means"

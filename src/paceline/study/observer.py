@@ -82,7 +82,7 @@ class Observer:
             raise EnoughSeenError
         samples = tuple(str(int(index)) for index in batch.indices)
         contents = content_hashes(batch.content, len(samples)) if samples else ()
-        drawn = Drawn(SESSION_LOADER, epoch, samples, contents, True, batch.total)
+        drawn = Drawn(SESSION_LOADER, epoch, samples, contents, True, batch.total, batch.part)
         self.writer.write(drawn)
         self.after_batch()
 
@@ -90,12 +90,6 @@ class Observer:
         """Note a backward pass."""
         self._look_for_draws()
         self.writer.write(Backward(_number(loss), weight))
-
-    def gradients(self, optimizers: Sequence[Optimizer]) -> None:
-        """Nothing: the optimizers' own hooks tell as much."""
-
-    def updated(self, optimizers: Sequence[Optimizer]) -> None:
-        """Nothing: the optimizers' own hooks tell as much."""
 
     def evaluated(self, figures: Figures, samples: int) -> None:
         """Note an evaluation's figures."""

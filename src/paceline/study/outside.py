@@ -28,9 +28,7 @@ from paceline.study.observer import Observer
 from paceline.study.patching import Patches
 from paceline.study.saving import SavedApart
 from paceline.study.trial import EnoughSeenError
-
-_TIMEOUT = timedelta(seconds=120)
-"""Ranks that wait for one another in vain fail before their user loses patience."""
+from paceline.study.whereabouts import whereabouts_kept
 
 
 @contextmanager
@@ -40,9 +38,12 @@ def watched(observer: Observer) -> Iterator[None]:
         patches = stack.enter_context(Patches())
         SavedApart(Path(observer.trial.records) / "saved").install(patches)
         stack.enter_context(LoaderWatch(observer).installed())
-        keep = observer.trial.keeps_dropout
         stack.enter_context(
-            dropout_watched(observer.before_dropout, observer.after_draw, keep=keep)
+            dropout_watched(
+                observer.before_dropout,
+                observer.after_draw,
+                keep=lambda: observer.trial.keeps_dropout and observer.in_session,
+            )
         )
         _hook_optimizers(observer, stack)
         handle = register_module_forward_pre_hook(lambda part, _: observer.before_forward(part))
@@ -53,8 +54,10 @@ def watched(observer: Observer) -> Iterator[None]:
             patches.wrap(kind, "step", partial(_around_schedule, observer))
         for module in (dist, distributed_c10d):
             patches.wrap(module, "init_process_group", partial(_around_group, observer))
+            patches.wrap(module, "new_group", partial(_around_new_group, observer))
         for name in ("all_reduce", "reduce"):
             patches.wrap(dist, name, partial(_around_reduce, observer))
+        stack.enter_context(whereabouts_kept(Path(observer.trial.records), observer.rank))
         stack.enter_context(_printing_noted(observer))
         yield
 
@@ -115,15 +118,37 @@ def _around_schedule(observer: Observer, original: Callable[..., object]) -> Cal
 def _around_group(observer: Observer, original: Callable[..., object]) -> Callable[..., object]:
     @wraps(original)
     def init_process_group(
-        backend: str | None = None, *arguments: object, **named: object
+        backend: str | None = None,
+        init_method: str | None = None,
+        timeout: object = None,
+        *arguments: object,
+        **named: object,
     ) -> object:
         if observer.trial.on_cpu and backend == "nccl":
             backend = "gloo"
-        if len(arguments) < 2 and named.get("timeout") is None:
-            named["timeout"] = _TIMEOUT
-        return original(backend, *arguments, **named)
+        if not observer.in_session:
+            timeout = _limited(observer, timeout)
+        return original(backend, init_method, timeout, *arguments, **named)
 
     return init_process_group
+
+
+def _around_new_group(observer: Observer, original: Callable[..., object]) -> Callable[..., object]:
+    @wraps(original)
+    def new_group(
+        ranks: object = None, timeout: object = None, *arguments: object, **named: object
+    ) -> object:
+        if not observer.in_session:
+            timeout = _limited(observer, timeout)
+        return original(ranks, timeout, *arguments, **named)
+
+    return new_group
+
+
+def _limited(observer: Observer, timeout: object) -> timedelta:
+    """Have ranks that wait for one another in vain fail before their user loses patience."""
+    limit = timedelta(seconds=observer.trial.timeout_s)
+    return min(timeout, limit) if isinstance(timeout, timedelta) else limit
 
 
 def _around_reduce(observer: Observer, original: Callable[..., object]) -> Callable[..., object]:
@@ -144,22 +169,50 @@ def _around_reduce(observer: Observer, original: Callable[..., object]) -> Calla
 def _printing_noted(observer: Observer) -> Iterator[None]:
     """Note what is printed rather than show it."""
     before = sys.stdout, sys.stderr
-    lines = _Lines(observer)
-    sys.stdout = sys.stderr = cast(TextIO, lines)
+    lines = [_Lines(observer, real) for real in before]
+    sys.stdout, sys.stderr = (cast(TextIO, stream) for stream in lines)
     try:
         yield
     finally:
         sys.stdout, sys.stderr = before
-        lines.finish()
+        for stream in lines:
+            stream.finish()
 
 
 @final
 class _Lines(io.TextIOBase):
-    """A text stream whose lines rank 0's observer notes."""
+    """A text stream whose lines rank 0's observer notes; all else is the real stream's."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, real: TextIO) -> None:
         self._observer = observer
+        self._real = real
         self._line = ""
+
+    def __getattr__(self, name: str) -> object:
+        """Give what a text stream needn't have: `buffer`, `name`, `mode` .."""
+        return getattr(self._real, name)
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The real stream's."""
+        return self._real.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        """The real stream's."""
+        return self._real.errors
+
+    def fileno(self) -> int:
+        """Give the real stream's."""
+        return self._real.fileno()
+
+    def isatty(self) -> bool:
+        """Tell whether the real stream is a terminal."""
+        return self._real.isatty()
+
+    def flush(self) -> None:
+        """Flush the real stream: what was written to its `buffer` waits there."""
+        self._real.flush()
 
     def writable(self) -> bool:
         """It is."""

@@ -78,6 +78,8 @@ class Pass:
     trains: bool
     is_whole: bool
     """Whether every rank that took part came to its end."""
+    is_cut: bool
+    """Whether we ended it on any rank."""
     number: int
     """Among the passes of its kind."""
     loader: int
@@ -109,8 +111,12 @@ class Story:
     figured: tuple[Figured, ...] = ()
     printed: tuple[str, ...] = ()
     is_cut: bool = False
+    in_shards: bool = False
+    """Whether a rank's steps are made of several shards, the same on any number of workers."""
     failure: str = ""
     """Why the launch failed, in the launcher's words; empty where it didn't."""
+    whereabouts: tuple[str, ...] = ()
+    """Where each rank was when the ranks lost one another; empty where it failed otherwise."""
 
     @property
     def in_session(self) -> bool:
@@ -135,12 +141,15 @@ class _Told:
     backwards: list[Backward] = field(default_factory=list)
 
 
-def tell(ranks: Sequence[Sequence[Event]], failure: str = "") -> Story:
+def tell(
+    ranks: Sequence[Sequence[Event]], failure: str = "", whereabouts: Sequence[str] = ()
+) -> Story:
     """Put the events of all ranks of one launch together.
 
     Args:
         ranks: Each rank's events in order.
         failure: Why the launch failed, where it did.
+        whereabouts: Where each rank was, where they lost one another.
     """
     training = _training_loaders(ranks)
     first = ranks[0] if ranks else ()
@@ -156,7 +165,9 @@ def tell(ranks: Sequence[Sequence[Event]], failure: str = "") -> Story:
         figured=tuple(e for e in first if isinstance(e, Figured)),
         printed=tuple(e.line for e in first if isinstance(e, Printed)),
         is_cut=any(e.is_cut for e in first if isinstance(e, Ended)),
+        in_shards=any(len({e.part for e in r if isinstance(e, Drawn)}) > 1 for r in ranks),
         failure=failure,
+        whereabouts=tuple(whereabouts),
     )
 
 
@@ -234,7 +245,7 @@ def _passes(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Pa
     drawn: Mapping[tuple[int, int], list[list[str]]]
     drawn = defaultdict(lambda: [[] for _ in ranks])
     batches: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
-    ended: set[tuple[int, int, int]] = set()
+    ended: dict[tuple[int, int, int], bool] = {}
     begun: dict[tuple[int, int], list[PassBegun]] = {}
     for rank, events in enumerate(ranks):
         for event in events:
@@ -243,8 +254,8 @@ def _passes(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Pa
                 batches[event.loader, event.number][rank] += 1
             elif isinstance(event, PassBegun):
                 begun.setdefault((event.loader, event.number), []).append(event)
-            elif isinstance(event, PassEnded) and not event.is_cut:
-                ended.add((rank, event.loader, event.number))
+            elif isinstance(event, PassEnded):
+                ended[rank, event.loader, event.number] = event.is_cut
     numbers: Counter[bool] = Counter()
     for (loader, number), samples in drawn.items():
         trains = loader in training
@@ -253,7 +264,8 @@ def _passes(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Pa
             samples=tuple(map(tuple, samples)),
             batches=tuple(batches[loader, number][rank] for rank in range(len(ranks))),
             trains=trains,
-            is_whole=all((rank, loader, number) in ended for rank in batches[loader, number]),
+            is_whole=all(ended.get((r, loader, number)) is False for r in batches[loader, number]),
+            is_cut=any(ended.get((r, loader, number), False) for r in batches[loader, number]),
             number=numbers[trains],
             loader=loader,
         )

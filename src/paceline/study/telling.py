@@ -112,6 +112,8 @@ def _table(outcome: Outcome) -> str:
 
 def _row(judgement: Judgement) -> tuple[str, ...]:
     found, steps = judgement.comparison, str(len(judgement.story.steps))
+    if judgement.verdict == Verdict.NOT_RUN:
+        steps = "-"
     if found is None or not found.differences:
         return (str(judgement.workers), steps, "-", "-", "-", "-", judgement.verdict)
     shown = (_samples(judgement), *_sizes(found), judgement.verdict)

@@ -28,6 +28,8 @@ class Trial:
     """Whether dropout drops; otherwise it draws its numbers but changes nothing."""
     on_cpu: bool = False
     """Whether GPUs are hidden from the workers."""
+    timeout_s: float = 120.0
+    """How long ranks of a plain script wait for one another at most."""
 
     def to_json(self) -> str:
         """Write it as JSON text."""

@@ -22,6 +22,7 @@ DETECTORS: tuple[Detector, ...] = (
     samples.batch,
     samples.padded_evaluation,
     ranks.unequal_steps,
+    ranks.waits_apart,
     ranks.weights_apart,
     ranks.same_chance,
     ranks.buffers_apart,
@@ -44,6 +45,7 @@ class Verdict(StrEnum):
     DIFFERENT = "different"
     FAILED = "failed"
     NOTHING = "nothing to compare"
+    NOT_RUN = "not run"
 
 
 @final
@@ -83,13 +85,25 @@ def judge_first(first: Story) -> Judgement:
     if first.failure:
         findings = [Finding(cause=Cause.FAILED, workers=first.workers, what=first.failure)]
         alone = Case(first=first, other=first, comparison=compare(first, first), beyond=None)
-        findings += steps.no_gradient(alone)
+        for detector in (steps.no_gradient, ranks.unequal_steps, ranks.waits_apart):
+            findings += detector(alone)
     return Judgement(
         workers=first.workers,
         verdict=Verdict.FAILED if first.failure else Verdict.FIRST,
         comparison=None,
         findings=tuple(findings),
         story=first,
+    )
+
+
+def not_run(workers: int) -> Judgement:
+    """Stand for a launch that wasn't made, since there is nothing it could be held against."""
+    return Judgement(
+        workers=workers,
+        verdict=Verdict.NOT_RUN,
+        comparison=None,
+        findings=(),
+        story=Story(workers=workers),
     )
 
 
@@ -152,6 +166,13 @@ def _unseen(
 ) -> Iterator[str]:
     first = stories[0]
     if any(story.failure for story in stories):
+        return
+    idle = [story.workers for story in stories if not story.steps]
+    if idle:
+        yield (
+            f"nothing to compare: on {plural(idle[0], 'worker')} no optimizer took a step "
+            "(optimizers that inherit torch's are seen)"
+        )
         return
     if first.in_session:
         if not all(s.training() and s.training()[0].is_whole for s in stories):

@@ -16,9 +16,10 @@ FIRST_BYTES = 1 << 20
 """The bucket that is complete first; a small one starts the exchange early (DDP has the same)."""
 MOST_BYTES = 25 << 20
 """DDP's bucket size."""
-SLICE_BYTES = 256 << 10
-"""What one worker sends another at once, at least: many small messages cost more than they gain.
-Measured over Gloo with 11 MB of gradients on 2, 4 and 8 workers (`benchmarks/ordered.py`)."""
+SLICE_BYTES = 40 << 10
+"""What one worker sends another at once, at least, for each worker that there is: every message
+costs each of the others some time, and many small ones cost more than they gain. Chosen over Gloo
+with 11 MB of gradients on 2, 4 and 8 workers of one machine (`benchmarks/ordered.py`)."""
 BETWEEN_NODES = 20
 """Buckets, or parts of large ones. The exchange of each has two stages, and with many of them the
 second stage of one hides behind the first of the next."""
@@ -62,7 +63,8 @@ class Bucket:
         _, first = chosen[0]
         self.dtype, self.device = first.dtype, first.device
         self.step = workers * ALIGNMENT
-        self.size = rounded_up(sum(p.numel() for _, p in chosen), self.step)
+        last = self.members[-1]
+        self.size = rounded_up(last.offset + last.parameter.numel(), self.step)
         """Elements of a buffer: a slice of equal length for every worker."""
         self.tree: TreeSum[Flat] = TreeSum(shards, self.add)
         self.missing = len(chosen)
@@ -206,7 +208,7 @@ def lay_out(
 def bucket_bytes(total: int, workers: int, *, within_node: bool) -> int:
     """Choose the size of a bucket for gradients of `total` bytes."""
     parts = WITHIN_NODE if within_node else BETWEEN_NODES
-    return min(MOST_BYTES, max(workers * SLICE_BYTES, total // parts))
+    return min(MOST_BYTES, max(workers * workers * SLICE_BYTES, total // parts))
 
 
 def cut(sizes: Sequence[int], kinds: Sequence[str], first: int, most: int) -> list[list[int]]:
@@ -243,4 +245,6 @@ def _laid_out(chosen: Sequence[tuple[int, nn.Parameter]]) -> Iterator[Member]:
     offset = 0
     for index, parameter in chosen:
         yield Member(index=index, parameter=parameter, offset=offset)
-        offset += parameter.numel()
+        # Some kernels add in another order where memory isn't aligned, and what comes before a
+        # parameter in its bucket depends on the number of workers.
+        offset += rounded_up(parameter.numel(), ALIGNMENT)

@@ -24,6 +24,7 @@ class PartBuffers:
                 otherwise they are taken to advance alike everywhere.
         """
         self._places = _places(model, with_integers=with_integers)
+        self._aliases = _aliases(model, self._places)
         self._parts = parts
         self._at = parts.start
         self._kept: dict[int, list[Tensor]] = {}
@@ -72,7 +73,8 @@ class PartBuffers:
             rows: (parts of the step, K).
 
         Returns:
-            The buffers by name, of their own shapes and types, on the CPU.
+            The buffers by name, of their own shapes and types, on the CPU; one that has several
+            names under each of them.
         """
         live = self.live()
         if not live:
@@ -82,18 +84,27 @@ class PartBuffers:
         split: dict[torch.dtype, Sequence[Tensor]] = {}
         for dtype in {b.dtype for b in live.values()}:
             chosen = mean if dtype.is_floating_point else rows[0]
-            split[dtype] = chosen.to(dtype).split(sizes)
-        return {n: split[b.dtype][at].view(b.shape) for at, (n, b) in enumerate(live.items())}
+            split[dtype] = _taken_out(chosen, dtype).split(sizes)
+        found = {n: split[b.dtype][at].view(b.shape) for at, (n, b) in enumerate(live.items())}
+        return found | {alias: found[name] for alias, name in self._aliases.items()}
 
 
 def _places(model: nn.Module, *, with_integers: bool) -> dict[str, tuple[nn.Module, str]]:
     saved = model.state_dict(keep_vars=True)
     places = {}
     for name, buffer in sorted(model.named_buffers()):
-        if name in saved and (with_integers or buffer.is_floating_point()):
+        kept = buffer.is_floating_point() or (with_integers and not buffer.is_complex())
+        if name in saved and kept:
             path, _, key = name.rpartition(".")
             places[name] = (model.get_submodule(path), key)
     return places
+
+
+def _aliases(model: nn.Module, names: Mapping[str, object]) -> dict[str, str]:
+    """Name the further names of buffers that modules share."""
+    known = {id(buffer): name for name, buffer in model.named_buffers() if name in names}
+    every = model.named_buffers(remove_duplicate=False)
+    return {n: known[id(b)] for n, b in every if id(b) in known and n != known[id(b)]}
 
 
 def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
@@ -104,11 +115,11 @@ def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 def pack(buffers: Sequence[Tensor]) -> Tensor:
     """Lay buffers end to end as float64 on the CPU.
 
-    It holds every smaller float exactly, and whole numbers up to 2**53.
+    It holds every smaller float and whole number exactly; of 64 bits the bits themselves are kept.
     """
     if not buffers:
         return torch.zeros(0, dtype=torch.float64)
-    return torch.cat([b.detach().flatten().to("cpu", torch.float64) for b in buffers])
+    return torch.cat([_put_in(b.detach().flatten().cpu()) for b in buffers])
 
 
 @torch.no_grad()
@@ -116,7 +127,15 @@ def unpack(packed: Tensor, buffers: Sequence[Tensor]) -> None:
     """Write what `pack` made back into the buffers."""
     parts = packed.split([b.numel() for b in buffers])
     for buffer, part in zip(buffers, parts, strict=True):
-        buffer.copy_(part.view(buffer.shape))
+        buffer.copy_(_taken_out(part, buffer.dtype).view(buffer.shape))
+
+
+def _put_in(values: Tensor) -> Tensor:
+    return values.view(torch.float64) if values.dtype == torch.int64 else values.double()
+
+
+def _taken_out(row: Tensor, dtype: torch.dtype) -> Tensor:
+    return row.contiguous().view(dtype) if dtype == torch.int64 else row.to(dtype)
 
 
 def put(buffers: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:

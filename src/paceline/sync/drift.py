@@ -50,7 +50,12 @@ class DriftGuard:
         Raises:
             JobError: Workers have drifted; names their ranks, hosts and the first differences.
         """
-        if not self._every or step % self._every or self._group.world_size == 1:
+        if self._every and step % self._every == 0:
+            self.compare(step)
+
+    def compare(self, step: int) -> None:
+        """Compare now, unless it is never done. Collective; raises as `look`."""
+        if not self._every or self._group.world_size == 1:
             return
         parameters, rates = self._parameters(), _rates(self._optimizers)
         rows = self._group.gather_rows(_row(parameters, rates))  # (world_size, K)
@@ -112,9 +117,10 @@ def _message(
     verb = "has" if len(strange) == 1 else "have"
     when = f"after step {step}" if step else "at the start"
     from_whom = "from the others" if right not in strange else "from each other"
+    remedy = "leave that host out" if len(set(hosts)) > 1 else "try another machine"
     return (
         f"{when} {who}{more} {verb} drifted {from_whom}: {shown}{rest} "
         f"{'differs' if len(listed) == 1 else 'differ'} in their bits. Either the script changes "
         "weights or rates on some ranks alone, or a device computes wrongly. The newest snapshot "
-        "may be from before: see `paceline resume`, and leave that host out if it happens again"
+        f"may be from before: see `paceline resume`, and {remedy} if it happens again"
     )

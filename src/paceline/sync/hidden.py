@@ -36,9 +36,10 @@ class HiddenBuffers:
         changed = [name for name, kept in self._kept.items() if kept.has_changed()]
         if changed:
             raise JobError(
-                f"the buffer {', '.join(changed[:5])} changes while training and is in no "
-                "snapshot, since it is registered with persistent=False: going on from a snapshot, "
-                "or with other workers, would give other results. Register it as persistent"
+                f"the buffer {', '.join(changed[:5])} changes while training and belongs to no "
+                "shard, since it is registered with persistent=False (or holds complex numbers): "
+                "going on from a snapshot, or with other workers, would give other results. "
+                "Register it as persistent, and of real numbers"
             )
 
 
@@ -74,7 +75,7 @@ def _hidden(models: Mapping[str, nn.Module]) -> dict[str, tuple[Tensor, nn.Modul
     for prefix, model in models.items():
         saved = model.state_dict(keep_vars=True)
         for name, buffer in model.named_buffers():
-            if name not in saved:
+            if name not in saved or buffer.is_complex():
                 path, _, key = name.rpartition(".")
                 full = name if len(models) == 1 else f"{prefix}.{name}"
                 found[full] = (buffer, model.get_submodule(path), key)

@@ -182,13 +182,13 @@ class Course:
         known = ("loss", "accuracy", "top5_accuracy")
         return {f"val_{name}": value for name, value in figures.items() if name not in known}
 
-    def describe_bad(self, step: int, rank: int) -> str:
+    def describe_bad(self, step: int, rank: int, advice: str) -> str:
         """Say where a loss wasn't finite; every worker knows the order of samples, so each can."""
         samples = self.samples_of(step, rank)
         where = f", for the training samples {shorten(samples, most=64)}" if samples else ""
         return (
             f"the loss became NaN or infinite at epoch {self.state.epoch + 1}, step {step + 1}, "
-            f"on rank {rank}{where}"
+            f"on rank {rank}{where}. {advice}; if it is always the same samples, look at them"
         )
 
     def samples_of(self, step: int, rank: int) -> list[int]:

@@ -105,6 +105,11 @@ class Engine:
         self.course.loop = replace(self.config.loop, epochs=count)
         self.config = replace(self.config, loop=self.course.loop)
 
+    def refuse_within_step(self, call: str) -> None:
+        """Refuse what all workers do together between two shards of a step. Local to the worker."""
+        if self.sharding is not None:
+            self.sharding.refuse_within(self._batch, call)
+
     def release(self) -> None:
         """End all reader processes, and give the models their own forward pass back. Local."""
         if self.sharding is not None:
@@ -143,8 +148,9 @@ class Engine:
         if not self._epoch_is_open:
             return
         self._epoch_is_open = False
-        if self._batch is not None:
-            self._close_step()  # the script left its loop early
+        if self._batch is not None:  # the script left its loop early
+            self.refuse_within_step("break")
+            self._close_step()
         self._close_epoch()
 
     def steps(self, loader: Loader) -> Iterator[Batch]:
@@ -188,8 +194,7 @@ class Engine:
     ) -> bool:
         """See `Session.step`."""
         complete = self.backward(loss, outputs, targets)
-        if complete:
-            self.update(optimizer)
+        self.update(optimizer)
         return complete
 
     def backward(
@@ -210,13 +215,10 @@ class Engine:
             self.counters.add(loss, batch.local, state.step, outputs, targets, batch.part)
         return batch.last
 
-    @property
-    def gradients_are_complete(self) -> bool:
-        """Whether a backward pass now is the last before the update."""
-        return self._batch is None or self._batch.last
-
     def update(self, optimizer: Optimizer | None = None) -> None:
         """See `Session.update`. Local to the worker."""
+        if self._batch is not None and not self._batch.last:
+            return
         self._unstepped = 0
         self.stepper.update((optimizer,) if optimizer is not None else self.parts.optimizers)
 
@@ -244,10 +246,7 @@ class Engine:
             more,
         )
         if agreed.bad is not None:
-            bad = self.course.describe_bad(*agreed.bad)
-            raise NonFiniteLossError(
-                f"{bad}. {self.keeper.advice()}; if it is always the same samples, look at them"
-            )
+            raise NonFiniteLossError(self.course.describe_bad(*agreed.bad, self.keeper.advice()))
         steps = self.course.take_in(agreed)
         if steps:
             lr, accurate = last_lr(self.course, self.parts.optimizers), bool(self.counters.top)
@@ -256,6 +255,7 @@ class Engine:
 
     def snapshot(self, *, best: bool = False, must: bool = False) -> None:
         """See `Session.snapshot`."""
+        self.refuse_within_step("s.snapshot()")
         agreed = self.agree(self.keeper.own_statistics())
         self.note.operation = "snapshot"
         self.course.saved()
@@ -268,6 +268,7 @@ class Engine:
         Args:
             save: Take a snapshot first where it will take long.
         """
+        self.refuse_within_step("s.evaluate(...)")
         if save and self.begun and self.course.expected_eval_s() > _LONG_EVALUATION_S:
             self.snapshot(must=True)
         self.note.operation = "evaluate"
@@ -336,10 +337,8 @@ class Engine:
                     self.watcher.batch(piece, self.course.state.epoch, self.course.state.step)
                 yield piece
             if batch.last:
-                break
+                return
             batch = next(source)
-        if self.sharding is not None:
-            self.sharding.end_step()
 
     def _rebalance(self, loader: Loader, meter: SpeedMeter) -> bool:
         """Share the batches anew where the workers' speeds say so."""
@@ -361,6 +360,8 @@ class Engine:
             self.meter.count_step()
         state.step += 1
         state.step_in_epoch += 1
+        if self.sharding is not None:
+            self.sharding.end_step()
         if batch is not None:
             state.samples_seen += batch.total
             if not batch.last:  # the script left in the middle of a batch
@@ -388,8 +389,7 @@ class Engine:
         state.train_loss = trained.mean_loss if trained.samples else None
         lr = last_lr(self.course, self.parts.optimizers) if self._lr is None else self._lr
         row = epoch_row(state, trained, self.counters.top or 0, lr, self.logged)
-        if self._validated:
-            row = with_validation(row, state)
+        row = with_validation(row, state) if self._validated else row
         best = self.course.close_epoch(validated=self._validated)
         self.recorder.add(row)
         if state.step_in_epoch == 0:

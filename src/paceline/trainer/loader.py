@@ -177,6 +177,19 @@ def refuse_eval_batch(loaders: Iterable[Loader | EvalLoader]) -> None:
         )
 
 
+def refuse_further(shards: int | None, *, is_first: bool) -> None:
+    """Refuse a second training loader in reproducible mode.
+
+    Raises:
+        UsageError: It is one: its batches would be paired with other shards of the first.
+    """
+    if shards is not None and not is_first:
+        raise UsageError(
+            "--shards can't be combined with a second training loader: which of its samples meet "
+            "which shard would follow the number of workers. Put both into one data set"
+        )
+
+
 def refuse_pass(*, is_open: bool, passed: bool) -> None:
     """Refuse a pass over the training loader that no epoch counts.
 

@@ -176,7 +176,10 @@ def _switches() -> dict[str, str | int]:
     """Read what a script might change in between; costs about a microsecond."""
     return {
         "threads": torch.get_num_threads(),
-        "deterministic_algorithms": _yes(torch.are_deterministic_algorithms_enabled()),
+        "deterministic_algorithms": _yes(
+            torch.are_deterministic_algorithms_enabled()
+            and not torch.is_deterministic_algorithms_warn_only_enabled()
+        ),
         "cudnn_deterministic": _yes(torch.backends.cudnn.deterministic),
         "cudnn_benchmark": _yes(torch.backends.cudnn.benchmark),
     }

@@ -73,6 +73,11 @@ class Parts:
         numbered = {f"scheduler-{i}": s for i, s in enumerate(self.schedulers)}
         return {**numbered, **self.others}
 
+    def schedule_state(self) -> list[object]:
+        """Give what a step of a learning-rate schedule changes."""
+        rates = [group["lr"] for optimizer in self.optimizers for group in optimizer.param_groups]
+        return [*map(float, rates), *(scheduler.last_epoch for scheduler in self.schedulers)]
+
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Name the parameters of all models, as snapshots do."""
         return dict(self.model.named_parameters())

@@ -122,7 +122,7 @@ class PastRun:
             before = place.get(name)
             may = name in allowed and name not in FIXED and name not in held
             free = name in FREE - held or name in paths or may
-            if before != value and not free:
+            if self._effective(name, before) != self._effective(name, value) and not free:
                 refused.append((name, before, value))
             place[name] = value
         if refused:
@@ -133,6 +133,12 @@ class PastRun:
         """Tell whether the bits may differ from here on: nobody promised, or the user allows it."""
         allowed = {**self.settings, **given}.get("allow_different_hardware")
         return self.settings.get("shards") is None or bool(allowed)
+
+    def _effective(self, name: str, value: OptionValue) -> OptionValue:
+        """Give what an option comes to, so that a default and the same value given are one."""
+        if name == "threads" and value is None and self.settings.get("shards") is not None:
+            return 1
+        return value
 
     def check_epochs(self, epochs: int, step: int) -> None:
         """Refuse to go on to an epoch that lies behind.

@@ -20,7 +20,9 @@ from paceline.launch.placement import usable_cores
 from paceline.optim.options import describe_optimizer
 from paceline.optim.rate import scaled_lr
 from paceline.trainer.engine import Engine
+from paceline.trainer.mixing import numerics_of_all
 from paceline.trainer.numerics import describe
+from paceline.trainer.plan import TrainPlan
 from paceline.trainer.request import TrainRequest
 
 _LIBRARIES = ("torch", "torchvision", "numpy", "safetensors", "pytorch-optimizer")
@@ -70,15 +72,16 @@ def write_run(run: RunDirectory, description: Mapping[str, object], start: objec
 
 
 def describe_start(engine: Engine, attempt: int, resumed: bool) -> dict[str, object]:
-    """Describe one start of the training for the history."""
+    """Describe one start of the training for the history. Collective."""
     reason = "restart" if attempt else "resume" if resumed else "start"
-    return {
+    start: dict[str, object] = {
         "started_at": datetime.now(UTC).isoformat(timespec="microseconds"),
         "world_size": engine.group.world_size,
         "from_step": engine.course.state.step,
         "from_epoch": engine.course.state.epoch,
         "reason": reason,
     }
+    return start | ({"numerics": numerics_of_all(engine)} if engine.division.is_fixed else {})
 
 
 def summarize(engine: Engine, recipe: str) -> dict[str, object]:
@@ -144,14 +147,29 @@ def _data_lines(engine: Engine) -> list[str]:
     data = loader.source.describe()
     if engine.course.val_samples:
         data += f"; {engine.course.val_samples:,} for validation"
+    return [f"  data      {data}", f"  batch     {describe_batch(plan)}"]
+
+
+def describe_batch(plan: TrainPlan) -> str:
+    """Say how a batch is cut, such as `global batch 64 = 32 + 32; 23 steps an epoch`. Pure."""
     batch = f"global batch {plan.global_batch}"
-    if plan.world_size > 1:
+    if plan.shards:
+        batch += f" in {_shard_sizes(plan.global_batch, plan.shards)}"
+    elif plan.world_size > 1:
         batch += f" = {' + '.join(map(str, _shortened(plan.batch_per_worker)))}"
     if plan.micro_batches > 1:
-        batch += f", in {plan.micro_batches} micro-batches"
+        each = "each " if plan.shards else ""
+        batch += f", {each}in {plan.micro_batches} micro-batches"
+    if plan.shards and plan.shards > 1:
+        batch += f", the same bits on 1 to {plan.shards} workers"
     if plan.steps_per_epoch:
         batch += f"; {_plural(plan.steps_per_epoch, 'step')} an epoch"
-    return [f"  data      {data}", f"  batch     {batch}"]
+    return batch
+
+
+def _shard_sizes(global_batch: int, shards: int) -> str:
+    least, rest = divmod(global_batch, shards)
+    return f"{_plural(shards, 'shard')} of {least}" + (f" or {least + 1}" if rest else "")
 
 
 def restart_line(engine: Engine) -> str:

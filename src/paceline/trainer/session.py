@@ -17,7 +17,7 @@ from paceline.sync.replica import Replica
 from paceline.trainer.averages import Figures, Judge, average
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.engine import Engine
-from paceline.trainer.loader import EvalLoader, Loader, Open, usual_eval_batch
+from paceline.trainer.loader import EvalLoader, Loader, Open, refuse_further, usual_eval_batch
 from paceline.trainer.models import compiled, placed, takes_channels_last, upcasting
 from paceline.trainer.parts import Stateful
 from paceline.trainer.plan import check_plan, make_plan
@@ -144,7 +144,7 @@ class Session:
             augment: Random changes on the device, for `TensorData`.
 
         Raises:
-            UsageError: What the script says and what the command line says disagree.
+            UsageError: Script and command line disagree; a second loader with shards.
             JobError: The workers' data sets have different sizes.
         """
         self._before_begin("s.loader")
@@ -164,10 +164,10 @@ class Session:
             None if served.is_stream else samples,
             shuffle=shuffled is not False,
         )
-        engine, seed = self.engine, self.config.loop.seed
+        engine, first = self.engine, self.engine.train_loader is None
         compare_data(served, engine.group, plan)
-        first = engine.train_loader is None
-        drive = engine.steps if first else None
+        refuse_further(options.shards, is_first=first)
+        drive, seed = engine.steps if first else None, self.config.loop.seed
         made = Loader(self._opener(served, augment), plan, seed, self.rank, drive)
         engine.loaders.append(made)
         if first:
@@ -279,8 +279,7 @@ class Session:
 
         Does nothing before the last piece of a batch.
         """
-        if self.engine.gradients_are_complete:
-            self.engine.update(optimizer)
+        self.engine.update(optimizer)
 
     def evaluate(self, judge: Judge, loader: EvalLoader) -> Figures:
         """Average figures over all samples of a loader, each counted exactly once. Collective.
@@ -333,6 +332,7 @@ class Session:
 
     def barrier(self) -> None:
         """Wait for all workers. Collective."""
+        self.engine.refuse_within_step("s.barrier()")
         self.engine.group.barrier()
 
     def sum(self, value: Tensor | float) -> Tensor:
@@ -341,11 +341,11 @@ class Session:
         Returns:
             A new tensor, the same on every worker.
         """
+        self.engine.refuse_within_step("s.sum(...)")
         if isinstance(value, Tensor):
             return self.engine.group.sum_(value.detach().clone())
-        exact = torch.int64 if isinstance(value, int) else torch.float64
-        own = torch.tensor(value, dtype=exact)
-        return self.engine.group.sum_(own)
+        kind = torch.int64 if isinstance(value, int) else torch.float64
+        return self.engine.group.sum_(torch.tensor(value, dtype=kind))
 
     def _take(self, part: object) -> object:
         number = len(self.engine.parts.models)

@@ -46,6 +46,8 @@ class Sharding:
         self._ordered = OrderedSum(group, division.parts)
         self._parameters: dict[str, nn.Parameter] = {}
         self._step = 0
+        self._schedule: list[object] = []
+        """Learning rates and positions of schedules when the step began."""
         self._filled: list[int] = []
         self._stands_in = False
         self._to_come = -1
@@ -57,6 +59,7 @@ class Sharding:
         cuts = list(self._division.cuts(batch.total))
         self._filled = [part for part in self._mine if cuts[part][0] < cuts[part][1]]
         self._to_come = -1
+        self._schedule = self._parts.schedule_state()
         self._parameters = self._parameters or self._parts.named_parameters()
         self._ordered.begin_step(self._parameters)
 
@@ -64,9 +67,15 @@ class Sharding:
         """Make everything a shard's own before its first forward pass. Local to the worker.
 
         Raises:
-            UsageError: The shard before isn't complete.
+            UsageError: The shard before isn't complete, or a schedule has been stepped in between.
         """
         self._check_complete()
+        if self._parts.schedule_state() != self._schedule:
+            raise UsageError(
+                "the learning rate was changed between two shards of a step, and would be once for "
+                "each of a worker's shards. Step the schedule where the weights have been updated: "
+                "if s.step(loss): scheduler.step()"
+            )
         self._to_come = batch.local
         self._stands_in = batch.local == 0
         self._statistics.enter(batch.part)
@@ -116,6 +125,23 @@ class Sharding:
         """
         self._check_complete()
         self._random.at_shard(self._step, self._division.parts)
+
+    def refuse_within(self, batch: Batch | None, call: str) -> None:
+        """Refuse what all workers do together while one of them may be between two shards. Local.
+
+        Args:
+            batch: The one that the script has, if any.
+            call: What it wants, for the message.
+
+        Raises:
+            UsageError: The script is within a step.
+        """
+        if batch is not None and not batch.last:
+            raise UsageError(
+                f"{call} between two shards of a step: with --shards the workers have unequal "
+                "numbers of batches, and meet where the weights have been updated: "
+                f"if s.step(loss): {call}. Count steps there too, rather than batches"
+            )
 
     def release(self) -> None:
         """Take hooks off the parameters. Local to the worker."""

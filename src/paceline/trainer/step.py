@@ -120,10 +120,6 @@ class Stepper:
 
     def update(self, optimizers: Sequence[Optimizer]) -> None:
         """Clip, take the optimizers' step, and forget all gradients."""
-        watcher = self.watcher
-        if watcher is not None:
-            self.unscale(optimizers)
-            watcher.gradients(optimizers)
         if self.clip_norm is not None:
             self.unscale(optimizers)
             for optimizer in optimizers:
@@ -137,8 +133,6 @@ class Stepper:
         self.is_updating = False
         if self.scaler is not None and any(map(_has_gradients, optimizers)):
             self.scaler.update()
-        if watcher is not None:
-            watcher.updated(optimizers)
         self.forget()
 
     def unscale(self, optimizers: Sequence[Optimizer]) -> None:

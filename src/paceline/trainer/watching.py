@@ -23,12 +23,6 @@ class Watcher(Protocol):
     def loss(self, loss: Tensor, weight: float) -> None:
         """A backward pass is about to begin, of `loss * weight`."""
 
-    def gradients(self, optimizers: Sequence[Optimizer]) -> None:
-        """The gradients of all workers are one now; these optimizers are about to use them."""
-
-    def updated(self, optimizers: Sequence[Optimizer]) -> None:
-        """The optimizers have taken their step; the gradients are still there."""
-
     def evaluated(self, figures: Figures, samples: int) -> None:
         """An evaluation over all workers has ended."""
 

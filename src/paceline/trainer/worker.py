@@ -22,6 +22,7 @@ from paceline.trainer.engine import Engine
 from paceline.trainer.facts import facts_of
 from paceline.trainer.job import Job
 from paceline.trainer.loop import train
+from paceline.trainer.mixing import has_mixed
 from paceline.trainer.numerics import describe as describe_numerics
 from paceline.trainer.numerics import pin
 from paceline.trainer.recipe import load_recipe
@@ -127,10 +128,10 @@ def facts_here(
 def announce(engine: Engine, request: TrainRequest) -> None:
     """Write `run.json` and say what begins. Collective."""
     description = describe_run(engine, request)
+    run, attempt = engine.run, engine.group.placement.attempt
+    start = describe_start(engine, attempt, resumed=run.run_json.exists())
     if engine.group.rank == 0:
-        run, attempt = engine.run, engine.group.placement.attempt
-        resumed = run.run_json.exists()
-        write_run(run, description, describe_start(engine, attempt, resumed))
+        write_run(run, description, start)
         opening = restart_line(engine) if attempt else opening_lines(engine, description, run)
         engine.console.say(opening)
 
@@ -147,11 +148,16 @@ def finish(
         request: What was asked for.
         judge: Gives what else belongs into the summary; called where the training wasn't cut short.
     """
+    if engine.guard is not None:
+        engine.guard.look_at_the_end(engine.course.state.step)
     engine.keeper.flush()
     engine.group.barrier()  # every node's snapshots are on its disk
     summary = summarize(engine, request.recipe)
     if summary["stopped_because"] != "signal":
         summary |= judge()
     if engine.group.rank == 0:
-        write_json(engine.run.summary_json, summary)
+        mixed = (
+            has_mixed(engine.run, engine.course.state.step) if engine.division.is_fixed else None
+        )
+        write_json(engine.run.summary_json, summary | {"mixed_numerics": mixed})
     return json.dumps({"stopped_because": summary["stopped_because"]})

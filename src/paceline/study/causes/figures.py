@@ -35,6 +35,9 @@ class _Printed:
 
 def metrics(case: Case) -> Iterator[Finding]:
     """Find printed figures that the workers' number changes: by a factor, or as a mean of means."""
+    stories = (case.first, case.other)
+    if any(found.is_cut for story in stories for found in story.evaluations()):
+        return  # after as many batches of every rank, more samples then on more ranks
     by_factor = list(_metric_factor(case))
     yield from by_factor or _metric_means(case)
 
@@ -115,11 +118,21 @@ def _pairs(case: Case) -> Iterator[_Printed]:
     for words, lines in theirs.items():
         for ours, line in zip(mine.get(words, ()), lines, strict=False):
             pairs = zip(_NUMBER.findall(ours), _NUMBER.findall(line), strict=False)
-            for one, two in pairs:
-                precision = max(_precision(one), _precision(two))
+            for place, (one, two) in enumerate(pairs):
                 yield _Printed(
-                    line.strip(), float(one), float(two), precision, bool(_METRIC.search(words))
+                    line=line.strip(),
+                    mine=float(one),
+                    theirs=float(two),
+                    precision=max(_precision(one), _precision(two)),
+                    is_metric=_is_metric(words, place),
                 )
+
+
+def _is_metric(words: str, place: int) -> bool:
+    """Tell by the words before a number whether it is a metric; by those after where none are."""
+    parts = words.split("#")
+    label = parts[place] if any(map(str.isalpha, parts[place])) else parts[place + 1]
+    return _METRIC.search(label) is not None
 
 
 def _by_words(lines: Sequence[str]) -> dict[str, list[str]]:

@@ -124,6 +124,16 @@ def unequal_steps(case: Case) -> Iterator[Finding]:
             return
 
 
+def waits_apart(case: Case) -> Iterator[Finding]:
+    """Find ranks that wait for each other in different calls, or after unequal steps."""
+    places = case.other.whereabouts
+    if len(set(places)) < 2:
+        return
+    shown = "; ".join(f"rank {rank}: {place}" for rank, place in enumerate(places))
+    what = f"the ranks wait for each other in different places ({shown})"
+    yield case.found(Cause.WAITS_APART, what)
+
+
 def _handed_first(case: Case) -> list[Handed]:
     return [rank[0] for rank in case.other.handed if rank]
 

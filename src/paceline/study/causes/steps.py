@@ -49,6 +49,8 @@ def batchnorm_share(case: Case) -> Iterator[Finding]:
     names, beyond = case.other.normalised, case.beyond
     if not names or beyond is None or not beyond.same_samples:
         return
+    if case.first.in_shards or case.other.in_shards:
+        return  # a shard has the same samples on any number of workers
     shares = case.other.steps[beyond.step].shares
     shown = " + ".join(map(str, shares)) if any(shares) else "a part"
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""

@@ -12,6 +12,7 @@ def test_fields_have_defaults_and_help() -> None:
         "batch_per_worker",
         "max_batch_per_worker",
         "balance",
+        "shards",
         "drop_last",
         "loader_workers",
     ]

@@ -45,3 +45,15 @@ def test_without_shards_every_worker_is_a_part() -> None:
 def test_more_workers_than_shards_are_refused() -> None:
     with pytest.raises(UsageError, match="4 workers are more than --shards 3"):
         Division.of(3, 4)
+
+
+@given(st.integers(1, 300), st.data())
+def test_a_workers_shards_are_contiguous_and_of_almost_one_number(
+    shards: int, data: st.DataObject
+) -> None:
+    workers = data.draw(st.integers(1, shards))
+    found = list(map(Division.of(shards, workers).parts_of, range(workers)))
+    assert [shard for run in found for shard in run] == list(range(shards))
+    lengths = [len(run) for run in found]
+    assert lengths == sorted(lengths, reverse=True)
+    assert max(lengths) - min(lengths) <= 1

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.sync.tree import Node, TreeSum, additions, roots, runs
+from paceline.dist.division import Division
+from paceline.sync.tree import Node, TreeSum, additions, roots
 
 
 def joined(left: str, right: str) -> str:
@@ -120,29 +121,14 @@ def test_the_list_of_additions_is_the_rest_of_the_tree(spread: tuple[int, list[r
 @given(st.integers(0, 7), st.integers(0, 7))
 def test_powers_of_two_keep_one_subtree_a_worker_and_few_values(a: int, b: int) -> None:
     shards, workers = 1 << max(a, b), 1 << min(a, b)
-    for part in runs(shards, workers):
+    division = Division.of(shards, workers)
+    for part in map(division.parts_of, range(workers)):
         assert len(roots(part, shards)) == 1
         tree, most = TreeSum(shards, joined), 0
         for node, value in leaves(part):
             tree.push(node, value)
             most = max(most, len(tree.values))
         assert most <= max(1, (shards // workers).bit_length() - 1)
-
-
-@given(st.integers(1, 300), st.data())
-def test_runs_are_contiguous_and_of_almost_one_length(shards: int, data: st.DataObject) -> None:
-    workers = data.draw(st.integers(1, shards))
-    found = runs(shards, workers)
-    assert [shard for run in found for shard in run] == list(range(shards))
-    lengths = [len(run) for run in found]
-    assert lengths == sorted(lengths, reverse=True)
-    assert max(lengths) - min(lengths) <= 1
-
-
-@pytest.mark.parametrize("workers", [0, 4])
-def test_there_are_no_workers_without_shards(workers: int) -> None:
-    with pytest.raises(ValueError, match=f"3 shards can't be spread over {workers} workers"):
-        runs(3, workers)
 
 
 def test_what_waits_is_given_back() -> None:

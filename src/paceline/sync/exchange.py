@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.dist.division import Division
 from paceline.dist.group import Group
 from paceline.errors import UsageError
-from paceline.sync.tree import additions, roots, runs
+from paceline.sync.tree import additions, roots
 
 
 @dataclass(kw_only=True)
@@ -45,7 +46,8 @@ class Exchange:
         Raises:
             UsageError: The backend has no all-to-all.
         """
-        held = [roots(run, shards) for run in runs(shards, group.world_size)]
+        division = Division.of(shards, group.world_size)
+        held = [roots(division.parts_of(rank), shards) for rank in range(group.world_size)]
         self._counts = [len(nodes) for nodes in held]
         self._own = self._counts[group.rank]
         self._is_even = self._counts == [1] * group.world_size

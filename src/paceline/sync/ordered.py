@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from paceline.dist.division import Division
 from paceline.dist.group import Group
 from paceline.errors import JobError, UsageError
 from paceline.sync.buckets import Bucket, Flat, Layout, bucket_bytes, lay_out
 from paceline.sync.exchange import Exchange
-from paceline.sync.tree import Node, runs
+from paceline.sync.tree import Node
 
 _KEPT = 2
 """Layouts whose buffers are kept: two models that are trained by turns have one each."""
@@ -53,7 +54,7 @@ class OrderedSum:
         Raises:
             UsageError: The backend can't be used for it.
         """
-        self.mine = runs(shards, group.world_size)[group.rank]
+        self.mine = Division.of(shards, group.world_size).parts_of(group.rank)
         """The shards of this worker."""
         self._group, self._shards, self._bucket_bytes = group, shards, bucket_bytes
         self._exchange = Exchange(group, shards) if group.world_size > 1 else None

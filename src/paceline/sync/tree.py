@@ -6,7 +6,6 @@ beyond the last shard, the left one's sum is the node's own, without arithmetic.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Generic, NamedTuple, TypeVar, final
 
 T = TypeVar("T")
@@ -17,19 +16,6 @@ class Node(NamedTuple):
 
     level: int
     position: int
-
-
-def runs(shards: int, workers: int) -> list[range]:
-    """Cut the shards into a contiguous run for each worker; the first ones may be one longer.
-
-    Raises:
-        ValueError: There are more workers than shards, or no workers.
-    """
-    if not 1 <= workers <= shards:
-        raise ValueError(f"{shards} shards can't be spread over {workers} workers")
-    size, longer = divmod(shards, workers)
-    starts = [worker * size + min(worker, longer) for worker in range(workers + 1)]
-    return [range(a, b) for a, b in pairwise(starts)]
 
 
 def roots(run: range, shards: int) -> list[Node]:

@@ -45,15 +45,9 @@ class Verified:
 Verify = Callable[..., Verified]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests that share the fork server together: another one's would take its place."""
-    for item in items:
-        if isinstance(item, pytest.Function) and "fork_server" in item.fixturenames:
-            item.add_marker(pytest.mark.xdist_group("verify"))
-
-
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[None]:
+    """Start it once; tests that use it are one xdist group, since others would take its place."""
     forkserver.prepare(PRELOAD, 1)
     try:
         yield

@@ -7,6 +7,8 @@ import pytest
 from tests.study.conftest import Verify
 from tests.study.faults.scripts import PLAIN
 
+pytestmark = pytest.mark.xdist_group("verify")
+
 EVALUATION = "    accuracy = evaluate(model)\n"
 STEPS = "    for inputs, targets in train:\n"
 

@@ -13,6 +13,8 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from paceline.launch import forkserver
+
 _GRACE_S = 10.0
 # Not SIGCHLD: torch's DataLoader puts a handler there with the first loader process, for good.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -81,7 +83,8 @@ def _children() -> list[psutil.Process]:
 
 
 def _is_lasting(process: psutil.Process) -> bool:
-    return _LASTING_PROCESS in _command(process)
+    # The interpreter has one fork server, which tests share and which ends with it.
+    return process.pid == forkserver.server_pid() or _LASTING_PROCESS in _command(process)
 
 
 def _command(process: psutil.Process) -> str:

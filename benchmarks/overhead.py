@@ -38,6 +38,7 @@ from benchmarks.loops import HandLoop, Workers, article_loop, tuned_loop
 from benchmarks.mnist_shaped import mnist_shaped, write_mnist_shaped
 from paceline.config.rundir import RunDirectory
 from paceline.launch.local import launch_local
+from paceline.launch.restarts import Policy
 from paceline.models.mnist_cnn import MnistCnn
 from paceline.trainer.seeding import seed_everything
 from paceline.trainer.training import Training
@@ -178,7 +179,7 @@ def play(match: Match) -> Blocks:
             json.dumps(asdict(replace(match, directory=scratch))),
             workers=WORKERS,
             threads=1,
-            max_restarts=0,
+            policy=Policy(),
             log_dir=directory / "logs",
             progress=lambda: -1,
         )

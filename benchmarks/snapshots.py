@@ -20,6 +20,7 @@ from benchmarks.mnist_shaped import mnist_shaped
 from paceline.checkpoint.format import HostSnapshot, Snapshot
 from paceline.config.rundir import RunDirectory
 from paceline.launch.local import launch_local
+from paceline.launch.restarts import Policy
 from paceline.trainer.training import Training
 
 WORKERS, BATCH = 2, 64
@@ -147,7 +148,7 @@ def run_plan(plan: Plan) -> Measured:
             json.dumps(asdict(replace(plan, directory=scratch))),
             workers=WORKERS,
             threads=1,
-            max_restarts=0,
+            policy=Policy(),
             log_dir=directory / "logs",
             progress=lambda: -1,
         )

@@ -6,6 +6,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal, Union, get_args, get_origin
 
+from paceline.cli.elsewhere import elsewhere_options
 from paceline.cli.options import flag
 from paceline.cli.train import RUN_DIR
 from paceline.config.fields import OptionField
@@ -31,7 +32,7 @@ given keeps the recipe's setting, else the default below. How they work: [train.
 def render() -> str:
     """Write the whole page."""
     parts = [_INTRODUCTION]
-    options = [*training_options().values(), RUN_DIR]
+    options = [*training_options().values(), RUN_DIR, *elsewhere_options()]
     for group, members in groupby(sorted(options, key=_group_order(options)), key=_group):
         parts.append(f"## {group}\n\n" + _table(_OPTION_HEADER, map(_option_row, members)))
     parts.append(_optimizers())

@@ -11,6 +11,7 @@ from statistics import median, quantiles
 
 import pytest
 
+from paceline.cli.elsewhere import elsewhere_options
 from paceline.trainer.config import training_options
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -184,7 +185,8 @@ def test_every_option_has_help() -> None:
 
 def test_flags_change_only_on_purpose() -> None:
     """Scripts rely on names and defaults: change tests/flags.txt and the changelog with them."""
-    listed = [f"--{o.name.replace('_', '-')} {o.default!r}" for o in training_options().values()]
+    options = [*training_options().values(), *elsewhere_options()]
+    listed = [f"--{o.name.replace('_', '-')} {o.default!r}" for o in options]
     assert listed == FLAGS.read_text().splitlines()
 
 

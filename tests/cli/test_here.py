@@ -2,7 +2,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from paceline.cli.here import worker_here, workers_of_node
+from paceline.cli.here import node_here, worker_here, workers_of_node
 from paceline.dist.options import DistOptions
 from paceline.dist.placement import Placement
 from paceline.errors import UsageError
@@ -44,11 +44,17 @@ def test_a_shell_in_one_task_may_start_workers(monkeypatch: pytest.MonkeyPatch) 
     assert find(ONE_TASK, monkeypatch, workers=4) is None
 
 
-def test_one_worker_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    for options in ({}, {"workers": 1}):
-        found = find(NODES, monkeypatch, **options)
+def test_a_node_of_several_starts_its_own_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for workers in (None, 1, 3):
+        assert find(NODES, monkeypatch, workers=workers) is None
+        found = node_here(LaunchOptions(workers=workers), DistOptions(device="cpu"))
         assert found is not None
-        assert (found.rank, found.world_size, found.source) == (1, 2, "kubeflow")
+        assert (found.node_rank, found.nodes, found.workers) == (1, 2, workers or 1)
+    alone = find(NODES, monkeypatch, on="here")
+    assert alone is not None
+    assert (alone.rank, alone.world_size, alone.source) == (1, 2, "kubeflow")
+    for launch in (LaunchOptions(on="here"), LaunchOptions(on="local")):
+        assert node_here(launch, DistOptions(device="cpu")) is None
 
 
 def test_the_only_node_says_how_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,12 +71,6 @@ def test_the_only_node_says_how_many_workers(monkeypatch: pytest.MonkeyPatch) ->
         (SRUN, {"workers": 4}, "--workers 4, but 6 worker"),
         (TORCH | {"WORLD_SIZE": "1"}, {"workers": 4}, "--workers 4, but 1 worker"),
         ({}, {"init_method": "tcp://a:1"}, "needs --rank and --world-size, or a launcher"),
-        (
-            NODES | {"PET_NPROC_PER_NODE": "8"},
-            {},
-            "torchrun --nnodes 2 --node-rank 1 --nproc-per-node 8 --master-addr job-0 "
-            "--master-port 29500 -m paceline train",
-        ),
     ],
 )
 def test_contradictions(

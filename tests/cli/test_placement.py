@@ -106,7 +106,7 @@ SLURM = {
     ("source", "common", "of_rank"),
     [
         ("slurm", SLURM, {"SLURM_PROCID": "{}", "SLURM_NODEID": "{}", "SLURM_LOCALID": "0"}),
-        ("kubeflow", {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1"}, {"PET_NODE_RANK": "{}"}),
+        ("torch", {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1"}, {"PET_NODE_RANK": "{}"}),
     ],
 )
 def test_launchers_variables(

@@ -42,6 +42,15 @@ def test_sums_and_broadcasts_are_in_place(world_size: int) -> None:
 
 
 @WORLDS
+def test_each_rank_can_broadcast(world_size: int) -> None:
+    def body(group: Group) -> list[int]:
+        own = [torch.tensor([group.rank + 5]) for _ in range(world_size)]
+        return [int(group.broadcast_(sent, source)) for source, sent in enumerate(own)]
+
+    assert run_ranks(world_size, body) == [[5, 6, 7][:world_size]] * world_size
+
+
+@WORLDS
 @pytest.mark.parametrize("text", ["", "a", "naïve ☃", "\0", "x" * 5000])
 def test_texts_reach_everyone(text: str, world_size: int) -> None:
     def body(group: Group) -> tuple[str, list[str]]:

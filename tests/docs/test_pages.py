@@ -12,8 +12,21 @@ import pytest
 import torch
 
 import paceline
-from paceline.cli import doctor, evaluate, export, pack, preview, resume, run, train, verify
+from paceline.cli import (
+    aws,
+    doctor,
+    evaluate,
+    export,
+    pack,
+    preview,
+    resume,
+    run,
+    train,
+    verify,
+    workers,
+)
 from paceline.cli.app import main
+from paceline.cli.elsewhere import elsewhere_options
 from paceline.cli.start import Place
 from paceline.data.augment import RandomFlip
 from paceline.errors import ExitCode
@@ -90,19 +103,29 @@ def test_the_option_table_is_up_to_date() -> None:
     assert generator.PAGE.read_text() == generator.render(), "run python docs/generate_options.py"
 
 
-FOREIGN = {"mpi", "ntasks-per-node", "gpus-per-task", "master-port"} | {
-    "standalone",
-    "nproc-per-node",
-    "nnodes",
-    "node-rank",
-    "master-addr",
-    "help",
-    "no-",
-    "quick",
-    "json",
-    "check",
+SLURM = {"ntasks", "ntasks-per-node", "gpus-per-task", "cpus-per-task", "time", "signal"} | {
+    "requeue",
+    "constraint",
+    "container-image",
 }
-"""srun's, torchrun's, those of the benchmarks, and what stands for others."""
+FOREIGN = (
+    SLURM
+    | {"mpi", "master-port"}
+    | {
+        "standalone",
+        "secluded-args",
+        "nproc-per-node",
+        "nnodes",
+        "node-rank",
+        "master-addr",
+        "help",
+        "no-",
+        "quick",
+        "json",
+        "check",
+    }
+)
+"""Slurm's, torchrun's, those of the benchmarks, and what stands for others."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -110,6 +133,9 @@ def test_flags_exist(page: Path) -> None:
     arguments = [a for r in BUILT_IN.values() for a in load_recipe(r).arguments()]
     more = [*arguments, train.RUN_DIR, resume._ALLOW, *evaluate._OPTIONS, *export._OPTIONS]
     more += [*preview._OPTIONS, *pack._OPTIONS, *doctor._OPTIONS, *verify._OPTIONS]
+    more += workers._OPTIONS
+    more += elsewhere_options()
+    more += [option for each in aws._OPTIONS.values() for option in each]
     names = {option.name for option in (*training_options().values(), *more)}
     own = {"width", "hidden"} | {name.replace("_", "-") for name in names}
     named = {flag.removeprefix("no-") for flag in flags(page) - FOREIGN}
@@ -124,7 +150,10 @@ def test_commands_work(
     for module in (train, resume, run):
         monkeypatch.setattr(module, "choose_place", lambda *_, **__: Place(here=False, workers=2))
         monkeypatch.setattr(module, "start", lambda launch: ExitCode.DONE)
+    monkeypatch.setattr(train, "submit", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(verify, "_verify", lambda *_: ExitCode.DONE)
+    monkeypatch.setattr(aws, "_act", lambda *_: ExitCode.DONE)
+    monkeypatch.setattr(doctor, "_examine", lambda *_: ExitCode.DONE)  # the hosts aren't there
     for words in commands(page):
         for exported in inside.glob("*.safetensors"):
             exported.unlink()

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from paceline.errors import InfrastructureError, JobError, UsageError
-from paceline.launch.boundary import note
+from paceline.launch.note import note
 
 
 def _rank() -> int:
@@ -157,3 +157,35 @@ def fail_beside_a_reduce(payload: str) -> str:
     note.operation = "all-reduce"
     dist.all_reduce(torch.ones(()))
     return ""
+
+
+def hang(payload: str) -> str:
+    """Take steps that meet in all-reduces; in early attempts rank 1 hangs as the payload says."""
+    import re
+
+    import torch
+    import torch.distributed as dist
+
+    kinds = payload.split()
+    kind = kinds[_attempt()] if _attempt() < len(kinds) else ""
+    dist.init_process_group("gloo")
+    for step in range(1, 40):
+        note.begin(step)
+        if _rank() == 1 and step == 20:
+            if kind == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if kind == "lock":  # the interpreter
+                re.match("(a?){40}a{40}", "a" * 40)
+        if kind == "skip" and step == 20 and _rank() != 1:
+            note.enter("all-gather")
+            dist.all_gather([torch.ones(()), torch.ones(())], torch.ones(()))
+        note.enter("all-reduce")
+        dist.all_reduce(torch.ones(()))
+        note.leave()
+        note.count(1, 0.01, 0.0, 0.0)
+        time.sleep(0.01)
+    if kind == "late":
+        note.operation = "evaluate"
+        time.sleep(1.5)
+    dist.destroy_process_group()
+    return f"attempt {_attempt()}"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from paceline.launch import processes, signals
 from paceline.launch.local import launch_local, prepare
+from paceline.launch.restarts import Policy
 
 if __name__ == "__main__":
     entry, payload, log_dir, outcome_file, stop_s = sys.argv[1:]
@@ -22,7 +23,7 @@ if __name__ == "__main__":
         payload,
         workers=2,
         threads=1,
-        max_restarts=0,
+        policy=Policy(),
         log_dir=Path(log_dir),
         progress=lambda: -1,
     )

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.launch.local import LaunchOutcome, launch_local
+from paceline.launch.monitor.judging import HangLimits
+from paceline.launch.restarts import Policy
 
 
 @dataclass
@@ -15,6 +17,7 @@ class Launch:
     lines: list[str]
     progress: Callable[[], int] = lambda: -1
     max_restarts: int = 0
+    hang: HangLimits | None = None
 
     def __call__(self, entry: str, payload: str = "", workers: int = 2) -> LaunchOutcome:
         return launch_local(
@@ -22,7 +25,7 @@ class Launch:
             payload,
             workers=workers,
             threads=1,
-            max_restarts=self.max_restarts,
+            policy=Policy(max_restarts=self.max_restarts, hang=self.hang),
             log_dir=self.log_dir,
             progress=self.progress,
             report=self.lines.append,

@@ -1,6 +1,5 @@
 import errno
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,11 @@ from paceline.errors import (
     UsageError,
 )
 from paceline.launch.boundary import (
-    StepNote,
     describe,
     exit_code_of,
     failure_path,
     kind_of,
     message_of,
-    read_note,
     run_guarded,
 )
 from paceline.launch.failures import WorkerFailure
@@ -137,26 +134,3 @@ def test_without_a_place_for_the_record_the_error_still_goes_on(
     with pytest.raises(SystemExit):
         run_guarded(_exit, "", tmp_path / "missing", 0)
     assert "could not be written" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("first", ["share", "set"])
-def test_a_note_can_be_read_by_others(tmp_path: Path, first: str) -> None:
-    note, path = StepNote(), tmp_path / "note"
-
-    def change() -> None:
-        note.step, note.operation = 12, "all-reduce of gradients"
-
-    actions: list[Callable[[], None]] = [lambda: note.share(path), change]
-    for action in actions if first == "share" else reversed(actions):
-        action()
-    assert read_note(path) == (12, "all-reduce of gradients") == (note.step, note.operation)
-    note.step, note.operation = None, "ü" * 100
-    step, operation = read_note(path)
-    assert step is None
-    assert operation.startswith("ü" * 28)
-
-
-def test_no_note_is_no_step(tmp_path: Path) -> None:
-    assert read_note(tmp_path / "missing") == (None, "")
-    (tmp_path / "short").write_bytes(b"x")
-    assert read_note(tmp_path / "short") == (None, "")

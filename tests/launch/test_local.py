@@ -222,14 +222,14 @@ def test_nothing_listens_beyond_loopback(launch: Launch, tmp_path: Path) -> None
 
 
 def test_the_store_listens_on_loopback_alone() -> None:
-    from paceline.launch.agent import LoopbackRendezvous
+    from paceline.launch.agent import SeatRendezvous
 
     def listening() -> set[tuple[str, int]]:
         connections = psutil.Process().net_connections("inet")
         return {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
 
     before = listening()
-    rendezvous = LoopbackRendezvous()
+    rendezvous = SeatRendezvous(None, 0)
     information = rendezvous.next_rendezvous()
     assert {ip for ip, _ in listening() - before} == {"127.0.0.1"}
     information.store.set("key", "value")

@@ -7,7 +7,7 @@ from paceline.launch.options import LaunchOptions
 
 def test_every_option_is_described() -> None:
     names = [field.name for field in option_fields(LaunchOptions, "Launch")]
-    assert names == ["workers", "threads", "max_restarts", "on"]
+    assert names == ["workers", "threads", "max_restarts", "hang_after_s", "on"]
 
 
 @pytest.mark.parametrize(
@@ -16,9 +16,11 @@ def test_every_option_is_described() -> None:
         ({"workers": 0}, "--workers is 0"),
         ({"threads": -1}, "--threads is -1"),
         ({"max_restarts": -1}, "--max-restarts is -1"),
+        ({"hang_after_s": -1.0}, "--hang-after-s is -1"),
+        ({"hang_after_s": float("inf")}, "--hang-after-s is inf"),
     ],
 )
-def test_counts_out_of_range_are_refused(options: dict[str, int], flag: str) -> None:
+def test_counts_out_of_range_are_refused(options: dict[str, float], flag: str) -> None:
     with pytest.raises(UsageError, match=flag):
         LaunchOptions(**options)  # type: ignore[arg-type]
 

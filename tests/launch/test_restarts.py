@@ -36,3 +36,13 @@ def test_a_step_back_is_not_progress() -> None:
 
 def test_zero_restarts_means_none() -> None:
     assert RestartBudget.full(0, -1).spend("infrastructure", 10) is None
+
+
+def test_hangs_are_counted_apart() -> None:
+    budget = RestartBudget.full(3, -1)
+    for is_hang in (True, False, True):
+        left = budget.spend("infrastructure", -1, is_hang=is_hang)
+        assert left is not None
+        budget = left
+    assert (budget.left, budget.hangs) == (0, 2)
+    assert budget.spend("infrastructure", -1, is_hang=True) is None

@@ -197,6 +197,26 @@ def read_snapshot(directory: Path, device: torch.device | str = "cpu") -> Snapsh
     return Snapshot(step=manifest.step, tensors=tensors, state=_parse_state(state, directory))
 
 
+def manifest_text(directory: Path) -> str:
+    """Give a snapshot's manifest as it was written; its files aren't verified here.
+
+    Two snapshots are the same if and only if their manifests are.
+
+    Args:
+        directory: The snapshot's own directory, whether it exists or not.
+
+    Returns:
+        The text; empty where there is no undamaged manifest of a known format.
+    """
+    path = directory / MANIFEST
+    try:
+        content = _read_small(path)
+        parse_manifest(decode_body(content, path), path)
+    except SnapshotError:
+        return ""
+    return content.decode()
+
+
 def of_unknown_format(directory: Path) -> bool:
     """Say whether a snapshot is whole but of a format version that this Paceline doesn't know."""
     path = directory / MANIFEST

@@ -10,18 +10,20 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import final
 
 import torch
 
+from paceline.checkpoint.carrying import Piece, parse_sent, write_received
 from paceline.checkpoint.format import (
     MANIFEST,
     HostSnapshot,
     Snapshot,
     copy_to_host,
     holds_nothing_else,
+    manifest_text,
     no_phase,
     of_unknown_format,
     read_snapshot,
@@ -32,10 +34,12 @@ from paceline.errors import SnapshotError, UsageError
 
 _NAME = re.compile(r"step-([0-9]{12})")
 _BEST = "best.json"
+_GENERATION = "generation.json"
 _WRITING = ".tmp-"
 _REPLACED = ".replaced-"
 _TRASH = ".trash-"
-_NONE_LEFT = "and there is none before it: the training starts from the beginning"
+_NONE_LEFT = "and there is none before it"
+_BEGINNING = ": the training starts from the beginning"
 # A file system that is about to be full fails in more places than the files themselves.
 _SLACK_BYTES = 64 << 10
 _SPARES = 2
@@ -99,8 +103,7 @@ class SnapshotStore:
         ones are written over them, which spares the processor most of making and removing files.
         `drop_spares` removes them.
         """
-        if not self.directory.is_dir():
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._make_directory()
         final_path = self.path_of(host.step)
         spare = self._take_spare(host.num_bytes)
         writing = spare or self._temporary(_WRITING, final_path)
@@ -113,11 +116,85 @@ class SnapshotStore:
         fsync_directory(self.directory)
         phase("durable")
         if best:
-            write_json(self.directory / _BEST, {"snapshot": final_path.name})
+            self.mark_best(host.step)
             phase("best")
         self._remove_old(host.step, keep_spare=host.num_bytes <= _SPARE_MAX_BYTES)
         phase("removed old")
         return final_path
+
+    def receive(
+        self, manifest: str, pieces: Iterable[Piece], *, phase: Callable[[str], None] = no_phase
+    ) -> Path:
+        """Publish a snapshot that another host sends, as `publish` does one of this host.
+
+        One of the same step is replaced. Old ones stay: the next `publish` removes them.
+
+        Args:
+            manifest: Of the snapshot, as its host has it.
+            pieces: Its files; see `write_received`.
+            phase: As for `publish`.
+
+        Returns:
+            The snapshot's directory. It is to be verified when it is read, as any other.
+
+        Raises:
+            OSError: The disk is full or can't be written; no leftovers stay.
+            SnapshotError: What arrives isn't what the manifest says; no leftovers stay.
+        """
+        content = manifest.encode()
+        found = parse_sent(content)
+        final_path = self.path_of(found.step)
+        self.check_room(len(content) + sum(entry.bytes for entry in found.files.values()))
+        writing = self._temporary(_WRITING, final_path)
+        try:
+            write_received(writing, content, pieces)
+            self._rename_into_place(writing, final_path, phase)
+        except BaseException:
+            shutil.rmtree(writing, ignore_errors=True)
+            raise
+        fsync_directory(self.directory)
+        return final_path
+
+    def check_room(self, num_bytes: int) -> None:
+        """Check that a snapshot of this size would fit.
+
+        Raises:
+            OSError: It wouldn't, or the directory can't be made.
+        """
+        self._make_directory()
+        self._check_space(num_bytes)
+
+    def manifest(self, step: int) -> str:
+        """Give the manifest of a step's snapshot; see `manifest_text`."""
+        return manifest_text(self.path_of(step))
+
+    def mark_best(self, step: int) -> None:
+        """Point `best.json` to the snapshot of a step, which must be in place."""
+        write_json(self.directory / _BEST, {"snapshot": self.path_of(step).name})
+
+    def generation(self) -> int:
+        """Give the number noted by `note_generation`; 0 where there is none."""
+        try:
+            number = json.loads((self.directory / _GENERATION).read_bytes())["generation"]
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            return 0
+        return number if type(number) is int and number > 0 else 0
+
+    def note_generation(self, number: int) -> None:
+        """Note how often the training has been started, for later starts on this host to see."""
+        self._make_directory()
+        write_json(self.directory / _GENERATION, {"generation": number})
+
+    def set_aside_above(self, step: int, report: Callable[[str], None]) -> None:
+        """Rename snapshots of later steps: the training goes on from an earlier one of its own.
+
+        Left in place they would count as the newest, and those to come as old ones.
+        """
+        for later in self.steps():
+            if later > step:
+                path = self.path_of(later)
+                moved = _set_aside(path, "superseded")
+                report(f"the training goes on from step {step}, not from {path}: {moved}")
 
     def drop_spares(self) -> None:
         """Remove what `publish_host` has kept to write later ones over."""
@@ -141,6 +218,8 @@ class SnapshotStore:
         report: Callable[[str], None],
         device: torch.device | str = "cpu",
         at_most: int | None = None,
+        *,
+        alone: bool = True,
     ) -> Snapshot | None:
         """Read the newest snapshot that verifies; damaged newer ones become `<name>.damaged`.
 
@@ -150,6 +229,7 @@ class SnapshotStore:
             report: Called with one line for each damaged snapshot.
             device: Where the tensors are put.
             at_most: Leave out snapshots of later steps.
+            alone: Whether no other host may have one.
 
         Returns:
             The snapshot, or None where there is no good one.
@@ -167,8 +247,9 @@ class SnapshotStore:
             except SnapshotError as error:
                 if of_unknown_format(path):
                     raise
-                moved = _set_aside(path)
-                then = "the snapshot before it is tried" if step != steps[0] else _NONE_LEFT
+                moved = _set_aside(path, "damaged")
+                none_left = _NONE_LEFT + _BEGINNING if alone else f"{_NONE_LEFT} on this host"
+                then = "the snapshot before it is tried" if step != steps[0] else none_left
                 report(f"{error}; {moved}, {then}")
         return None
 
@@ -223,7 +304,7 @@ class SnapshotStore:
                 fsync_directory(self.directory)
             elif path.name.startswith((_WRITING, _TRASH, _REPLACED)):
                 shutil.rmtree(path)
-            elif path.name.startswith(f".{_BEST}."):
+            elif path.name.startswith((f".{_BEST}.", f".{_GENERATION}.")):
                 path.unlink()
 
     def _take_spare(self, needed_bytes: int) -> Path | None:
@@ -244,6 +325,10 @@ class SnapshotStore:
             return spare
         shutil.rmtree(spare, ignore_errors=True)
         return None
+
+    def _make_directory(self) -> None:
+        if not self.directory.is_dir():
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _temporary(self, kind: str, path: Path) -> Path:
         return self.directory / f"{kind}{path.name}-{secrets.token_hex(4)}"
@@ -292,12 +377,12 @@ class SnapshotStore:
             shutil.rmtree(trash, ignore_errors=True)
 
 
-def _set_aside(path: Path) -> str:
+def _set_aside(path: Path, why: str) -> str:
     number = 0
-    aside = path.with_name(f"{path.name}.damaged")
+    aside = path.with_name(f"{path.name}.{why}")
     while aside.exists():
         number += 1
-        aside = path.with_name(f"{path.name}.damaged-{number}")
+        aside = path.with_name(f"{path.name}.{why}-{number}")
     try:
         path.rename(aside)
     except OSError as error:

@@ -1,59 +1,141 @@
-"""`paceline doctor --here`: what a worker would find in this environment; starts nothing."""
+"""`paceline doctor`: what would stop or slow a training, on this machine or on several hosts."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.options import parse_options, show_help, wants_help
-from paceline.config.fields import OptionField, option_fields
+from paceline.cli.options import (
+    HelpShown,
+    note,
+    parse_options,
+    show_help,
+    wants_help,
+)
+from paceline.cli.train import RUN_DIR, absolute_reference, parse_recipe_options
+from paceline.config.commands import command_line
+from paceline.config.fields import OptionField, OptionValue, option_fields
 from paceline.dist.environment import surroundings
 from paceline.dist.options import DistOptions
 from paceline.errors import ExitCode, UsageError
-from paceline.trainer.config import TrainConfig
+from paceline.launch.hosts.options import HostsOptions
+from paceline.recipes.registry import reference_of
+from paceline.trainer.config import TrainConfig, merge, training_options
+from paceline.trainer.recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:
     from paceline.dist.here import Finding
+    from paceline.study.doctor.examination import Diagnosis, Wish
 
 _COMMAND = "paceline doctor"
 _ABOUT = (
-    "Show what a worker would find where this command is run: who it is among the workers, where "
-    "they meet, its network interface, device and backend. Each line is ok, a warning or a fault "
-    "with its remedy. Nothing is started. Exit code 65 where there is a fault."
+    "Find what would stop or slow a training: on this machine, or on those that --hosts or "
+    "--hostfile names and on all ways between them. With a recipe its data is compared as well. "
+    "Each line is ok, a warning or a fault with its remedy. Exit code 65: there is a fault; 70: a "
+    "host can't be reached. With --here: what a worker started by this shell would find."
 )
-_OPTIONS = (
+_OWN = (
     OptionField(
         name="here",
         annotation=bool,
         default=False,
-        help="Examine this process's environment.",
+        help="Examine this process's environment alone: who it is among workers, where they meet.",
         group="Doctor",
     ),
     OptionField(
         name="json",
         annotation=bool,
         default=False,
-        help="Print JSON: a list of objects with what, state and text.",
+        help="Print JSON: findings, hosts, links and all_reduce; with --here a list of findings.",
         group="Doctor",
     ),
-    *option_fields(DistOptions, "Workers"),
 )
+_OF_HOSTS = tuple(
+    option
+    for option in option_fields(HostsOptions, "Hosts")
+    if option.name in ("hosts", "hostfile", "host_keys", "ssh_config")
+)
+_OF_TRAINING = ("loader_workers", "workers", *(field.name for field in fields(DistOptions)))
+_OPTIONS = (*_OWN, *_OF_HOSTS, RUN_DIR)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    given: Mapping[str, OptionValue]
+    config: TrainConfig
+    recipe: Mapping[str, object] | None
+    """As `probes.data.Asked`."""
+
+    def hosts_options(self) -> HostsOptions:
+        """Take the options of hosts out."""
+        names = {option.name for option in _OF_HOSTS}
+        own = {name: value for name, value in self.given.items() if name in names}
+        return HostsOptions(**own)  # type: ignore[arg-type]  # checked by parsing
 
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    if wants_help(tokens):
-        return show_help(_COMMAND, _ABOUT, _OPTIONS)
-    given = parse_options(_COMMAND, _ABOUT, tokens, _OPTIONS)
-    if not given.get("here"):
-        raise UsageError("say what to examine: paceline doctor --here")
-    names = {field.name for field in fields(DistOptions)}
-    settings = {name: value for name, value in given.items() if name in names}
-    options = TrainConfig.from_settings(settings).dist
+    named = tokens[0] if tokens and not tokens[0].startswith("-") else None
+    if named is None and wants_help(tokens):
+        return show_help(_COMMAND, _ABOUT, [*_OPTIONS, *_training()])
+    try:
+        asked = _read(tokens) if named is None else _read_recipe(named, tokens[1:])
+    except HelpShown:
+        return ExitCode.DONE
+    hosts = asked.hosts_options()
+    if asked.given.get("here"):
+        if hosts.named or named is not None:
+            raise UsageError("--here looks at this process alone: leave out hosts and recipe")
+        return _examine_here(asked)
+    return _examine(asked, hosts)
+
+
+def _training() -> list[OptionField]:
+    """List the options of training that count without a recipe."""
+    return [option for name, option in training_options().items() if name in _OF_TRAINING]
+
+
+def _read(tokens: Sequence[str]) -> _Asked:
+    given = parse_options(_COMMAND, _ABOUT, tokens, [*_OPTIONS, *_training()])
+    settings = {name: value for name, value in given.items() if name in _OF_TRAINING}
+    return _Asked(given=given, config=TrainConfig.from_settings(settings), recipe=None)
+
+
+def _read_recipe(name: str, tokens: Sequence[str]) -> _Asked:
+    recipe = load_recipe(reference_of(name))
+    given = parse_recipe_options(command_line("doctor", name), recipe, tokens, _OPTIONS)
+    settings = {n: v for n, v in given.items() if n in training_options()}
+    config = TrainConfig.from_settings(merge(settings, recipe.settings))
+    return _Asked(given=given, config=config, recipe=_data_of(name, recipe, given, config))
+
+
+def _data_of(
+    name: str, recipe: Recipe, given: Mapping[str, OptionValue], config: TrainConfig
+) -> Mapping[str, object]:
+    """Say whose data is meant; paths below the working directory from there."""
+    own = {argument.name for argument in recipe.arguments()}
+    arguments = recipe.resolved({n: v for n, v in given.items() if n in own})
+    paths = recipe.path_arguments()
+    return {
+        "reference": _from_here(absolute_reference(reference_of(name))),
+        "arguments": {
+            n: _from_here(v) if n in paths and isinstance(v, str) else v
+            for n, v in arguments.items()
+        },
+        "seed": config.loop.seed,
+    }
+
+
+def _from_here(path: str) -> str:
+    return path.removeprefix(f"{Path.cwd()}/")
+
+
+def _examine_here(asked: _Asked) -> int:
     from paceline.dist.here import examine
 
-    findings = examine(surroundings(), options)
-    if given.get("json"):
+    findings = examine(surroundings(), asked.config.dist)
+    if asked.given.get("json"):
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         print("\n".join(_lines(findings)))
@@ -63,3 +145,35 @@ def main(tokens: Sequence[str]) -> int:
 
 def _lines(findings: Sequence["Finding"]) -> list[str]:
     return [f"{f.state:8}{f.what:11} {f.text}" for f in findings]
+
+
+def _examine(asked: _Asked, hosts: HostsOptions) -> int:
+    from paceline.study.doctor.examination import as_json
+    from paceline.study.doctor.telling import as_text
+
+    found = _found(asked, hosts)
+    print(json.dumps(as_json(found), indent=2) if asked.given.get("json") else as_text(found))
+    return found.exit_code
+
+
+def _found(asked: _Asked, options: HostsOptions) -> "Diagnosis":
+    from paceline.study.doctor.visit import Place, examine_here, examine_hosts
+
+    run_dir = asked.given.get("run_dir")
+    runs = str(Path(str(run_dir)).parent) if run_dir is not None else "runs"
+    place = Place(directory=str(Path.cwd()), runs=runs)
+    if not options.named:
+        return examine_here(_wish(asked), place, asked.config.launch.workers, note)
+    return examine_hosts(options.read(), options, _wish(asked), place, note)
+
+
+def _wish(asked: _Asked) -> "Wish":
+    from paceline.study.doctor.examination import Wish
+
+    config = asked.config
+    return Wish(
+        on_gpus=config.dist.device != "cpu" and config.dist.backend != "gloo",
+        interface=config.dist.interface,
+        loader_workers=config.data.loader_workers,
+        recipe=asked.recipe,
+    )

@@ -31,6 +31,7 @@ def announce_end(
     interrupted: bool,
     failures: Sequence[WorkerFailure] = (),
     write: WriteReport = write_report,
+    again: Sequence[str] = (),
 ) -> int:
     """Write the report and print the summary. Returns the exit code.
 
@@ -39,6 +40,7 @@ def announce_end(
         interrupted: A signal asked the launcher to stop.
         failures: Of workers that didn't stop in order when they were asked to.
         write: How the report is written.
+        again: Options that a command to go on needs besides the run directory.
     """
     if not (interrupted or run.run_json.exists()):
         run.discard()  # a script that trained nothing: what there was to say, it has said
@@ -50,7 +52,7 @@ def announce_end(
             print(f"paceline: {one_line(failure)}", file=sys.stderr)
         if run.run_json.exists():
             write(run)
-        _print_interrupted(run)
+        _print_interrupted(run, again)
         return ExitCode.RESUMABLE
     write(run)
     print(_summary_text(summary, run), flush=True)
@@ -61,6 +63,7 @@ def announce_failure(
     run: RunDirectory,
     failures: Sequence[WorkerFailure],
     write: WriteReport | None = write_report,
+    again: Sequence[str] = (),
 ) -> int:
     """Print the root cause, and write the report. Returns the exit code.
 
@@ -72,6 +75,7 @@ def announce_failure(
         failures: Root cause first.
         write: How the report is written; None for workers other than the first that tell of their
             own failure.
+        again: Options that a command to go on needs besides the run directory.
     """
     cause = failures[0]
     expected = cause.kind != "infrastructure" and cause.error_type in _TOLD_WITHOUT_TRACEBACK
@@ -84,9 +88,10 @@ def announce_failure(
     if run.run_json.exists():
         if write is not None:
             write(run)
-        if any(run.snapshots.glob("step-*")) and not _would_fail_again(cause):
-            again = command_line("resume", run.path)
-            print(f"Go on from the newest good snapshot: {again}", file=sys.stderr)
+        kept = bool(again) or any(run.snapshots.glob("step-*"))  # with hosts: on them
+        if kept and not _would_fail_again(cause):
+            command = command_line("resume", run.path, *again)
+            print(f"Go on from the newest good snapshot: {command}", file=sys.stderr)
     elif expected and write is not None:
         run.discard()
     return exit_code_of(cause.kind)
@@ -116,14 +121,16 @@ def _read_summary(run: RunDirectory) -> Mapping[str, object]:
     return content if isinstance(content, dict) else {}
 
 
-def _print_interrupted(run: RunDirectory) -> None:
+def _print_interrupted(run: RunDirectory, again: Sequence[str]) -> None:
     if not run.run_json.exists():
         run.discard()
         print("Stopped before the training began; nothing is left of it.", flush=True)
         return
     step = max((int(path.name[5:]) for path in run.snapshots.glob("step-" + 12 * "?")), default=0)
     what = f"It can go on from step {step}" if step else "It can start again"
-    print(f"Stopped. {what}: {command_line('resume', run.path)}", flush=True)
+    if again:  # its snapshots are on the hosts
+        what = "It can go on"
+    print(f"Stopped. {what}: {command_line('resume', run.path, *again)}", flush=True)
 
 
 def _summary_text(summary: Mapping[str, object], run: RunDirectory) -> str:

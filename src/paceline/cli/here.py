@@ -1,5 +1,7 @@
 """Whether this process is a worker already, or is to start the workers of this machine."""
 
+from dataclasses import replace
+
 from paceline.dist.environment import Findings, look, read_placement, surroundings
 from paceline.dist.options import DistOptions
 from paceline.dist.placement import NodePlacement, Placement
@@ -24,7 +26,7 @@ def worker_here(launch: LaunchOptions, dist: DistOptions) -> Placement | None:
     if dist.rank is not None or findings.workers:
         return _started(read_placement(environment, dist), launch)
     if findings.node is not None and findings.node.nodes > 1:
-        return _only_worker(findings.node, launch, dist)
+        return findings.node.only_worker() if launch.on == "here" else None
     if dist.init_method is not None:
         raise UsageError(
             f"--init-method {dist.init_method} needs --rank and --world-size, or a launcher that "
@@ -50,17 +52,18 @@ def _started(found: Placement, launch: LaunchOptions) -> Placement | None:
     )
 
 
-def _only_worker(node: NodePlacement, launch: LaunchOptions, dist: DistOptions) -> Placement:
-    workers = launch.workers or node.workers or _gpus(dist) or 1
-    if workers == 1:
-        return node.only_worker()
-    raise UsageError(
-        f"{node.source} has started one process on each of {node.nodes} nodes, and {workers} "
-        "workers a node are wanted: Paceline starts several workers on one node only. Let torchrun "
-        f"start them: torchrun --nnodes {node.nodes} --node-rank {node.node_rank} "
-        f"--nproc-per-node {workers} --master-addr {node.master_addr} "
-        f"--master-port {node.master_port} -m paceline train ..."
-    )
+def node_here(launch: LaunchOptions, dist: DistOptions) -> NodePlacement | None:
+    """Give this node's place, where a service has started one process on each of several nodes.
+
+    Returns:
+        With the number of workers that this node is to start; None where there is no such service.
+    """
+    if launch.on != "auto" or dist.rank is not None:
+        return None
+    node = look(surroundings()).node
+    if node is None or node.nodes == 1:
+        return None
+    return replace(node, workers=launch.workers or node.workers or _gpus(dist) or 1)
 
 
 def _gpus(dist: DistOptions) -> int:

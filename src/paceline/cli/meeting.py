@@ -70,11 +70,10 @@ def make_on_this_node(run: RunDirectory) -> None:
 
 def _make(launch: "Launch") -> str:
     """Make the run directory of a new training. Returns what stands in the way."""
-    run = launch.run
-    if not launch.is_new or (launch.place.attempt and run.run_json.exists()):
+    if not launch.makes:
         return ""
     try:
-        run.create()
+        launch.run.create()
     except UsageError as error:
         return str(error)
     return ""

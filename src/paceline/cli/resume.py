@@ -1,17 +1,19 @@
 """`paceline resume RUN_DIR`: goes on exactly where a training stopped, in mid-epoch as well."""
 
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from paceline.cli.elsewhere import Elsewhere, elsewhere_options, submit, take_elsewhere, words
 from paceline.cli.options import parse_options, show_help, take_word, wants_help
 from paceline.cli.run import SCRIPT_ENTRY
-from paceline.cli.start import Launch, choose_place, newest_step, start, warn_of_no_effect
-from paceline.cli.train import parse_recipe_options
-from paceline.config.fields import OptionField
+from paceline.cli.start import Launch, choose_place, start, warn_of_no_effect
+from paceline.cli.train import file_name, parse_recipe_options
+from paceline.config.fields import OptionField, OptionValue
 from paceline.config.rundir import RunDirectory
 from paceline.errors import UsageError
+from paceline.launch.cluster import CLUSTERS
 from paceline.trainer.config import TrainConfig, training_options
 from paceline.trainer.past import PastRun
 from paceline.trainer.recipe import load_recipe
@@ -35,7 +37,7 @@ _ABOUT = (
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     if wants_help(tokens):
-        options = [*training_options().values(), _ALLOW]
+        options = [*training_options().values(), _ALLOW, *elsewhere_options()]
         return show_help("paceline resume RUN_DIR", _ABOUT, options)
     where, rest = take_word(tokens, "paceline resume RUN_DIR", "the run directory")
     run = RunDirectory.named(where)
@@ -43,15 +45,21 @@ def main(tokens: Sequence[str]) -> int:
     if past.kind == "script":
         return _resume_script(run, past, where, rest)
     recipe = load_recipe(past.reference)
-    given = parse_recipe_options(shlex.join(("paceline", "resume", where)), recipe, rest, [_ALLOW])
+    given = parse_recipe_options(
+        shlex.join(("paceline", "resume", where)), recipe, rest, [_ALLOW, *elsewhere_options()]
+    )
+    elsewhere = take_elsewhere(given)
     names = _names(given.pop("allow_change", ()))
     paths = recipe.path_arguments()
     given = recipe.with_absolute_paths(given)
     settings, arguments = past.changed(given, names, paths)
     config = TrainConfig.from_settings(settings)
     if "epochs" in given:
-        past.check_epochs(config.loop.epochs, newest_step(run.snapshots))
-    place = choose_place(config, usual_workers=past.world_size)
+        past.check_epochs(config.loop.epochs, run.newest_step())
+    if config.launch.on in CLUSTERS:
+        return _submit(elsewhere, config, run, given | _allowing(names))
+    elsewhere.check(config.launch.on)
+    place = choose_place(config, usual_workers=past.world_size, hosts=elsewhere.hosts)
     request = TrainRequest(
         recipe=past.recipe,
         reference=past.reference,
@@ -62,7 +70,15 @@ def main(tokens: Sequence[str]) -> int:
         command=("paceline", "resume", *tokens),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    return _go_on(Launch(request=request, config=config, run=run, place=place, is_new=False), given)
+    launch = Launch(
+        request=request,
+        config=config,
+        run=run,
+        place=place,
+        is_new=False,
+        paths=tuple(paths),
+    )
+    return _go_on(launch, given)
 
 
 def _resume_script(run: RunDirectory, past: PastRun, where: str, tokens: Sequence[str]) -> int:
@@ -75,8 +91,9 @@ def _resume_script(run: RunDirectory, past: PastRun, where: str, tokens: Sequenc
             "the script's own arguments are those that the training began with; they can't be "
             "given anew: " + (" ".join(past.script_args) or "none")
         )
-    options = [*script_options().values(), _ALLOW]
+    options = [*script_options().values(), _ALLOW, *elsewhere_options()]
     given = parse_options(shlex.join(("paceline", "resume", where)), _ABOUT, tokens, options)
+    elsewhere = take_elsewhere(given)
     allowed = _names(given.pop("allow_change", ()))
     past.changed(given, allowed)  # refuses
     # What the script itself says it will say again.
@@ -84,7 +101,10 @@ def _resume_script(run: RunDirectory, past: PastRun, where: str, tokens: Sequenc
     before = {n: v for n, v in past.settings.items() if n in told}
     settings = before | given
     config = TrainConfig.from_settings(settings)
-    place = choose_place(config, usual_workers=past.world_size)
+    if config.launch.on in CLUSTERS:
+        return _submit(elsewhere, config, run, given | _allowing(allowed))
+    elsewhere.check(config.launch.on)
+    place = choose_place(config, usual_workers=past.world_size, hosts=elsewhere.hosts)
     request = TrainRequest(
         kind="script",
         recipe=past.recipe,
@@ -104,12 +124,29 @@ def _resume_script(run: RunDirectory, past: PastRun, where: str, tokens: Sequenc
     return _go_on(launch, given)
 
 
+def _submit(
+    elsewhere: Elsewhere,
+    config: TrainConfig,
+    run: RunDirectory,
+    given: Mapping[str, OptionValue],
+) -> int:
+    """Have a cluster go on with a training whose run directory it sees."""
+    sent = {n: v for n, v in given.items() if n != "on"}
+    command = ("paceline", "resume", str(run.path), *words(sent))
+    return submit(elsewhere, config, command, file_name(run.path.name), str(run.path))
+
+
 def _go_on(launch: Launch, given: Collection[str]) -> int:
     """Say what the user may not expect, and start the workers."""
     if launch.place.rank == 0:
         warn_of_no_effect(launch.place, given)
-        _say_what_is_gone(launch.run, newest_step(launch.run.snapshots))
+        alone = launch.place.hosts is None and not launch.place.started_apart
+        _say_what_is_gone(launch.run, launch.run.newest_step(), alone=alone)
     return start(launch)
+
+
+def _allowing(names: Sequence[str]) -> dict[str, OptionValue]:
+    return {"allow_change": tuple(names)} if names else {}
 
 
 def _names(allowed: object) -> list[str]:
@@ -117,10 +154,12 @@ def _names(allowed: object) -> list[str]:
     return [str(name).replace("-", "_") for name in listed]
 
 
-def _say_what_is_gone(run: RunDirectory, step: int) -> None:
+def _say_what_is_gone(run: RunDirectory, step: int, *, alone: bool) -> None:
     if step < 0:
+        unless = "" if alone else ", unless another host has one"
         print(
-            f"There is no snapshot in {run.snapshots}: the training starts from the beginning",
+            f"There is no snapshot in {run.snapshots}: the training starts from the beginning"
+            f"{unless}",
             flush=True,
         )
     elif not run.metrics_csv.exists():

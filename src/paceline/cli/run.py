@@ -5,11 +5,19 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from paceline.cli.elsewhere import (
+    elsewhere_options,
+    run_dir_there,
+    submit,
+    take_elsewhere,
+    words,
+)
 from paceline.cli.options import parse_options, show_help, wants_help
 from paceline.cli.start import Launch, choose_place, start, warn_of_no_effect
 from paceline.cli.train import RUN_DIR, file_name
 from paceline.config.rundir import RunDirectory
 from paceline.errors import UsageError
+from paceline.launch.cluster import CLUSTERS
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.request import TrainRequest
 
@@ -28,17 +36,25 @@ def main(tokens: Sequence[str]) -> int:
     from paceline.cli.script_options import script_options
 
     own, arguments = _split(tokens)
-    options = [*script_options().values(), RUN_DIR]
+    options = [*script_options().values(), RUN_DIR, *elsewhere_options()]
     if wants_help(own):
         return show_help(_USAGE, _ABOUT, options)
     script, own = _take_script(own)
     given = parse_options(shlex.join(("paceline", "run", script)), _ABOUT, own, options)
+    elsewhere = take_elsewhere(given)
     where = given.pop("run_dir", None)
     config = TrainConfig.from_settings(given)
-    place = choose_place(config)
+    name = file_name(Path(script).stem)
+    if config.launch.on in CLUSTERS:
+        run_dir = str(where or run_dir_there(name))
+        sent = {n: v for n, v in given.items() if n != "on"} | {"run_dir": run_dir}
+        command = ("paceline", "run", script, *words(sent), "--", *arguments)
+        return submit(elsewhere, config, command, name, run_dir)
+    elsewhere.check(config.launch.on)
+    place = choose_place(config, hosts=elsewhere.hosts)
     if place.rank == 0:
         warn_of_no_effect(place, tuple(given))
-    run = RunDirectory.usual(file_name(Path(script).stem), place.started_at())
+    run = RunDirectory.usual(name, place.started_at())
     if where is not None:
         run = RunDirectory.named(str(where))
     request = TrainRequest(

@@ -4,21 +4,24 @@ import json
 import os
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.cli.ending import announce_end, announce_failure
-from paceline.cli.here import worker_here, workers_of_node
+from paceline.cli.here import node_here, worker_here, workers_of_node
 from paceline.cli.meeting import agree_on_run
 from paceline.cli.pages import write_report_apart
 from paceline.config.rundir import RunDirectory
 from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
 from paceline.dist.options import DistOptions
+from paceline.dist.placement import NodePlacement
 from paceline.errors import ExitCode, InfrastructureError, UsageError
 from paceline.launch.boundary import describe
+from paceline.launch.hosts.options import HostsOptions
 from paceline.launch.placement import (
     choose_workers,
     may_have_gpus,
@@ -30,9 +33,12 @@ from paceline.trainer.config import TrainConfig
 from paceline.trainer.reproducible import check_reproducible
 from paceline.trainer.request import TrainRequest
 
+if TYPE_CHECKING:
+    from paceline.launch.local import LaunchOutcome
+
 RECIPE_ENTRY = "paceline.trainer.worker:run_training"
 # Every optimizer imports torch._dynamo when it is built: here it is done once, for all workers.
-_PRELOAD = ("paceline.trainer.worker", "torch._dynamo")
+PRELOAD = ("paceline.trainer.worker", "torch._dynamo")
 _WAIT_FOR_RUN_DIR_S = 60.0
 
 
@@ -49,6 +55,10 @@ class Place:
     nodes: int = 1
     threads: int = 1
     attempt: int = 0
+    node: NodePlacement | None = None
+    """This node's place, where each of several nodes starts its own workers."""
+    hosts: HostsOptions | None = None
+    """Hosts to reach by ssh; each then chooses its own workers."""
     started_apart: bool = False
     """Nobody has started all workers together: they agree on the run directory when they meet."""
 
@@ -58,7 +68,8 @@ class Place:
             return datetime.now(UTC)
         import psutil
 
-        return datetime.fromtimestamp(psutil.Process(os.getppid()).create_time(), UTC)
+        starter = os.getppid() or os.getpid()  # 0: it is outside of this container
+        return datetime.fromtimestamp(psutil.Process(starter).create_time(), UTC)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,27 +81,52 @@ class Launch:
     run: RunDirectory
     place: Place
     is_new: bool
-    """Whether the run directory is to be made."""
+    """Whether this begins a training, rather than going on with one."""
     entry: str = RECIPE_ENTRY
     """What every worker runs."""
     is_named: bool = True
     """Whether the user has named the run directory."""
+    paths: tuple[str, ...] = ()
+    """Names of the recipe's arguments that are paths."""
+
+    @property
+    def makes(self) -> bool:
+        """Whether the run directory is to be made now: nothing has been trained in it yet."""
+        return self.is_new and not (self.place.attempt and self.run.run_json.exists())
 
 
-def choose_place(config: TrainConfig, usual_workers: int | None = None) -> Place:
+def choose_place(
+    config: TrainConfig,
+    usual_workers: int | None = None,
+    hosts: HostsOptions | None = None,
+) -> Place:
     """Decide where the workers run and how many there are; checks what can be checked by now.
 
     Args:
         config: The options.
         usual_workers: How many to start here where the options don't say: as many as before.
+        hosts: Hosts to train on instead of this one, if they are named.
 
     Raises:
         UsageError: There aren't as many GPUs as asked for, or more workers than samples in a batch.
     """
-    place = _here(config) or _local(config, usual_workers)
-    choose_global_batch(config.data, DEFAULT_GLOBAL_BATCH, place.workers)
-    check_reproducible(config, place.workers)
+    if hosts is not None and hosts.named:
+        if config.launch.on != "auto":
+            raise UsageError(f"--on {config.launch.on} and --hosts can't be combined")
+        return Place(here=False, hosts=hosts)
+    place = _here(config) or _on_node(config) or local_place(config, usual=usual_workers)
+    check_workers(config, place.workers)
     return place
+
+
+def check_workers(config: TrainConfig, workers: int) -> None:
+    """Check what depends on the number of workers.
+
+    Raises:
+        UsageError: There are more of them than samples in a batch, or than shards.
+    """
+    choose_global_batch(config.data, DEFAULT_GLOBAL_BATCH, workers)
+    check_reproducible(config, workers)
 
 
 def warn_of_no_effect(place: Place, given: Collection[str]) -> None:
@@ -112,6 +148,14 @@ def start(launch: Launch) -> int:
     """
     if launch.config.metrics.tensorboard:
         require_tensorboard()
+    if launch.place.hosts is not None:
+        from paceline.cli.hosts import start_on_hosts
+
+        return start_on_hosts(launch, launch.place.hosts)
+    if launch.place.node is not None:
+        from paceline.cli.node import start_on_node
+
+        return start_on_node(launch, launch.place.node)
     return _start_here(launch) if launch.place.here else _start_local(launch)
 
 
@@ -131,17 +175,37 @@ def _here(config: TrainConfig) -> Place | None:
     )
 
 
-def _local(config: TrainConfig, usual_workers: int | None) -> Place:
+def _on_node(config: TrainConfig) -> Place | None:
+    node = node_here(config.launch, config.dist)
+    if node is None:
+        return None
+    place = local_place(config, asked=node.workers)
+    return replace(place, rank=node.node_rank, nodes=node.nodes, node=node)
+
+
+def local_place(
+    config: TrainConfig, *, asked: int | None = None, usual: int | None = None
+) -> Place:
+    """Choose how many workers this machine gets, and their threads.
+
+    Args:
+        config: The options.
+        asked: A number that counts before that of the options.
+        usual: How many where nobody says.
+
+    Raises:
+        UsageError: There aren't as many GPUs as asked for.
+    """
     options = config.dist
     if options.backend == "mpi":
         raise UsageError("--backend mpi: start the workers by mpirun, or choose another backend")
     gpus, cores = _gpus_for(options), usable_cores()
     by_device = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
     backend = by_device.get(options.device, options.backend)
-    if usual_workers is not None and gpus and backend != "gloo":
-        usual_workers = min(usual_workers, gpus)  # this machine may have fewer than the last one
-    asked = config.launch.workers or workers_of_node() or usual_workers
-    workers = choose_workers(asked, gpus, cores, backend)
+    if usual is not None and gpus and backend != "gloo":
+        usual = min(usual, gpus)  # this machine may have fewer than the last one
+    wanted = asked or config.launch.workers or workers_of_node() or usual
+    workers = choose_workers(wanted, gpus, cores, backend)
     if workers > max(cores, gpus):
         print(f"{workers} workers share {cores} CPU cores: expect no gain in speed", flush=True)
     omp = os.environ.get("OMP_NUM_THREADS")
@@ -171,27 +235,39 @@ def _start_local(launch: Launch) -> int:
     from paceline.launch.local import launch_local, prepare
 
     run, place = launch.run, launch.place
-    if launch.is_new:
+    if launch.makes:
         run.create()
     with run.lock():
         run.summary_json.unlink(missing_ok=True)  # of an earlier start
-        prepare(_PRELOAD, place.threads)
+        prepare(PRELOAD, place.threads)
         try:
             outcome = launch_local(
                 launch.entry,
                 launch.request.to_json(),
                 workers=place.workers,
                 threads=place.threads,
-                max_restarts=launch.config.launch.max_restarts,
+                policy=launch.config.policy(),
                 log_dir=run.logs,
-                progress=lambda: newest_step(run.snapshots),
+                progress=run.newest_step,
             )
         except InfrastructureError as error:
             print(f"paceline: {error}", file=sys.stderr)
             return ExitCode.INFRASTRUCTURE
-        if outcome.failures and not outcome.interrupted:
-            return announce_failure(run, outcome.failures)
-        return announce_end(run, interrupted=outcome.interrupted, failures=outcome.failures)
+        return announce(run, outcome)
+
+
+def announce(run: RunDirectory, outcome: "LaunchOutcome", again: Sequence[str] = ()) -> int:
+    """Say how a launch ended. Returns the exit code.
+
+    Args:
+        run: The run directory.
+        outcome: Of the launch.
+        again: Options that a command to go on needs besides the run directory.
+    """
+    interrupted, failures = outcome.interrupted, outcome.failures
+    if failures and not interrupted:
+        return announce_failure(run, failures, again=again)
+    return announce_end(run, interrupted=interrupted, failures=failures, again=again)
 
 
 def _start_here(launch: Launch) -> int:
@@ -218,7 +294,7 @@ def _start_here(launch: Launch) -> int:
 def _made_on_one_node(launch: Launch) -> bool:
     """Have the node's first worker make the run directory; False where an old one is in the way."""
     run, place = launch.run, launch.place
-    if not launch.is_new or (place.attempt and run.run_json.exists()):
+    if not launch.makes:
         return True
     if place.local_rank == 0:
         run.create()
@@ -230,16 +306,11 @@ def _work_here(launch: Launch) -> object:
     from paceline.launch.worker import run_here
 
     payload, logs, place = launch.request.to_json(), launch.run.logs, launch.place
-    result: Mapping[str, object] = json.loads(
-        run_here(launch.entry, payload, logs, place.rank, place.attempt)
+    text = run_here(
+        launch.entry, payload, logs, place.rank, place.attempt, world_size=place.workers
     )
+    result: Mapping[str, object] = json.loads(text)
     return result["stopped_because"]
-
-
-def newest_step(snapshots: Path) -> int:
-    """Give the newest snapshot's step by its name; -1 where there is none."""
-    names = (path.name.removeprefix("step-") for path in snapshots.glob("step-*"))
-    return max((int(name) for name in names if name.isdecimal()), default=-1)
 
 
 def _wait_for(directory: Path) -> None:

@@ -4,11 +4,19 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from paceline.cli.elsewhere import (
+    elsewhere_options,
+    run_dir_there,
+    submit,
+    take_elsewhere,
+    words,
+)
 from paceline.cli.options import HelpShown, parse_options, with_defaults
 from paceline.cli.start import Launch, choose_place, start, warn_of_no_effect
 from paceline.config.fields import OptionField, OptionValue
 from paceline.config.rundir import RunDirectory
 from paceline.errors import ExitCode, UsageError
+from paceline.launch.cluster import CLUSTERS
 from paceline.recipes.registry import DEFAULT, reference_of
 from paceline.trainer.config import TrainConfig, merge, training_options
 from paceline.trainer.recipe import Recipe, load_recipe
@@ -32,16 +40,25 @@ def main(tokens: Sequence[str]) -> int:
     reference = reference_of(name)
     recipe = load_recipe(reference)
     try:
-        given = parse_recipe_options(f"paceline train {name}", recipe, rest, [RUN_DIR])
+        given = parse_recipe_options(
+            f"paceline train {name}", recipe, rest, [RUN_DIR, *elsewhere_options()]
+        )
     except HelpShown:
         return ExitCode.DONE
+    elsewhere = take_elsewhere(given)
     where = given.pop("run_dir", None)
     own = {argument.name for argument in recipe.arguments()}
     arguments = recipe.resolved({n: v for n, v in given.items() if n in own})
     options = {n: v for n, v in given.items() if n not in own}
     settings = merge(options, recipe.settings)
     config = TrainConfig.from_settings(settings)
-    place = choose_place(config)
+    if config.launch.on in CLUSTERS:
+        run_dir = str(where or run_dir_there(file_name(name)))
+        sent = {n: v for n, v in given.items() if n != "on"} | {"run_dir": run_dir}
+        command = ("paceline", "train", name, *words(sent))
+        return submit(elsewhere, config, command, file_name(name), run_dir)
+    elsewhere.check(config.launch.on)
+    place = choose_place(config, hosts=elsewhere.hosts)
     if place.rank == 0:
         warn_of_no_effect(place, tuple(given))
     run = RunDirectory.usual(file_name(name), place.started_at())
@@ -65,6 +82,7 @@ def main(tokens: Sequence[str]) -> int:
             place=place,
             is_new=True,
             is_named=where is not None,
+            paths=tuple(recipe.path_arguments()),
         )
     )
 

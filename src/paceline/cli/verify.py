@@ -21,6 +21,7 @@ from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
 from paceline.errors import ExitCode, JobError, UsageError
 from paceline.launch.failures import WorkerFailure, one_line
 from paceline.launch.placement import may_have_gpus, threads_per_worker, usable_cores
+from paceline.launch.restarts import Policy
 from paceline.recipes.registry import reference_of
 from paceline.trainer.config import TrainConfig, merge, training_options
 from paceline.trainer.recipe import Recipe, load_recipe
@@ -303,7 +304,7 @@ class _Launcher:
             self._trial(run, records, disturbed=disturbed),
             workers=workers,
             threads=threads,
-            max_restarts=0,
+            policy=Policy(),
             log_dir=run.logs,
             progress=lambda: -1,
         )

@@ -71,6 +71,11 @@ class RunDirectory:
         return self.path / "logs"
 
     @property
+    def slurm(self) -> Path:
+        """The scripts of Slurm jobs, what they printed, and how they ended."""
+        return self.path / "slurm"
+
+    @property
     def report_html(self) -> Path:
         """The run as one self-contained page."""
         return self.path / "report.html"
@@ -90,36 +95,60 @@ class RunDirectory:
             UsageError: It holds a training already, or can't be made or written.
         """
         try:
-            self._refuse_to_overwrite()
+            self.refuse_to_overwrite()
+            if self.path.is_dir() and not self._is_leftover():
+                raise UsageError(
+                    f"{self.path} is not empty and holds no training. "
+                    "Name a new or empty directory with --run-dir"
+                )
+        except OSError as error:
+            raise self._unwritable(error) from error
+        self.make()
+
+    def make(self) -> None:
+        """Make the directory where it isn't there, and prove that it can be written.
+
+        Raises:
+            UsageError: It can't be made or written.
+        """
+        try:
             self.snapshots.mkdir(parents=True, exist_ok=True)
             self.logs.mkdir(exist_ok=True)
-            probe = self.path / ".probe"
+            probe = self.logs / f".probe-{socket.gethostname()}-{os.getpid()}"
             write_json(probe, {})
             probe.unlink()
         except OSError as error:
-            raise UsageError(
-                f"the run directory {self.path} can't be written ({error.strerror}). "
-                "Name another one with --run-dir"
-            ) from error
+            raise self._unwritable(error) from error
 
-    def _refuse_to_overwrite(self) -> None:
+    def newest_step(self) -> int:
+        """Give the newest snapshot's step by its name; -1 where there is none."""
+        names = (path.name.removeprefix("step-") for path in self.snapshots.glob("step-*"))
+        return max((int(name) for name in names if name.isdecimal()), default=-1)
+
+    def _unwritable(self, error: OSError) -> UsageError:
+        return UsageError(
+            f"the run directory {self.path} can't be written ({error.strerror}). "
+            "Name another one with --run-dir"
+        )
+
+    def refuse_to_overwrite(self) -> None:
+        """Refuse a directory that holds a training.
+
+        Raises:
+            UsageError: It does.
+        """
         if self.run_json.exists():
             raise UsageError(
                 f"{self.path} already holds a training. "
                 f"Go on with it: {command_line('resume', self.path)}; "
                 "or name another directory with --run-dir"
             )
-        if self.path.is_dir() and not self._is_leftover():
-            raise UsageError(
-                f"{self.path} is not empty and holds no training. "
-                "Name a new or empty directory with --run-dir"
-            )
 
     def _is_leftover(self) -> bool:
         """Tell whether nothing is here but what a training left that failed before it began."""
-        ours = {self.snapshots.name, self.logs.name, self._lock_file.name}
+        ours = {self.snapshots.name, self.logs.name, self.slurm.name, self._lock_file.name}
         return {path.name for path in self.path.iterdir()} <= ours and not (
-            self.snapshots.is_dir() and any(self.snapshots.iterdir())
+            self.snapshots.is_dir() and any(self.snapshots.glob("*step-*"))
         )
 
     def discard(self) -> None:

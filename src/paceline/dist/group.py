@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import final
+from typing import Protocol, final
 
 import torch
 import torch.distributed as dist
@@ -28,11 +28,22 @@ from paceline.dist.environment import (
 )
 from paceline.dist.interface import Route, find_route, loopback_route
 from paceline.dist.meeting import arrive, leave, of_attempt, open_store
+from paceline.dist.nodeaddress import known_address
 from paceline.dist.options import DistOptions
 from paceline.errors import JobError
 
 _REMEMBERED = 16
 """Tensors of the last collectives that are kept."""
+
+
+class Listener(Protocol):
+    """Is told of every collective before it may block, and when it is over."""
+
+    def enter(self, collective: str) -> None:
+        """A collective of this name begins."""
+
+    def leave(self) -> None:
+        """It is over."""
 
 
 @final
@@ -59,6 +70,8 @@ class Group:
         self.route = route
         self.has_few_operations = has_few_operations(backend)
         """Whether the backend offers only all_reduce, broadcast, reduce, all_gather, barrier."""
+        self.listener: Listener | None = None
+        """Is told of this worker's collectives."""
         self._control = control_device(backend, device)
         # A thread of the backend may let go of a tensor after the call is over. Would it be the
         # last to do so, it needed the interpreter, which may be ending: that aborts the process.
@@ -79,26 +92,30 @@ class Group:
             own = row.to(self._control).contiguous()
             listed = [torch.empty_like(own) for _ in range(self.world_size)]
             self._recent.extend((own, *listed))
-            dist.all_gather(listed, own)
+            with self._told("all-gather"):
+                dist.all_gather(listed, own)
             return torch.stack(listed).to(row.device)
         own, rows = row.contiguous(), row.new_empty(self.world_size * row.numel())
         self._recent.extend((own, rows))
-        dist.all_gather_into_tensor(rows, own)
+        with self._told("all-gather"):
+            dist.all_gather_into_tensor(rows, own)
         return rows.view(self.world_size, row.numel())
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Replace a tensor by its sum over all workers, in place."""
         if self.world_size > 1:
             sent = self._carried(tensor)
-            dist.all_reduce(sent)
+            with self._told("all-reduce"):
+                dist.all_reduce(sent)
             _take_back(tensor, sent)
         return tensor
 
-    def broadcast_(self, tensor: Tensor) -> Tensor:
-        """Replace a tensor by rank 0's, in place."""
+    def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
+        """Replace a tensor by that of one rank, in place."""
         if self.world_size > 1:
             sent = self._carried(tensor)
-            dist.broadcast(sent, src=0)
+            with self._told("broadcast"):
+                dist.broadcast(sent, src=source)
             _take_back(tensor, sent)
         return tensor
 
@@ -127,6 +144,14 @@ class Group:
     def barrier(self) -> None:
         """Wait for all workers."""
         self.gather_rows(torch.zeros(1))
+
+    @contextmanager
+    def _told(self, collective: str) -> Iterator[None]:
+        if self.listener is not None:
+            self.listener.enter(collective)
+        yield
+        if self.listener is not None:
+            self.listener.leave()
 
     def _carried(self, tensor: Tensor) -> Tensor:
         """Bring a tensor to where a backend that stands alone can carry it."""
@@ -183,7 +208,8 @@ def joined(
 
 def meeting_address(placement: Placement, options: DistOptions) -> Address:
     """Say where this worker meets the others: by its options, else by its environment."""
-    return address_of(options.init_method, placement, uses_agent_store(surroundings()))
+    address = address_of(options.init_method, placement, uses_agent_store(surroundings()))
+    return known_address(address) if placement.source == "slurm" else address
 
 
 def choose_route(placement: Placement, address: Address, interface: str | None) -> Route:

@@ -22,6 +22,7 @@ from paceline.dist.interface import (
     own_addresses,
     reachable_address,
 )
+from paceline.dist.nodeaddress import known_address
 from paceline.dist.options import DistOptions
 from paceline.dist.placement import NodePlacement, Placement
 from paceline.dist.variables import Environment
@@ -140,7 +141,7 @@ def _node(node: NodePlacement, placement: Placement) -> Finding:
 def _meeting(
     environment: Environment, options: DistOptions, placement: Placement
 ) -> Iterator[Finding]:
-    address = address_of(options.init_method, placement, uses_agent_store(environment))
+    address = _address(environment, options, placement)
     if address.scheme == "file":
         yield _file(address)
         return
@@ -159,6 +160,11 @@ def _meeting(
         yield _listening(options, address, where)
     else:
         yield Finding(what="meeting", state="ok", text=f"{shown}, where rank 0 will listen")
+
+
+def _address(environment: Environment, options: DistOptions, placement: Placement) -> Address:
+    address = address_of(options.init_method, placement, uses_agent_store(environment))
+    return known_address(address) if placement.source == "slurm" else address
 
 
 def _listening(options: DistOptions, address: Address, where: str) -> Finding:
@@ -196,7 +202,7 @@ def _interface(
     if placement.on_one_node and not options.interface and not chosen:
         route = loopback_route()
     else:
-        address = address_of(options.init_method, placement, uses_agent_store(environment))
+        address = _address(environment, options, placement)
         route = find_route(address.host, options.interface, chosen)
     text = f"{route.interface}, {route.address}, by {route.chosen_by}"
     yield Finding(what="interface", state="ok", text=text)

@@ -6,14 +6,16 @@ learn who is on which node.
 
 import errno
 import json
+import queue
 import socket
+import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
@@ -25,6 +27,8 @@ from paceline.errors import InfrastructureError, UsageError
 
 _BACKLOG = 1024
 _HEARING_S, _ASKING_S = 20.0, 0.05
+_GRACE_S = 2.0
+"""For torch to say itself that nobody answered in time."""
 _NOT_OURS = (errno.EADDRNOTAVAIL,)
 
 
@@ -53,22 +57,48 @@ def open_store(
     if address.scheme == "tcp":
         host = address_on(interface) if keeps and interface else reachable_address(host)
     listener = _listener(host, address) if keeps else None
+    connect = partial(
+        TCPStore,
+        host,
+        address.port,
+        world_size=world_size,
+        is_master=keeps,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach() if listener else None,
+    )
     try:
-        return TCPStore(
-            host,
-            address.port,
-            world_size=world_size,
-            is_master=keeps,
-            timeout=timeout,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach() if listener else None,
-        )
-    except RuntimeError as error:
+        return _within(connect, timeout_s)
+    except (RuntimeError, TimeoutError) as error:
         raise InfrastructureError(
             f"rank {rank} on {socket.gethostname()} did not reach rank 0 at {address} within "
             f"{timeout_s:g} s. Is rank 0 started there? Does a firewall close the port? "
             "`paceline doctor --here` shows what this worker finds"
         ) from error
+
+
+def _within(connect: Callable[[], TCPStore], timeout_s: float) -> TCPStore:
+    """Connect in a thread: torch waits without end for one that accepts and says nothing.
+
+    Raises:
+        TimeoutError: It took longer than torch was told to wait.
+    """
+    outcome: queue.SimpleQueue[TCPStore | RuntimeError] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            outcome.put(connect())
+        except RuntimeError as error:
+            outcome.put(error)
+
+    threading.Thread(target=run, name="paceline-store", daemon=True).start()
+    try:
+        found = outcome.get(timeout=timeout_s + _GRACE_S)
+    except queue.Empty:
+        raise TimeoutError from None
+    if isinstance(found, RuntimeError):
+        raise found
+    return found
 
 
 def leave(store: Store, address: Address, world_size: int) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, final
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not declared there
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not declared
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
@@ -24,10 +24,14 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
+from paceline.errors import InfrastructureError
 from paceline.launch.failures import Ending
+from paceline.launch.monitor.lookout import Lookout
+from paceline.launch.monitor.overseer import Overseer
 from paceline.launch.processes import Worker, WorkerGuard
+from paceline.launch.seat import Seat
 from paceline.launch.signals import InterruptedStartError, Interrupts
-from paceline.launch.worker import WorkerTask, result_path, work
+from paceline.launch.worker import WorkerTask, note_path, result_path, work
 
 _LOOPBACK = "127.0.0.1"
 _STORE_TIMEOUT = timedelta(seconds=60)
@@ -36,16 +40,21 @@ _TORCH_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing")
 
 
 @final
-class LoopbackRendezvous(RendezvousHandler):
-    """A rendezvous for one machine and one attempt: a fresh store on a free port of loopback."""
+class SeatRendezvous(RendezvousHandler):
+    """A rendezvous for one attempt: every node's place in it is known beforehand.
 
-    def __init__(self) -> None:
+    For one machine alone the store is a fresh one on a free port of loopback.
+    """
+
+    def __init__(self, seat: Seat | None, attempt: int) -> None:
+        self._seat = seat
+        self._attempt = attempt
         self._run_id = uuid.uuid4().hex
         self._closed = False
 
     def get_backend(self) -> str:
         """Name it."""
-        return "paceline-loopback"
+        return "paceline-seats"
 
     @property
     def use_agent_store(self) -> bool:
@@ -53,21 +62,17 @@ class LoopbackRendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Open the store.
-
-        The socket is bound here, because a store that binds by itself listens on every interface.
-        """
-        listener = socket.create_server((_LOOPBACK, 0), backlog=1024)
-        port = int(listener.getsockname()[1])
-        store = TCPStore(
-            _LOOPBACK,
-            port,
-            is_master=True,
-            timeout=_STORE_TIMEOUT,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
-        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(_LOOPBACK, port))
+        """Open the store."""
+        seat = self._seat
+        if seat is None:
+            # A store that binds by itself listens on every interface.
+            listener = socket.create_server((_LOOPBACK, 0), backlog=1024)
+            port = int(listener.getsockname()[1])
+            alone = _open_store(_LOOPBACK, port, listener)
+            return RendezvousInfo(alone, 0, 1, RendezvousStoreInfo(_LOOPBACK, port))
+        store = PrefixStore(f"agents/{self._attempt}", _open_store(seat.host, seat.port))
+        meeting = RendezvousStoreInfo(seat.host, seat.port)
+        return RendezvousInfo(store, seat.node_rank, seat.nodes, meeting)
 
     def is_closed(self) -> bool:
         """Whether it was closed."""
@@ -78,7 +83,7 @@ class LoopbackRendezvous(RendezvousHandler):
         self._closed = True
 
     def num_nodes_waiting(self) -> int:
-        """Nobody else ever joins."""
+        """Nobody else joins an attempt."""
         return 0
 
     def get_run_id(self) -> str:
@@ -110,17 +115,26 @@ class _PlainLogs(LogsSpecs):
 class _Agent(LocalElasticAgent):
     """The agent, with a guard over its workers and without its signal handlers."""
 
-    def __init__(self, spec: WorkerSpec, interrupts: Interrupts, task: WorkerTask) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        interrupts: Interrupts,
+        task: WorkerTask,
+        waits: bool,
+        overseer: Overseer | None,
+    ) -> None:
         super().__init__(spec, _PlainLogs(), start_method="forkserver")
+        self._overseer = overseer
         self._interrupts = interrupts
         self._task = task
+        self._waits = waits
         self.processes: dict[int, multiprocessing.process.BaseProcess] = {}
         self.guard: WorkerGuard | None = None
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         pids: dict[int, Any] = super()._start_workers(worker_group)
         self._interrupts.install()
-        ranks = {pid: rank for rank, pid in pids.items()}  # on one node they are the local ranks
+        ranks = {pids[worker.local_rank]: worker.global_rank for worker in worker_group.workers}
         for process in multiprocessing.active_children():
             if process.pid in ranks:
                 self.processes[ranks[process.pid]] = process
@@ -129,7 +143,34 @@ class _Agent(LocalElasticAgent):
             delivered=lambda rank: result_path(self._task.scratch, rank).exists(),
         )
         self._interrupts.pass_on(self.guard)
+        if self._overseer is not None:
+            notes = {rank: note_path(self._task.scratch, rank) for rank in self.processes}
+            self._overseer.begin(
+                Lookout(notes, {rank: p.pid or 0 for rank, p in self.processes.items()}),
+                self.guard.kill,
+            )
         return pids
+
+    def _exit_barrier(self) -> None:
+        if self._waits:
+            super()._exit_barrier()  # type: ignore[no-untyped-call]
+
+
+def _open_store(host: str, port: int, own: socket.socket | None = None) -> TCPStore:
+    """Open a store: one kept here at a bound socket, or one that is kept elsewhere."""
+    try:
+        return TCPStore(
+            host,
+            port,
+            is_master=own is not None,
+            timeout=_STORE_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=own.detach() if own is not None else None,
+        )
+    except RuntimeError as error:
+        raise InfrastructureError(
+            f"{socket.gethostname()} did not reach the store at {host} port {port}: {error}"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -138,26 +179,38 @@ class _Outcome:
     first_code: int | None
 
 
-def run_attempt(task: WorkerTask, workers: int, interrupts: Interrupts) -> Ending:
+def run_attempt(
+    task: WorkerTask,
+    workers: int,
+    interrupts: Interrupts,
+    seat: Seat | None = None,
+    overseer: Overseer | None = None,
+) -> Ending:
     """Start the workers, wait for their end, and tell how they ended.
 
     A signal that comes before the workers run breaks the start off; after that it is passed on.
 
     Args:
         task: What each worker does; results and records are left in files.
-        workers: How many.
+        workers: How many on this node.
         interrupts: The launch's signals, being caught.
+        seat: This node's place where there are several.
+        overseer: Watches over the workers while they run.
+
+    Raises:
+        InfrastructureError: The nodes' store can't be kept, or can't be reached.
     """
     spec = WorkerSpec(
         role="paceline",
         local_world_size=workers,
-        rdzv_handler=LoopbackRendezvous(),
+        rdzv_handler=SeatRendezvous(seat, task.attempt),
         entrypoint=work,
         args=(task,),
         max_restarts=0,
         monitor_interval=_MONITOR_INTERVAL_S,
     )
-    agent = _Agent(spec, interrupts, task)
+    waits = seat is not None and seat.ends_together
+    agent = _Agent(spec, interrupts, task, waits, overseer)
     outcome = _Outcome(None, None)
     try:
         with _quiet_torch(), interrupts.starting():
@@ -165,6 +218,8 @@ def run_attempt(task: WorkerTask, workers: int, interrupts: Interrupts) -> Endin
     except (InterruptedStartError, SignalException):
         interrupts.note_received()
     finally:
+        if overseer is not None:
+            overseer.end()
         if agent.guard is not None:
             agent.guard.close()
     codes = _exit_codes(agent.processes, workers, outcome)
@@ -187,7 +242,7 @@ def _run(agent: _Agent) -> _Outcome:
 def _exit_codes(
     processes: Mapping[int, multiprocessing.process.BaseProcess], workers: int, outcome: _Outcome
 ) -> dict[int, int | None]:
-    codes: dict[int, int | None] = dict.fromkeys(range(workers))
+    codes: dict[int, int | None] = {} if processes else dict.fromkeys(range(workers))
     codes |= {rank: process.exitcode for rank, process in processes.items()}
     if outcome.failed_first is not None:
         codes[outcome.failed_first] = outcome.first_code

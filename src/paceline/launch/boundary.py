@@ -1,19 +1,17 @@
 """The process boundary around a worker's entry: an exception becomes a record that outlives it."""
 
 import errno
-import mmap
 import re
 import socket
-import struct
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import final
 
 from paceline.config.files import write_json
 from paceline.errors import ExitCode, PacelineError
 from paceline.launch.failures import FailureKind, WorkerFailure, is_lost_peer
+from paceline.launch.note import note
 
 _KINDS: dict[int, FailureKind] = {ExitCode.USAGE: "usage", ExitCode.JOB: "job"}
 _EXIT_CODES = {
@@ -32,79 +30,8 @@ _WORLD_ERRNOS = {
     errno.EHOSTUNREACH,
     errno.EADDRINUSE,
 }
-_NOTE = struct.Struct("<q56s")
-_NO_STEP = -1
 _FROM_LOADER = re.compile(r"Caught (\w+) in \w+ (?:worker )?process \d+\.\nOriginal Traceback")
 _HERE = Path(__file__).parent
-
-
-@final
-class StepNote:
-    """What this worker is doing right now, for the record of a failure.
-
-    Setting a field writes a few bytes of shared memory, so that the launcher can still read them
-    when the worker was killed. Cheap enough for every step (under a microsecond).
-    """
-
-    def __init__(self) -> None:
-        self._memory: bytearray | mmap.mmap = bytearray(_NOTE.size)
-        self._step: int | None = None
-        self._operation = ""
-        self._write()
-
-    @property
-    def step(self) -> int | None:
-        """The step that is being computed; None before the first."""
-        return self._step
-
-    @step.setter
-    def step(self, value: int | None) -> None:
-        self._step = value
-        self._write()
-
-    @property
-    def operation(self) -> str:
-        """The operation, such as `backward` or `all-reduce`; at most 56 bytes are kept."""
-        return self._operation
-
-    @operation.setter
-    def operation(self, value: str) -> None:
-        self._operation = value
-        self._write()
-
-    def begin(self, step: int, operation: str) -> None:
-        """Set both at once."""
-        self._step, self._operation = step, operation
-        self._write()
-
-    def share(self, path: Path) -> None:
-        """Keep the note in a file from now on, where the launcher can read it."""
-        with path.open("w+b") as file:
-            file.truncate(_NOTE.size)
-            self._memory = mmap.mmap(file.fileno(), _NOTE.size)
-        self._write()
-
-    def _write(self) -> None:
-        step = _NO_STEP if self._step is None else self._step
-        _NOTE.pack_into(self._memory, 0, step, self._operation.encode())
-
-
-note = StepNote()
-"""This process's own note; the trainer sets its fields."""
-
-
-def read_note(path: Path) -> tuple[int | None, str]:
-    """Read the note of another process.
-
-    Returns:
-        Step and operation; (None, "") where the worker didn't get far enough to write one.
-    """
-    try:
-        step, operation = _NOTE.unpack(path.read_bytes())
-    except (OSError, struct.error):
-        return None, ""
-    text = operation.rstrip(b"\0").decode(errors="replace")
-    return (None if step == _NO_STEP else step), text
 
 
 def failure_path(log_dir: Path, rank: int) -> Path:

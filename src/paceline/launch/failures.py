@@ -45,6 +45,8 @@ class WorkerFailure:
     """What it was doing, such as `backward`; empty where unknown."""
     time_s: float | None = None
     """When, in seconds since the epoch by that host's clock."""
+    is_hang: bool = False
+    """Whether it was ended because the training didn't go on."""
 
     def to_json(self) -> dict[str, object]:
         """Give the fields as a JSON object."""

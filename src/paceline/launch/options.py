@@ -1,6 +1,7 @@
 """Options of launching: how many workers, with how many threads, restarted how often."""
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 from paceline.errors import UsageError
@@ -21,9 +22,15 @@ class LaunchOptions:
     max_restarts: int = 3
     """Restarts allowed in a row without a newer snapshot; each newer snapshot refills them."""
 
-    on: Literal["auto", "local", "here"] = "auto"
+    hang_after_s: float | None = None
+    """Seconds without a finished step after which the workers count as hanging, and are ended and
+    started again; at least 10 times the median step. 0: nobody looks. Default: 30, with --compile
+    120. Where no step is due (before the first, in an evaluation), --timeout-s counts."""
+
+    on: Literal["auto", "local", "here", "slurm", "kubernetes", "skypilot", "sagemaker"] = "auto"
     """Where workers run: local starts them on this machine, here makes this process the worker,
-    auto picks here when torchrun started it and local otherwise."""
+    auto picks here when torchrun (or the like) started it and local otherwise. The others hand the
+    training to a cluster."""
 
     def __post_init__(self) -> None:
         """Check the ranges.
@@ -36,3 +43,8 @@ class LaunchOptions:
             if value is not None and value < least:
                 flag = name.replace("_", "-")
                 raise UsageError(f"--{flag} is {value}; it must be at least {least}")
+        if self.hang_after_s is not None and not 0 <= self.hang_after_s < inf:
+            raise UsageError(
+                f"--hang-after-s is {self.hang_after_s}; it must be a number of seconds, or 0 to "
+                "switch it off"
+            )

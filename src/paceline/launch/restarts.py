@@ -3,6 +3,17 @@
 from dataclasses import dataclass, replace
 
 from paceline.launch.failures import FailureKind
+from paceline.launch.monitor.judging import HangLimits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What becomes of a training whose workers fail or hang."""
+
+    max_restarts: int = 0
+    """Restarts allowed in a row without progress."""
+    hang: HangLimits | None = None
+    """After how long it counts as hanging; None: nobody looks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,18 +25,23 @@ class RestartBudget:
     left: int
     progress: int
     """Step of the newest good snapshot when last looked; -1 for none."""
+    hangs: int = 0
+    """How many of the restarts so far followed a hang rather than a crash."""
 
     @staticmethod
     def full(max_restarts: int, progress: int) -> "RestartBudget":
         """Start with all restarts left."""
         return RestartBudget(max_restarts=max_restarts, left=max_restarts, progress=progress)
 
-    def spend(self, kind: FailureKind, progress: int) -> "RestartBudget | None":
+    def spend(
+        self, kind: FailureKind, progress: int, *, is_hang: bool = False
+    ) -> "RestartBudget | None":
         """Decide after a failure.
 
         Args:
             kind: The root cause's kind; only an infrastructure failure is worth a retry.
             progress: Step of the newest good snapshot now; growth refills the budget.
+            is_hang: Whether the training hung.
 
         Returns:
             The budget for going on, or None: don't restart.
@@ -36,4 +52,9 @@ class RestartBudget:
         left = self.max_restarts if grown else self.left
         if left <= 0:
             return None
-        return replace(self, left=left - 1, progress=max(progress, self.progress))
+        return replace(
+            self,
+            left=left - 1,
+            progress=max(progress, self.progress),
+            hangs=self.hangs + is_hang,
+        )

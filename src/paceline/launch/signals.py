@@ -5,13 +5,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import final
-
-from paceline.launch.processes import WorkerGuard
+from typing import Protocol, final
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_S = 0.5
 """Signals this close together are one: a wrapper often passes on what the group got already."""
+
+
+class Stoppable(Protocol):
+    """What signals are passed on to. A signal handler calls it: it takes no lock."""
+
+    def request_stop(self, since_s: float) -> None:
+        """Ask to stop; `since_s` is when the user asked, by `time.monotonic`."""
+
+    def kill(self) -> None:
+        """Order to kill at once."""
 
 
 class InterruptedStartError(BaseException):
@@ -24,14 +32,26 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._first_s: float | None = None
-        self._guard: WorkerGuard | None = None
+        self._guard: Stoppable | None = None
         self._starting = False
+        self._abandoned = False
         self._caught: list[signal.Signals] = []
 
     @property
     def received(self) -> bool:
         """Whether the user asked to stop."""
         return self._first_s is not None
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the launch was given up from outside: its workers' end says nothing."""
+        return self._abandoned
+
+    def abandon(self) -> None:
+        """Give the launch up: its workers are killed. Another thread may call it."""
+        self._abandoned = True
+        if self._guard is not None:
+            self._guard.kill()
 
     @contextmanager
     def caught(self) -> Iterator["Interrupts"]:
@@ -62,12 +82,14 @@ class Interrupts:
             self._starting = False
             self._guard = None
 
-    def pass_on(self, guard: WorkerGuard) -> None:
+    def pass_on(self, guard: Stoppable) -> None:
         """Have signals go to the workers from now on."""
         self._guard = guard
         self._starting = False
         if self._first_s is not None:
             guard.request_stop(self._first_s)
+        if self._abandoned:
+            guard.kill()
 
     def note_received(self) -> None:
         """Note a signal that another handler received."""

@@ -11,8 +11,9 @@ from pathlib import Path
 from paceline.config.files import write_json
 from paceline.errors import UsageError
 from paceline.launch import logs
-from paceline.launch.boundary import exit_code_of, kind_of, note, run_guarded
+from paceline.launch.boundary import exit_code_of, kind_of, run_guarded
 from paceline.launch.lineage import die_with_parent
+from paceline.launch.note import note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +26,10 @@ class WorkerTask:
     log_dir: Path
     scratch: Path
     """A directory of this attempt alone: results and notes."""
-    attempt: int
-    server_pid: int
+    attempt: int = 0
+    server_pid: int = 0
     """The fork server, this worker's parent."""
-    environment: tuple[tuple[str, str], ...]
+    environment: tuple[tuple[str, str], ...] = ()
     """Variables to set before the entry."""
 
 
@@ -74,7 +75,9 @@ def work(task: WorkerTask) -> str:
     return ""
 
 
-def run_here(entry: str, payload: str, log_dir: Path, rank: int, attempt: int) -> str:
+def run_here(
+    entry: str, payload: str, log_dir: Path, rank: int, attempt: int, *, world_size: int = 1
+) -> str:
     """Be a worker in this process, which torchrun, Slurm or the user started.
 
     What Python code prints is copied to `rank-<n>.log`; signals and environment stay as they are.
@@ -85,6 +88,7 @@ def run_here(entry: str, payload: str, log_dir: Path, rank: int, attempt: int) -
         log_dir: For logs and the record of a failure.
         rank: This worker's rank.
         attempt: How often the starter restarted the workers.
+        world_size: Number of workers.
 
     Returns:
         What the entry returned.
@@ -92,7 +96,6 @@ def run_here(entry: str, payload: str, log_dir: Path, rank: int, attempt: int) -
     Raises:
         BaseException: What the entry raised, after it was recorded.
     """
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
     with ExitStack() as stack:
         log = stack.enter_context(logs.open_log(log_dir, rank, world_size, attempt))
         stack.enter_context(logs.teed(log))

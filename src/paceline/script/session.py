@@ -165,7 +165,8 @@ def _started_at() -> datetime:
     """Say when the workers were started: what started them may start them again after a failure."""
     if not look(surroundings()).started:
         return datetime.now(UTC)
-    return datetime.fromtimestamp(psutil.Process(os.getppid()).create_time(), UTC)
+    starter = os.getppid() or os.getpid()  # 0: it is outside of this container
+    return datetime.fromtimestamp(psutil.Process(starter).create_time(), UTC)
 
 
 def _agree_on_run(run: RunDirectory, resume: Resume, group: Group) -> RunDirectory:

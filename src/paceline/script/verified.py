@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from paceline.dist.environment import current_placement, set_variables
-from paceline.launch.boundary import note
+from paceline.launch.note import note
 from paceline.script.entry import run_script
 from paceline.study.events import Ended, EventWriter
 from paceline.study.observer import Observer

@@ -1,12 +1,13 @@
 """Shares each global batch by the workers' speed: the slowest then no longer sets the pace."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import final
 
 import torch
 
 from paceline.dist.group import Group
+from paceline.trainer.loader import Loader
 from paceline.trainer.plan import TrainPlan
 
 _FIRST_STEPS = 10
@@ -112,6 +113,34 @@ def rebalanced(
         return None
     shares = better_shares(plan.batch_per_worker, meter.speeds(group))
     return None if shares is None else plan.balanced(shares, max_batch)
+
+
+def rebalance(
+    loader: Loader,
+    meter: SpeedMeter,
+    group: Group,
+    max_batch: int | None,
+    say: Callable[[str], None],
+) -> bool:
+    """Share a loader's batches anew where the workers' speeds say so. Collective then.
+
+    Args:
+        loader: Whose plan changes.
+        meter: This worker's.
+        group: The workers.
+        max_batch: Most samples that a worker puts through the model at once.
+        say: Tells the user, on rank 0.
+
+    Returns:
+        Whether they are.
+    """
+    plan = rebalanced(loader.plan, meter, group, max_batch)
+    if plan is None:
+        return False
+    loader.plan = plan
+    if group.rank == 0:
+        say(f"Each global batch is now shared as {plan.shares}")
+    return True
 
 
 def better_shares(shares: Sequence[int], speeds: Sequence[float]) -> tuple[int, ...] | None:

@@ -17,7 +17,9 @@ from paceline.config.fields import (
 from paceline.data.options import DataOptions
 from paceline.dist.options import DistOptions
 from paceline.errors import UsageError
+from paceline.launch.monitor.judging import COMPILING_LEAST_S, LEAST_S, HangLimits
 from paceline.launch.options import LaunchOptions
+from paceline.launch.restarts import Policy
 from paceline.metrics.options import MetricsOptions
 from paceline.optim.options import SCHEDULE_DEFAULTS, OptimOptions
 from paceline.optim.table import OPTIMIZER_OPTIONS, OPTIMIZERS
@@ -73,6 +75,17 @@ class TrainConfig:
     def settings(self) -> dict[str, OptionValue]:
         """List all options by their flat names, as they stand in `run.json`."""
         return {n: v for part in asdict(self).values() for n, v in part.items()}
+
+    def policy(self) -> Policy:
+        """Say how often workers are started again, and after how long they hang."""
+        return Policy(max_restarts=self.launch.max_restarts, hang=self.hang_limits())
+
+    def hang_limits(self) -> HangLimits | None:
+        """Say after how long the workers hang; None where nobody is to look."""
+        usual_s = COMPILING_LEAST_S if self.compute.compile else LEAST_S
+        given_s = self.launch.hang_after_s
+        least_s = usual_s if given_s is None else given_s
+        return HangLimits(least_s=least_s, timeout_s=self.dist.timeout_s) if least_s else None
 
 
 @cache

@@ -38,7 +38,8 @@ class Course:
     """Whether this epoch's training data has come to its end."""
     data_s: float = 0.0
     """Time this worker has waited for data since the last exchange."""
-    _next_agreement: int = 0
+    next_agreement: int = 0
+    """The step after which the workers exchange news again."""
     _last_agreement: int = 0
     _lap_from_s: float = field(default_factory=perf_counter)
     _unsaved_s: float = 0.0
@@ -90,14 +91,14 @@ class Course:
         state.ended = stop_reason(state, self.loop) if at_boundary else None
         state.total_steps = self._most_steps()
         self.state = state
-        self._last_agreement = self._next_agreement = state.step
+        self._last_agreement = self.next_agreement = state.step
         self._fit_schedule()
         if ran_out_of_time:
             self._look_at_clock()  # unless there is more time now, nothing is left to do
 
     def due_to_agree(self) -> bool:
         """Tell whether it is time for an exchange: about twice a second."""
-        return self.state.step >= self._next_agreement
+        return self.state.step >= self.next_agreement
 
     def due_to_save(self) -> bool:
         """Tell whether a snapshot is due by steps or, since the last exchange, by time."""
@@ -136,7 +137,7 @@ class Course:
         self._look_at_clock()
         steps = state.step - self._last_agreement
         self._last_agreement = state.step
-        self._next_agreement = state.step + steps_to_next(agreed.lap_s, steps)
+        self.next_agreement = state.step + steps_to_next(agreed.lap_s, steps)
         return steps
 
     def add_pause(self, lap_s: float) -> None:

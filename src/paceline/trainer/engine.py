@@ -15,12 +15,12 @@ from paceline.data.batch import Batch, pieces
 from paceline.dist.division import Division
 from paceline.dist.group import Group
 from paceline.errors import InterruptedTraining, NonFiniteLossError
-from paceline.launch.boundary import StepNote
+from paceline.launch.note import StepNote
 from paceline.metrics.console import Console
 from paceline.metrics.counters import StepCounters, Totals
 from paceline.trainer.agreement import NOTHING, Agreement, Status, agree
 from paceline.trainer.averages import Figures
-from paceline.trainer.balance import SpeedMeter, rebalanced
+from paceline.trainer.balance import SpeedMeter, rebalance
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.course import Course
 from paceline.trainer.evaluate import evaluating
@@ -122,6 +122,7 @@ class Engine:
     def begin(self) -> None:
         """Restore the newest snapshot, if there is one, and start the clock."""
         self.begun = True
+        self.note.operation = "restore"
         self.course.begin()
         self.keeper.statistics.forget()  # the models may have been changed since they came in
         if (restored := self.keeper.restore_newest()) is not None:
@@ -134,6 +135,7 @@ class Engine:
         if self.watcher is not None:
             self.watcher.begin(self.parts.models, self.parts.optimizers)
         self.course.lap()
+        self.note.operation = "script"
 
     def epochs(self) -> Iterator[int]:
         """Go through the epochs that are left."""
@@ -163,27 +165,33 @@ class Engine:
         course, meter, most = self.course, self.meter, loader.plan.micro_batch
         state, plain = course.state, self.sharding is None and self.watcher is None
         source = loader.read(state.epoch, state.step_in_epoch)
-        while course.stopping is None:
-            if meter is not None and self._rebalance(loader, meter):
-                most = loader.plan.micro_batch
-                source = loader.read(state.epoch, state.step_in_epoch)
-            self.note.operation = "data"
-            asked_s = perf_counter()
-            batch = next(source, None)
-            course.data_s += perf_counter() - asked_s
-            if batch is None:
-                course.has_seen_all = True
-                break
-            self._open_step(batch)
-            if plain and batch.local <= most:
-                self._batch = batch
-                yield batch
-            else:
-                yield from self._pieces(batch, most, source)
-            self._close_step()
-        self._trained = self.agree().totals
-        self._lr = last_lr(self.course, self.parts.optimizers)
-        self._heed_signal()
+        limit, say = self.config.data.max_batch_per_worker, self.console.say
+        try:
+            while course.stopping is None:
+                if meter is not None and rebalance(loader, meter, self.group, limit, say):
+                    course.plan, most = loader.plan, loader.plan.micro_batch
+                    source = loader.read(state.epoch, state.step_in_epoch)
+                self.note.operation = "data"
+                asked_s = perf_counter()
+                batch = next(source, None)
+                course.data_s += perf_counter() - asked_s
+                if batch is None:
+                    course.has_seen_all = True
+                    break
+                self._open_step(batch)
+                if plain and batch.local <= most:
+                    self._batch = batch
+                    yield batch
+                else:
+                    yield from self._pieces(batch, most, source)
+                self._close_step()
+            self._trained = self.agree().totals
+            self._lr = last_lr(self.course, self.parts.optimizers)
+            self._heed_signal()
+        except GeneratorExit:  # the script leaves its loop early
+            self.note.operation = "script"
+            raise
+        self.note.operation = "script"
 
     def step(
         self,
@@ -233,22 +241,20 @@ class Engine:
         """
         self.note.operation = "agree"
         bad_step = self.counters.flush()
-        agreed = agree(
-            Status(
-                signalled=self.stop_flag.name is not None,
-                bad_step=bad_step,
-                counted=self.counters.rows(),
-                lap_s=self.course.lap(),
-                data_s=self.course.data_s,
-            ),
-            self.group,
-            self.division,
-            more,
+        status = Status(
+            signalled=self.stop_flag.name is not None,
+            bad_step=bad_step,
+            counted=self.counters.rows(),
+            lap_s=self.course.lap(),
+            data_s=self.course.data_s,
         )
+        agreed = agree(status, self.group, self.division, more)
         if agreed.bad is not None:
             raise NonFiniteLossError(self.course.describe_bad(*agreed.bad, self.keeper.advice()))
         steps = self.course.take_in(agreed)
         if steps:
+            next_step = self.course.next_agreement - 1
+            self.stepper.pace.count(steps, status, next_step)
             lr, accurate = last_lr(self.course, self.parts.optimizers), bool(self.counters.top)
             self.console.advance(progress(self.course, agreed, steps, lr, accurate=accurate))
         return agreed
@@ -305,7 +311,7 @@ class Engine:
 
     def _open_step(self, batch: Batch) -> None:
         state = self.course.state
-        self.note.begin(state.step + 1, "step")
+        self.stepper.pace.step(state.step)
         self._unstepped += 1
         self._counted = False
         self.random.at_step(state.step)
@@ -339,16 +345,6 @@ class Engine:
             if batch.last:
                 return
             batch = next(source)
-
-    def _rebalance(self, loader: Loader, meter: SpeedMeter) -> bool:
-        """Share the batches anew where the workers' speeds say so."""
-        plan = rebalanced(loader.plan, meter, self.group, self.config.data.max_batch_per_worker)
-        if plan is None:
-            return False
-        loader.plan = self.course.plan = plan
-        if self.group.rank == 0:
-            self.console.say(f"Each global batch is now shared as {plan.shares}")
-        return True
 
     def _close_step(self) -> None:
         batch, self._batch = self._batch, None

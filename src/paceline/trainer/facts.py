@@ -61,6 +61,11 @@ def facts_of(
     }
 
 
+def code_and_versions(request: TrainRequest) -> dict[str, str]:
+    """List what can be compared before anything of the user's is imported: code and versions."""
+    return {**_code(request), **_versions()}
+
+
 def common_arguments(arguments: Sequence[str]) -> list[str]:
     """Leave out of a script's arguments what may differ between workers: ranks and paths."""
     return list(_common(arguments))

@@ -1,10 +1,9 @@
 """Snapshots of a training: taking it apart, having it written, putting it back together."""
 
 import json
+import secrets
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import final
 
 import torch
@@ -13,17 +12,17 @@ from torch.optim import Optimizer
 
 from paceline.checkpoint.fingerprint import weights_sha256
 from paceline.checkpoint.flatten import flatten_optimizer, restore_optimizer
-from paceline.checkpoint.format import Snapshot, read_snapshot
+from paceline.checkpoint.format import Snapshot
 from paceline.checkpoint.store import SnapshotStore
 from paceline.checkpoint.values import decode, encode
 from paceline.checkpoint.writer import SnapshotWriter
 from paceline.data.order import ORDER_VERSION
 from paceline.dist.division import Division
 from paceline.dist.group import Group
-from paceline.errors import NonFiniteLossError, SnapshotError, UsageError
+from paceline.errors import NonFiniteLossError, SnapshotError
 from paceline.metrics.counters import StepCounters
 from paceline.trainer.agreement import Agreement
-from paceline.trainer.finding import newest_common
+from paceline.trainer.finding import best_weights, find_origin
 from paceline.trainer.numerics import NumericsRecord
 from paceline.trainer.parts import Parts
 from paceline.trainer.state import TrainState
@@ -80,6 +79,8 @@ class SnapshotKeeper:
         self.statistics = Statistics(parts, group, terms.division)
         writes = group.rank == 0 if terms.shared else group.placement.local_rank == 0
         self._writer = SnapshotWriter(store, report) if writes else None
+        self._generation, self._start = 1, ""
+        self._agreed_numerics: Mapping[str, object] | None = None
 
     @property
     def shared(self) -> bool:
@@ -149,7 +150,9 @@ class SnapshotKeeper:
                 "scaler": self._scaler.state_dict() if self._scaler else None,
                 "world_size": self._group.world_size,
                 "parts": self._terms.division.parts,
-                "numerics": numerics.describe() if numerics else None,
+                "numerics": self._agreed_numerics or (numerics.describe() if numerics else None),
+                "generation": self._generation,
+                "start": self._start,
             },
         )
         self._writer.offer(snapshot, best=best, wait=must)
@@ -157,18 +160,22 @@ class SnapshotKeeper:
     def restore_newest(self) -> TrainState | None:
         """Go back to the newest snapshot that verifies. Collective.
 
-        See `newest_common`; damaged ones are set aside, and that is said.
+        See `find_origin`; damaged ones are set aside, and that is said.
 
         Returns:
             Where the training stands; None where there is no snapshot.
 
         Raises:
-            SnapshotError: The snapshot doesn't fit this model or optimizer.
+            SnapshotError: The snapshot doesn't fit this model or optimizer, or nodes have
+                different ones.
         """
         if self._writer is not None:
             self._store.sweep()
-        found = newest_common(self._store, self._group, self._report, shared=self.shared)
-        return None if found is None else self._restore(found)
+        self._agree_on_numerics()
+        found = find_origin(self._store, self._group, self._report, shared=self.shared)
+        self._generation = found.generation
+        self._start = self._group.broadcast_text(secrets.token_hex(8))
+        return None if found.snapshot is None else self._restore(found.snapshot)
 
     def load_best(self) -> bool:
         """Put the best snapshot's weights into the model; nothing else. Collective.
@@ -176,14 +183,14 @@ class SnapshotKeeper:
         Returns:
             False where there is none.
         """
-        name = ""
-        if self._group.rank == 0:
-            with suppress(UsageError):
-                name = str(self._store.resolve("best"))
-        name = self._group.broadcast_text(name)
-        if not name:
+        model, group = self._parts.model, self._group
+        found = best_weights(self._store, group, self._report, shared=self.shared)
+        if found is None:
             return False
-        load_weights(self._parts.model, read_snapshot(Path(name)).tensors.get("model", {}))
+        if group.rank == found.rank:
+            load_weights(model, found.tensors)
+        for tensor in model.state_dict().values():
+            group.broadcast_(tensor.detach(), found.rank)
         return True
 
     def advice(self) -> str:
@@ -219,6 +226,14 @@ class SnapshotKeeper:
             text = json.dumps(values, sort_keys=True).encode()
             tensors[f"{_optimizer_file(number)}/values"] = torch.tensor(list(text))
         return weights_sha256(tensors)
+
+    def _agree_on_numerics(self) -> None:
+        """Have all nodes that write note rank 0's hardware, so that they write the same bytes."""
+        numerics = self._terms.numerics
+        if numerics is not None and not self.shared:
+            self._agreed_numerics = json.loads(
+                self._group.broadcast_text(json.dumps(numerics.describe()))
+            )
 
     def _model_tensors(self, model: nn.Module, rows: Tensor) -> dict[str, Tensor]:
         """Name the model's tensors, with the average of these statistics in place of its own."""

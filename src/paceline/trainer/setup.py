@@ -1,7 +1,7 @@
 """Builds what a worker trains with, in order."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -10,7 +10,8 @@ from paceline.config.rundir import RunDirectory
 from paceline.dist.division import Division
 from paceline.dist.group import Group
 from paceline.dist.sharing import shared_between_nodes
-from paceline.launch.boundary import note
+from paceline.launch.monitor.beside import Party, watched
+from paceline.launch.note import note
 from paceline.metrics.console import Console, make_console
 from paceline.metrics.counters import StepCounters
 from paceline.sync.drift import DriftGuard
@@ -21,6 +22,7 @@ from paceline.trainer.engine import Engine
 from paceline.trainer.guard import Guard
 from paceline.trainer.keeper import SnapshotKeeper, Terms
 from paceline.trainer.numerics import NumericsRecord
+from paceline.trainer.pace import Pace
 from paceline.trainer.parts import Parts
 from paceline.trainer.recorder import Recorder
 from paceline.trainer.reproducible import check_every
@@ -64,9 +66,11 @@ def open_session(
         run.rank_log(0),
         restarted=group.placement.attempt > 0,
     )
+    group.listener = note
     engine = _build(config, run, group, stop_flag, console, own_options, announce)
     try:
-        yield Session(engine, given)
+        with _watched(config, run, group):
+            yield Session(engine, given)
     finally:
         try:
             engine.keeper.close()
@@ -74,6 +78,24 @@ def open_session(
         finally:
             console.close()
             engine.release()
+
+
+def _watched(config: TrainConfig, run: RunDirectory, group: Group) -> AbstractContextManager[None]:
+    """Have the worker watched from outside where it is one of several and no launcher of ours is
+    there to do it."""
+    limits, place = config.hang_limits(), group.placement
+    if limits is None or place.source == "alone" or group.world_size == 1:
+        return nullcontext()
+    party = Party(
+        log_dir=run.logs,
+        rank=group.rank,
+        workers=place.local_world_size,
+        world_size=group.world_size,
+        node=place.node_rank,
+        attempt=place.attempt,
+        limits=limits,
+    )
+    return watched(note, party, starts=place.local_rank == 0)
 
 
 def _build(
@@ -104,9 +126,7 @@ def _build(
         ),
     )
     random = RandomStreams(config.loop.seed, group.rank, group.device)
-    sharding = None
-    if division.is_fixed:
-        sharding = Sharding(division, group, parts, keeper.statistics, random)
+    sharding = _make_sharding(division, group, parts, keeper, random)
     watcher = WATCHER.get()
     return Engine(
         config=config,
@@ -121,6 +141,7 @@ def _build(
             optimizers=parts.optimizers,
             sharding=sharding,
             watcher=watcher,
+            pace=Pace(note, group.device, group.world_size),
         ),
         counters=counters,
         keeper=keeper,
@@ -136,6 +157,14 @@ def _build(
         watcher=watcher,
         announce=announce,
     )
+
+
+def _make_sharding(
+    division: Division, group: Group, parts: Parts, keeper: SnapshotKeeper, random: RandomStreams
+) -> Sharding | None:
+    if not division.is_fixed:
+        return None
+    return Sharding(division, group, parts, keeper.statistics, random)
 
 
 def _make_scaler(config: TrainConfig, group: Group) -> torch.amp.GradScaler | None:

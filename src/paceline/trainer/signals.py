@@ -10,7 +10,8 @@ from typing import final
 
 _PATIENCE_S = 1.5
 """Launchers kill a few seconds after the signal; ours after 3.5."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+"""SIGUSR2 is what Open MPI's mpirun passes on without ending its workers a second later."""
 
 
 @final

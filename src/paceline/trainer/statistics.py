@@ -36,8 +36,8 @@ class Statistics:
         models = self._models.models
         if self._made is None or self._made_for != len(models):
             mine = self._division.parts_of(self._group.rank)
-            # Shards may lack samples in a short batch: then their counts of batches differ.
-            integers = self._division.is_fixed
+            # Parts may lack samples in a short batch: then their counts of batches differ.
+            integers = self._division.is_fixed or self._division.parts > 1
             self._made = PartBuffers(self._models.model, mine, with_integers=integers)
             self._made_for = len(models)
         return self._made

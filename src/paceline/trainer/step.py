@@ -14,6 +14,7 @@ from paceline.errors import UsageError
 from paceline.optim.clip import clip_gradients
 from paceline.sync.replica import Replica
 from paceline.trainer.options import Precision
+from paceline.trainer.pace import Pace
 from paceline.trainer.sharding import Sharding
 from paceline.trainer.watching import Watcher
 
@@ -56,6 +57,8 @@ class Stepper:
 
     scaler: LossScaler | None
     clip_norm: float | None
+    pace: Pace
+    """Is told when gradients are exchanged."""
     report: Callable[[str], None]
     """Is told once about parameters that get no gradient."""
     replicas: list[Replica] = field(default_factory=list)
@@ -83,9 +86,13 @@ class Stepper:
             # The workers' gradients are averaged, not summed.
             self._run(loss, batch.local * world_size / batch.total, settles=batch.last)
             return
+        if batch.last:
+            self.pace.begin(loss)
         self.sharding.before_backward(batch)
         self._run(loss, batch.local / batch.total, settles=False)
         unused = self.sharding.after_backward(batch)
+        if batch.last:
+            self.pace.end()
         if unused:
             self.report(describe_unused("the models", unused))
 
@@ -109,6 +116,8 @@ class Stepper:
             )
         if self.watcher is not None:
             self.watcher.loss(loss, weight)
+        if settles:
+            self.pace.begin(loss)
         weighted = loss if weight == 1.0 else loss * weight
         (weighted if self.scaler is None else self.scaler.scale(weighted)).backward()
         if not settles:
@@ -117,6 +126,7 @@ class Stepper:
             unused = replica.settle()
             if unused:
                 self.report(describe_unused(type(replica.module).__name__, unused))
+        self.pace.end()
 
     def update(self, optimizers: Sequence[Optimizer]) -> None:
         """Clip, take the optimizers' step, and forget all gradients."""

@@ -1,0 +1,85 @@
+"""Starts this node's workers where a service has started one process on each of several nodes."""
+
+import json
+import sys
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from paceline.cli.ending import announce_end, announce_failure
+from paceline.cli.meeting import agree_on_run
+from paceline.dist.placement import NodePlacement
+from paceline.errors import ExitCode, InfrastructureError, UsageError
+from paceline.launch.seat import Seat
+from paceline.trainer.config import TrainConfig
+
+if TYPE_CHECKING:
+    from paceline.cli.start import Launch
+    from paceline.launch.local import LaunchOutcome
+
+
+def start_on_node(launch: "Launch", node: NodePlacement) -> int:
+    """Run this node's share of a training to its end. Every node calls it. Returns the exit code.
+
+    Raises:
+        UsageError: The nodes can't meet as it was said.
+        InfrastructureError: The nodes didn't meet.
+    """
+    from paceline.cli.start import PRELOAD
+    from paceline.launch.node import launch_node
+
+    seat = _seat(launch.config, node)
+    launch = agree_on_run(launch)
+    run, leads = launch.run, node.node_rank == 0
+    with run.lock() if leads else nullcontext():
+        if leads:
+            run.summary_json.unlink(missing_ok=True)  # of an earlier start
+        try:
+            outcome = launch_node(
+                launch.entry,
+                launch.request.to_json(),
+                workers=launch.place.workers,
+                threads=launch.place.threads,
+                log_dir=run.logs,
+                seat=seat,
+                preload=PRELOAD,
+            )
+        except InfrastructureError as error:
+            print(f"paceline: {error}", file=sys.stderr, flush=True)
+            return error.exit_code
+        if leads and not outcome.failures:
+            return announce_end(run, interrupted=_was_stopped(outcome))
+        if outcome.failures and not outcome.interrupted:
+            if leads:
+                return announce_failure(run, outcome.failures)
+            return announce_failure(run, outcome.failures, None)
+        return ExitCode.RESUMABLE if _was_stopped(outcome) else ExitCode.DONE
+
+
+def _seat(config: TrainConfig, node: NodePlacement) -> Seat:
+    """Find where the nodes meet, and the interface that leads there."""
+    from paceline.dist.environment import chosen_interface, surroundings
+    from paceline.dist.group import meeting_address
+    from paceline.dist.interface import find_route, reachable_address
+
+    address = meeting_address(node.only_worker(), config.dist)
+    if address.scheme == "file":
+        raise UsageError(
+            f"--init-method {address}: several nodes with several workers each meet at an address, "
+            "not in a file. Write tcp://HOST:PORT"
+        )
+    chosen = chosen_interface(surroundings())
+    route = find_route(address.host, config.dist.interface, chosen)
+    return Seat(
+        node_rank=node.node_rank,
+        nodes=node.nodes,
+        host=reachable_address(address.host),
+        port=address.port,
+        ends_together=True,
+        interface=route.interface,
+    )
+
+
+def _was_stopped(outcome: "LaunchOutcome") -> bool:
+    """Tell whether a signal ended the training, on whichever node it came."""
+    results = (json.loads(text) for text in outcome.results.values())
+    return outcome.interrupted or any(r.get("stopped_because") == "signal" for r in results)

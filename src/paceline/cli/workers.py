@@ -1,0 +1,121 @@
+"""`paceline workers RUN_DIR`: a live table of a training's workers, the slowest first."""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli.options import parse_options, show_help, wants_help
+from paceline.config.fields import OptionField
+from paceline.config.rundir import RunDirectory
+from paceline.errors import ExitCode, UsageError
+from paceline.launch.monitor.live import read_live
+from paceline.launch.monitor.speeds import WorkerSpeed, find_stragglers
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_USAGE = "paceline workers RUN_DIR [options]"
+_ABOUT = (
+    "Show a running training's workers in a live table, the slowest first: where the time of a "
+    "step goes, into computing, waiting for other workers, and waiting for data. Ctrl-C ends the "
+    "table, not the training."
+)
+_OPTIONS = (
+    OptionField(
+        name="once", annotation=bool, default=False, help="Show the table once.", group="Output"
+    ),
+    OptionField(
+        name="most",
+        annotation=int,
+        default=20,
+        help="Show at most so many workers, the slowest.",
+        group="Output",
+    ),
+)
+_EVERY_S = 1.0
+
+
+def main(tokens: Sequence[str]) -> int:
+    """Run the command."""
+    if wants_help(tokens):
+        return show_help(_USAGE, _ABOUT, _OPTIONS)
+    if not tokens or tokens[0].startswith("-"):
+        raise UsageError(f"the run directory is missing. Usage: {_USAGE}")
+    run = RunDirectory.named(tokens[0])
+    given = parse_options("paceline workers", _ABOUT, tokens[1:], _OPTIONS)
+    if not run.logs.is_dir():
+        raise UsageError(f"{run.path} holds no training: there is no {run.logs.name} in it")
+    most = int(str(given.get("most", 20)))
+    if most < 1:
+        raise UsageError(f"--most is {most}; it must be at least 1")
+    return show_once(run.logs, most) if given.get("once") else show_live(run.logs, most)
+
+
+def show_once(log_dir: Path, most: int) -> int:
+    """Print the table, or that there is none."""
+    from rich.console import Console
+
+    speeds = read_live(log_dir)
+    Console().print(table_of(speeds, most) if speeds else nothing_here(log_dir))
+    return ExitCode.DONE
+
+
+def show_live(log_dir: Path, most: int) -> int:
+    """Redraw the table every second until the training ends."""
+    from rich.live import Live
+
+    with suppress(KeyboardInterrupt), Live(nothing_here(log_dir), auto_refresh=False) as live:
+        begun = False
+        while not begun or read_live(log_dir):
+            speeds = read_live(log_dir)
+            begun = begun or bool(speeds)
+            live.update(table_of(speeds, most) if speeds else nothing_here(log_dir), refresh=True)
+            time.sleep(_EVERY_S)
+    return ExitCode.DONE
+
+
+def nothing_here(log_dir: Path) -> str:
+    """Say that no worker is to be seen."""
+    return f"No worker has finished steps in {log_dir.parent} of late."
+
+
+def table_of(speeds: Sequence[WorkerSpeed], most: int) -> "Table":
+    """Draw the table.
+
+    Args:
+        speeds: The slowest first.
+        most: Workers that are shown.
+    """
+    from rich import box
+    from rich.table import Table
+
+    slow = {straggler.speed.rank: straggler.cause for straggler in find_stragglers(speeds)}
+    left = len(speeds) - most
+    table = Table(
+        title=f"{len(speeds)} workers: where a step's milliseconds go",
+        box=box.SIMPLE_HEAD,
+        caption=f"and {left} faster ones" if left > 0 else None,
+    )
+    table.add_column("rank", justify="right")
+    table.add_column("host")
+    for name in ("step", "steps/s", "computing", "waiting", "data"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("slow by", no_wrap=True)
+    for speed in speeds[:most]:
+        parts = (speed.compute_s, speed.waiting_s, speed.data_s)
+        table.add_row(
+            str(speed.rank),
+            speed.host,
+            f"{speed.step:,}",
+            f"{1 / speed.step_s:.4g}" if speed.step_s else "",
+            *(_part(part, speed.step_s) for part in parts),
+            slow.get(speed.rank, ""),
+        )
+    return table
+
+
+def _part(seconds: float, step_s: float) -> str:
+    share = seconds / step_s if step_s else 0.0
+    return f"{1000 * seconds:.3g} {share:4.0%}"

@@ -1,0 +1,160 @@
+"""One attempt on this node: the workers are started once, and what became of each is collected."""
+
+import socket
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from json import loads
+from os import environ
+from pathlib import Path
+
+from paceline.config.rundir import log_path
+from paceline.errors import InfrastructureError
+from paceline.launch import forkserver, logs
+from paceline.launch.boundary import failure_path, record
+from paceline.launch.failures import Ending, WorkerFailure, root_cause, silent_failure, unrecorded
+from paceline.launch.monitor.overseer import Overseer
+from paceline.launch.note import read_note
+from paceline.launch.oom import oom_kills
+from paceline.launch.processes import descendants, reap
+from paceline.launch.seat import Seat
+from paceline.launch.signals import InterruptedStartError, Interrupts
+from paceline.launch.worker import WorkerTask, note_path, result_path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crew:
+    """What stays the same for all attempts."""
+
+    task: WorkerTask
+    workers: int
+    """Of this node."""
+    threads: int
+    interrupts: Interrupts
+    spared: frozenset[int]
+    """Processes that were there before."""
+    seat: Seat | None = None
+    """None: this is the only node."""
+    overseer: Callable[[int], Overseer] | None = None
+    """Makes who watches over the attempt of this number; None: nobody."""
+
+    @staticmethod
+    def of(
+        task: WorkerTask,
+        workers: int,
+        threads: int,
+        interrupts: Interrupts,
+        seat: Seat | None = None,
+    ) -> "Crew":
+        """Make up a crew; the workers' variables are set by its threads and its seat.
+
+        Args:
+            task: What each worker does.
+            workers: How many on this node.
+            threads: CPU threads of each.
+            interrupts: The launch's signals, being caught.
+            seat: This node's place where there are several.
+        """
+        variables = environment(threads, seat.interface if seat else "")
+        return Crew(
+            task=replace(task, environment=variables),
+            workers=workers,
+            threads=threads,
+            interrupts=interrupts,
+            spared=frozenset(descendants()),
+            seat=seat,
+        )
+
+
+def environment(threads: int, interface: str = "") -> tuple[tuple[str, str], ...]:
+    """Variables for the workers: their threads, and their sockets' interface unless the user chose.
+
+    Args:
+        threads: CPU threads of each worker.
+        interface: The network interface; empty for loopback.
+    """
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    exact = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+    interfaces = {
+        name: environ.get(name, value if interface else loopback) for name, value in exact.items()
+    }
+    numbers = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    return tuple({**interfaces, **numbers}.items())
+
+
+def attempt_here(crew: Crew, attempt: int) -> tuple[dict[int, str], tuple[WorkerFailure, ...]]:
+    """Run this node's workers once. Call it in the main thread.
+
+    Args:
+        crew: Who is to be started.
+        attempt: Its number; logs and the workers' environment have it.
+
+    Returns:
+        Results by rank, and failures with the root cause first; of this node's workers.
+
+    Raises:
+        InfrastructureError: Workers could not be started at all.
+    """
+    forkserver.prepare((), crew.threads)
+    try:
+        with crew.interrupts.starting():  # importing torch takes seconds on a busy machine
+            from paceline.launch.agent import run_attempt
+    except InterruptedStartError:
+        return {}, ()
+    server = forkserver.server_pid() or 0
+    scratch = crew.task.scratch / str(attempt)
+    scratch.mkdir()
+    variables = (*crew.task.environment, ("PACELINE_ATTEMPT", str(attempt)))
+    task = replace(
+        crew.task, attempt=attempt, server_pid=server, scratch=scratch, environment=variables
+    )
+    kills_before = oom_kills()
+    try:
+        overseer = crew.overseer(attempt) if crew.overseer else None
+        ending = run_attempt(task, crew.workers, crew.interrupts, crew.seat, overseer)
+    except (EOFError, ConnectionError) as error:
+        raise InfrastructureError("the fork server ended while workers were started") from error
+    finally:
+        reap(set(crew.spared | {server}))
+    results = _results(scratch, ending.exit_codes)
+    if len(results) == crew.workers:
+        return results, ()
+    failures = _failures(task, ending, results, out_of_memory=oom_kills() > kills_before)
+    if not (failures or ending.stop_requested or crew.interrupts.abandoned):
+        raise InfrastructureError("the workers ended without results, and none of them said why")
+    return results, failures
+
+
+def _failures(
+    task: WorkerTask, ending: Ending, results: Mapping[int, str], out_of_memory: bool
+) -> tuple[WorkerFailure, ...]:
+    found = _recorded(task.log_dir, ending.exit_codes)
+    for rank, code in unrecorded(ending, found, results).items():
+        note = read_note(note_path(task.scratch, rank))
+        found[rank] = silent_failure(
+            rank,
+            code,
+            host=socket.gethostname(),
+            step=note.step,
+            operation=note.operation,
+            out_of_memory=out_of_memory,
+            crash=logs.read_crash(log_path(task.log_dir, rank)),
+            stopped=rank in ending.stopped,
+        )
+        record(found[rank], task.log_dir)
+    return root_cause(found.values())
+
+
+def _results(scratch: Path, ranks: Iterable[int]) -> dict[int, str]:
+    paths = {rank: result_path(scratch, rank) for rank in ranks}
+    return {rank: str(loads(path.read_text())) for rank, path in paths.items() if path.exists()}
+
+
+def _recorded(log_dir: Path, ranks: Iterable[int]) -> dict[int, WorkerFailure]:
+    found = {}
+    for rank in ranks:
+        with suppress(OSError, ValueError):
+            content = loads(failure_path(log_dir, rank).read_text())
+            found[rank] = WorkerFailure.from_json(content)
+    return found

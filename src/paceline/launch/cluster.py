@@ -1,0 +1,85 @@
+"""A training that a cluster is to start: what every kind of cluster is told of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from paceline.config.durations import parse_duration_s
+from paceline.errors import UsageError
+
+ClusterKind = Literal["slurm", "kubernetes", "skypilot", "sagemaker"]
+CLUSTERS: tuple[str, ...] = get_args(ClusterKind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """What to ask of a cluster, whatever its kind."""
+
+    nodes: int = 1
+    """Nodes to ask for; --workers is then the number of workers on each of them."""
+
+    gpus_per_node: int | None = None
+    """GPUs to ask for on each node, one worker each unless --workers says otherwise. Default: none,
+    or those that the instance type has."""
+
+    time_limit: None | str = None  # noqa: RUF036  # the first type that fits is taken
+    """How long the cluster lets the job run, such as 12h. The training stops in time before, with a
+    snapshot. Default: the cluster's own limit."""
+
+    job_name: str | None = None
+    """The job's name. Default: paceline- and the recipe's name."""
+
+    image: str | None = None
+    """Container image to run in, with PyTorch in it."""
+
+    detach: bool = False
+    """Return once the job is submitted, instead of following it to its end."""
+
+    dry_run: bool = False
+    """Print what would be submitted, and submit nothing."""
+
+    resume: bool = False
+    """Go on with the training that the run directory holds already, where the nodes see it."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            UsageError: A count is out of range, or the time limit can't be read.
+        """
+        for name, least in (("nodes", 1), ("gpus_per_node", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                flag = name.replace("_", "-")
+                raise UsageError(f"--{flag} is {value}; it must be at least {least}")
+        if self.time_limit is not None:
+            parse_duration_s(self.time_limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterJob:
+    """One training, as it is handed to a cluster."""
+
+    command: tuple[str, ...]
+    """What every node (or every worker, where the cluster starts them) runs: the words of a
+    `paceline` command, without the options that chose the cluster."""
+    name: str
+    nodes: int
+    workers: int | None
+    """On each node; None: one per GPU, or what the node's Paceline chooses."""
+    gpus_per_node: int | None
+    time_limit_s: float | None
+    image: str | None
+    detach: bool
+    dry_run: bool
+    max_restarts: int
+    """How often the cluster may start the training again after a failure of infrastructure."""
+    directory: Path
+    """The working directory, absolute."""
+    run_dir: str
+    """As the command has it: relative to the working directory, or absolute."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables to set for the command."""
+    resume: bool = False
+    """Go on with what the run directory holds, if it holds a training."""

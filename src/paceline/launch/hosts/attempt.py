@@ -1,0 +1,221 @@
+"""Runs on a host, one process an attempt: says what is there, then starts this host's workers.
+
+Phases: look (what is here, at which address), reach (the other hosts' addresses), go. The launcher
+leads from one to the next.
+"""
+
+import json
+import os
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import final
+
+from paceline.config.rundir import RunDirectory
+from paceline.errors import InfrastructureError, PacelineError
+from paceline.launch import forkserver
+from paceline.launch.attempt import Crew, attempt_here
+from paceline.launch.hosts import child
+from paceline.launch.hosts.courier import Courier
+from paceline.launch.hosts.overseeing import Lookouts
+from paceline.launch.hosts.wire import Message
+from paceline.launch.local import orphans_adopted, scratch_directory
+from paceline.launch.monitor.judging import HangLimits
+from paceline.launch.seat import Seat
+from paceline.launch.signals import Interrupts
+from paceline.launch.worker import WorkerTask
+
+_REACH_S = 5.0
+_LAUNCHER_S = 600.0
+"""For the launcher to lead on; hosts may be slow to come."""
+
+
+@final
+class Orders:
+    """What the launcher says, heard by a thread: orders to stop must not wait for the main one."""
+
+    def __init__(self, interrupts: Interrupts) -> None:
+        self._interrupts = interrupts
+        self.lookouts: Lookouts | None = None
+        """Told when the workers' stacks are wanted."""
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        threading.Thread(target=self._hear, daemon=True).start()
+
+    def next(self, expected: str) -> Message:
+        """Wait for the next order.
+
+        Raises:
+            InfrastructureError: Another one came, or none.
+        """
+        try:
+            order = self._inbox.get(timeout=_LAUNCHER_S)
+        except queue.Empty:
+            raise InfrastructureError("the launcher has said nothing") from None
+        if expected not in order:
+            raise InfrastructureError(f"the launcher should have said {expected}")
+        return order
+
+    def _hear(self) -> None:
+        for message in child.heard():
+            if message.get("stop"):
+                os.kill(os.getpid(), signal.SIGTERM)
+            elif message.get("kill"):
+                self._interrupts.abandon()
+            elif message.get("stacks"):
+                if self.lookouts is not None:
+                    self.lookouts.ask()
+            else:
+                self._inbox.put(message)
+
+
+def main() -> None:
+    """Be one host's part of one attempt."""
+    order = child.payload()
+    interrupts = Interrupts()
+    try:
+        _take_part(order, Orders(interrupts), interrupts)
+    except PacelineError as error:
+        child.tell({"refused": str(error), "code": int(error.exit_code)})
+
+
+def _take_part(order: Message, orders: Orders, interrupts: Interrupts) -> None:
+    seen = _look(order)
+    run = RunDirectory.named(str(order["run_dir"]))
+    shared = (run.path / str(order["token"])).exists()
+    if not shared:
+        _make(run, is_new=bool(order["is_new"]))
+    with socket.create_server((str(seen["address"]), 0)) as listener:
+        threading.Thread(target=_answer, args=(listener,), daemon=True).start()
+        port = int(listener.getsockname()[1])
+        child.tell({"seen": {**seen, "port": port, "shared": shared, "newest": run.newest_step()}})
+        reach = orders.next("reach")["reach"]
+        child.tell({"unreachable": _unreachable(reach if isinstance(reach, list) else [])})
+        go = orders.next("go")["go"]
+        with suppress(OSError):  # closed alone, it would listen until the next one comes
+            listener.shutdown(socket.SHUT_RDWR)
+    assert isinstance(go, dict)
+    place = Place(run=run, shared=shared, seat=_seat(go, str(seen["interface"])))
+    if isinstance(limits := order["hang"], dict):
+        orders.lookouts = Lookouts(HangLimits(**limits), run.logs)
+    child.tell(_run(order, seen, go, place, interrupts, orders.lookouts))
+
+
+def _look(order: Message) -> dict[str, object]:
+    """Have the trainer say what is here, and start the fork server for what it chose."""
+    content = json.loads(_function(str(order["inspect"]))(json.dumps(order)))
+    assert isinstance(content, dict)
+    preload = order["preload"]
+    forkserver.prepare(preload if isinstance(preload, list) else [], int(content["threads"]))
+    return content
+
+
+def _function(name: str) -> Callable[[str], str]:
+    module, _, function = name.partition(":")
+    found: Callable[[str], str] = getattr(import_module(module), function)
+    return found
+
+
+def _make(run: RunDirectory, *, is_new: bool) -> None:
+    """Make the run directory on a host that doesn't share the launcher's."""
+    if is_new:
+        run.refuse_to_overwrite()
+    run.make()
+
+
+def _answer(listener: socket.socket) -> None:
+    """Accept whoever comes: that is all there is to show."""
+    with suppress(OSError):
+        while True:
+            listener.accept()[0].close()
+
+
+def _unreachable(hosts: Sequence[tuple[str, str, int]]) -> list[str]:
+    """Try other hosts' addresses, all at once: name those that don't answer."""
+    with ThreadPoolExecutor(max(1, len(hosts))) as pool:
+        answers = list(pool.map(_answers, hosts))
+    return [host[0] for host, answered in zip(hosts, answers, strict=True) if not answered]
+
+
+def _answers(host: tuple[str, str, int]) -> bool:
+    _, address, port = host
+    try:
+        socket.create_connection((address, port), timeout=_REACH_S).close()
+    except OSError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where this host stands, and where it writes."""
+
+    run: RunDirectory
+    shared: bool
+    """Whether the launcher sees the same run directory."""
+    seat: Seat
+
+
+def _seat(go: Mapping[str, object], interface: str) -> Seat:
+    return Seat(
+        node_rank=int(str(go["node_rank"])),
+        nodes=int(str(go["nodes"])),
+        host="127.0.0.1",
+        port=int(str(go["store_port"])),
+        interface=interface,
+    )
+
+
+def _run(
+    order: Message,
+    seen: Mapping[str, object],
+    go: Mapping[str, object],
+    place: Place,
+    interrupts: Interrupts,
+    lookouts: Lookouts | None,
+) -> Message:
+    """Start the workers, wait for their end, and say what became of them."""
+    run, seat = place.run, place.seat
+    first, workers = int(str(go["first_rank"])), int(str(seen["workers"]))
+    with ExitStack() as stack:
+        if not place.shared:
+            _write_files(run.path, go.get("files"))
+            if seat.node_rank == 0:
+                stack.enter_context(run.lock())
+            ranks = range(first, first + workers)
+            stack.enter_context(Courier(run, ranks, leads=seat.node_rank == 0).running())
+        scratch = stack.enter_context(scratch_directory())
+        stack.enter_context(orphans_adopted())
+        stack.enter_context(interrupts.caught())
+        task = WorkerTask(
+            entry=str(order["entry"]),
+            payload=str(seen["payload"]),
+            log_dir=run.logs,
+            scratch=scratch,
+        )
+        crew = Crew.of(task, workers, int(str(seen["threads"])), interrupts, seat)
+        if lookouts is not None:
+            crew = replace(crew, overseer=lambda _: lookouts)
+        results, failures = attempt_here(crew, int(str(order["attempt"])))
+        return {
+            "results": {str(rank): result for rank, result in results.items()},
+            "failures": [failure.to_json() for failure in failures],
+            "newest": run.newest_step(),
+        }
+
+
+def _write_files(directory: Path, files: object) -> None:
+    """Write what an earlier attempt's first host had left, where another one takes its place."""
+    if isinstance(files, dict):
+        for name, text in files.items():
+            (directory / Path(name).name).write_text(str(text))
+
+
+if __name__ == "__main__":
+    main()

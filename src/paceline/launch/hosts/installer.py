@@ -1,0 +1,66 @@
+"""Sent to a host that has no Paceline, and run there by its bare Python: standard library only.
+
+It gets `asked` by its input's first line, which its receiver has read; it prints one line of JSON.
+"""
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+_LEAST = (3, 11)
+
+
+def has_version(python: str, version: str) -> bool:
+    """Tell whether a Python has this version of Paceline."""
+    program = "import paceline._version as v; print(v.__version__)"
+    done = subprocess.run(
+        [python, "-P", "-c", program], capture_output=True, text=True, check=False
+    )
+    return done.returncode == 0 and done.stdout.strip() == version
+
+
+def install(asked: "dict[str, str]") -> str:
+    """Make the environment unless it is there, and give the path of its Python."""
+    own = asked["python"] or sys.executable
+    if has_version(own, asked["version"]):
+        return own
+    if sys.version_info < _LEAST:
+        raise RuntimeError(f"its Python is {sys.version.split()[0]}, and Paceline needs 3.11")
+    wheel = base64.b64decode(asked["wheel"])
+    digest = hashlib.sha256(wheel).hexdigest()[:12]
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
+    made = home / f"{asked['version']}-{digest}"
+    python = made / "bin" / "python"
+    if (made / "complete").exists():
+        return str(python)
+    shutil.rmtree(made, ignore_errors=True)
+    home.mkdir(parents=True, exist_ok=True)
+    run([sys.executable, "-m", "venv", "--system-site-packages", str(made)])
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / asked["name"]
+        file.write_bytes(wheel)
+        run([str(python), "-m", "pip", "install", "--quiet", "--no-input", str(file)])
+    (made / "complete").touch()
+    return str(python)
+
+
+def run(command: "list[str]") -> None:
+    """Run a command; what it says goes into the error if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError((done.stderr or done.stdout).strip()[-2000:])
+
+
+def answer(asked: "dict[str, str]") -> None:
+    """Install, and say where or why not."""
+    try:
+        said = {"python": install(asked)}
+    except (OSError, RuntimeError) as error:
+        said = {"error": str(error)}
+    print(json.dumps(said))

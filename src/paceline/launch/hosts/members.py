@@ -1,0 +1,87 @@
+"""The hosts' parts in one attempt, and how they are ended in order."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from paceline.launch.hosts.connection import Remote
+from paceline.launch.hosts.seats import Sight
+from paceline.launch.hosts.wire import Message
+from paceline.launch.processes import PEERS_S, STOP_S
+
+_KILL_S = 5.0
+"""From an order to kill until a host's guard does it."""
+
+
+@dataclass(kw_only=True)
+class Member:
+    """One host's part of an attempt."""
+
+    remote: Remote
+    sight: Sight | None = None
+    unreachable: Sequence[str] | None = None
+    refused: tuple[str, int] | None = None
+    """What it said instead of taking part, and the exit code for it."""
+    done: Message | None = None
+    lost: str = ""
+    ended: bool = False
+    last_words: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The host's."""
+        return self.remote.host.name
+
+
+@final
+class Stopping:
+    """The user's wish to stop, as a launch's `Interrupts` passes it on. Takes no locks."""
+
+    def __init__(self) -> None:
+        self.stop = False
+        self.kill_now = False
+
+    def request_stop(self, since_s: float) -> None:
+        """Ask to stop."""
+        self.stop = True
+
+    def kill(self) -> None:
+        """Order to kill."""
+        self.kill_now = True
+
+
+@final
+class Ending:
+    """Ends an attempt in order: hosts are asked first, then told, then their guards kill."""
+
+    def __init__(self) -> None:
+        self._asked_s: float | None = None
+        self._told = False
+        self._killed = False
+
+    def advance(self, members: Sequence[Member], stopping: Stopping, *, failed: bool) -> None:
+        """Do what is due now."""
+        now_s = time.monotonic()
+        if self._asked_s is None:
+            if stopping.stop:
+                tell_all(members, {"stop": True})
+            elif not failed:
+                return
+            self._asked_s = now_s
+        grace_s = STOP_S + PEERS_S if stopping.stop else PEERS_S
+        late_s = now_s - self._asked_s - (0.0 if stopping.kill_now else grace_s)
+        if not self._told and late_s >= 0:
+            self._told = True
+            tell_all(members, {"kill": True})
+        if not self._killed and late_s > _KILL_S:
+            self._killed = True
+            for member in members:
+                member.remote.end()
+
+
+def tell_all(members: Sequence[Member], message: Mapping[str, object]) -> None:
+    """Send a message to every part that still runs."""
+    for member in members:
+        if not member.ended:
+            member.remote.say(message)

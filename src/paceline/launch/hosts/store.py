@@ -1,0 +1,52 @@
+"""The store in which workers of all hosts meet: kept by the launcher, on loopback. Imports torch.
+
+No host of the training keeps it, so that none is special; and nobody on the network reaches it,
+since hosts come to it through their ssh connections.
+"""
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import final
+
+_LOOPBACK = "127.0.0.1"
+
+
+@final
+class KeptStore:
+    """A store on a free port of loopback; torch is imported while hosts are being connected."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server((_LOOPBACK, 0), backlog=1024)
+        self.port = int(self._listener.getsockname()[1])
+        self._pool = ThreadPoolExecutor(1)
+        self._opened = self._pool.submit(_open, self.port, self._listener.detach())
+
+    def wait(self) -> None:
+        """Wait until it serves."""
+        self._opened.result()
+
+    def close(self) -> None:
+        """Close it."""
+        self._opened.result()
+        self._pool.shutdown()
+        del self._opened
+
+
+@contextmanager
+def kept_store() -> Iterator[KeptStore]:
+    """Keep a store for the block."""
+    store = KeptStore()
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _open(port: int, descriptor: int) -> object:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not declared there
+
+    return TCPStore(
+        _LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
+    )

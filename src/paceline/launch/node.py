@@ -1,0 +1,50 @@
+"""One node's share of a training that several nodes run, each started by a service of its own."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.launch import forkserver
+from paceline.launch.attempt import Crew, attempt_here
+from paceline.launch.local import LaunchOutcome, orphans_adopted, scratch_directory
+from paceline.launch.seat import Seat
+from paceline.launch.signals import Interrupts
+from paceline.launch.worker import WorkerTask
+
+
+def launch_node(
+    entry: str,
+    payload: str,
+    *,
+    workers: int,
+    threads: int,
+    log_dir: Path,
+    seat: Seat,
+    preload: Sequence[str] = (),
+) -> LaunchOutcome:
+    """Run a function in every worker of this node, once: the service restarts what failed.
+
+    Every node calls it, in its main thread. Signals and ends are as with `launch_local`.
+
+    Args:
+        entry: `package.module:function`, a function (payload: str) -> str.
+        payload: Its argument.
+        workers: Of this node; nodes may have different numbers of them.
+        threads: CPU threads per worker.
+        log_dir: For `rank-<n>.log` and `failure-rank-<n>.json`.
+        seat: This node's place, and the store, which somebody keeps already.
+        preload: Modules that the entry will need.
+
+    Returns:
+        How this node's workers ended.
+
+    Raises:
+        InfrastructureError: The nodes didn't meet, or workers could not be started.
+    """
+    forkserver.prepare(preload, threads)
+    with scratch_directory() as scratch, orphans_adopted(), Interrupts().caught() as interrupts:
+        task = WorkerTask(entry=entry, payload=payload, log_dir=log_dir, scratch=scratch)
+        crew = Crew.of(task, workers, threads, interrupts, seat)
+        results, failures = attempt_here(crew, 0)
+        return LaunchOutcome(
+            results=results, interrupted=interrupts.received, failures=failures, restarts=0
+        )

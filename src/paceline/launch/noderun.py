@@ -1,0 +1,81 @@
+"""What a cluster runs on each node: the words, and the names that a cluster takes. Pure."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from paceline.launch.cluster import ClusterJob
+from paceline.launch.continuing import without_option
+
+CONTINUING = ("-P", "-m", "paceline.launch.continuing")
+_RUN_DIR, _WORKERS = "--run-dir", "--workers"
+_MOST_OF_A_LABEL = 63
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRun:
+    """One node's share of a job, where its files lie."""
+
+    submission: str
+    """Told apart from every other submission, also of a job of the same name."""
+    run_dir: str
+    """Absolute, on the node."""
+    host: str = ""
+    """Of rank 0, where no variable on the node says it."""
+    max_restarts: int | None = None
+    """Starts in a row without a newer snapshot that the node allows itself, where the cluster
+    doesn't count them."""
+
+
+def node_command(job: ClusterJob, run: NodeRun, python: str = "python3") -> list[str]:
+    """Write what each node runs: `paceline train`, or `resume` where this job had begun it."""
+    words = [python, *CONTINUING, _RUN_DIR, run.run_dir, "--submission", run.submission]
+    if run.host:
+        words += ["--host", run.host]
+    if run.max_restarts is not None:
+        words += ["--max-restarts", str(run.max_restarts)]
+    if job.resume:
+        words.append("--resume")
+    return [*words, "--", *train_words(job, run.run_dir)]
+
+
+def train_words(job: ClusterJob, run_dir: str) -> list[str]:
+    """Give the command's words after `paceline`, with the node's run directory and workers."""
+    words = list(job.command)
+    if words[:1] == ["paceline"]:
+        del words[0]
+    head, own = words[:2], words[2:]
+    script = own[own.index("--") :] if "--" in own else []
+    options = without_option(own[: len(own) - len(script)], _RUN_DIR)
+    if job.workers is not None and not _has(options, _WORKERS):
+        options += [_WORKERS, str(job.workers)]
+    if head[0] == "resume":
+        return ["resume", run_dir, *options]
+    return [*head, *options, _RUN_DIR, run_dir, *script]
+
+
+def run_dir_on(volume: str, run_dir: str) -> str:
+    """Place a run directory below where a volume is mounted; one that lies there already stays."""
+    root, path = PurePosixPath(volume), PurePosixPath(run_dir)
+    if path.is_relative_to(root):
+        return str(path)
+    return str(root / (path.name if path.is_absolute() else path))
+
+
+def label(name: str, submission: str, most: int = _MOST_OF_A_LABEL) -> str:
+    """Make a name that DNS, and so a cluster, takes (RFC 1123), different for each submission.
+
+    Args:
+        name: As the user has it.
+        submission: Lowercase letters and digits.
+        most: How long the name may be.
+    """
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    if not plain[:1].isalpha():  # a Service's name begins with a letter (RFC 1035)
+        plain = f"job-{plain}".strip("-")
+    return f"{plain[: most - len(submission) - 1].rstrip('-')}-{submission}"
+
+
+def _has(words: Sequence[str], flag: str) -> bool:
+    return any(word == flag or word.startswith(f"{flag}=") for word in words)

@@ -1,0 +1,106 @@
+"""The script of a Slurm job: runs the workers, notes how they ended, queues the job again.
+
+Run on the first node: `python -P -m paceline.launch.slurm.batch RUN_DIR MAX_RESTARTS srun ...`.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from paceline.config.files import write_json
+from paceline.config.rundir import RunDirectory
+from paceline.errors import ExitCode, PacelineError
+from paceline.launch.boundary import exit_code_of
+from paceline.launch.failures import WorkerFailure, one_line, root_cause
+from paceline.launch.restarts import RestartBudget
+from paceline.launch.slurm import tools
+from paceline.launch.slurm.files import budget_path, ended_path
+from paceline.launch.slurm.states import JobState, code_of_step
+from paceline.launch.slurm.verdict import Verdict, judge
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the job's workers to their end. Returns the exit code."""
+    directory, max_restarts, *command = words
+    run, job_id = RunDirectory.named(directory), os.environ["SLURM_JOB_ID"]
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # srun has got it as well, ends the workers and then itself; there is something left to do.
+        signal.signal(number, lambda number, frame: None)
+    set_records_aside(run.logs, restarts)
+    budget = read_budget(budget_path(run, job_id), run, int(max_restarts))
+    code = run_workers(command, run.logs)
+    verdict = judge(code, _state(job_id), run.newest_step(), budget)
+    if verdict.requeue:
+        verdict = _requeued(verdict, budget_path(run, job_id), job_id)
+    if verdict.note:
+        print(f"paceline: {verdict.note}", file=sys.stderr, flush=True)
+    if not verdict.requeue:
+        with suppress(OSError):  # whoever waits then goes by the job's own exit code
+            write_json(ended_path(run, job_id), {"code": code, "restarts": restarts})
+    return code
+
+
+def read_budget(path: Path, run: RunDirectory, max_restarts: int) -> RestartBudget:
+    """Read how many restarts are left; all of them where this is the job's first start."""
+    with suppress(OSError, ValueError, TypeError):
+        return RestartBudget(**json.loads(path.read_text()))
+    return RestartBudget.full(max_restarts, run.newest_step())
+
+
+def run_workers(command: Sequence[str], logs: Path) -> int:
+    """Run srun to its end, and give the exit code of what was the cause of it."""
+    code = code_of_step(subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode)
+    failures = root_cause(_recorded(logs))
+    if code == ExitCode.DONE or not failures:
+        return code
+    cause = failures[0]
+    print(f"paceline: the training failed on {one_line(cause)}", file=sys.stderr, flush=True)
+    return int(exit_code_of(cause.kind))
+
+
+def set_records_aside(logs: Path, restarts: int) -> None:
+    """Keep records of failures from before this start from counting for it."""
+    for path in logs.glob("failure-rank-*.json"):
+        if restarts:
+            path.rename(path.with_name(f"attempt-{restarts - 1}-{path.name}"))
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _recorded(logs: Path) -> list[WorkerFailure]:
+    found = []
+    for path in logs.glob("failure-rank-*.json"):
+        with suppress(OSError, ValueError):
+            found.append(WorkerFailure.from_json(json.loads(path.read_text())))
+    return found
+
+
+def _requeued(verdict: Verdict, path: Path, job_id: str) -> Verdict:
+    """Queue the job again, the count of restarts first."""
+    try:
+        write_json(path, asdict(verdict.budget))
+        objection = tools.requeue(job_id)
+    except (OSError, PacelineError) as error:
+        objection = str(error)
+    if objection:
+        return Verdict(budget=verdict.budget, note=f"the job can't be queued again: {objection}")
+    print("Queued again: the training goes on from its newest snapshot.", flush=True)
+    return verdict
+
+
+def _state(job_id: str) -> JobState | None:
+    try:
+        return tools.ask(job_id)
+    except PacelineError:
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,132 @@
+"""Submits a training as a Slurm job."""
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+
+from paceline.config.commands import command_line
+from paceline.config.figures import plural
+from paceline.config.rundir import RunDirectory
+from paceline.errors import ExitCode, UsageError
+from paceline.launch.cluster import ClusterJob, ClusterOptions
+from paceline.launch.slurm import tools
+from paceline.launch.slurm.files import budget_path, ended_path, script_path
+from paceline.launch.slurm.follow import Submitted, follow
+from paceline.launch.slurm.requests import requests_noted
+from paceline.launch.slurm.script import (
+    Submission,
+    make_submission,
+    run_directory,
+    workers_per_node,
+)
+from paceline.launch.slurm_options import SlurmOptions
+
+_OF_ONE_HOST = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+_KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
+_BEGINNING = ("train", "run")
+
+
+def submit(job: ClusterJob, options: SlurmOptions) -> int:
+    """Submit a training and, unless detached, follow it to its end. Returns the exit code.
+
+    Raises:
+        UsageError: Slurm isn't here or refuses the job; a run directory is in the way.
+        InfrastructureError: Slurm does not answer.
+    """
+    submission = make_submission(job, options, sys.executable)
+    run = run_directory(job)
+    if job.dry_run:
+        print(_preview(submission, run), end="")
+        return ExitCode.DONE
+    if job.command[1:2] and job.command[1] in _BEGINNING:
+        run.refuse_to_overwrite()
+    _advise(run)
+    with requests_noted() as requests:
+        job_id = _hand_over(submission, run, job_environment(os.environ, job.environment))
+        submitted = Submitted(job_id=job_id, run=run, python=sys.executable)
+        workers = plural(workers_per_node(job), "worker")
+        print(
+            f"Submitted as Slurm job {job_id}: {plural(job.nodes, 'node')}, {workers} on each. "
+            f"Output: {submitted.output}",
+            flush=True,
+        )
+        if job.detach:
+            print(_how_to_stop(submitted))
+            return ExitCode.DONE
+        return follow(submitted, requests)
+
+
+def job_environment(environment: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """Give sbatch's environment, which becomes the job's.
+
+    Without what another job has left there, whose sizes would count for this one, and without the
+    options that chose the cluster: the workers would submit themselves again.
+
+    Args:
+        environment: Of this process.
+        own: The job's own variables.
+    """
+    said_here = {field.name for part in (ClusterOptions, SlurmOptions) for field in fields(part)}
+    dropped = {f"PACELINE_{name.upper()}" for name in (*said_here, "on", "workers", "max_restarts")}
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name not in dropped and (name in _KEPT or not name.startswith("SLURM_"))
+    }
+    return kept | dict(own)
+
+
+def _hand_over(submission: Submission, run: RunDirectory, environment: Mapping[str, str]) -> str:
+    """Write the script and submit it. Returns the job's number."""
+    script = script_path(run)
+    made = [p for p in (run.slurm, run.path, run.path.parent) if not p.exists()]
+    try:
+        run.slurm.mkdir(parents=True, exist_ok=True)
+        script.write_text(submission.script)
+    except OSError as error:
+        raise UsageError(
+            f"the run directory {run.path} can't be written ({error.strerror}). "
+            "Name another one with --run-dir"
+        ) from error
+    try:
+        job_id = tools.submit_script(submission.options, str(script), environment)
+    except BaseException:
+        script.unlink(missing_ok=True)
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
+        raise
+    for path in (ended_path(run, job_id), budget_path(run, job_id)):
+        path.unlink(missing_ok=True)  # a cluster that was set up anew counts from 1 again
+    return job_id
+
+
+def _advise(run: RunDirectory) -> None:
+    if any(run.path.is_relative_to(Path(place)) for place in _OF_ONE_HOST):
+        print(
+            f"{run.path} is usually a directory of this host alone: if the nodes don't see it, the "
+            "job can't start. Name one that they share with --run-dir",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _preview(submission: Submission, run: RunDirectory) -> str:
+    words = shlex.join(("sbatch", *submission.options, str(script_path(run))))
+    return (
+        f"{submission.script}\n# submitted by: mkdir -p {shlex.quote(str(run.slurm))} && {words}\n"
+    )
+
+
+def _how_to_stop(job: Submitted) -> str:
+    number = job.job_id
+    return (
+        f"Follow it:  {shlex.join(('tail', '-F', str(job.output)))}\n"
+        f"Stop it, resumable:  scontrol update jobid={number} requeue=0 && "
+        f"scancel --signal=TERM {number}\n"
+        f"Go on with it:  {command_line('resume', job.run.path)}"
+    )

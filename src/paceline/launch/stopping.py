@@ -1,0 +1,99 @@
+"""Ctrl-C, SIGTERM and SIGHUP while a command waits for a job elsewhere: heeded where it waits.
+
+Nothing is raised by the handlers themselves: an exception in the middle of a library is lost, or
+leaves it broken.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import final
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SAME_S = 0.5
+"""Signals this close together are one: a wrapper often passes on what the group got already."""
+_POLL_S = 0.05
+
+
+class StopRequestedError(BaseException):
+    """The user wants the job to stop. Not an Exception: nothing on the way may swallow it."""
+
+
+@final
+class StopRequests:
+    """The signals of one command; the main thread's alone."""
+
+    def __init__(self, reader: int, writer: int) -> None:
+        self._reader, self._writer = reader, writer
+        self._last_s = -_SAME_S
+        self._is_wanted = False
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: whoever waits is woken."""
+        now_s = time.monotonic()
+        if now_s - self._last_s >= _SAME_S:
+            self._is_wanted = True
+            os.write(self._writer, b"!")
+        self._last_s = now_s
+
+    def again(self) -> None:
+        """Note that the stop is under way: from now on the next signal counts."""
+        if self._is_wanted:
+            self._is_wanted = False
+            os.read(self._reader, 4096)
+
+    def check(self) -> None:
+        """Raise StopRequestedError if a signal came."""
+        if self._is_wanted:
+            raise StopRequestedError
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for so long, or raise StopRequestedError as soon as a signal comes."""
+        select.select([self._reader], [], [], seconds)
+        self.check()
+
+    def wait_for_output(self, descriptor: int) -> None:
+        """Wait until a pipe has something, or its end; raises StopRequestedError for a signal."""
+        select.select([descriptor, self._reader], [], [])
+        self.check()
+
+    def run(self, words: list[str], limit_s: float) -> int | None:
+        """Run a command to its end, in a session of its own.
+
+        Returns:
+            Its exit code; None if it took too long, and was killed.
+        """
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
+        deadline_s = time.monotonic() + limit_s
+        try:
+            while process.poll() is None:
+                if time.monotonic() > deadline_s:
+                    return None
+                self.sleep(_POLL_S)
+        finally:
+            process.kill()
+            process.wait()
+        return process.returncode
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequests]:
+    """Heed the signals in the block; those that are ignored (by nohup) stay ignored."""
+    reader, writer = os.pipe()
+    requests = StopRequests(reader, writer)
+    before = {n: signal.getsignal(n) for n in _SIGNALS}
+    heeded = [n for n, handler in before.items() if handler is not signal.SIG_IGN]
+    try:
+        for number in heeded:
+            signal.signal(number, requests.receive)
+        yield requests
+    finally:
+        for number in heeded:
+            signal.signal(number, before[number])
+        os.close(reader)
+        os.close(writer)

@@ -1,0 +1,1 @@
+"""What facts mean for a training: pure functions from facts to findings."""

@@ -1,0 +1,1 @@
+"""What a host finds out about itself and its ways to the others; runs on each host."""

@@ -1,0 +1,141 @@
+"""Workers that hang or lag in real trainings: named, ended, started again with the same result."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cli.conftest import Paceline, summary, wait_until
+
+pytestmark = pytest.mark.ranks
+
+_SCRIPT = """
+import os, signal, sys, time
+import torch, paceline
+from torch import nn
+from torch.nn import functional as F
+
+faults = sys.argv[1].split(",")
+attempt = int(os.environ.get("PACELINE_ATTEMPT") or os.environ["TORCHELASTIC_RESTART_COUNT"])
+fault = faults[attempt] if attempt < len(faults) else ""
+generator = torch.Generator().manual_seed(1)
+data = torch.utils.data.TensorDataset(
+    torch.randn(256, 16, generator=generator), torch.randint(0, 4, (256,), generator=generator)
+)
+
+def collate(items):
+    if fault == "slow data" and s.rank == 1:
+        time.sleep(0.06)
+    return torch.utils.data.default_collate(items)
+
+def judge(batch):
+    if s.rank == 1 and fault == "long evaluation":
+        time.sleep(2.5)
+    return {"loss": F.cross_entropy(model(batch[0]), batch[1])}
+
+with paceline.session() as s:
+    model = s.model(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(), nn.Linear(32, 4)))
+    s.optimizer(torch.optim.SGD(model.parameters(), lr=0.05))
+    loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True, collate_fn=collate)
+    batches = s.loader(loader)
+    validation = s.eval_loader(data, batch_size=128)
+    for epoch in s.epochs():
+        step = 0
+        for x, y in batches:
+            if s.step(F.cross_entropy(model(x), y)):
+                step += 1
+                if epoch == 1 and step == 5 and s.rank == 1 and fault == "stop":
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                if epoch == 1 and step == 5 and s.rank != 1 and fault == "skip":
+                    s.barrier()
+        s.evaluate(judge, validation)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(_SCRIPT)
+    return path
+
+
+def test_hangs_of_two_kinds_and_a_long_evaluation(
+    paceline: Paceline, script: Path, tmp_path: Path
+) -> None:
+    command = "--epochs 3 --shards 4 --loader-workers 0 --hang-after-s 1 --timeout-s 60".split()
+    run, calm = tmp_path / "run", tmp_path / "calm"
+    faults = "stop,skip,long evaluation"
+    done = paceline.run("run", script, "--workers", "3", *command, "--run-dir", run, "--", faults)
+    assert done.code == 0, done.err
+    reports = done.err.split("The training hangs: nothing has gone on")[1:]
+    assert len(reports) == 2, done.err
+    for number, text in enumerate(reports):
+        assert "Missing is rank 1 on " in text
+        assert "\nThese wait:\n  rank 0 on " in text
+        assert "script.py:" in text
+        assert f"so far {number + 1} restart" in text
+        assert (run / "logs" / f"hang-{number}.txt").exists()
+    assert "its process is stopped" in reports[0]
+    assert "in another collective than the others" in reports[1]
+    assert not list((run / "logs").glob("workers*"))
+    alone = ["--workers", "1", *command, "--run-dir", str(calm), "--", ""]
+    assert paceline.run("run", script, *alone).code == 0
+    assert summary(run)["weights_sha256"] == summary(calm)["weights_sha256"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are watched from beside on Linux")
+def test_a_hang_under_torchrun(paceline: Paceline, script: Path, tmp_path: Path) -> None:
+    environment = {"PACELINE_HANG_AFTER_S": "1", "PACELINE_EPOCHS": "3", "OMP_NUM_THREADS": "1"}
+    process = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+            *("--max-restarts", "1", str(script), "stop"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert process.stderr.count("The training hangs") == 1, process.stderr
+    assert "Missing is rank 1 on " in process.stderr
+    assert "stopped by a signal" in process.stderr
+    assert "  rank 0 on " in process.stderr
+    assert (run / "logs" / "hang-0.txt").exists()
+    assert summary(run)["epochs"] == 3
+    left = {path.name for path in (run / "logs").iterdir()}
+    assert left == {"rank-0.log", "rank-1.log", "hang-0.txt", "failure-rank-1.json"}
+    watching = [p for p in psutil.process_iter(["cmdline"]) if str(run) in str(p.info["cmdline"])]
+    assert watching == []
+
+
+def test_a_straggler_is_named_and_shown(paceline: Paceline, script: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = "--workers 2 --loader-workers 0 --epochs 40 --hang-after-s 30".split()
+    training = paceline.start("run", script, *command, "--run-dir", run, "--", "slow data")
+    live = run / "logs" / "workers.json"
+
+    def named() -> bool:
+        log = run / "logs" / "rank-0.log"
+        return log.exists() and "keeps the other workers waiting" in log.read_text()
+
+    wait_until(named, "a straggler in the log")
+    assert {speed["rank"] for speed in json.loads(live.read_text())} == {0, 1}
+    shown = paceline.run("workers", run, "--once")
+    assert shown.code == 0, shown.err
+    rows = [line.split() for line in shown.out.splitlines() if line.strip()[:1].isdigit()]
+    assert [row[0] for row in rows[1:]] == ["1", "0"]
+    assert rows[1][-1] == "data"
+    training.terminate()
+    done = paceline.finish(training)
+    assert "rank 1 on " in done.err
+    assert "waits long for its data and keeps the other workers waiting" in done.err
+    after = paceline.run("workers", run, "--once")
+    assert "No worker has finished steps" in after.out

@@ -1,0 +1,58 @@
+"""Services that start one process on each of several nodes, with several workers each."""
+
+import socket
+from collections.abc import Mapping
+
+import pytest
+
+from tests.cli.conftest import Paceline, summary
+
+pytestmark = pytest.mark.ranks
+
+_TRAIN = ("train", "digits", "--epochs", "2", "--shards", "4")
+
+
+def _node(rank: int, port: int, workers: int) -> Mapping[str, str]:
+    return {
+        "PET_NODE_RANK": str(rank),
+        "PET_NNODES": "2",
+        "PET_NPROC_PER_NODE": str(workers),
+        "PET_MASTER_ADDR": "127.0.0.1",
+        "PET_MASTER_PORT": str(port),
+    }
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_nodes_with_unequal_workers_train_as_one_worker_would(paceline: Paceline) -> None:
+    alone = paceline.run(*_TRAIN, "--workers", "1", "--run-dir", "alone")
+    assert alone.code == 0, alone.err
+    port = _free_port()
+    nodes = [
+        paceline.start(*_TRAIN, "--run-dir", "r", env=_node(rank, port, workers))
+        for rank, workers in ((0, 2), (1, 1))
+    ]
+    done = [paceline.finish(node) for node in nodes]
+    assert [node.code for node in done] == [0, 0], done[0].err + done[1].err
+    run = paceline.directory / "r"
+    assert summary(run)["weights_sha256"] == summary(paceline.directory / "alone")["weights_sha256"]
+    assert (summary(run)["world_size"], summary(run)["nodes"]) == (3, 2)
+
+
+def test_a_failure_on_one_node_ends_the_other(paceline: Paceline) -> None:
+    (paceline.directory / "bad.py").write_text(
+        "import os, paceline\n\n\n"
+        "def bad() -> paceline.Job:\n"
+        "    raise ValueError('only here') if os.environ['RANK'] == '3' else TimeoutError('peer')\n"
+    )
+    port = _free_port()
+    nodes = [
+        paceline.start("train", "bad.py:bad", "--run-dir", "r", env=_node(rank, port, 2))
+        for rank in (0, 1)
+    ]
+    done = [paceline.finish(node) for node in nodes]
+    assert [node.code for node in done] == [70, 65]
+    assert "ValueError: only here" in done[1].err

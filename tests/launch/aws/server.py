@@ -1,0 +1,277 @@
+"""moto's server, with what it lacks for a cluster's stack, and faults by request. A process's main.
+
+Prints its port. Added: placement groups, key pairs and route tables in stacks, the price list,
+quotas, and AWS's own parameters. `POST /faults` with JSON says what goes wrong from then on:
+`hold` keeps stacks in the making, `fail` gives the reason why they fail, `deny` lists operations
+that aren't permitted, `quota` is the answer for every quota, `console` what consoles show.
+"""
+
+import base64
+import io
+import json
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+from urllib.parse import parse_qs
+
+from moto.core.common_models import CloudFormationModel
+from moto.ec2 import models as ec2
+from moto.ec2.models import (
+    elastic_network_interfaces,
+    internet_gateways,
+    route_tables,
+    subnets,
+)
+from moto.ec2.utils import random_ip
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+IMAGE = "ami-1e749f67"
+PRICE_USD = 5.672
+GROUPS: dict[str, str] = {}
+"""Placement groups, and the cluster that each belongs to."""
+Environ = dict[str, Any]
+Start = Callable[..., object]
+
+
+class StackKeyPair(CloudFormationModel):
+    """AWS::EC2::KeyPair with an imported key."""
+
+    __module__ = "moto.ec2.models"  # moto files its models by the second word
+
+    def __init__(self, pair: Any) -> None:
+        self.pair = pair
+
+    @property
+    def physical_resource_id(self) -> str:
+        return str(self.pair.key_name)
+
+    @staticmethod
+    def cloudformation_name_type() -> str:
+        return ""
+
+    @staticmethod
+    def cloudformation_type() -> str:
+        return "AWS::EC2::KeyPair"
+
+    @classmethod
+    def create_from_cloudformation_json(
+        cls,
+        resource_name: str,
+        cloudformation_json: dict[str, Any],
+        account_id: str,
+        region_name: str,
+        **kwargs: Any,
+    ) -> "StackKeyPair":
+        given = cloudformation_json["Properties"]
+        tags = {tag["Key"]: tag["Value"] for tag in given["Tags"]}
+        backend = ec2.ec2_backends[account_id][region_name]
+        return cls(
+            backend.import_key_pair(given["KeyName"], given["PublicKeyMaterial"].encode(), tags)
+        )
+
+    def delete(self, account: str, region: str) -> None:
+        ec2.ec2_backends[account][region].delete_key_pair(self.pair.key_name)
+
+
+class StackPlacementGroup(CloudFormationModel):
+    """AWS::EC2::PlacementGroup."""
+
+    __module__ = "moto.ec2.models"  # moto files its models by the second word
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @property
+    def physical_resource_id(self) -> str:
+        return self.name
+
+    @staticmethod
+    def cloudformation_name_type() -> str:
+        return ""
+
+    @staticmethod
+    def cloudformation_type() -> str:
+        return "AWS::EC2::PlacementGroup"
+
+    @classmethod
+    def create_from_cloudformation_json(
+        cls,
+        resource_name: str,
+        cloudformation_json: dict[str, Any],
+        account_id: str,
+        region_name: str,
+        **kwargs: Any,
+    ) -> "StackPlacementGroup":
+        GROUPS[resource_name] = cloudformation_json["Properties"]["Tags"][0]["Value"]
+        return cls(resource_name)
+
+    def delete(self, account: str, region: str) -> None:
+        GROUPS.pop(self.name, None)
+
+
+def mend() -> None:
+    """Let stacks with networks be deleted, and give addresses that are safe."""
+
+    def delete_table(self: Any, account: str, region: str) -> None:
+        self._associations.clear()
+        ec2.ec2_backends[account][region].delete_route_table(self.id)
+
+    def delete_nothing(self: Any, account: str, region: str) -> None:
+        """Deleted with the table."""
+
+    def delete_gateway(self: Any, account: str, region: str) -> None:
+        backend = ec2.ec2_backends[account][region]
+        if self.vpc is not None:
+            backend.detach_internet_gateway(self.id, self.vpc.id)
+        backend.delete_internet_gateway(self.id)
+
+    internet_gateways.InternetGateway.delete = delete_gateway  # type: ignore[attr-defined]
+    route_tables.RouteTable.delete = delete_table  # type: ignore[attr-defined]
+    route_tables.Route.delete = delete_nothing  # type: ignore[attr-defined]
+    subnets.SubnetRouteTableAssociation.delete = delete_nothing  # type: ignore[attr-defined]
+    # The addresses that moto invents belong to somebody: tests must not knock there.
+    setattr(elastic_network_interfaces, "random_public_ip", random_ip)  # noqa: B010  # as mypy asks
+
+
+class Front:
+    """Answers what moto can't, and makes the faults that were asked for."""
+
+    def __init__(self, moto: Callable[[Environ, Start], Iterable[bytes]]) -> None:
+        self._moto = moto
+        self._faults: dict[str, Any] = {}
+
+    def __call__(self, environ: Environ, start: Start) -> Iterable[bytes]:
+        size = int(environ.get("CONTENT_LENGTH") or 0)
+        body = environ["wsgi.input"].read(size)
+        if environ["PATH_INFO"] == "/moto-api/reset":
+            GROUPS.clear()
+        if environ["PATH_INFO"] == "/faults":
+            self._faults = json.loads(body)
+            return _answer(start, b"{}")
+        environ["wsgi.input"] = io.BytesIO(body)
+        service, operation, fields = _asked(environ, body)
+        own = self._own(service, operation, fields)
+        if own is not None:
+            status, content = own
+            kind = "text/xml" if content.startswith(b"<") else "application/x-amz-json-1.1"
+            return _answer(start, content, status, kind)
+        return self._changed(operation, environ, start)
+
+    def _own(
+        self, service: str, operation: str, fields: dict[str, list[str]]
+    ) -> tuple[str, bytes] | None:
+        if f"{service}:{operation}" in self._faults.get("deny", ()):
+            return _denied(service, operation)
+        faults = self._faults
+        if operation == "GetConsoleOutput" and "console" in faults:
+            return _ok(_console(faults["console"]))
+        if operation == "DescribeStackEvents" and "fail" in faults:
+            return _ok(EVENTS.replace("REASON", faults["fail"]))
+        answers: dict[str, Callable[[], str]] = {
+            "GetProducts": lambda: json.dumps({"PriceList": [json.dumps(PRODUCT)]}),
+            "GetServiceQuota": lambda: json.dumps({"Quota": {"Value": faults.get("quota", 768)}}),
+            "GetParameters": lambda: _parameters(fields["Names"]),
+            "DescribePlacementGroups": lambda: _groups(fields.get("Filter.1.Value.1", [""])[0]),
+        }
+        return _ok(answers[operation]()) if operation in answers else None
+
+    def _changed(self, operation: str, environ: Environ, start: Start) -> Iterable[bytes]:
+        hold, fail = self._faults.get("hold"), self._faults.get("fail")
+        if operation != "DescribeStacks" or not (hold or fail):
+            return self._moto(environ, start)
+        status = "CREATE_IN_PROGRESS" if hold else "ROLLBACK_IN_PROGRESS"
+        kept: list[Any] = []
+        content = b"".join(self._moto(environ, lambda *given: kept.extend(given)))
+        content = content.replace(b"CREATE_COMPLETE", status.encode())
+        headers = [(name, value) for name, value in kept[1] if name.lower() != "content-length"]
+        start(kept[0], [*headers, ("Content-Length", str(len(content)))])
+        return [content]
+
+
+def _asked(environ: Environ, body: bytes) -> tuple[str, str, dict[str, list[str]]]:
+    """Find out service and operation of a request."""
+    scope = re.search(r"/([\w-]+)/aws4_request", environ.get("HTTP_AUTHORIZATION", ""))
+    target = environ.get("HTTP_X_AMZ_TARGET", "").rpartition(".")[2]
+    fields = json.loads(body) if target else parse_qs(body.decode("utf-8", "replace"))
+    operation = target or fields.get("Action", [""])[0]
+    return (scope[1] if scope else "", operation, fields)
+
+
+def _answer(
+    start: Start, content: bytes, status: str = "200 OK", kind: str = "application/json"
+) -> list[bytes]:
+    start(status, [("Content-Type", kind), ("Content-Length", str(len(content)))])
+    return [content]
+
+
+def _denied(service: str, operation: str) -> tuple[str, bytes]:
+    message = (
+        f"User: arn:aws:iam::123456789012:user/me is not authorized to perform: "
+        f"{service}:{operation} on resource: x"
+    )
+    code = "UnauthorizedOperation" if service == "ec2" else "AccessDenied"
+    error = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
+    wrapped = f"<Response><Errors>{error}</Errors></Response>"
+    if service == "cloudformation":
+        wrapped = f"<ErrorResponse>{error}</ErrorResponse>"
+    return "403 Forbidden", wrapped.encode()
+
+
+def _ok(content: str) -> tuple[str, bytes]:
+    return "200 OK", content.encode()
+
+
+def _console(text: str) -> str:
+    output = base64.b64encode(text.encode()).decode()
+    return f"<GetConsoleOutputResponse><output>{output}</output></GetConsoleOutputResponse>"
+
+
+def _parameters(names: list[str]) -> str:
+    """Know one of AWS's parameters: the newest deep-learning image for x86_64."""
+    known = [name for name in names if "x86_64/oss-nvidia-driver-gpu-pytorch-2.12" in name]
+    return json.dumps({"Parameters": [{"Name": name, "Value": IMAGE} for name in known]})
+
+
+def _groups(cluster: str) -> str:
+    items = "".join(
+        f"<item><groupName>{name}</groupName><state>available</state></item>"
+        for name, owner in GROUPS.items()
+        if owner == cluster
+    )
+    answer = f"<placementGroupSet>{items}</placementGroupSet>"
+    return f"<DescribePlacementGroupsResponse>{answer}</DescribePlacementGroupsResponse>"
+
+
+PRODUCT = {
+    "product": {"productFamily": "Compute Instance"},
+    "terms": {
+        "OnDemand": {
+            "A.B": {
+                "priceDimensions": {
+                    "A.B.C": {"unit": "Hrs", "pricePerUnit": {"USD": f"{PRICE_USD:.10f}"}}
+                }
+            }
+        }
+    },
+}
+EVENTS = """<DescribeStackEventsResponse><DescribeStackEventsResult><StackEvents>
+<member><LogicalResourceId>Node1</LogicalResourceId><ResourceStatus>CREATE_FAILED</ResourceStatus>
+<ResourceStatusReason>Resource creation cancelled</ResourceStatusReason></member>
+<member><LogicalResourceId>Node0</LogicalResourceId><ResourceStatus>CREATE_FAILED</ResourceStatus>
+<ResourceStatusReason>REASON</ResourceStatusReason></member>
+<member><LogicalResourceId>Network</LogicalResourceId><ResourceStatus>CREATE_COMPLETE
+</ResourceStatus></member></StackEvents></DescribeStackEventsResult></DescribeStackEventsResponse>"""
+
+
+def main() -> None:
+    """Serve until the process is ended."""
+    mend()
+    app = Front(DomainDispatcherApplication(create_backend_app))
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    print(server.port, flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

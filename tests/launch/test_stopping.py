@@ -1,0 +1,72 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.launch import stopping
+from paceline.launch.stopping import StopRequestedError, stop_requests
+
+
+def test_a_signal_ends_a_wait_and_the_next_one_counts_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stopping, "_SAME_S", 0.0)
+    with stop_requests() as stop:
+        stop.sleep(0.01)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+            with pytest.raises(StopRequestedError):
+                stop.sleep(60)
+            with pytest.raises(StopRequestedError):
+                stop.check()
+            stop.again()
+            stop.check()
+
+
+def test_signals_close_together_are_one() -> None:
+    with stop_requests() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        stop.again()
+        os.kill(os.getpid(), signal.SIGTERM)
+        stop.check()
+
+
+def test_ignored_signals_stay_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_requests() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            stop.check()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_command_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with stop_requests() as stop:
+        assert stop.run(words, 0.05) is None
+        assert stop.run([sys.executable, "-c", "raise SystemExit(3)"], 60) == 3
+
+
+def test_a_signal_ends_a_commands_wait(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    code = (
+        f"import os, time; open({str(started)!r}, 'w'); os.kill(os.getppid(), 15); time.sleep(60)"
+    )
+    with stop_requests() as stop, pytest.raises(StopRequestedError):
+        stop.run([sys.executable, "-c", code], 60)
+    assert started.exists()
+
+
+def test_output_wakes_it_as_well() -> None:
+    with (
+        stop_requests() as stop,
+        subprocess.Popen([sys.executable, "-c", "print(1)"], stdout=subprocess.PIPE) as process,
+    ):
+        assert process.stdout is not None
+        stop.wait_for_output(process.stdout.fileno())
+        assert process.stdout.read() == b"1\n"

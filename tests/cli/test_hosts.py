@@ -1,5 +1,6 @@
 """Training over "hosts" that are all this machine; `tests/hosts` has real ones."""
 
+import json
 import os
 import signal
 from collections.abc import Mapping
@@ -57,10 +58,60 @@ def test_unequal_hosts_train_the_same_and_their_files_come_back(
     for name in ("first", "second"):
         assert any((tmp_path / name / "runs" / "far" / "snapshots").glob("step-*"))
 
+
+_RECIPE = """
+from pathlib import Path
+import paceline
+from paceline.recipes.digits import digits
+
+
+@paceline.recipe(epochs=2, batch_per_worker=8, snapshot_every_steps=5, lr=0.05)
+def own(*, notes: Path | None = None, data: Path = Path("data")) -> paceline.Job:
+    assert notes is None
+    assert (data / "here").exists()
+    return digits()
+"""
+
+
+def test_a_recipe_of_ones_own_goes_on_where_a_host_was_lost(
+    paceline: Paceline, near: Mapping[str, str], tmp_path: Path
+) -> None:
+    """Directories are others, the batch is said per worker, and one host doesn't come back."""
+    hostfile = _hostfile(tmp_path, first=1, second=1)
+    for place in (paceline.directory, tmp_path / "first", tmp_path / "second"):
+        (place / "own.py").write_text(_RECIPE)
+        (place / "data").mkdir()
+        (place / "data" / "here").touch()
+    process = paceline.start(
+        *("train", "own.py:own", "--hostfile", hostfile, "--run-dir", "out/r"), env=near
+    )
+    wait_for_step(tmp_path / "first" / "out" / "r", 5)
+    hostfile.write_text(hostfile.read_text().splitlines()[0])
+    _lose_last_host(process.pid)
+    done = paceline.finish(process)
+    assert done.code == 0, done.err
+    run = paceline.directory / "out" / "r"
+    assert (summary(run)["nodes"], summary(run)["global_batch"]) == (1, 16)
+    told = json.loads((run / "run.json").read_text())
+    assert told["reference"] == f"{paceline.directory}/own.py:own"
+    assert told["recipe_arguments"] == {"notes": None, "data": f"{paceline.directory}/data"}
+
     more = ("resume", run, "--epochs", "3", "--allow-change", "epochs", "--hostfile", hostfile)
     resumed = paceline.run(*more, env=near)
     assert resumed.code == 0, resumed.err
     assert summary(run)["epochs"] == 3
+
+
+def test_snapshots_that_hosts_dont_have_are_not_forgotten(
+    paceline: Paceline, near: Mapping[str, str], tmp_path: Path
+) -> None:
+    here = paceline.run("train", "digits", "--epochs", "1", "--run-dir", "r")
+    assert here.code == 0, here.err
+    hostfile = _hostfile(tmp_path, first=1)
+    more = ("--epochs", "2", "--allow-change", "epochs", "--hostfile", hostfile)
+    refused = paceline.run("resume", "r", *more, env=near)
+    assert refused.code == 2
+    assert "the newest snapshot here is of step 23, and the hosts have none" in refused.err
 
 
 def test_hosts_that_cant_train_together_are_named_and_nothing_is_left(
@@ -126,8 +177,7 @@ def test_a_lost_host_is_replaced_by_what_is_left(
     wait_for_step(tmp_path / "first" / "r", 5)
     text = hostfile.read_text()
     hostfile.write_text(text.splitlines()[0])  # the second doesn't come back
-    guards = [p for p in psutil.Process(process.pid).children() if "guard" in " ".join(p.cmdline())]
-    guards[-1].kill()
+    _lose_last_host(process.pid)
     done = paceline.finish(process)
     assert done.code == 0, done.err
     assert "All workers start again from the snapshot of step" in done.err
@@ -143,6 +193,9 @@ def test_a_lost_host_is_replaced_by_what_is_left(
         (("--hosts", "a", "--hostfile", "f"), "not both"),
         (("--hostfile", "nowhere.txt"), "can't be read"),
         (("--hosts", "a", "--on", "local"), "can't be combined"),
+        (("--hosts", "a", "--on", "slurm"), "can't be combined"),
+        (("--hosts", "a", "--min-hosts", "2"), "1 hosts are named"),
+        (("--hosts", "a", "--rank", "0", "--world-size", "1"), "leave them out"),
         (("--min-hosts", "2"), "--min-hosts has no effect without --hosts or --hostfile"),
         (("--hosts", "a", "--nodes", "2"), "--nodes has no effect without --on"),
         (("--hosts", "a", "--ssh-config", "none"), "there is no file none"),
@@ -164,6 +217,11 @@ def test_hosts_are_read_anew_each_time(tmp_path: Path) -> None:
     assert [host.name for host in options.read()] == ["a"]
     path.write_text("a\nb")
     assert [host.name for host in options.read()] == ["a", "b"]
+
+
+def _lose_last_host(launcher: int) -> None:
+    children = psutil.Process(launcher).children()
+    [child for child in children if "guard" in " ".join(child.cmdline())][-1].kill()
 
 
 def _runs(process: psutil.Process) -> bool:

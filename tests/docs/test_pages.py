@@ -113,7 +113,8 @@ FOREIGN = (
     | {"mpi", "master-port"}
     | {
         "standalone",
-        "secluded-args",
+        "protect-args",
+        "server",
         "nproc-per-node",
         "nnodes",
         "node-rank",

@@ -26,7 +26,7 @@ def main() -> None:
     """Be ssh: say which port was forwarded, and run the command here."""
     words = sys.argv[1:]
     place = words.index("--")
-    host, command = words[place + 1 :]
+    host, *command = words[place + 1 :]
     if host == "nowhere":
         print(_REFUSED, file=sys.stderr)
         sys.exit(255)
@@ -35,4 +35,4 @@ def main() -> None:
         print(f"Allocated port {port} for remote forward to 127.0.0.1:{port}", file=sys.stderr)
         sys.stderr.flush()
     os.environ["SSH_CONNECTION"] = "127.0.0.1 50000 127.0.0.1 22"
-    os.execv("/bin/sh", ["sh", "-c", command])
+    os.execv("/bin/sh", ["sh", "-c", " ".join(command)])

@@ -42,6 +42,8 @@ class Elsewhere:
         Raises:
             UsageError: Such an option was given.
         """
+        if on in CLUSTERS and self.hosts.named:
+            raise UsageError(f"--on {on} and --hosts can't be combined")
         useful = {field.name for field in fields(HostsOptions)} if self.hosts.named else set()
         if on in CLUSTERS:
             useful = {field.name for field in fields(ClusterOptions)}

@@ -1,9 +1,7 @@
 """Trains on hosts that ssh reaches: hands the request over, and says how it ended."""
 
-import secrets
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -11,13 +9,17 @@ from typing import TYPE_CHECKING
 
 from paceline.cli.elsewhere import words
 from paceline.config.rundir import RunDirectory
-from paceline.errors import InfrastructureError, PacelineError
+from paceline.errors import InfrastructureError, PacelineError, UsageError
 from paceline.launch.hosts.hostfile import Host
 from paceline.launch.hosts.options import HostsOptions
+from paceline.trainer.config import TrainConfig
 from paceline.trainer.request import TrainRequest
 
 if TYPE_CHECKING:
+    from threading import Event
+
     from paceline.cli.start import Launch
+    from paceline.launch.local import LaunchOutcome
 
 _INSPECT = "paceline.cli.hosting:inspect"
 
@@ -28,38 +30,18 @@ def start_on_hosts(launch: "Launch", options: HostsOptions) -> int:
     Raises:
         PacelineError: It could not be started; the message names the host.
     """
-    from paceline.cli.start import PRELOAD, announce, check_workers
-    from paceline.launch.hosts.party import Order
-    from paceline.launch.hosts.training import launch_on_hosts
+    from paceline.cli.start import announce
 
-    run, here, policy = launch.run, Path.cwd(), launch.config.policy()
-    options.read()  # refuses before anything is made
+    run = launch.run
+    _check(launch, options)
     if launch.makes:
         run.create()
-    with run.lock(), _token(run) as token:
+    with run.lock():
         run.summary_json.unlink(missing_ok=True)  # of an earlier start
         for stale in run.logs.glob("*failure-rank-*.json"):
             stale.unlink(missing_ok=True)
-        order = Order(
-            entry=launch.entry,
-            payload=_movable(launch, here).to_json(),
-            inspect=_INSPECT,
-            run=run,
-            run_dir=_relative(str(run.path), here),
-            token=token,
-            is_new=launch.is_new,
-            preload=PRELOAD,
-            paths=launch.paths,
-            hang=policy.hang,
-        )
         try:
-            outcome = launch_on_hosts(
-                order,
-                options,
-                policy=policy,
-                ready=partial(_made_ready, options=options, here=here),
-                check=partial(check_workers, launch.config),
-            )
+            outcome = _launched(launch, options)
         except InfrastructureError as error:
             print(f"paceline: {error}", file=sys.stderr, flush=True)
             _forget(run)
@@ -70,6 +52,68 @@ def start_on_hosts(launch: "Launch", options: HostsOptions) -> int:
         return announce(run, outcome, _again(options))
 
 
+def _check(launch: "Launch", options: HostsOptions) -> None:
+    """Refuse what can't be right before anything is made.
+
+    Raises:
+        UsageError: It can't.
+    """
+    hosts, dist = options.read(), launch.config.dist
+    if options.min_hosts > len(hosts):
+        raise UsageError(f"--min-hosts is {options.min_hosts}, and {len(hosts)} hosts are named")
+    if dist.rank is not None or dist.init_method is not None:
+        raise UsageError(
+            "--rank, --world-size and --init-method are for workers that you start by hand; with "
+            "--hosts leave them out"
+        )
+
+
+def _launched(launch: "Launch", options: HostsOptions) -> "LaunchOutcome":
+    from paceline.cli.start import PRELOAD
+    from paceline.launch.hosts.order import Order
+    from paceline.launch.hosts.training import launch_on_hosts
+
+    run, here, policy = launch.run, Path.cwd(), launch.config.policy()
+    request = launch.request
+    with run.token() as token:
+        order = Order(
+            entry=launch.entry,
+            payload=_movable(request, launch.paths, here).to_json(),
+            inspect=_INSPECT,
+            run=run,
+            run_dir=_relative(str(run.path), here),
+            token=token,
+            is_new=launch.is_new,
+            preload=PRELOAD,
+            paths=launch.paths,
+            home={
+                "reference": request.reference,
+                "recipe_arguments": dict(request.arguments),
+            },
+            hang=policy.hang,
+        )
+        return launch_on_hosts(
+            order,
+            options,
+            policy=policy,
+            ready=partial(_made_ready, options=options, here=here, run=run),
+            settle=partial(_settled, launch.config),
+        )
+
+
+def _settled(config: TrainConfig, payload: str, workers: int) -> str:
+    """Check the number of workers, and keep the global batch that it comes to for all attempts."""
+    from paceline.cli.start import check_workers
+
+    check_workers(config, workers)
+    request = TrainRequest.from_json(payload)
+    each = request.settings.get("batch_per_worker")
+    if not isinstance(each, int):
+        return payload
+    batch = {"global_batch": each * workers, "batch_per_worker": None}
+    return replace(request, settings={**request.settings, **batch}).to_json()
+
+
 def _again(options: HostsOptions) -> list[str]:
     """Write the options by which the same hosts are reached again."""
     given = {f.name: getattr(options, f.name) for f in fields(options)}
@@ -77,14 +121,21 @@ def _again(options: HostsOptions) -> list[str]:
     return words(changed)
 
 
-def _made_ready(hosts: Sequence[Host], options: HostsOptions, here: Path) -> Sequence[Host]:
+def _made_ready(
+    hosts: Sequence[Host],
+    stop: "Event | None",
+    options: HostsOptions,
+    here: Path,
+    run: RunDirectory,
+) -> Sequence[Host]:
     """Settle each host's directory and Python; with `--sync-code` and `--install` bring them."""
     from paceline.launch.hosts.code import install, sync_code
 
     settled = [replace(host, directory=host.directory or _home(options, here)) for host in hosts]
     if options.sync_code:
-        sync_code(settled, options, here)
-    return install(settled, options) if options.install else settled
+        kept = _relative(str(run.path), here)
+        sync_code(settled, options, here, (kept,), stop)
+    return install(settled, options, stop) if options.install else settled
 
 
 def _home(options: HostsOptions, here: Path) -> str:
@@ -92,36 +143,20 @@ def _home(options: HostsOptions, here: Path) -> str:
     return f"~/paceline/{here.name}" if options.sync_code else str(here)
 
 
-def _movable(launch: "Launch", here: Path) -> TrainRequest:
+def _movable(request: TrainRequest, paths: Sequence[str], here: Path) -> TrainRequest:
     """Make paths below the working directory relative to it: the hosts' may be another one."""
-    request = launch.request
     arguments = {
-        name: _relative(str(value), here) if name in launch.paths else value
+        name: _relative(str(value), here) if name in paths else value
         for name, value in request.arguments.items()
     }
-    reference = _relative(request.reference, here)
-    return replace(request, reference=reference, arguments=arguments)
+    return replace(request, reference=_relative(request.reference, here), arguments=arguments)
 
 
 def _relative(path: str, here: Path) -> str:
-    prefix = f"{here}/"
-    return path.removeprefix(prefix)
-
-
-@contextmanager
-def _token(run: RunDirectory) -> Iterator[str]:
-    """Put a file into the run directory, by which hosts see whether they share it."""
-    token = run.path / f".launcher-{secrets.token_hex(16)}"
-    token.touch()
-    try:
-        yield token.name
-    finally:
-        token.unlink(missing_ok=True)
+    return "." if path == str(here) else path.removeprefix(f"{here}/")
 
 
 def _forget(run: RunDirectory) -> None:
     """Leave nothing behind where nothing was trained."""
     if not run.run_json.exists():
-        for token in run.path.glob(".launcher-*"):
-            token.unlink()
         run.discard()

@@ -76,7 +76,7 @@ def main(tokens: Sequence[str]) -> int:
         run=run,
         place=place,
         is_new=False,
-        paths=tuple(paths),
+        paths=tuple(sorted(recipe.paths_among(arguments))),
     )
     return _go_on(launch, given)
 

@@ -82,7 +82,7 @@ def main(tokens: Sequence[str]) -> int:
             place=place,
             is_new=True,
             is_named=where is not None,
-            paths=tuple(recipe.path_arguments()),
+            paths=tuple(sorted(recipe.paths_among(arguments))),
         )
     )
 

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import socket
 import time
@@ -17,6 +18,7 @@ from paceline.config.files import write_json
 from paceline.errors import UsageError
 
 _ASKING_S = 0.2
+_TOKEN = ".launcher-"
 
 
 def log_path(log_dir: Path, rank: int) -> Path:
@@ -94,6 +96,15 @@ class RunDirectory:
         Raises:
             UsageError: It holds a training already, or can't be made or written.
         """
+        self.check_new()
+        self.make()
+
+    def check_new(self) -> None:
+        """Refuse a directory that a new training must not begin in; makes nothing.
+
+        Raises:
+            UsageError: It holds a training already or something else, or can't be read.
+        """
         try:
             self.refuse_to_overwrite()
             if self.path.is_dir() and not self._is_leftover():
@@ -103,7 +114,6 @@ class RunDirectory:
                 )
         except OSError as error:
             raise self._unwritable(error) from error
-        self.make()
 
     def make(self) -> None:
         """Make the directory where it isn't there, and prove that it can be written.
@@ -119,6 +129,21 @@ class RunDirectory:
             probe.unlink()
         except OSError as error:
             raise self._unwritable(error) from error
+
+    @contextmanager
+    def token(self) -> Iterator[str]:
+        """Put a file into the directory by which others see whether they share it; give its name.
+
+        It is removed after the block.
+        """
+        for stale in self.path.glob(f"{_TOKEN}*"):  # of one that was killed
+            stale.unlink(missing_ok=True)
+        path = self.path / f"{_TOKEN}{secrets.token_hex(16)}"
+        path.touch()
+        try:
+            yield path.name
+        finally:
+            path.unlink(missing_ok=True)
 
     def newest_step(self) -> int:
         """Give the newest snapshot's step by its name; -1 where there is none."""
@@ -147,7 +172,8 @@ class RunDirectory:
     def _is_leftover(self) -> bool:
         """Tell whether nothing is here but what a training left that failed before it began."""
         ours = {self.snapshots.name, self.logs.name, self.slurm.name, self._lock_file.name}
-        return {path.name for path in self.path.iterdir()} <= ours and not (
+        here = {path.name for path in self.path.iterdir() if not path.match(f"{_TOKEN}*")}
+        return here <= ours and not (
             self.snapshots.is_dir() and any(self.snapshots.glob("*step-*"))
         )
 
@@ -155,7 +181,8 @@ class RunDirectory:
         """Remove what `create` made, of a training that failed before it began."""
         for directory in (self.snapshots, self.logs):
             shutil.rmtree(directory, ignore_errors=True)
-        self._lock_file.unlink(missing_ok=True)
+        for file in (self._lock_file, *self.path.glob(f"{_TOKEN}*")):
+            file.unlink(missing_ok=True)
         with suppress(OSError):  # not empty: it holds something of the user's
             self.path.rmdir()
 

@@ -8,7 +8,7 @@ import logging
 import multiprocessing
 import socket
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -222,7 +222,8 @@ def run_attempt(
             overseer.end()
         if agent.guard is not None:
             agent.guard.close()
-    codes = _exit_codes(agent.processes, workers, outcome)
+    # Where none was started, ranks are only known if this is the only node.
+    codes = _exit_codes(agent.processes, range(workers) if seat is None else (), outcome)
     killed = agent.guard.killed if agent.guard is not None else frozenset[int]()
     return Ending(
         exit_codes=codes,
@@ -240,9 +241,11 @@ def _run(agent: _Agent) -> _Outcome:
 
 
 def _exit_codes(
-    processes: Mapping[int, multiprocessing.process.BaseProcess], workers: int, outcome: _Outcome
+    processes: Mapping[int, multiprocessing.process.BaseProcess],
+    local: Iterable[int],
+    outcome: _Outcome,
 ) -> dict[int, int | None]:
-    codes: dict[int, int | None] = {} if processes else dict.fromkeys(range(workers))
+    codes: dict[int, int | None] = dict.fromkeys(() if processes else local)
     codes |= {rank: process.exitcode for rank, process in processes.items()}
     if outcome.failed_first is not None:
         codes[outcome.failed_first] = outcome.first_code

@@ -42,7 +42,9 @@ def launch_node(
     """
     forkserver.prepare(preload, threads)
     with scratch_directory() as scratch, orphans_adopted(), Interrupts().caught() as interrupts:
-        task = WorkerTask(entry=entry, payload=payload, log_dir=log_dir, scratch=scratch)
+        task = WorkerTask(
+            entry=entry, payload=payload, log_dir=log_dir, scratch=scratch, shows_each_node=True
+        )
         crew = Crew.of(task, workers, threads, interrupts, seat)
         results, failures = attempt_here(crew, 0)
         return LaunchOutcome(

@@ -29,6 +29,8 @@ class WorkerTask:
     attempt: int = 0
     server_pid: int = 0
     """The fork server, this worker's parent."""
+    shows_each_node: bool = False
+    """Whether each node's first worker prints to the terminal, rather than rank 0 alone."""
     environment: tuple[tuple[str, str], ...] = ()
     """Variables to set before the entry."""
 
@@ -56,7 +58,7 @@ def work(task: WorkerTask) -> str:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with ExitStack() as stack:
         log = stack.enter_context(logs.open_log(task.log_dir, rank, world_size, task.attempt))
-        if rank == 0:
+        if rank == 0 or (task.shows_each_node and os.environ["LOCAL_RANK"] == "0"):
             logs.redirect_noise(log)
             stack.enter_context(logs.teed(log))
         else:

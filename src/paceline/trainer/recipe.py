@@ -79,7 +79,7 @@ class Recipe:
         """
         known = [argument.name for argument in self.arguments()]
         check_names(arguments, known, f"argument of recipe {self.name!r}")
-        paths = self._paths_among(arguments)
+        paths = self.paths_among(arguments)
         made = {n: _path(v) for n, v in arguments.items() if n in paths}
         return self.build(**{**arguments, **made})
 
@@ -103,14 +103,14 @@ class Recipe:
 
     def with_absolute_paths(self, arguments: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
         """Make the paths among given arguments independent of the working directory."""
-        paths = self._paths_among(arguments)
+        paths = self.paths_among(arguments)
         return {n: _absolute(v) if n in paths else v for n, v in arguments.items()}
 
     def path_arguments(self) -> set[str]:
         """Name the arguments that are paths: where data is, not what it is."""
         return {a.name for a in self.arguments() if _is_path(a)}
 
-    def _paths_among(self, given: Mapping[str, OptionValue]) -> set[str]:
+    def paths_among(self, given: Mapping[str, OptionValue]) -> set[str]:
         """Name the given arguments that are paths, not None or a word that may stand for one."""
         annotations = {a.name: a.annotation for a in self.arguments() if _is_path(a)}
         return {

@@ -3,14 +3,16 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from paceline import __version__
+from paceline.launch.hosts import guard as ours
 from paceline.launch.hosts.guard import Guard
 from tests.launch.waiting import alive, until
 
@@ -19,10 +21,13 @@ pytestmark = pytest.mark.ranks
 _ATTEMPT = "paceline.launch.hosts.attempt"
 
 
+_BY_NAME = ("-m", "paceline.launch.hosts.guard")
+
+
 @contextmanager
-def _guard() -> Iterator["subprocess.Popen[str]"]:
+def _guard(how: Sequence[str] = _BY_NAME) -> Iterator["subprocess.Popen[str]"]:
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "paceline.launch.hosts.guard"],
+        [sys.executable, "-P", *how],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -98,18 +103,115 @@ def test_nothing_outlives_it(tmp_path: Path, how: str) -> None:
         until(lambda: not any(map(alive, children)), 10)
 
 
-def test_its_lease_ends_where_nobody_speaks() -> None:
+def test_a_process_that_reads_nothing_holds_up_nobody(tmp_path: Path) -> None:
+    with _guard() as guard:
+        _say(guard, do="start", id="1", module=_ATTEMPT, directory=str(tmp_path))
+        me = psutil.Process(guard.pid)
+        until(lambda: bool(me.children()))
+        (child,) = me.children()
+        child.suspend()
+        _say(guard, do="say", id="1", message="x" * 1_000_000)
+        _say(guard, do="beat", n=1)
+        assert _hear(guard, "beat")["n"] == 1
+        assert guard.stdin is not None
+        guard.stdin.close()
+        assert guard.wait(10) == 0
+        until(lambda: not alive(child.pid), 10)
+
+
+def test_all_that_a_process_says_comes_before_its_end(tmp_path: Path) -> None:
+    _write_module(
+        tmp_path,
+        """
+import os
+open("begun", "w").close()
+with os.fdopen(int(os.environ["PACELINE_GUARD_FD"]), "w") as said:
+    for n in range(700):  # more than fits in one pipe, less than in two
+        said.write('{"n": %d, "pad": "%s"}\\n' % (n, "x" * 100))
+""",
+    )
+    hasty = (
+        "from paceline.launch.hosts import guard as g; g._ORPHAN_S = 0.0; g._BACKLOG = 10; g.main()"
+    )
+    with _guard(("-c", hasty)) as guard:
+        where = {"directory": str(tmp_path), "environment": {"PYTHONPATH": str(tmp_path)}}
+        _say(guard, do="start", id="1", module="paceline.loud", payload={}, **where)
+        until(lambda: (tmp_path / "begun").exists())
+        until(lambda: not psutil.Process(guard.pid).children())
+        assert guard.stdout is not None
+        said: list[dict[str, Any]] = []
+        for line in guard.stdout:
+            said.append(json.loads(line))
+            if said[-1]["is"] == "ended":
+                break
+    assert [message["message"]["n"] for message in said[:-1]] == list(range(700))
+    assert said[-1]["code"] == 0
+
+
+def test_what_a_process_leaves_behind_is_ended_and_others_are_not(tmp_path: Path) -> None:
+    _write_module(
+        tmp_path,
+        """
+import subprocess, sys
+inner = "import subprocess; subprocess.Popen(['sleep', '600']).wait()"
+subprocess.Popen([sys.executable, "-c", inner], start_new_session=True)
+""",
+    )
+    with _guard() as guard:
+        _say(guard, do="start", id="1", module=_ATTEMPT, directory=str(tmp_path))
+        me = psutil.Process(guard.pid)
+        until(lambda: bool(me.children()))
+        (other,) = me.children()
+        where = {"directory": str(tmp_path), "environment": {"PYTHONPATH": str(tmp_path)}}
+        _say(guard, do="start", id="2", module="paceline.loud", payload={}, **where)
+        assert _hear(guard, "ended")["id"] == "2"
+        assert me.children(recursive=True) == [other]
+
+
+def _write_module(directory: Path, content: str) -> None:
+    """Write a Paceline of one's own, whose one module is `paceline.loud`."""
+    package = directory / "paceline"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "loud.py").write_text(content)
+
+
+@contextmanager
+def _serving(lease_s: float, leave: Callable[[], None]) -> Iterator[tuple[int, int]]:
+    """Run a guard in a thread. Gives where to speak and where it is heard."""
     source, speaks = os.pipe()
     hears, target = os.pipe()
     try:
-        guard = Guard(source, target, lease_s=0.2)
+        guard = Guard(source, target, leave, lease_s=lease_s)
         thread = threading.Thread(target=guard.run)
         thread.start()
-        os.write(speaks, b'{"do": "beat", "n": 1}\n')
-        assert json.loads(os.read(hears, 1000))["n"] == 1
+        yield speaks, hears
         thread.join(10)
         assert not thread.is_alive()
     finally:
-        os.close(target)
-        for descriptor in (source, speaks, hears):
+        for descriptor in (source, speaks, hears, target):
             os.close(descriptor)
+
+
+def test_its_lease_ends_where_nobody_speaks() -> None:
+    left = threading.Event()
+    with _serving(0.2, left.set) as (speaks, hears):
+        os.write(speaks, b'{"do": "beat", "n": 1}\n')
+        assert json.loads(os.read(hears, 1000))["n"] == 1
+    assert not left.is_set()
+
+
+def test_its_lease_ends_where_the_main_thread_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = threading.Event()
+    stuck = threading.Event()
+
+    def introduce(message: object) -> dict[str, object]:
+        stuck.wait(30)
+        return {}
+
+    monkeypatch.setattr(ours, "_introduction", introduce)
+    monkeypatch.setattr(ours, "_STUCK_S", 0.1)
+    with _serving(0.2, left.set) as (speaks, _):
+        os.write(speaks, b'{"do": "hello"}\n')
+        assert left.wait(10)
+        stuck.set()

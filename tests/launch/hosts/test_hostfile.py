@@ -50,6 +50,9 @@ def test_a_hostfile_has_a_host_a_line_and_comments() -> None:
         ("a;id", "no host name"),
         ("$(id)", "no host name"),
         ("a b", "no host name"),
+        ("[fe80::1%$(id);a b]", "no host name"),
+        ("[fe80::1%]", "no host name"),
+        ("[fe80::1%-x]", "no host name"),
         ("-l@a", "no user name"),
         ("a:0", "at least 1"),
         ("a:x", "no number of workers"),
@@ -70,6 +73,7 @@ def test_what_is_no_host_is_refused(text: str, part: str) -> None:
         ("a port=99999", "no port"),
         ("a address=-x", "no address"),
         ("a python=''", "no path"),
+        ("a python=~/venv/bin/python", "write the absolute path"),
         ("# nothing", "names no host"),
         ("a 'open", "line 1"),
     ],
@@ -82,6 +86,10 @@ def test_a_line_that_cant_be_read_is_named(text: str, part: str) -> None:
 def test_a_host_is_written_as_it_is_read() -> None:
     host = Host(name="n", slots=2, user="u", port=5, address="fd00::2", directory="/a b")
     assert parse_hostfile(hostfile_line(host)) == (host,)
+
+
+def test_an_address_of_a_link_names_its_interface() -> None:
+    assert is_host_name("fe80::1%eth0.100")
 
 
 @given(st.text(max_size=20))

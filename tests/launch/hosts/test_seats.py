@@ -1,10 +1,10 @@
 from paceline.launch.hosts.seats import (
     Sight,
+    blame_unreachable,
     clock_lines,
     differences,
     first_ranks,
     others_of,
-    unreachable_text,
 )
 
 
@@ -25,16 +25,21 @@ def test_ranks_go_through_unequal_hosts_in_their_order() -> None:
 
 
 def test_the_same_facts_are_no_difference() -> None:
-    assert differences([_sight("a", torch="2.11"), _sight("b", torch="2.11")]) == []
-    assert differences([]) == []
+    assert not differences([_sight("a", torch="2.11"), _sight("b", torch="2.11")])
+    assert not differences([])
 
 
 def test_each_difference_names_host_and_both_values() -> None:
     sights = [_sight("a", torch="2.11", Python="3.11"), _sight("b", torch="2.12")]
-    assert differences(sights) == [
-        "b has torch 2.12, a has 2.11",
-        "b has Python none, a has 3.11",
-    ]
+    assert differences(sights) == {
+        "b": "b has torch 2.12, a has 2.11; b has Python none, a has 3.11"
+    }
+
+
+def test_a_newcomer_has_to_fit_those_that_took_part() -> None:
+    sights = [_sight("new", torch="2.12"), _sight("old", torch="2.11")]
+    assert list(differences(sights, {"old"})) == ["new"]
+    assert list(differences(sights)) == ["old"]
 
 
 def test_a_host_tries_all_others() -> None:
@@ -42,10 +47,13 @@ def test_a_host_tries_all_others() -> None:
     assert others_of(sights, 1) == [("a", "10.0.0.1", 4000), ("ccc", "10.0.0.3", 4000)]
 
 
-def test_what_isnt_reached_is_named_with_its_address() -> None:
-    text = unreachable_text({"a": ["b"]}, {"a": "10.0.0.1", "b": "10.0.0.2"})
-    assert text.startswith("a doesn't reach b at 10.0.0.2.")
-    assert "address=" in text
+def test_the_host_that_most_broken_ways_have_in_common_is_blamed() -> None:
+    addresses = {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}
+    blamed = blame_unreachable({"a": ["b"], "c": ["b"], "b": ["c"]}, addresses)
+    assert list(blamed) == ["b"]
+    assert blamed["b"].startswith("a doesn't reach b at 10.0.0.2; c doesn't reach b at 10.0.0.2;")
+    assert "address=" in blamed["b"]
+    assert not blame_unreachable({"a": []}, addresses)
 
 
 def test_only_clocks_that_are_far_off_are_named() -> None:

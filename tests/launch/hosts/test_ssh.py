@@ -5,7 +5,13 @@ import pytest
 
 from paceline.launch.hosts.hostfile import Host
 from paceline.launch.hosts.options import HostsOptions
-from paceline.launch.hosts.ssh import explain, forwarded_port, guard_command
+from paceline.launch.hosts.ssh import (
+    explain,
+    forwarded_port,
+    forwarding_failed,
+    guard_command,
+    plain_ssh_words,
+)
 
 _HOST = Host(name="node1", user="alice", port=2222, python="/opt/my env/bin/python; id")
 
@@ -48,20 +54,40 @@ def test_the_forwarded_port_is_read() -> None:
     assert forwarded_port("Warning: Permanently added 'a'") is None
 
 
+def test_the_users_own_forwards_do_no_harm() -> None:
+    options = HostsOptions(hosts="node1")
+    training = guard_command(_HOST, options, 4000)
+    assert "ExitOnForwardFailure=no" in training
+    assert "ClearAllForwardings=yes" not in training  # it would clear ours too
+    for command in (guard_command(_HOST, options), plain_ssh_words(_HOST, options)):
+        assert "ClearAllForwardings=yes" in command
+
+
+def test_a_refused_forward_is_seen_unless_it_is_the_users_own() -> None:
+    warning = "Warning: remote port forwarding failed for listen port"
+    assert forwarding_failed(f"{warning} 0")
+    assert not forwarding_failed(f"{warning} 8080")
+    assert "AllowTcpForwarding" in explain(_HOST, None, f"{warning} 0\nmore")
+
+
 @pytest.mark.parametrize(
-    ("said", "part"),
+    ("code", "said", "part"),
     [
-        ("Host key verification failed.", "--host-keys accept-new"),
-        ("WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!\nHost key verification", "ssh-keygen"),
-        ("alice@node1: Permission denied (publickey).", "ssh-copy-id"),
-        ("/p/python: No module named paceline", "--install"),
-        ("sh: 1: exec: /p/python: not found", "python= in the hostfile"),
-        ("Warning: remote port forwarding failed", "AllowTcpForwarding"),
-        ("something else", "code 255: something else"),
-        ("", "it said nothing"),
+        (255, "Host key verification failed.", "--host-keys accept-new"),
+        (255, "REMOTE HOST IDENTIFICATION HAS CHANGED!\nHost key verification", "ssh-keygen"),
+        (255, "alice@node1: Permission denied (publickey).", "ssh-copy-id"),
+        (255, "channel 3: /x: No such file or directory", "code 255: channel 3"),
+        (1, "(ModuleNotFoundError: No module named 'paceline')", "--install"),
+        (1, "ModuleNotFoundError: No module named 'numpy'", "code 1: ModuleNotFoundError"),
+        (1, "PermissionError: [Errno 13] Permission denied (x)", "code 1: PermissionError"),
+        (1, "FileNotFoundError: No such file or directory", "code 1: FileNotFoundError"),
+        (127, "sh: 1: exec: /p/python: not found", "python= in the hostfile"),
+        (None, "", "the connection ended: it said nothing"),
+        (255, "something else", "code 255: something else"),
+        (255, "", "it said nothing"),
     ],
 )
-def test_a_failed_connection_is_explained(said: str, part: str) -> None:
-    text = explain(_HOST, 255, said)
+def test_a_failed_connection_is_explained(code: int | None, said: str, part: str) -> None:
+    text = explain(_HOST, code, said)
     assert text.startswith("node1: ")
     assert part in text

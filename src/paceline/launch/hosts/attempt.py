@@ -10,22 +10,25 @@ import queue
 import signal
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import final
 
 from paceline.config.rundir import RunDirectory
-from paceline.errors import InfrastructureError, PacelineError
+from paceline.errors import InfrastructureError, PacelineError, UsageError
 from paceline.launch import forkserver
 from paceline.launch.attempt import Crew, attempt_here
+from paceline.launch.boundary import failure_path
 from paceline.launch.hosts import child
 from paceline.launch.hosts.courier import Courier
 from paceline.launch.hosts.overseeing import Lookouts
-from paceline.launch.hosts.wire import Message
+from paceline.launch.hosts.store import quiet_sockets
+from paceline.launch.hosts.wire import LEASE_S, Message
 from paceline.launch.local import orphans_adopted, scratch_directory
 from paceline.launch.monitor.judging import HangLimits
 from paceline.launch.seat import Seat
@@ -33,6 +36,8 @@ from paceline.launch.signals import Interrupts
 from paceline.launch.worker import WorkerTask
 
 _REACH_S = 5.0
+_POLL_S = 0.2
+_PREDECESSOR_S = LEASE_S + 5.0
 _LAUNCHER_S = 600.0
 """For the launcher to lead on; hosts may be slow to come."""
 
@@ -78,33 +83,39 @@ class Orders:
 def main() -> None:
     """Be one host's part of one attempt."""
     order = child.payload()
+    quiet_sockets()
     interrupts = Interrupts()
-    try:
-        _take_part(order, Orders(interrupts), interrupts)
-    except PacelineError as error:
-        child.tell({"refused": str(error), "code": int(error.exit_code)})
+    with interrupts.caught():  # to the end: what is told last must not be cut off
+        try:
+            _take_part(order, Orders(interrupts), interrupts)
+        except PacelineError as error:
+            child.tell({"refused": str(error), "code": int(error.exit_code)})
 
 
 def _take_part(order: Message, orders: Orders, interrupts: Interrupts) -> None:
     seen = _look(order)
     run = RunDirectory.named(str(order["run_dir"]))
     shared = (run.path / str(order["token"])).exists()
-    if not shared:
-        _make(run, is_new=bool(order["is_new"]))
-    with socket.create_server((str(seen["address"]), 0)) as listener:
+    if order["is_new"] and not shared:
+        run.check_new()
+    address = str(seen["address"])
+    with socket.create_server((address, 0), family=_family(address)) as listener:
         threading.Thread(target=_answer, args=(listener,), daemon=True).start()
         port = int(listener.getsockname()[1])
         child.tell({"seen": {**seen, "port": port, "shared": shared, "newest": run.newest_step()}})
         reach = orders.next("reach")["reach"]
         child.tell({"unreachable": _unreachable(reach if isinstance(reach, list) else [])})
         go = orders.next("go")["go"]
-        with suppress(OSError):  # closed alone, it would listen until the next one comes
-            listener.shutdown(socket.SHUT_RDWR)
+        listener.shutdown(socket.SHUT_RDWR)  # closing alone doesn't wake the one who accepts
     assert isinstance(go, dict)
     place = Place(run=run, shared=shared, seat=_seat(go, str(seen["interface"])))
     if isinstance(limits := order["hang"], dict):
         orders.lookouts = Lookouts(HangLimits(**limits), run.logs)
     child.tell(_run(order, seen, go, place, interrupts, orders.lookouts))
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def _look(order: Message) -> dict[str, object]:
@@ -120,13 +131,6 @@ def _function(name: str) -> Callable[[str], str]:
     module, _, function = name.partition(":")
     found: Callable[[str], str] = getattr(import_module(module), function)
     return found
-
-
-def _make(run: RunDirectory, *, is_new: bool) -> None:
-    """Make the run directory on a host that doesn't share the launcher's."""
-    if is_new:
-        run.refuse_to_overwrite()
-    run.make()
 
 
 def _answer(listener: socket.socket) -> None:
@@ -183,21 +187,23 @@ def _run(
     """Start the workers, wait for their end, and say what became of them."""
     run, seat = place.run, place.seat
     first, workers = int(str(go["first_rank"])), int(str(seen["workers"]))
+    leads, ranks = seat.node_rank == 0, range(first, first + workers)
     with ExitStack() as stack:
         if not place.shared:
+            run.make()
+            if leads:
+                stack.enter_context(_owned(run))
+            _clear(run, ranks, int(str(order["attempt"])), leads=leads)
             _write_files(run.path, go.get("files"))
-            if seat.node_rank == 0:
-                stack.enter_context(run.lock())
-            ranks = range(first, first + workers)
-            stack.enter_context(Courier(run, ranks, leads=seat.node_rank == 0).running())
+            stack.enter_context(Courier(run, ranks, leads=leads).running())
         scratch = stack.enter_context(scratch_directory())
         stack.enter_context(orphans_adopted())
-        stack.enter_context(interrupts.caught())
         task = WorkerTask(
             entry=str(order["entry"]),
             payload=str(seen["payload"]),
             log_dir=run.logs,
             scratch=scratch,
+            shows_each_node=True,
         )
         crew = Crew.of(task, workers, int(str(seen["threads"])), interrupts, seat)
         if lookouts is not None:
@@ -208,6 +214,37 @@ def _run(
             "failures": [failure.to_json() for failure in failures],
             "newest": run.newest_step(),
         }
+
+
+@contextmanager
+def _owned(run: RunDirectory) -> Iterator[None]:
+    """Own this host's run directory; what an attempt that was cut off had started ends by itself.
+
+    Raises:
+        InfrastructureError: Another training has it.
+    """
+    deadline_s = time.monotonic() + _PREDECESSOR_S
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(run.lock())
+            except UsageError as error:
+                if time.monotonic() > deadline_s:
+                    raise InfrastructureError(str(error)) from error
+                time.sleep(_POLL_S)
+            else:
+                break
+        yield
+
+
+def _clear(run: RunDirectory, ranks: Sequence[int], attempt: int, *, leads: bool) -> None:
+    """Set aside what earlier attempts and starts have left here, which would speak for this one."""
+    for rank in ranks:
+        path = failure_path(run.logs, rank)
+        with suppress(FileNotFoundError):
+            path.rename(path.with_name(f"before-{attempt}-{path.name}"))
+    if leads:
+        run.summary_json.unlink(missing_ok=True)
 
 
 def _write_files(directory: Path, files: object) -> None:

@@ -1,29 +1,32 @@
-"""The launcher's end: one ssh connection a host, and the processes started through it."""
+"""The launcher's end of one host: an ssh connection, and the processes started through it."""
 
+import os
 import queue
 import secrets
+import signal
 import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import IO, Literal, final
 
 from paceline._version import __version__
 from paceline.errors import InfrastructureError
 from paceline.launch.hosts.hostfile import Host
 from paceline.launch.hosts.options import HostsOptions
-from paceline.launch.hosts.ssh import explain, forwarded_port, guard_command
-from paceline.launch.hosts.wire import BEAT_S, LEASE_S, Message, decode, encode, read_line
+from paceline.launch.hosts.remote import Event, Remote
+from paceline.launch.hosts.ssh import explain, forwarded_port, forwarding_failed, guard_command
+from paceline.launch.hosts.wire import BEAT_S, LEASE_S, Message, decode, encode, lines_of
 
 CONNECT_S = 30.0
 """For ssh to connect and the guard to say hello; a host may be slow to import."""
 _TAIL_LINES = 30
 _WRITE_BACKLOG = 10000
 _END_S = 2.0
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,76 +43,26 @@ class Introduction:
     """Its address at which ssh came in; may be empty."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """Something that came from a process on a host."""
-
-    remote: "Remote"
-    kind: Literal["said", "stdout", "stderr", "ended", "lost"]
-    """lost: the connection is gone, and the process with it."""
-    message: Message
-    """Of `said`; `{"text": line}` of output, `{"code": n}` at the end, `{"text": why}` if lost."""
-
-
-@final
-class Remote:
-    """A process on a host."""
-
-    def __init__(
-        self, connection: "Connection", name: str, inbox: "queue.SimpleQueue[Event]"
-    ) -> None:
-        self.connection = connection
-        self.inbox = inbox
-        self._name = name
-
-    @property
-    def host(self) -> Host:
-        """Where it runs."""
-        return self.connection.host
-
-    def say(self, message: Message) -> None:
-        """Send a message; lost without a word where the host is."""
-        self.connection.send({"do": "say", "id": self._name, "message": message})
-
-    def end(self, grace_s: float = 0.0) -> None:
-        """Have it ended: SIGTERM, and SIGKILL to all it has started after `grace_s` seconds."""
-        self.connection.send({"do": "end", "id": self._name, "grace_s": grace_s})
-
-    def messages(self, timeout_s: float) -> Iterator[Message]:
-        """Go through what it says, until it ends; needs an inbox of its own.
-
-        Args:
-            timeout_s: How long it may be silent.
-
-        Raises:
-            InfrastructureError: It is silent for longer, failed, or its host is lost.
-        """
-        printed: deque[str] = deque(maxlen=_TAIL_LINES)
-        while True:
-            try:
-                event = self.inbox.get(timeout=timeout_s)
-            except queue.Empty:
-                raise InfrastructureError(
-                    f"{self.host.name} has said nothing for {timeout_s:g} s"
-                ) from None
-            if event.kind == "said":
-                yield event.message
-            elif event.kind == "ended" and event.message["code"] == 0:
-                return
-            elif event.kind in ("ended", "lost"):
-                printed.append(str(event.message.get("text", "")))
-                text = "\n".join(filter(None, printed)) or f"code {event.message.get('code')}"
-                raise InfrastructureError(f"{self.host.name}: {text}")
-            else:
-                printed.append(str(event.message["text"]))
-
-
 @final
 class Connection:
     """One host's ssh connection with the guard at its other end."""
 
-    def __init__(self, host: Host, options: HostsOptions, store_port: int | None) -> None:
-        """Start ssh; `wait` waits for it."""
+    def __init__(
+        self,
+        host: Host,
+        options: HostsOptions,
+        store_port: int | None,
+        *,
+        any_version: bool = False,
+    ) -> None:
+        """Start ssh; `wait` waits for it.
+
+        Args:
+            host: Which.
+            options: How ssh reaches it.
+            store_port: Port of this machine's loopback address that the host is to reach, if any.
+            any_version: Whether another version of Paceline there will do.
+        """
         self.host = host
         self.introduction: Introduction | None = None
         self.store_port: int | None = None
@@ -119,14 +72,16 @@ class Connection:
         self.lost = ""
         """Why it is no use any more; empty while it is."""
         self._wants_port = store_port is not None
+        self._any_version = any_version
         self._nonce = secrets.token_hex(8)
         self._remotes: dict[str, Remote] = {}
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._ready = threading.Event()
+        self._introduced = threading.Event()  # or lost
+        self._settled = threading.Event()  # ready or lost
+        self._gone = threading.Event()
         self._outbox: queue.Queue[bytes | None] = queue.Queue(_WRITE_BACKLOG)
-        self._heard_s = time.monotonic()
+        self._begun_s = self._heard_s = time.monotonic()
         self._sent_s: dict[int, float] = {}
-        self._beats = 0
         self._started = 0
         self._lock = threading.Lock()
         self._ssh = subprocess.Popen(
@@ -134,6 +89,7 @@ class Connection:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            bufsize=0,
             start_new_session=True,  # Ctrl-C is the launcher's to pass on
         )
         self._threads = [
@@ -144,16 +100,32 @@ class Connection:
             thread.start()
         self.send({"do": "hello", "nonce": self._nonce, "paceline": __version__})
 
-    def wait(self, timeout_s: float = CONNECT_S) -> bool:
-        """Wait until the guard has answered. Returns whether it has; `lost` says why not."""
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is of use now: its guard has answered, and nothing about it is open."""
+        has_port = self.store_port is not None or not self._wants_port
+        is_known = self.introduction is not None and self.clock_offset_s is not None
+        return is_known and has_port and not self.lost
+
+    def wait(self, timeout_s: float = CONNECT_S, over: threading.Event | None = None) -> bool:
+        """Wait until it is ready or lost.
+
+        Args:
+            timeout_s: After so long without an answer it is lost.
+            over: Once it is set nobody waits any longer.
+
+        Returns:
+            Whether it is ready; if not, `lost` says why.
+        """
         deadline_s = time.monotonic() + timeout_s
-        while not self.lost and time.monotonic() < deadline_s:
-            known = self.store_port is not None or not self._wants_port
-            if self._ready.wait(0.05) and known and self.clock_offset_s is not None:
-                return True
-        if not self.lost:
-            self._lose(f"{self.host.name}: no answer in {timeout_s:g} s")
-        return False
+        while not self._settled.is_set() and not (over is not None and over.is_set()):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                waited_s = time.monotonic() - self._begun_s
+                self._lose(f"{self.host.name}: no answer in {waited_s:.0f} s")
+            else:
+                self._settled.wait(left_s if over is None else min(left_s, _POLL_S))
+        return self.is_ready
 
     def start(
         self,
@@ -191,87 +163,116 @@ class Connection:
 
     def send(self, message: Message) -> None:
         """Send a message to the guard; lost without a word where the host is."""
-        with suppress(queue.Full):
-            self._outbox.put_nowait(encode(message))
+        if not self.lost:
+            with suppress(queue.Full):
+                self._outbox.put_nowait(encode(message))
 
     def close(self) -> None:
-        """End the connection; the guard ends all that it has started."""
-        if not self.lost:
-            self.lost = "closed"
-        self._outbox.put(None)
+        """End the connection, once or again; the guard ends all that it has started."""
+        with self._lock:
+            self.lost = self.lost or "closed"
+        self._retire()
         try:
             self._ssh.wait(_END_S)
         except subprocess.TimeoutExpired:
-            self._ssh.kill()
-            self._ssh.wait()
+            self._kill()
+            with suppress(subprocess.TimeoutExpired):
+                self._ssh.wait(_END_S)
         for thread in self._threads:
             thread.join(_END_S)
-        for stream in (self._ssh.stdout, self._ssh.stderr):
+        for stream in (self._ssh.stdin, self._ssh.stdout, self._ssh.stderr):
             if stream is not None:
                 stream.close()
 
     def _read(self) -> None:
         stream = self._ssh.stdout
         assert stream is not None
-        with suppress(OSError, ValueError, InfrastructureError):
-            while line := read_line(stream):
-                message = decode(line)
-                if message is None:
-                    self._tail.append(line.decode(errors="replace").rstrip())
-                elif self._ready.is_set() or message.get("nonce") == self._nonce:
-                    self._heard_s = time.monotonic()
-                    self._take(message)
+        try:
+            with stream:
+                for line in lines_of(stream, self._note_life):
+                    self._take_line(line)
+        except (InfrastructureError, OSError) as error:
+            self._lose(f"{self.host.name}: {error}")
+        except (KeyError, TypeError, ValueError) as error:
+            self._lose(f"{self.host.name}: it said what nobody understands: {error!r}")
         with suppress(subprocess.TimeoutExpired):
             self._ssh.wait(_END_S)
         self._threads[1].join(_END_S)  # it may have to say why
-        self._lose(explain(self.host, self._ssh.poll(), "\n".join(self._tail)))
+        self._lose(self._explanation())
+
+    def _note_life(self) -> None:
+        self._heard_s = time.monotonic()
+
+    def _explanation(self) -> str:
+        return explain(self.host, self._ssh.poll(), "\n".join(self._tail.copy()))
 
     def _read_errors(self) -> None:
         stream = self._ssh.stderr
         assert stream is not None
-        with suppress(OSError, ValueError):
-            for line in stream:
+        with suppress(OSError, ValueError, InfrastructureError), stream:
+            for line in lines_of(stream):
                 text = line.decode(errors="replace").rstrip()
                 port = forwarded_port(text)
                 if port is None:
                     self._tail.append(text)
                 else:
                     self.store_port = port
+                    self._settle()
+                if forwarding_failed(text):
+                    self._lose(self._explanation())
 
     def _write(self) -> None:
         stream = self._ssh.stdin
         assert stream is not None
-        with suppress(OSError):
+        with suppress(OSError, ValueError), stream:
             while (line := self._outbox.get()) is not None:
-                stream.write(line)
-                stream.flush()
-        with suppress(OSError):
-            stream.close()
+                _write_whole(stream, line)
 
     def _beat(self) -> None:
-        while not self.lost:
-            if self._ready.is_set():
-                self._beats += 1
-                self._sent_s[self._beats] = time.time()
-                self.send({"do": "beat", "n": self._beats})
-                if time.monotonic() - self._heard_s > LEASE_S:
-                    self._lose(f"{self.host.name}: no sign of life for {LEASE_S:g} s")
-            self._ready.wait(0.2)
-            end_s = time.monotonic() + (BEAT_S if self._ready.is_set() and self._beats else 0.2)
-            while not self.lost and time.monotonic() < end_s:
-                time.sleep(0.1)
+        self._introduced.wait()
+        beats = 0
+        while not self._gone.is_set():
+            beats += 1
+            if self.clock_offset_s is None:
+                self._sent_s[beats] = time.time()
+            self.send({"do": "beat", "n": beats})
+            if time.monotonic() - self._heard_s > LEASE_S:
+                self._lose(f"{self.host.name}: no sign of life for {LEASE_S:g} s")
+            self._gone.wait(BEAT_S)
+
+    def _take_line(self, line: bytes) -> None:
+        message = decode(line)
+        if message is None:
+            self._tail.append(line.decode(errors="replace").rstrip())
+        elif self.introduction is not None or message.get("nonce") == self._nonce:
+            self._take(message)
 
     def _take(self, message: Message) -> None:
         what, name = message.get("is"), str(message.get("id"))
         if what == "ready":
-            self.introduction = Introduction(
-                **{n: str(message.get(n, "")) for n in Introduction.__dataclass_fields__}
-            )
-            self._ready.set()
+            self._greet(message)
         elif what == "beat":
             self._set_clock(message)
         elif name in self._remotes:
             self._pass_on(self._remotes[name], message)
+
+    def _greet(self, message: Message) -> None:
+        said = Introduction(
+            **{n: str(message.get(n, "")) for n in Introduction.__dataclass_fields__}
+        )
+        self.introduction = said
+        if said.paceline != __version__ and not self._any_version:
+            self._lose(
+                f"{self.host.name}: Paceline {said.paceline} is installed there, and "
+                f"{__version__} here. Install the same, or say --install"
+            )
+        self._tail.clear()  # what a login shell prints explains no later loss
+        self._introduced.set()
+        self._settle()
+
+    def _settle(self) -> None:
+        if self.is_ready:
+            self._settled.set()
 
     def _pass_on(self, remote: Remote, message: Message) -> None:
         what = message["is"]
@@ -292,14 +293,28 @@ class Connection:
         sent_s = self._sent_s.pop(int(str(message.get("n"))), None)
         if sent_s is not None and self.clock_offset_s is None:
             self.clock_offset_s = float(str(message["time_s"])) - (sent_s + time.time()) / 2
+            self._settle()
 
     def _lose(self, why: str) -> None:
         with self._lock:
             if self.lost:
                 return
             self.lost = why
-        with suppress(ProcessLookupError):
-            self._ssh.kill()
+        self._kill()
+        self._retire()
+
+    def _kill(self) -> None:
+        """Kill ssh, and what it has started to get through (ProxyCommand, ProxyJump)."""
+        if self._ssh.poll() is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._ssh.pid, signal.SIGKILL)
+
+    def _retire(self) -> None:
+        """Have the threads end, which close what they read and write, and tell who waits."""
+        for event in (self._gone, self._introduced, self._settled):
+            event.set()
+        with suppress(queue.Full):  # a writer with so much before it is at a pipe that will break
+            self._outbox.put_nowait(None)
         self._tell_lost()
 
     def _tell_lost(self) -> None:
@@ -309,70 +324,8 @@ class Connection:
             remote.inbox.put(Event(remote=remote, kind="lost", message={"text": self.lost}))
 
 
-@final
-class Fleet:
-    """The connections to all hosts of a training."""
-
-    def __init__(self, connections: Sequence[Connection]) -> None:
-        self._connections = list(connections)
-
-    @property
-    def hosts(self) -> list[Connection]:
-        """Those that are of use, in the order in which the hosts were named."""
-        return [connection for connection in self._connections if not connection.lost]
-
-    @property
-    def lost(self) -> dict[str, str]:
-        """Why the others aren't, by the host's name."""
-        return {c.host.name: c.lost for c in self._connections if c.lost}
-
-    def replace(self, connections: Sequence[Connection]) -> None:
-        """Go on with these connections alone, in this order; closing others is the caller's."""
-        self._connections = list(connections)
-
-    def close(self) -> None:
-        """End all connections."""
-        with ThreadPoolExecutor(max(1, len(self._connections))) as pool:
-            list(pool.map(Connection.close, self._connections))
-
-
-@contextmanager
-def connect(
-    hosts: Sequence[Host],
-    options: HostsOptions,
-    store_port: int | None = None,
-    say: Callable[[str], None] | None = None,
-) -> Iterator[Fleet]:
-    """Connect to all hosts at once; on leaving, everything that was started on them is ended.
-
-    Args:
-        hosts: Which.
-        options: How ssh reaches them.
-        store_port: Port of this machine's loopback address that the hosts are to reach.
-        say: Is told of each host that can't be reached.
-
-    Yields:
-        The connections; hosts that can't be reached are in `lost`.
-    """
-    fleet = Fleet([Connection(host, options, store_port) for host in hosts])
-    try:
-        wait_for(fleet.hosts)
-        for why in fleet.lost.values():
-            if say is not None:
-                say(why)
-        yield fleet
-    finally:
-        fleet.close()
-
-
-def wait_for(connections: Sequence[Connection]) -> None:
-    """Wait until each connection is of use or lost; one of another Paceline is lost."""
-    deadline_s = time.monotonic() + CONNECT_S
-    for connection in connections:
-        connection.wait(max(0.0, deadline_s - time.monotonic()))
-        said = connection.introduction
-        if said is not None and said.paceline != __version__:
-            connection._lose(
-                f"{connection.host.name}: Paceline {said.paceline} is installed there, and "
-                f"{__version__} here. Install the same, or say --install"
-            )
+def _write_whole(stream: IO[bytes], line: bytes) -> None:
+    """Write to an unbuffered stream, which may take a part only."""
+    left = memoryview(line)
+    while left:
+        left = left[stream.write(left) :]

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import IO, final
 import psutil
 
 from paceline._version import __version__
-from paceline.launch.hosts.wire import LEASE_S, Message, decode, encode
+from paceline.launch.hosts.wire import LEASE_S, LineBuffer, Message, decode, encode
 from paceline.launch.lineage import adopt_orphans
 from paceline.launch.processes import reap
 
@@ -36,39 +36,100 @@ _MODULE = re.compile(r"paceline(\.[a-z_]+)+")
 _BACKLOG = 1000
 _CHUNK = 1 << 16
 _ORPHAN_S = 2.0
+_GENERATIONS = 10
+"""An orphan's own children are orphans once it is gone."""
+_STUCK_S = 1.0
+_CANNOT_START = 70
+
+
+@final
+class _Child:
+    """A process that is being started, or runs, and what it is still to be told."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.tried = threading.Event()
+        """Set once `process` is there, or never will be."""
+        self._inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+    def say(self, message: object) -> None:
+        """Have a message written to its input; a process that doesn't read holds up nobody else."""
+        self._inbox.put(json.dumps(message).encode() + b"\n")
+
+    def write(self, stream: IO[bytes]) -> None:
+        """Write what there is to say, until `finish`."""
+        with suppress(OSError), stream:  # it has ended, or is ending
+            while (line := self._inbox.get()) is not None:
+                stream.write(line)
+                stream.flush()
+
+    def finish(self) -> None:
+        """End `write`."""
+        self._inbox.put(None)
+
+    def end(self, grace_s: float) -> None:
+        """End it: SIGTERM, and SIGKILL after `grace_s` seconds."""
+        self.tried.wait()
+        if self.process is not None:
+            self.process.terminate()
+            try:
+                self.process.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
 
 
 @final
 class Guard:
-    """The host's end of one connection."""
+    """The host's end of one connection.
 
-    def __init__(self, source: int, target: int, lease_s: float = LEASE_S) -> None:
+    The main thread hears and never waits for anything else; what may take time has threads.
+    """
+
+    def __init__(
+        self, source: int, target: int, leave: Callable[[], None], lease_s: float = LEASE_S
+    ) -> None:
         """Prepare; `run` serves.
 
         Args:
             source: Descriptor at which the launcher's messages come.
             target: Descriptor for what is said to it.
-            lease_s: How long it may give no sign of life.
+            leave: Called by another thread where the lease ends and the main thread is stuck.
+            lease_s: How long the launcher may give no sign of life.
         """
         self._lease_s = lease_s
         self._source = source
         self._target = target
+        self._leave = leave
         self._outbox: queue.Queue[bytes] = queue.Queue(_BACKLOG)
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
-        self._buffer = b""
+        self._children: dict[str, _Child] = {}
+        self._starting = threading.Lock()  # held by no thread that hears or watches
         self._heard_s = time.monotonic()
+        self._over = threading.Event()
 
     def run(self) -> None:
         """Serve until the launcher goes away. Call it in the main thread."""
         threading.Thread(target=self._write, daemon=True).start()
+        threading.Thread(target=self._watch, daemon=True).start()
         try:
             self._serve()
         finally:
+            self._over.set()
             with suppress(queue.Full):
                 self._outbox.put_nowait(b"")
 
+    def _left_s(self) -> float:
+        return self._heard_s + self._lease_s - time.monotonic()
+
+    def _watch(self) -> None:
+        """Enforce the lease where the main thread can't."""
+        while not self._over.wait(max(0.0, self._left_s()) + _STUCK_S):
+            if self._left_s() <= 0:
+                self._leave()
+                return
+
     def _serve(self) -> None:
-        while (left_s := self._heard_s + self._lease_s - time.monotonic()) > 0:
+        lines = LineBuffer()
+        while (left_s := self._left_s()) > 0:
             ready, _, _ = select.select([self._source], [], [], left_s)
             if not ready:
                 continue
@@ -76,8 +137,7 @@ class Guard:
             if not chunk:
                 return
             self._heard_s = time.monotonic()
-            *lines, self._buffer = (self._buffer + chunk).split(b"\n")
-            for line in lines:
+            for line in lines.feed(chunk):
                 message = decode(line)
                 if message is not None:
                     self._obey(message)
@@ -87,83 +147,96 @@ class Guard:
         if do == "beat":
             self._tell_if_room({"is": "beat", "n": message.get("n"), "time_s": time.time()})
         elif do == "hello":
-            self._tell(_introduction(message))
+            self._tell_if_room(_introduction(message))
         elif do == "start":
-            try:
-                self._start(name, message)
-            except (OSError, ValueError) as error:
-                self._tell({"is": "problem", "id": name, "text": str(error)})
-                self._tell({"is": "ended", "id": name, "code": 70})
+            child = self._children[name] = _Child()
+            child.say(message.get("payload"))
+            threading.Thread(target=self._follow, args=(name, child, message), daemon=True).start()
         elif name in self._children:
             self._handle(self._children[name], message)
 
-    def _handle(self, child: subprocess.Popen[bytes], message: Message) -> None:
-        if message["do"] == "say" and child.stdin is not None:
-            with suppress(OSError):  # it has ended, or is ending
-                child.stdin.write(json.dumps(message.get("message")).encode() + b"\n")
-                child.stdin.flush()
+    def _handle(self, child: _Child, message: Message) -> None:
+        if message["do"] == "say":
+            child.say(message.get("message"))
         elif message["do"] == "end":
-            child.terminate()
-            wait_s = float(str(message.get("grace_s", 0.0)))
-            threading.Thread(target=_kill_after, args=(child, wait_s), daemon=True).start()
+            grace_s = float(str(message.get("grace_s", 0.0)))
+            threading.Thread(target=child.end, args=(grace_s,), daemon=True).start()
 
-    def _start(self, name: str, message: Message) -> None:
-        module, variables = str(message.get("module")), message.get("environment")
-        if not _MODULE.fullmatch(module):
-            raise ValueError(f"{module!r} is no part of Paceline")
-        directory = Path(str(message.get("directory") or "~")).expanduser()
-        if not directory.is_dir():
-            raise ValueError(
-                f"there is no directory {directory} on {gethostname()}. Name one by dir= in the "
-                "hostfile, or copy yours by --sync-code"
-            )
+    def _follow(self, name: str, child: _Child, message: Message) -> None:
+        """Start a process; pass on what it says and prints, and its end."""
         told, tells = os.pipe()
+        with os.fdopen(told, "rb") as said:
+            try:
+                code = self._attend(name, child, said, self._started(child, message, tells))
+            except (OSError, ValueError) as error:
+                self._tell({"is": "problem", "id": name, "text": str(error)})
+                code = _CANNOT_START
+        self._tell({"is": "ended", "id": name, "code": code})
+        self._children.pop(name, None)
+
+    def _started(self, child: _Child, message: Message, tells: int) -> subprocess.Popen[bytes]:
+        module, variables = str(message.get("module")), message.get("environment")
         own = {DESCRIPTOR_VARIABLE: str(tells), PARENT_VARIABLE: str(os.getpid())}
         extra = dict(variables) if isinstance(variables, dict) else {}
         try:
-            child = subprocess.Popen(
-                [sys.executable, "-P", "-m", module],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                cwd=directory,
-                env={**os.environ, **extra, **own},
-                pass_fds=(tells,),
-                start_new_session=True,
-            )
+            if not _MODULE.fullmatch(module):
+                raise ValueError(f"{module!r} is no part of Paceline")
+            directory = _directory(message)
+            with self._starting:  # else it could be taken for a leftover before it is known
+                child.process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", module],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    cwd=directory,
+                    env={**os.environ, **extra, **own},
+                    pass_fds=(tells,),
+                    start_new_session=True,
+                )
         finally:
             os.close(tells)
-        self._children[name] = child
-        self._handle(child, {"do": "say", "message": message.get("payload")})
-        threading.Thread(target=self._follow, args=(name, child, told), daemon=True).start()
+            child.tried.set()
+        return child.process
 
-    def _follow(self, name: str, child: subprocess.Popen[bytes], told: int) -> None:
-        """Pass on what a child says and prints, and its end."""
+    def _attend(
+        self, name: str, child: _Child, said: IO[bytes], process: subprocess.Popen[bytes]
+    ) -> int:
+        """Be with a process until its end. Returns its exit code."""
+        threading.Thread(target=child.write, args=(process.stdin,), daemon=True).start()
         readers = [
             threading.Thread(target=self._pass_on, args=(name, stream, source), daemon=True)
             for stream, source in (
-                ("said", os.fdopen(told, "rb")),
-                ("stdout", child.stdout),
-                ("stderr", child.stderr),
+                ("said", said),
+                ("stdout", process.stdout),
+                ("stderr", process.stderr),
             )
         ]
         for reader in readers:
             reader.start()
-        code = child.wait()
+        code = process.wait()
+        child.finish()
         self._end_leftovers()
-        for reader in readers:
+        readers[0].join()  # nobody holds the other end any more, and all of it has to be told
+        for reader in readers[1:]:
             reader.join(_ORPHAN_S)
-        self._tell({"is": "ended", "id": name, "code": code})
-        self._children.pop(name, None)
+        return code
 
     def _end_leftovers(self) -> None:
-        """End what children that are gone have left behind; it was adopted by this process."""
-        alive = [child.pid for child in self._children.values() if child.poll() is None]
-        spared = set(alive)
-        for pid in alive:
-            with suppress(psutil.NoSuchProcess):
-                spared |= {p.pid for p in psutil.Process(pid).children(recursive=True)}
-        reap(spared)
+        """End what children that are gone have left behind: this process adopts their orphans."""
+        for _ in range(_GENERATIONS):
+            orphans = self._orphans()
+            for orphan in orphans:
+                with suppress(psutil.Error):
+                    orphan.kill()
+            if not orphans:
+                return
+            psutil.wait_procs(orphans, timeout=_ORPHAN_S)
+
+    def _orphans(self) -> list[psutil.Process]:
+        with self._starting:
+            processes = [child.process for child in self._children.values()]
+            known = {p.pid for p in processes if p is not None and p.poll() is None}
+            return [p for p in psutil.Process().children() if p.pid not in known]
 
     def _pass_on(self, name: str, stream: str, source: IO[bytes]) -> None:
         with source:
@@ -193,11 +266,15 @@ class Guard:
                 return  # the launcher has gone; the main thread hears of it
 
 
-def _kill_after(child: subprocess.Popen[bytes], wait_s: float) -> None:
-    try:
-        child.wait(wait_s)
-    except subprocess.TimeoutExpired:
-        child.kill()
+def _directory(message: Message) -> Path:
+    """Give the directory to start in."""
+    directory = Path(str(message.get("directory") or "~")).expanduser()
+    if not directory.is_dir():
+        raise ValueError(
+            f"there is no directory {directory} on {gethostname()}. Name one by dir= in the "
+            "hostfile, or copy yours by --sync-code"
+        )
+    return directory
 
 
 def _introduction(message: Message) -> Message:
@@ -235,16 +312,19 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: _leave())
     adopt_orphans(True)
     try:
-        Guard(0, target).run()
+        Guard(0, target, _leave).run()
     finally:
         _leave()
 
 
 def _leave() -> None:
     """Kill everything that was started, and end at once: no thread may hold this up."""
-    for _ in range(3):  # what is killed may have been about to start something
-        reap(set())
-    os._exit(0)
+    try:
+        for _ in range(3):  # what is killed may have been about to start something
+            with suppress(psutil.Error, OSError):
+                reap(set())
+    finally:
+        os._exit(0)
 
 
 if __name__ == "__main__":

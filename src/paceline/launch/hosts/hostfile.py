@@ -10,6 +10,8 @@ from paceline.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9._-]{0,63}\$?")
+_ADDRESS = re.compile(r"[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9][A-Za-z0-9._-]{0,14})?")
+"""Of IPv6 also with a scope: the name of an interface."""
 _KEYS = "slots, user, port, address, python, dir"
 _EXAMPLE = "--hosts node0:4,alice@node1:2 (host:workers)"
 
@@ -51,12 +53,16 @@ class Host:
         for part in (self.python, self.directory):
             if part is not None and (not part or not part.isprintable()):
                 raise UsageError(f"{self.name}: {part!r} is no path")
+        if self.python is not None and self.python.startswith("~"):
+            raise UsageError(f"{self.name}: python={self.python}: write the absolute path")
 
 
 def is_host_name(text: str) -> bool:
     """Tell whether a text is a host name or an address."""
     if _NAME.fullmatch(text):
         return True
+    if not _ADDRESS.fullmatch(text):  # the standard library takes anything for a scope
+        return False
     try:
         ipaddress.ip_address(text)
     except ValueError:

@@ -4,6 +4,8 @@ It gets `asked` by its input's first line, which its receiver has read; it print
 """
 
 import base64
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -11,9 +13,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 _LEAST = (3, 11)
+_WAIT_S = 1800.0
 
 
 def has_version(python: str, version: str) -> bool:
@@ -39,15 +44,41 @@ def install(asked: "dict[str, str]") -> str:
     python = made / "bin" / "python"
     if (made / "complete").exists():
         return str(python)
-    shutil.rmtree(made, ignore_errors=True)
     home.mkdir(parents=True, exist_ok=True)
+    with locked(home / f"{made.name}.lock"):
+        if not (made / "complete").exists():
+            make(made, asked["name"], wheel)
+    return str(python)
+
+
+def make(made: Path, name: str, wheel: bytes) -> None:
+    """Make the environment anew; what an earlier one left half done goes."""
+    shutil.rmtree(made, ignore_errors=True)
     run([sys.executable, "-m", "venv", "--system-site-packages", str(made)])
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / asked["name"]
+        file = Path(folder) / name
         file.write_bytes(wheel)
-        run([str(python), "-m", "pip", "install", "--quiet", "--no-input", str(file)])
+        python = str(made / "bin" / "python")
+        run([python, "-m", "pip", "install", "--quiet", "--no-input", str(file)])
     (made / "complete").touch()
-    return str(python)
+
+
+@contextlib.contextmanager
+def locked(file: Path, wait_s: float = _WAIT_S) -> "Iterator[None]":
+    """Hold a lock, since hosts with one home directory would make the environment all at once."""
+    end_s = time.monotonic() + wait_s
+    with file.open("w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end_s:
+                    raise RuntimeError(
+                        f"{file} has been held by another for {wait_s:g} s"
+                    ) from None
+                time.sleep(0.2)
+        yield
 
 
 def run(command: "list[str]") -> None:

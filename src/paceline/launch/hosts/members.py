@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from paceline.launch.hosts.connection import Remote
+from paceline.launch.hosts.remote import Remote
 from paceline.launch.hosts.seats import Sight
 from paceline.launch.hosts.wire import Message
 from paceline.launch.processes import PEERS_S, STOP_S
@@ -24,8 +24,15 @@ class Member:
     refused: tuple[str, int] | None = None
     """What it said instead of taking part, and the exit code for it."""
     done: Message | None = None
+    """What became of its workers."""
+    done_s: float | None = None
+    """When that came, by `time.monotonic`."""
     lost: str = ""
     ended: bool = False
+    ended_s: float | None = None
+    """When, by our clock in seconds since the epoch."""
+    killed: bool = False
+    """Whether its guard was told to kill it: its end then says nothing."""
     last_words: list[str] = field(default_factory=list)
 
     @property
@@ -77,7 +84,11 @@ class Ending:
         if not self._killed and late_s > _KILL_S:
             self._killed = True
             for member in members:
+                member.killed = not member.ended
                 member.remote.end()
+        if late_s > 2 * _KILL_S:  # its guard lives, and can't kill it
+            for member in members:
+                member.ended = True
 
 
 def tell_all(members: Sequence[Member], message: Mapping[str, object]) -> None:

@@ -1,77 +1,36 @@
 """One attempt on all hosts, seen from the launcher: looked at, seated, started, watched, ended."""
 
 import queue
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import final
 
-from paceline.config.rundir import RunDirectory
-from paceline.errors import ExitCode, InfrastructureError, JobError, UsageError
-from paceline.launch.failures import WorkerFailure, root_cause
-from paceline.launch.hosts.connection import Connection, Event
+from paceline.errors import InfrastructureError, JobError, UsageError
+from paceline.launch.failures import WorkerFailure
+from paceline.launch.hosts.blame import Problems, blame, problem_of
+from paceline.launch.hosts.connection import Connection
 from paceline.launch.hosts.courier import keep_file
 from paceline.launch.hosts.members import Ending, Member, Stopping, tell_all
+from paceline.launch.hosts.order import Order
 from paceline.launch.hosts.overseeing import Oversight
+from paceline.launch.hosts.remote import Event
 from paceline.launch.hosts.seats import (
     Sight,
+    blame_unreachable,
     differences,
     first_ranks,
     others_of,
-    unreachable_text,
 )
 from paceline.launch.hosts.wire import Message
-from paceline.launch.monitor.judging import HangLimits
+from paceline.launch.processes import EXIT_S
+from paceline.launch.signals import InterruptedStartError
 
 MODULE = "paceline.launch.hosts.attempt"
 LOOK_S = 120.0
 """For a host to import torch and look around; a cold file system takes its time."""
 _REACH_S = 30.0
 _POLL_S = 0.1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """What is the same for all hosts and attempts."""
-
-    entry: str
-    payload: str
-    """Of the entry; `inspect` makes it fit the host."""
-    inspect: str
-    """`package.module:function`, run on each host: what is there, who is to be started."""
-    run: RunDirectory
-    """The launcher's own."""
-    run_dir: str
-    """On the hosts: absolute, or relative to their working directories."""
-    token: str
-    """Name of a file in the launcher's run directory, by which hosts know it."""
-    is_new: bool
-    preload: tuple[str, ...]
-    paths: tuple[str, ...]
-    """Names of arguments in the payload that are paths."""
-    hang: HangLimits | None = None
-    """After how long the training hangs; None: nobody looks."""
-
-    def message(self, connection: Connection, attempt: int) -> Message:
-        """Write it for one host."""
-        said = connection.introduction
-        return {
-            "entry": self.entry,
-            "payload": self.payload,
-            "inspect": self.inspect,
-            "run_dir": self.run_dir,
-            "token": self.token,
-            "is_new": self.is_new and attempt == 0,
-            "preload": list(self.preload),
-            "paths": list(self.paths),
-            "hang": None if self.hang is None else asdict(self.hang),
-            "attempt": attempt,
-            "workers": connection.host.slots,
-            "address": connection.host.address,
-            "ssh_address": said.ssh_address if said is not None else "",
-        }
 
 
 @final
@@ -103,6 +62,7 @@ class Party:
         self._stopping = stopping
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._members: list[Member] = []
+        self._problems: Problems = {}
 
     @property
     def members(self) -> Sequence[Member]:
@@ -113,7 +73,7 @@ class Party:
         """Start this attempt's process on each host, and hear what it sees.
 
         Raises:
-            PacelineError: A host refuses; the message is its own.
+            InterruptedStartError: The user wants to stop.
         """
         self._members = [
             Member(
@@ -123,41 +83,69 @@ class Party:
             )
             for connection in connections
         ]
-        self._wait_for(lambda member: member.sight is not None, LOOK_S, "looked around")
+        self._problems = self._wait_for(
+            lambda member: member.sight is not None, LOOK_S, "looked around"
+        )
 
-    def drop(self, names: Sequence[str]) -> None:
+    def problems(self) -> Problems:
+        """Say which hosts didn't look around."""
+        return self._problems
+
+    def drop(self, names: Collection[str]) -> None:
         """Go on without some hosts."""
         for member in self._members:
             if member.name in names and not member.ended:
                 member.remote.end()
         self._members = [m for m in self._members if m.name not in names]
 
-    def drop_lost(self) -> None:
-        """Go on without those that are lost by now."""
-        self.drop([member.name for member in self._members if member.lost])
+    def differing(self, settled: Collection[str]) -> Problems:
+        """Say which hosts differ from the others.
 
-    def differing(self) -> list[str]:
-        """Say in what the hosts differ, a line for each."""
-        return differences(self._sights())
+        Args:
+            settled: Names of hosts that count before the others.
+        """
+        advice = "All need the same code and versions (--sync-code and --install bring them there)"
+        found = differences(self._sights(), settled)
+        return {n: JobError(f"the hosts differ: {text}. {advice}") for n, text in found.items()}
 
-    def reach(self) -> str:
-        """Have each host try the others' addresses. Returns what is wrong; empty where all is well.
+    def reach(self) -> Problems:
+        """Have each host try the others' addresses.
+
+        Returns:
+            What is wrong with the host that isn't reached, or with those that are lost by now.
 
         Raises:
-            PacelineError: A host refuses.
+            InterruptedStartError: The user wants to stop.
         """
         sights = self._sights()
         for place, member in enumerate(self._members):
             member.remote.say({"reach": others_of(sights, place)})
-        self._wait_for(lambda member: member.unreachable is not None, _REACH_S, "tried the others")
+        lost = self._wait_for(lambda m: m.unreachable is not None, _REACH_S, "tried the others")
+        if lost:
+            return lost
         found = {m.name: m.unreachable for m in self._members if m.unreachable}
-        return unreachable_text(found, {s.name: s.address for s in sights}) if found else ""
+        blamed = blame_unreachable(found, {sight.name: sight.address for sight in sights})
+        return {name: InfrastructureError(text) for name, text in blamed.items()}
+
+    def refuse_to_forget(self) -> None:
+        """Refuse to begin again a training whose snapshots are on the launcher's machine alone.
+
+        Raises:
+            UsageError: They are.
+        """
+        run, theirs = self._order.run, max(sight.newest for sight in self._sights())
+        if run.newest_step() > theirs and not self._order.is_new:
+            raise UsageError(
+                f"the newest snapshot here is of step {run.newest_step()}, and the hosts have "
+                f"{f'one of step {theirs}' if theirs >= 0 else 'none'}: copy {run.snapshots} to "
+                "one of them"
+            )
 
     def go(self) -> None:
         """Give every host its seat and have it start its workers."""
         sights = self._sights()
         firsts = first_ranks(sights)
-        files = self._files()
+        files = self._order.files(self._attempt)
         for place, member in enumerate(self._members):
             member.remote.say(
                 {
@@ -174,14 +162,16 @@ class Party:
     def watch(self) -> None:
         """Wait until every host's part is over; the others' is ended once one has failed."""
         end = Ending()
-        while not all(member.ended for member in self._members):
-            self._take_next()
-            failed = any(self._has_failed(member) for member in self._members)
-            if not failed and self._hangs():
-                tell_all(self._members, {"kill": True})
-            end.advance(self._members, self._stopping, failed=failed or bool(self._hang))
-        if self._oversight is not None:
-            self._oversight.end()
+        try:
+            while not all(member.ended for member in self._members):
+                self._take_next()
+                failed = any(self._has_failed(member) for member in self._members)
+                if not failed and self._hangs():
+                    tell_all(self._members, {"kill": True})
+                end.advance(self._members, self._stopping, failed=failed or bool(self._hang))
+        finally:
+            if self._oversight is not None:
+                self._oversight.end()
 
     def _hangs(self) -> bool:
         """Look whether the training hangs; true at the one moment when that becomes certain."""
@@ -202,18 +192,14 @@ class Party:
         return found
 
     def failures(self) -> tuple[WorkerFailure, ...]:
-        """What went wrong, the root cause first."""
-        firsts = first_ranks(self._sights())
+        """What went wrong, the root cause first.
+
+        Raises:
+            InfrastructureError: Nobody says what.
+        """
         if self._hang:
             return tuple(self._hang)
-        found: list[WorkerFailure] = []
-        for first, member in zip(firsts, self._members, strict=True):
-            found += self._told(member)
-            if member.done is None and (member.lost or not self._stopping.stop):
-                found.append(_of_host(member, first))
-        if not found and not self._stopping.stop:
-            raise InfrastructureError("the workers ended without results, and none said why")
-        return root_cause(found)
+        return blame(self._members, stopping=self._stopping.stop)
 
     @property
     def workers(self) -> int:
@@ -234,47 +220,28 @@ class Party:
     def _sights(self) -> list[Sight]:
         return [member.sight for member in self._members if member.sight is not None]
 
-    def _files(self) -> dict[str, str]:
-        """What the launcher has of the run, for a host that leads it from now on."""
-        run = self._order.run
-        if self._attempt == 0 and self._order.is_new:
-            return {}
-        paths = (run.run_json, run.metrics_csv)
-        return {path.name: path.read_text() for path in paths if path.exists()}
-
-    def _told(self, member: Member) -> Iterator[WorkerFailure]:
-        """Give a host's failures under the name that the user has for it, in our clock's time."""
-        listed = (member.done or {}).get("failures")
-        ahead_s = member.remote.connection.clock_offset_s or 0.0
-        for content in listed if isinstance(listed, list) else []:
-            failure = WorkerFailure.from_json(content)
-            time_s = failure.time_s - ahead_s if failure.time_s is not None else None
-            yield replace(failure, host=member.name, time_s=time_s)
-
     def _has_failed(self, member: Member) -> bool:
         if member.done is not None:
-            return bool(member.done.get("failures"))
+            late = member.done_s is not None and time.monotonic() > member.done_s + EXIT_S
+            return bool(member.done.get("failures")) or late
         return member.ended
 
-    def _wait_for(self, is_done: Callable[[Member], bool], limit_s: float, what: str) -> None:
+    def _wait_for(self, is_done: Callable[[Member], bool], limit_s: float, what: str) -> Problems:
+        """Wait until each host has done something. Returns what is wrong with those that haven't.
+
+        Raises:
+            InterruptedStartError: The user wants to stop.
+        """
         deadline_s = time.monotonic() + limit_s
         while True:
-            waiting = [m for m in self._members if not (is_done(m) or m.lost)]
-            refused = [m for m in self._members if m.refused is not None]
-            if refused:
-                raise _refusal(refused[0])
-            if not waiting:
-                return
-            if any(member.ended for member in waiting):
-                gone = next(member for member in waiting if member.ended)
-                text = "\n".join(gone.last_words) or "it said nothing"
-                raise InfrastructureError(f"{gone.name} ended before it had {what}:\n{text}")
-            if time.monotonic() > deadline_s:
-                names = ", ".join(member.name for member in waiting)
-                raise InfrastructureError(f"{names} had not {what} after {limit_s:g} s")
+            waiting = [m for m in self._members if not (is_done(m) or m.ended or m.refused)]
+            if not waiting or time.monotonic() > deadline_s:
+                break
             if self._stopping.stop:
-                raise KeyboardInterrupt
+                raise InterruptedStartError
             self._take_next()
+        late = f"it had not {what} after {limit_s:g} s"
+        return {m.name: problem_of(m, late) for m in self._members if not is_done(m) or m.ended}
 
     def _take_next(self) -> None:
         try:
@@ -289,13 +256,13 @@ class Party:
         if event.kind == "said":
             self._hear(member, event.message)
         elif event.kind in ("ended", "lost"):
-            member.ended = True
+            member.ended, member.ended_s = True, time.time()
             member.lost = str(event.message.get("text", "")) if event.kind == "lost" else ""
         else:
-            text = str(event.message["text"])
+            text, is_error = str(event.message["text"]), event.kind == "stderr"
             member.last_words = [*member.last_words[-19:], text]
-            if member.sight is not None:  # before, it is an error of the start, told as such
-                self._show(member.name, text, event.kind == "stderr")
+            if member.sight is not None or not is_error:  # an error of the start is told as such
+                self._show(member.name, text, is_error)
 
     def _hear(self, member: Member, said: Message) -> None:
         if "seen" in said:
@@ -312,45 +279,7 @@ class Party:
                 self._oversight.hear(member.name, said)
         elif "file" in said:
             keep_file(self._order.run, said)
-        else:
-            member.done = said
-
-
-def _refusal(member: Member) -> Exception:
-    text, code = member.refused or ("", 0)
-    kinds = {ExitCode.USAGE: UsageError, ExitCode.JOB: JobError}
-    return kinds.get(ExitCode(code), InfrastructureError)(f"{member.name}: {text}")
-
-
-def _of_host(member: Member, first_rank: int) -> WorkerFailure:
-    """Describe a host that went away, as a failure of its first worker."""
-    words = "\n".join(member.last_words)
-    refusal, code = member.refused or ("", ExitCode.INFRASTRUCTURE)
-    why = member.lost or refusal or "its processes ended without a word"
-    return WorkerFailure(
-        rank=first_rank,
-        host=member.name,
-        step=None,
-        exit_code=None,
-        signal_name=None,
-        kind="job" if code in (ExitCode.USAGE, ExitCode.JOB) else "infrastructure",
-        error_type="",
-        message=f"the host is lost: {why}" if member.lost else why,
-        traceback="" if member.lost else words,
-        operation="",
-        time_s=None,
-    )
-
-
-def show_line(width: int) -> Callable[[str, str, bool], None]:
-    """Make what shows hosts' lines: each with its host's name before it.
-
-    Args:
-        width: Of the longest name.
-    """
-
-    def show(name: str, text: str, is_error: bool) -> None:
-        stream = sys.stderr if is_error else sys.stdout
-        print(f"{name:{width}} | {text}", file=stream, flush=True)
-
-    return show
+            if said["file"] == self._order.run.run_json.name:
+                self._order.bring_home()
+        elif "results" in said:
+            member.done, member.done_s = said, time.monotonic()

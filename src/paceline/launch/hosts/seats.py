@@ -1,6 +1,7 @@
 """What hosts say before a training, compared; and who gets which ranks. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.launch.hosts.wire import Message
@@ -41,18 +42,25 @@ class Sight:
         )
 
 
-def differences(sights: Sequence[Sight]) -> list[str]:
-    """Say in what hosts differ from the first one, a line for each."""
+def differences(sights: Sequence[Sight], settled: Collection[str] = ()) -> dict[str, str]:
+    """Say which hosts differ from the others, and in what.
+
+    Args:
+        sights: Of all hosts.
+        settled: Names of hosts that count before the others: the first of them is compared with.
+    """
     if not sights:
-        return []
-    first = sights[0]
-    lines = []
-    for sight in sights[1:]:
-        for fact in dict.fromkeys((*first.facts, *sight.facts)):
-            ours, theirs = first.facts.get(fact, "none"), sight.facts.get(fact, "none")
-            if ours != theirs:
-                lines.append(f"{sight.name} has {fact} {theirs}, {first.name} has {ours}")
-    return lines
+        return {}
+    first = next((sight for sight in sights if sight.name in settled), sights[0])
+    found = {sight.name: "; ".join(_differences(first, sight)) for sight in sights}
+    return {name: text for name, text in found.items() if text}
+
+
+def _differences(first: Sight, other: Sight) -> Iterator[str]:
+    for fact in dict.fromkeys((*first.facts, *other.facts)):
+        ours, theirs = first.facts.get(fact, "none"), other.facts.get(fact, "none")
+        if ours != theirs:
+            yield f"{other.name} has {fact} {theirs}, {first.name} has {ours}"
 
 
 def first_ranks(sights: Sequence[Sight]) -> list[int]:
@@ -69,22 +77,30 @@ def others_of(sights: Sequence[Sight], own: int) -> list[tuple[str, str, int]]:
     return [(s.name, s.address, s.port) for place, s in enumerate(sights) if place != own]
 
 
-def unreachable_text(found: Mapping[str, Sequence[str]], addresses: Mapping[str, str]) -> str:
-    """Say which hosts don't reach which, and what to do.
+def blame_unreachable(
+    found: Mapping[str, Sequence[str]], addresses: Mapping[str, str]
+) -> dict[str, str]:
+    """Say which host isn't reached, or reaches nobody.
 
     Args:
         found: By host, the names of those that it doesn't reach.
         addresses: At which each host should be reached.
+
+    Returns:
+        The host that most of the failed ways have in common, and what to do; nothing where all is
+        well.
     """
-    lines = [
-        f"{name} doesn't reach {other} at {addresses[other]}"
-        for name, others in found.items()
-        for other in others
-    ]
-    return (
-        f"{'; '.join(lines)}. Does a firewall stand between them? If it is the wrong address, name "
-        "the right one by address= in the hostfile (`paceline doctor --hosts` shows them)"
-    )
+    ways = [(name, other) for name, others in found.items() for other in others]
+    if not ways:
+        return {}
+    counted = Counter(name for way in ways for name in way)
+    worst = max(addresses, key=lambda name: counted[name])
+    lines = [f"{name} doesn't reach {other} at {addresses[other]}" for name, other in ways]
+    return {
+        worst: f"{'; '.join(lines)}. Does a firewall stand between them? If it is the wrong "
+        "address, name the right one by address= in the hostfile (`paceline doctor --hosts` shows "
+        "them)"
+    }
 
 
 def clock_lines(offsets_s: Mapping[str, float | None]) -> list[str]:

@@ -4,6 +4,7 @@ No host of the training keeps it, so that none is special; and nobody on the net
 since hosts come to it through their ssh connections.
 """
 
+import os
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +45,13 @@ def kept_store() -> Iterator[KeptStore]:
         store.close()
 
 
+def quiet_sockets() -> None:
+    """Have torch not warn of each address without a name; call it before torch is imported."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
 def _open(port: int, descriptor: int) -> object:
+    quiet_sockets()
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not declared there
 
     return TCPStore(

@@ -1,139 +1,29 @@
 """A training over several hosts, from its first connection to its last attempt."""
 
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from typing import final
 
-from paceline.errors import InfrastructureError, JobError, PacelineError
+from paceline.errors import InfrastructureError
 from paceline.launch.failures import WorkerFailure
-from paceline.launch.hosts.connection import Connection, Fleet, connect, wait_for
-from paceline.launch.hosts.hostfile import Host
+from paceline.launch.hosts.blame import raise_first
+from paceline.launch.hosts.fleet import Fleet, connect
 from paceline.launch.hosts.members import Stopping
 from paceline.launch.hosts.options import HostsOptions
+from paceline.launch.hosts.order import Order
 from paceline.launch.hosts.overseeing import Oversight
-from paceline.launch.hosts.party import Order, Party, show_line
+from paceline.launch.hosts.party import Party
+from paceline.launch.hosts.returning import MakeReady, Returning
 from paceline.launch.hosts.seats import clock_lines
+from paceline.launch.hosts.showing import quietly, show_line
 from paceline.launch.hosts.store import kept_store
 from paceline.launch.local import LaunchOutcome, restart_line, set_aside, to_stderr
 from paceline.launch.restarts import Policy, RestartBudget
 from paceline.launch.signals import InterruptedStartError, Interrupts
 
-_RETRY_S = 5.0
-_BACK_S = 5.0
-"""How long a restart waits for hosts that were lost: a broken connection is mended in this time."""
-_WAIT_S = 600.0
-"""How long a training waits for enough hosts before it gives up."""
-_POLL_S = 0.2
-
-
-@final
-class Returning:
-    """Brings back hosts that were lost, and takes in those that the hostfile names anew."""
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        options: HostsOptions,
-        ready: Callable[[Sequence[Host]], Sequence[Host]],
-        store_port: int,
-    ) -> None:
-        self._fleet = fleet
-        self._options = options
-        self._ready = ready
-        self._store_port = store_port
-        self._found: dict[str, Connection] = {}
-        self._lock = threading.Lock()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._repeat, name="paceline-hosts", daemon=True)
-
-    @contextmanager
-    def running(self) -> Iterator["Returning"]:
-        """Look for them in the background."""
-        self._thread.start()
-        try:
-            yield self
-        finally:
-            self._over.set()
-            self._thread.join()
-            for connection in self._found.values():
-                connection.close()
-
-    def take_in(self, least: int, stopping: Stopping, say: Callable[[str], None]) -> None:
-        """Add the hosts that are back to the fleet.
-
-        Args:
-            least: How many hosts there must be; it is waited for them.
-            stopping: The user's wish to stop, which ends the wait.
-            say: Is told of hosts that come, and of waiting.
-
-        Raises:
-            InfrastructureError: There aren't enough in time.
-        """
-        begun_s, told = time.monotonic(), False
-        while True:
-            wanted = self._options.read()
-            hosts = self._merge(wanted, say)
-            waited_s = time.monotonic() - begun_s
-            if len(hosts) >= len(wanted) or stopping.stop:
-                return
-            if len(hosts) >= least and waited_s > _BACK_S:
-                return
-            if waited_s > _WAIT_S:
-                raise InfrastructureError(
-                    f"{len(hosts)} of {len(wanted)} hosts are left after {_WAIT_S:g} s, and "
-                    f"--min-hosts is {least}"
-                )
-            if waited_s > _BACK_S and not told:
-                told = True
-                say(f"Waiting for hosts: {len(hosts)} of at least {least} are there")
-            time.sleep(_POLL_S)
-
-    def _merge(self, wanted: Sequence[Host], say: Callable[[str], None]) -> list[Connection]:
-        with self._lock:
-            found, self._found = self._found, {}
-        alive = {connection.host.name: connection for connection in self._fleet.hosts}
-        for name, connection in found.items():
-            if name not in alive and not connection.lost:
-                say(f"{name} is back, and takes part from now on")
-                alive[name] = connection
-            else:
-                connection.close()
-        listed = [alive.pop(host.name) for host in wanted if host.name in alive]
-        for connection in alive.values():  # the hostfile names it no more
-            connection.close()
-        self._fleet.replace(listed)
-        return listed
-
-    def _repeat(self) -> None:
-        while not self._over.wait(_RETRY_S if self._missing() == [] else _POLL_S):
-            missing = self._missing()
-            if missing:
-                self._try(missing)
-
-    def _missing(self) -> list[Host]:
-        try:
-            wanted = self._options.read()
-        except PacelineError:  # being edited
-            return []
-        with self._lock:
-            known = {c.host.name for c in self._fleet.hosts} | set(self._found)
-        return [host for host in wanted if host.name not in known]
-
-    def _try(self, hosts: Sequence[Host]) -> None:
-        begun_s = time.monotonic()
-        connections = [
-            Connection(host, self._options, self._store_port) for host in self._ready(hosts)
-        ]
-        wait_for(connections)
-        for connection in connections:
-            if connection.lost or self._over.is_set():
-                connection.close()
-                continue
-            with self._lock:
-                self._found[connection.host.name] = connection
-        self._over.wait(max(0.0, _RETRY_S - (time.monotonic() - begun_s)))
+Settle = Callable[[str, int], str]
 
 
 def launch_on_hosts(
@@ -141,8 +31,8 @@ def launch_on_hosts(
     options: HostsOptions,
     *,
     policy: Policy,
-    ready: Callable[[Sequence[Host]], Sequence[Host]],
-    check: Callable[[int], None],
+    ready: MakeReady,
+    settle: Settle,
     say: Callable[[str], None] = to_stderr,
 ) -> LaunchOutcome:
     """Run a function in every worker of all hosts.
@@ -157,7 +47,8 @@ def launch_on_hosts(
         options: The hosts.
         policy: How often they are started again, and after how long they hang.
         ready: Makes hosts ready before they are connected (their Python, the code on them).
-        check: Is given the number of workers over all hosts; raises UsageError where it won't do.
+        settle: Is given the payload and the number of workers over all hosts; gives the payload of
+            later attempts, and raises UsageError where that number won't do.
         say: Is told about restarts and hosts, a line each.
 
     Returns:
@@ -172,7 +63,7 @@ def launch_on_hosts(
         interrupts = stack.enter_context(Interrupts().caught())
         try:
             with interrupts.starting():
-                hosts = ready(options.read())
+                hosts = ready(options.read(), None)
                 fleet = stack.enter_context(connect(hosts, options, store.port))
                 store.wait()
         except InterruptedStartError:
@@ -183,7 +74,11 @@ def launch_on_hosts(
         for line in clock_lines({c.host.name: c.clock_offset_s for c in fleet.hosts}):
             say(line)
         returning = stack.enter_context(Returning(fleet, options, ready, store.port).running())
-        return _Attempts(order, options, fleet, returning, stopping).run(policy, check, say)
+        attempts = _Attempts(order, options, fleet, returning, stopping)
+        try:
+            return attempts.run(policy, settle, quietly(say))
+        except InterruptedStartError:
+            return LaunchOutcome(results={}, interrupted=True, failures=(), restarts=0)
 
 
 @final
@@ -203,15 +98,19 @@ class _Attempts:
         self._fleet = fleet
         self._returning = returning
         self._stopping = stopping
+        self._took_part: frozenset[str] = frozenset()
+        """Hosts of the last attempt: newcomers have to fit them."""
 
-    def run(
-        self, policy: Policy, check: Callable[[int], None], say: Callable[[str], None]
-    ) -> LaunchOutcome:
+    def run(self, policy: Policy, settle: Settle, say: Callable[[str], None]) -> LaunchOutcome:
         """Attempt until it is done, stopped, or the budget is spent."""
         budget: RestartBudget | None = None
-        attempt = 0
+        attempt = restarts = 0
         while True:
-            party = self._begin(attempt, check, say)
+            party = self._gather(attempt, settle, say)
+            if party is None:  # too few hosts passed the checks: others may come
+                attempt += 1
+                self._returning.take_in(self._options.min_hosts, self._stopping, say)
+                continue
             if budget is None:
                 budget = RestartBudget.full(policy.max_restarts, party.newest())
             results, failures = self._finish(party)
@@ -219,7 +118,7 @@ class _Attempts:
                 results=results,
                 interrupted=self._stopping.stop,
                 failures=failures,
-                restarts=attempt,
+                restarts=restarts,
             )
             if done.interrupted or not failures:
                 return done
@@ -228,40 +127,48 @@ class _Attempts:
             if left is None:
                 return done
             budget = left
+            set_aside(self._order.run.logs, attempt, failures)
             attempt += 1
-            set_aside(self._order.run.logs, attempt - 1, failures)
+            restarts += 1
             say(restart_line(failures[0], step, budget))
             self._returning.take_in(self._options.min_hosts, self._stopping, say)
 
-    def _begin(
-        self, attempt: int, check: Callable[[int], None], say: Callable[[str], None]
-    ) -> Party:
-        """Have the hosts look around, compare them, and start the workers."""
+    def _gather(self, attempt: int, settle: Settle, say: Callable[[str], None]) -> Party | None:
+        """Have the hosts look around, compare them, and start the workers.
+
+        The first time everything has to be right; later a host that isn't is left out.
+
+        Returns:
+            None where too few hosts are left.
+        """
+        if self._stopping.stop:
+            raise InterruptedStartError
         hosts = self._fleet.hosts
-        width = max(len(connection.host.name) for connection in hosts) if hosts else 0
+        width = max((len(connection.host.name) for connection in hosts), default=0)
         limits, run = self._order.hang, self._order.run
         oversight = None if limits is None else Oversight(limits, run, attempt, say)
         party = Party(self._order, attempt, show_line(width), self._stopping, oversight)
         try:
             party.look(hosts)
-            lost = [member for member in party.members if member.lost]
-            if lost and (attempt == 0 or len(hosts) - len(lost) < self._options.min_hosts):
-                raise InfrastructureError("; ".join(member.lost for member in lost))
-            party.drop_lost()
-            problems = party.differing()
-            if problems:
-                raise JobError(
-                    f"the hosts differ: {'; '.join(problems)}. All need the same code and versions "
-                    "(--sync-code and --install bring them there)"
-                )
-            problem = party.reach()
-            if problem:
-                raise InfrastructureError(problem)
-            check(party.workers)
+            checks = (party.problems, partial(party.differing, self._took_part), party.reach)
+            for check in checks:
+                problems = check()
+                if attempt == 0 or len(problems) == len(party.members):
+                    raise_first(problems)
+                for name, problem in problems.items():
+                    say(f"{name} is left out: {problem}")
+                party.drop(problems)
+                if len(party.members) < (1 if attempt == 0 else self._options.min_hosts):
+                    party.end()
+                    return None
+            if attempt == 0:
+                party.refuse_to_forget()
+            self._order = replace(self._order, payload=settle(self._order.payload, party.workers))
             party.go()
         except BaseException:
             party.end()
             raise
+        self._took_part = frozenset(member.name for member in party.members)
         return party
 
     def _finish(self, party: Party) -> tuple[dict[int, str], tuple[WorkerFailure, ...]]:

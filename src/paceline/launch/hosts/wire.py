@@ -1,8 +1,8 @@
 """Messages between launcher and hosts: a JSON object a line."""
 
 import json
-from collections.abc import Mapping
-from typing import IO
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, final
 
 from paceline.errors import InfrastructureError
 
@@ -13,6 +13,7 @@ BEAT_S = 2.0
 """How often each side gives a sign of life."""
 LEASE_S = 10.0
 """Without one for so long the other side counts as lost."""
+_CHUNK = 1 << 16
 
 
 def encode(message: Message) -> bytes:
@@ -29,13 +30,46 @@ def decode(line: bytes) -> Message | None:
     return content if isinstance(content, dict) else None
 
 
-def read_line(stream: IO[bytes]) -> bytes:
-    """Read one line; empty at the end.
+@final
+class LineBuffer:
+    """Cuts into lines what comes in pieces."""
+
+    def __init__(self) -> None:
+        self._begun: list[bytes] = []
+        self._held_bytes = 0
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Take the next piece. Returns the lines that end in it, without their newlines.
+
+        Raises:
+            InfrastructureError: A line is longer than any message may be.
+        """
+        head, *more = piece.split(b"\n")
+        self._begun.append(head)
+        self._held_bytes += len(head)
+        if self._held_bytes > LONGEST_BYTES:
+            raise InfrastructureError(f"a message is longer than {LONGEST_BYTES} bytes")
+        if not more:
+            return []
+        whole = b"".join(self._begun)
+        self._begun = [more.pop()]
+        self._held_bytes = len(self._begun[0])
+        return [whole, *more]
+
+
+def lines_of(stream: IO[bytes], heard: Callable[[], None] | None = None) -> Iterator[bytes]:
+    """Go through a stream's lines, without their newlines.
+
+    Args:
+        stream: Unbuffered: it must give what is there without waiting for more.
+        heard: Called at every piece that comes: a long line over a slow link is no silence.
 
     Raises:
-        InfrastructureError: It is longer than any message may be.
+        InfrastructureError: A line is longer than any message may be.
     """
-    line = stream.readline(LONGEST_BYTES)
-    if len(line) == LONGEST_BYTES:
-        raise InfrastructureError(f"a message is longer than {LONGEST_BYTES} bytes")
-    return line
+    lines = LineBuffer()
+    while piece := stream.read(_CHUNK):
+        if heard is not None:
+            heard()
+        yield from lines.feed(piece)
+    yield from filter(None, lines.feed(b"\n"))

@@ -11,9 +11,9 @@ from typing import Protocol, final
 
 from paceline.dist.environment import surroundings
 from paceline.errors import InfrastructureError
-from paceline.launch.hosts.connection import Remote
 from paceline.launch.hosts.guard import DESCRIPTOR_VARIABLE, PARENT_VARIABLE
-from paceline.launch.hosts.wire import Message, decode, encode, read_line
+from paceline.launch.hosts.remote import Remote
+from paceline.launch.hosts.wire import Message, decode, encode, lines_of
 
 PROBE = "paceline.study.doctor.probe"
 _END_S = 3.0
@@ -123,8 +123,8 @@ class LocalLine:
             thread.join(_END_S)
 
     def _read(self, descriptor: int) -> None:
-        with os.fdopen(descriptor, "rb") as stream:
-            while line := read_line(stream):
+        with os.fdopen(descriptor, "rb", buffering=0) as stream:
+            for line in lines_of(stream):
                 message = decode(line)
                 if message is not None:
                     self._inbox.put(message)

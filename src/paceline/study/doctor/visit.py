@@ -7,7 +7,8 @@ from socket import gethostname
 
 from paceline._version import __version__
 from paceline.config.figures import plural
-from paceline.launch.hosts.connection import Connection, Fleet
+from paceline.launch.hosts.connection import Connection
+from paceline.launch.hosts.fleet import Fleet
 from paceline.launch.hosts.hostfile import Host
 from paceline.launch.hosts.options import HostsOptions
 from paceline.study.doctor.examination import Diagnosis, Examination, Wish
@@ -71,7 +72,9 @@ def examine_hosts(
         say: Is told what is being done.
     """
     say(f"connecting to {plural(len(hosts), 'host')}")
-    connections = [Connection(replace(h, directory=_ROOT), options, None) for h in hosts]
+    connections = [
+        Connection(replace(h, directory=_ROOT), options, None, any_version=True) for h in hosts
+    ]
     try:
         with ThreadPoolExecutor(len(hosts)) as pool:
             list(pool.map(Connection.wait, connections))

@@ -1,0 +1,70 @@
+"""What the launcher has every host do, and what it keeps of what hosts write."""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from paceline.config.files import write_json
+from paceline.config.rundir import RunDirectory
+from paceline.launch.hosts.connection import Connection
+from paceline.launch.hosts.wire import Message
+from paceline.launch.monitor.judging import HangLimits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What is the same for all hosts and attempts."""
+
+    entry: str
+    payload: str
+    """Of the entry; `inspect` makes it fit the host."""
+    inspect: str
+    """`package.module:function`, run on each host: what is there, who is to be started."""
+    run: RunDirectory
+    """The launcher's own."""
+    run_dir: str
+    """On the hosts: absolute, or relative to their working directories."""
+    token: str
+    """Name of a file in the launcher's run directory, by which hosts know it."""
+    is_new: bool
+    preload: tuple[str, ...]
+    paths: tuple[str, ...]
+    """Names of arguments in the payload that are paths."""
+    home: Mapping[str, object]
+    """Entries of `run.json` that hold this machine's paths; hosts have theirs in them."""
+    hang: HangLimits | None = None
+    """After how long the training hangs; None: nobody looks."""
+
+    def message(self, connection: Connection, attempt: int) -> Message:
+        """Write it for one host."""
+        said = connection.introduction
+        return {
+            "entry": self.entry,
+            "payload": self.payload,
+            "inspect": self.inspect,
+            "run_dir": self.run_dir,
+            "token": self.token,
+            "is_new": self.is_new and attempt == 0,
+            "preload": list(self.preload),
+            "paths": list(self.paths),
+            "hang": None if self.hang is None else asdict(self.hang),
+            "attempt": attempt,
+            "workers": connection.host.slots,
+            "address": connection.host.address,
+            "ssh_address": said.ssh_address if said is not None else "",
+        }
+
+    def files(self, attempt: int) -> dict[str, str]:
+        """Give what the launcher has of the run, for a host that leads it from now on."""
+        if attempt == 0 and self.is_new:
+            return {}
+        paths = (self.run.run_json, self.run.metrics_csv)
+        return {path.name: path.read_text() for path in paths if path.exists()}
+
+    def bring_home(self) -> None:
+        """Put this machine's paths back into `run.json`, which a host has written."""
+        with suppress(OSError, ValueError):
+            content = json.loads(self.run.run_json.read_text())
+            if any(content.get(name) != value for name, value in self.home.items()):
+                write_json(self.run.run_json, {**content, **self.home})

@@ -8,13 +8,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from paceline.launch import processes, signals
+from paceline.launch import signals
 from paceline.launch.local import launch_local, prepare
 from paceline.launch.restarts import Policy
 
 if __name__ == "__main__":
     entry, payload, log_dir, outcome_file, stop_s = sys.argv[1:]
-    processes.STOP_S = float(stop_s)
     signals.SAME_S = 0.0  # tests press twice without a pause
     prepare(["entries"], 1)
     tempfile.tempdir = payload  # what a killed launcher leaves behind goes with the test
@@ -23,7 +22,7 @@ if __name__ == "__main__":
         payload,
         workers=2,
         threads=1,
-        policy=Policy(),
+        policy=Policy(stop_s=float(stop_s)),
         log_dir=Path(log_dir),
         progress=lambda: -1,
     )

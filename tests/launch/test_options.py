@@ -7,7 +7,7 @@ from paceline.launch.options import LaunchOptions
 
 def test_every_option_is_described() -> None:
     names = [field.name for field in option_fields(LaunchOptions, "Launch")]
-    assert names == ["workers", "threads", "max_restarts", "hang_after_s", "on"]
+    assert names == ["workers", "threads", "max_restarts", "hang_after_s", "stop_grace_s", "on"]
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,7 @@ def test_every_option_is_described() -> None:
         ({"threads": -1}, "--threads is -1"),
         ({"max_restarts": -1}, "--max-restarts is -1"),
         ({"hang_after_s": -1.0}, "--hang-after-s is -1"),
+        ({"stop_grace_s": 0.0}, "--stop-grace-s is 0"),
         ({"hang_after_s": float("inf")}, "--hang-after-s is inf"),
     ],
 )

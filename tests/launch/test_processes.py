@@ -10,6 +10,7 @@ import pytest
 from paceline.launch import processes
 from paceline.launch.lineage import adopt_orphans
 from paceline.launch.processes import Worker, WorkerGuard, descendants, reap
+from paceline.launch.restarts import STOP_S
 from tests.launch.waiting import alive, until
 
 _STUBBORN = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(); input()"
@@ -57,7 +58,7 @@ def _guard(children: list[Child], done: bool = False) -> WorkerGuard:
 def test_a_request_to_stop_reaches_all_and_kills_the_rest(children: list[Child]) -> None:
     children += [Child(_WILLING), Child(_STUBBORN)]
     guard = _guard(children)
-    guard.request_stop(time.monotonic() - processes.STOP_S + 0.3)
+    guard.request_stop(time.monotonic() - 3.0, 3.3)
     assert children[0].process.wait(timeout=60) == -signal.SIGTERM
     assert children[1].process.wait(timeout=60) == -signal.SIGKILL
     guard.close()
@@ -91,7 +92,7 @@ def test_after_success_there_is_time_to_end(
 def test_an_order_to_kill_is_obeyed_at_once(children: list[Child]) -> None:
     children += [Child(_STUBBORN), Child(_STUBBORN)]
     guard = _guard(children)
-    guard.request_stop(time.monotonic())
+    guard.request_stop(time.monotonic(), STOP_S)
     guard.kill()
     assert [child.process.wait(timeout=60) for child in children] == [-signal.SIGKILL] * 2
     guard.close()

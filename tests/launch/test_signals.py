@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from paceline.launch import signals
-from paceline.launch.processes import STOP_S, WorkerGuard
+from paceline.launch.processes import WorkerGuard
+from paceline.launch.restarts import STOP_S
 from paceline.launch.signals import InterruptedStartError, Interrupts
 from tests.launch.waiting import alive, until
 

@@ -96,3 +96,16 @@ def test_an_unknown_optimizer_lists_the_known() -> None:
 def test_values_out_of_range(settings: dict[str, OptionValue], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         TrainConfig.from_settings(settings)
+
+
+def test_the_policy_of_a_launch_has_what_was_given() -> None:
+    usual = TrainConfig().policy()
+    assert (usual.max_restarts, usual.stop_s) == (3, 3.5)
+    given = TrainConfig.from_settings(
+        {"max_restarts": 1, "stop_grace_s": 20.0, "hang_after_s": 0.0}
+    )
+    assert (given.policy().max_restarts, given.policy().stop_s, given.policy().hang) == (
+        1,
+        20.0,
+        None,
+    )

@@ -12,6 +12,9 @@ from paceline.errors import ExitCode, InfrastructureError, UsageError
 from paceline.launch.seat import Seat
 from paceline.trainer.config import TrainConfig
 
+_STOP_S = 60.0
+"""Where a service stops the training there is nobody who waits, and snapshots may be large."""
+
 if TYPE_CHECKING:
     from paceline.cli.start import Launch
     from paceline.launch.local import LaunchOutcome
@@ -30,6 +33,7 @@ def start_on_node(launch: "Launch", node: NodePlacement) -> int:
     seat = _seat(launch.config, node)
     launch = agree_on_run(launch)
     run, leads = launch.run, node.node_rank == 0
+    given_s = launch.config.launch.stop_grace_s
     with run.lock() if leads else nullcontext():
         if leads:
             run.summary_json.unlink(missing_ok=True)  # of an earlier start
@@ -41,6 +45,7 @@ def start_on_node(launch: "Launch", node: NodePlacement) -> int:
                 threads=launch.place.threads,
                 log_dir=run.logs,
                 seat=seat,
+                stop_s=given_s if given_s is not None else _STOP_S,
                 preload=PRELOAD,
             )
         except InfrastructureError as error:

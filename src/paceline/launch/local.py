@@ -59,8 +59,8 @@ def launch_local(
 
     After a worker died or the infrastructure failed, all workers are started again, while the
     budget lasts. SIGINT, SIGTERM and SIGHUP reach the workers as SIGTERM; those that have not ended
-    3.5 s later are killed, at the second signal at once. No process outlives the call but the fork
-    server, which ends with this process. Call it in the main thread.
+    in the policy's time are killed, at the second signal at once. No process outlives the call but
+    the fork server, which ends with this process. Call it in the main thread.
 
     Args:
         entry: `package.module:function`, a function (payload: str) -> str; called in every worker,
@@ -84,7 +84,8 @@ def launch_local(
     log_dir.mkdir(parents=True, exist_ok=True)
     for stale in log_dir.glob("*failure-rank-*.json"):
         stale.unlink(missing_ok=True)
-    with scratch_directory() as scratch, orphans_adopted(), Interrupts().caught() as interrupts:
+    caught = Interrupts(policy.stop_s).caught()
+    with scratch_directory() as scratch, orphans_adopted(), caught as interrupts:
         crew = Crew.of(
             WorkerTask(entry=entry, payload=payload, log_dir=log_dir, scratch=scratch),
             workers,

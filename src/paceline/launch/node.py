@@ -19,6 +19,7 @@ def launch_node(
     threads: int,
     log_dir: Path,
     seat: Seat,
+    stop_s: float,
     preload: Sequence[str] = (),
 ) -> LaunchOutcome:
     """Run a function in every worker of this node, once: the service restarts what failed.
@@ -32,6 +33,7 @@ def launch_node(
         threads: CPU threads per worker.
         log_dir: For `rank-<n>.log` and `failure-rank-<n>.json`.
         seat: This node's place, and the store, which somebody keeps already.
+        stop_s: From a request to stop until workers are killed.
         preload: Modules that the entry will need.
 
     Returns:
@@ -41,7 +43,8 @@ def launch_node(
         InfrastructureError: The nodes didn't meet, or workers could not be started.
     """
     forkserver.prepare(preload, threads)
-    with scratch_directory() as scratch, orphans_adopted(), Interrupts().caught() as interrupts:
+    caught = Interrupts(stop_s).caught()
+    with scratch_directory() as scratch, orphans_adopted(), caught as interrupts:
         task = WorkerTask(
             entry=entry, payload=payload, log_dir=log_dir, scratch=scratch, shows_each_node=True
         )

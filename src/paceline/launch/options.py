@@ -27,6 +27,11 @@ class LaunchOptions:
     started again; at least 10 times the median step. 0: nobody looks. Default: 30, with --compile
     120. Where no step is due (before the first, in an evaluation), --timeout-s counts."""
 
+    stop_grace_s: float | None = None
+    """Seconds that workers have after a request to stop (Ctrl-C, SIGTERM) to finish their step and
+    write a snapshot; then they are killed. Default: 3.5, and 60 on nodes where a service such as
+    Kubernetes has started this process (its own limit has to be longer)."""
+
     on: Literal["auto", "local", "here", "slurm", "kubernetes", "skypilot", "sagemaker"] = "auto"
     """Where workers run: local starts them on this machine, here makes this process the worker,
     auto picks here when torchrun (or the like) started it and local otherwise. The others hand the
@@ -43,6 +48,10 @@ class LaunchOptions:
             if value is not None and value < least:
                 flag = name.replace("_", "-")
                 raise UsageError(f"--{flag} is {value}; it must be at least {least}")
+        if self.stop_grace_s is not None and not 0 < self.stop_grace_s < inf:
+            raise UsageError(
+                f"--stop-grace-s is {self.stop_grace_s}; it must be a number of seconds over 0"
+            )
         if self.hang_after_s is not None and not 0 <= self.hang_after_s < inf:
             raise UsageError(
                 f"--hang-after-s is {self.hang_after_s}; it must be a number of seconds, or 0 to "

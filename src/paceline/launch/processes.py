@@ -11,8 +11,6 @@ from typing import final
 
 import psutil
 
-STOP_S = 3.5
-"""From a request to stop until workers are killed: time to agree on a step and write a snapshot."""
 PEERS_S = 3.0
 """From the first worker's failure until its peers are killed; they may hang in a collective."""
 EXIT_S = 15.0
@@ -36,7 +34,7 @@ class WorkerGuard:
 
     It stands beside the elastic agent, whose own time-out in this place is 30 s and can't be set:
     once a worker ended, the others get PEERS_S (EXIT_S where it delivered its result); once a stop
-    was requested they all get SIGTERM and STOP_S. After that: SIGKILL.
+    was requested they all get SIGTERM and the time that was said. After that: SIGKILL.
     """
 
     def __init__(self, workers: Mapping[int, Worker], delivered: Callable[[int], bool]) -> None:
@@ -65,13 +63,14 @@ class WorkerGuard:
         """Ranks that had to be killed."""
         return frozenset(self._killed)
 
-    def request_stop(self, since_s: float) -> None:
+    def request_stop(self, since_s: float, stop_s: float) -> None:
         """Ask the workers to stop. Takes no lock: a signal handler may call it.
 
         Args:
             since_s: When the user asked, by `time.monotonic`.
+            stop_s: How much later those that have not ended are killed.
         """
-        self._stop_by_s = since_s + STOP_S
+        self._stop_by_s = since_s + stop_s
         self._wake()
 
     def kill(self) -> None:

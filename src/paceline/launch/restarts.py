@@ -5,6 +5,9 @@ from dataclasses import dataclass, replace
 from paceline.launch.failures import FailureKind
 from paceline.launch.monitor.judging import HangLimits
 
+STOP_S = 3.5
+"""From a request to stop until workers are killed: time to agree on a step and write a snapshot."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
@@ -14,6 +17,8 @@ class Policy:
     """Restarts allowed in a row without progress."""
     hang: HangLimits | None = None
     """After how long it counts as hanging; None: nobody looks."""
+    stop_s: float = STOP_S
+    """From a request to stop until workers are killed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol, final
 
+from paceline.launch.restarts import STOP_S
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_S = 0.5
 """Signals this close together are one: a wrapper often passes on what the group got already."""
@@ -15,8 +17,13 @@ SAME_S = 0.5
 class Stoppable(Protocol):
     """What signals are passed on to. A signal handler calls it: it takes no lock."""
 
-    def request_stop(self, since_s: float) -> None:
-        """Ask to stop; `since_s` is when the user asked, by `time.monotonic`."""
+    def request_stop(self, since_s: float, stop_s: float) -> None:
+        """Ask to stop.
+
+        Args:
+            since_s: When the user asked, by `time.monotonic`.
+            stop_s: How long those that were asked may take.
+        """
 
     def kill(self) -> None:
         """Order to kill at once."""
@@ -30,7 +37,13 @@ class InterruptedStartError(BaseException):
 class Interrupts:
     """Receives the signals of one launch; the main thread's alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, stop_s: float = STOP_S) -> None:
+        """Prepare.
+
+        Args:
+            stop_s: How long those that a signal is passed on to may take to stop.
+        """
+        self._stop_s = stop_s
         self._first_s: float | None = None
         self._guard: Stoppable | None = None
         self._starting = False
@@ -87,7 +100,7 @@ class Interrupts:
         self._guard = guard
         self._starting = False
         if self._first_s is not None:
-            guard.request_stop(self._first_s)
+            guard.request_stop(self._first_s, self._stop_s)
         if self._abandoned:
             guard.kill()
 
@@ -101,7 +114,7 @@ class Interrupts:
         if self._first_s is None:
             self._first_s = now_s
             if self._guard is not None:
-                self._guard.request_stop(now_s)
+                self._guard.request_stop(now_s, self._stop_s)
             elif self._starting:
                 raise InterruptedStartError
         elif self._guard is not None and now_s - self._first_s > SAME_S:

@@ -19,7 +19,7 @@ from paceline.dist.options import DistOptions
 from paceline.errors import UsageError
 from paceline.launch.monitor.judging import COMPILING_LEAST_S, LEAST_S, HangLimits
 from paceline.launch.options import LaunchOptions
-from paceline.launch.restarts import Policy
+from paceline.launch.restarts import STOP_S, Policy
 from paceline.metrics.options import MetricsOptions
 from paceline.optim.options import SCHEDULE_DEFAULTS, OptimOptions
 from paceline.optim.table import OPTIMIZER_OPTIONS, OPTIMIZERS
@@ -78,7 +78,12 @@ class TrainConfig:
 
     def policy(self) -> Policy:
         """Say how often workers are started again, and after how long they hang."""
-        return Policy(max_restarts=self.launch.max_restarts, hang=self.hang_limits())
+        given_s = self.launch.stop_grace_s
+        return Policy(
+            max_restarts=self.launch.max_restarts,
+            hang=self.hang_limits(),
+            stop_s=STOP_S if given_s is None else given_s,
+        )
 
     def hang_limits(self) -> HangLimits | None:
         """Say after how long the workers hang; None where nobody is to look."""

@@ -84,7 +84,7 @@ def main() -> None:
     """Be one host's part of one attempt."""
     order = child.payload()
     quiet_sockets()
-    interrupts = Interrupts()
+    interrupts = Interrupts(float(str(order["stop_s"])))
     with interrupts.caught():  # to the end: what is told last must not be cut off
         try:
             _take_part(order, Orders(interrupts), interrupts)

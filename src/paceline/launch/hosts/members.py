@@ -8,7 +8,8 @@ from typing import final
 from paceline.launch.hosts.remote import Remote
 from paceline.launch.hosts.seats import Sight
 from paceline.launch.hosts.wire import Message
-from paceline.launch.processes import PEERS_S, STOP_S
+from paceline.launch.processes import PEERS_S
+from paceline.launch.restarts import STOP_S
 
 _KILL_S = 5.0
 """From an order to kill until a host's guard does it."""
@@ -48,9 +49,12 @@ class Stopping:
     def __init__(self) -> None:
         self.stop = False
         self.kill_now = False
+        self.stop_s = STOP_S
+        """How long hosts may take."""
 
-    def request_stop(self, since_s: float) -> None:
+    def request_stop(self, since_s: float, stop_s: float) -> None:
         """Ask to stop."""
+        self.stop_s = stop_s
         self.stop = True
 
     def kill(self) -> None:
@@ -76,7 +80,7 @@ class Ending:
             elif not failed:
                 return
             self._asked_s = now_s
-        grace_s = STOP_S + PEERS_S if stopping.stop else PEERS_S
+        grace_s = stopping.stop_s + PEERS_S if stopping.stop else PEERS_S
         late_s = now_s - self._asked_s - (0.0 if stopping.kill_now else grace_s)
         if not self._told and late_s >= 0:
             self._told = True

@@ -10,6 +10,7 @@ from paceline.config.rundir import RunDirectory
 from paceline.launch.hosts.connection import Connection
 from paceline.launch.hosts.wire import Message
 from paceline.launch.monitor.judging import HangLimits
+from paceline.launch.restarts import STOP_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,8 @@ class Order:
     """Names of arguments in the payload that are paths."""
     home: Mapping[str, object]
     """Entries of `run.json` that hold this machine's paths; hosts have theirs in them."""
+    stop_s: float = STOP_S
+    """From a request to stop until workers are killed."""
     hang: HangLimits | None = None
     """After how long the training hangs; None: nobody looks."""
 
@@ -48,6 +51,7 @@ class Order:
             "is_new": self.is_new and attempt == 0,
             "preload": list(self.preload),
             "paths": list(self.paths),
+            "stop_s": self.stop_s,
             "hang": None if self.hang is None else asdict(self.hang),
             "attempt": attempt,
             "workers": connection.host.slots,

@@ -63,6 +63,7 @@ class Party:
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._members: list[Member] = []
         self._problems: Problems = {}
+        self._told: set[str] = set()
 
     @property
     def members(self) -> Sequence[Member]:
@@ -278,7 +279,10 @@ class Party:
             if self._oversight is not None:
                 self._oversight.hear(member.name, said)
         elif "file" in said:
-            keep_file(self._order.run, said)
+            problem = keep_file(self._order.run, said)
+            if problem and problem not in self._told:
+                self._told.add(problem)
+                self._show(member.name, problem, True)
             if said["file"] == self._order.run.run_json.name:
                 self._order.bring_home()
         elif "results" in said:

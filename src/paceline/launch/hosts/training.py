@@ -60,7 +60,7 @@ def launch_on_hosts(
     stopping = Stopping()
     with ExitStack() as stack:
         store = stack.enter_context(kept_store())
-        interrupts = stack.enter_context(Interrupts().caught())
+        interrupts = stack.enter_context(Interrupts(policy.stop_s).caught())
         try:
             with interrupts.starting():
                 hosts = ready(options.read(), None)

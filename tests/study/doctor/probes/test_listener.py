@@ -59,6 +59,7 @@ def test_it_listens_on_one_address_and_at_both_ends_of_the_range(listener: Liste
         TOKENS.asks.encode()[:-1] + b'x{"do": "meet"}\n',
         TOKENS.answers.encode() + b'{"do": "meet"}\n',
     ],
+    ids=["nothing", "http", "noise", "another token", "almost the token", "the answer"],
 )
 def test_a_stranger_gets_not_a_byte(listener: Listener, content: bytes) -> None:
     assert answer_to(listener, content) == b""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.cli.start import Launch
     from paceline.launch.local import LaunchOutcome
 
-_INSPECT = "paceline.cli.hosting:inspect"
+_INSPECT = "paceline.cli.host_side:inspect"
 
 
 def start_on_hosts(launch: "Launch", options: HostsOptions) -> int:

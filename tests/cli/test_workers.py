@@ -1,5 +1,6 @@
 import io
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from paceline.cli.workers import main, table_of
+from paceline.config.rundir import RunDirectory
 from paceline.errors import UsageError
 from paceline.launch.monitor.live import live_path, remove_live, write_live
 from paceline.launch.monitor.speeds import WorkerSpeed
@@ -60,6 +62,8 @@ def test_the_live_table_ends_with_the_training(
 ) -> None:
     logs, seconds = tmp_path / "logs", []
     logs.mkdir()
+    training = ExitStack()
+    training.enter_context(RunDirectory(tmp_path).lock())
 
     def sleep(second: float) -> None:
         seconds.append(second)
@@ -67,11 +71,20 @@ def test_the_live_table_ends_with_the_training(
             write_live(live_path(logs), [_FAST])
         else:
             remove_live(live_path(logs))
+            training.close()
 
     monkeypatch.setattr(time, "sleep", sleep)
     assert main([str(tmp_path)]) == 0
     assert len(seconds) >= 2
     assert "node0" in capsys.readouterr().out
+
+
+def test_a_training_that_is_over_is_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "logs").mkdir()
+    assert main([str(tmp_path)]) == 0
+    assert "No training runs" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

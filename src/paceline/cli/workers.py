@@ -50,7 +50,7 @@ def main(tokens: Sequence[str]) -> int:
     most = int(str(given.get("most", 20)))
     if most < 1:
         raise UsageError(f"--most is {most}; it must be at least 1")
-    return show_once(run.logs, most) if given.get("once") else show_live(run.logs, most)
+    return show_once(run.logs, most) if given.get("once") else show_live(run, most)
 
 
 def show_once(log_dir: Path, most: int) -> int:
@@ -62,15 +62,16 @@ def show_once(log_dir: Path, most: int) -> int:
     return ExitCode.DONE
 
 
-def show_live(log_dir: Path, most: int) -> int:
+def show_live(run: RunDirectory, most: int) -> int:
     """Redraw the table every second until the training ends."""
     from rich.live import Live
 
+    log_dir = run.logs
+    if not (run.is_locked() or read_live(log_dir)):
+        print(f"No training runs in {run.path} now.")
+        return ExitCode.DONE
     with suppress(KeyboardInterrupt), Live(nothing_here(log_dir), auto_refresh=False) as live:
-        begun = False
-        while not begun or read_live(log_dir):
-            speeds = read_live(log_dir)
-            begun = begun or bool(speeds)
+        while (speeds := read_live(log_dir)) or run.is_locked():
             live.update(table_of(speeds, most) if speeds else nothing_here(log_dir), refresh=True)
             time.sleep(_EVERY_S)
     return ExitCode.DONE

@@ -133,7 +133,7 @@ def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDir
     if engine.course.rate is not None:
         schedule = engine.config.optim.schedule
         lines.append(f"  rate      {derived['lr_rule']}, {schedule} schedule")
-    each = "" if engine.keeper.shared else " on each node: they share no file system"
+    each = "" if engine.keeper.shared else " here; each other node keeps its own"
     lines.append(f"  run       {run.path}{each}")
     if engine.course.state.step:
         lines.append(f"  from      {_position(engine)}")

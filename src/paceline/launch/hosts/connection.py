@@ -64,6 +64,7 @@ class Connection:
             any_version: Whether another version of Paceline there will do.
         """
         self.host = host
+        self._config = options.ssh_config
         self.introduction: Introduction | None = None
         self.store_port: int | None = None
         """At which the host reaches the launcher's store, on its loopback address."""
@@ -204,7 +205,8 @@ class Connection:
         self._heard_s = time.monotonic()
 
     def _explanation(self) -> str:
-        return explain(self.host, self._ssh.poll(), "\n".join(self._tail.copy()))
+        said = "\n".join(self._tail.copy())
+        return explain(self.host, self._ssh.poll(), said, config=self._config)
 
     def _read_errors(self) -> None:
         stream = self._ssh.stderr

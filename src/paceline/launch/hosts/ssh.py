@@ -90,7 +90,13 @@ def forwarding_failed(line: str) -> bool:
     return _NOT_FORWARDED.search(line) is not None
 
 
-def explain(host: Host, code: int | None, said: str, python: str | None = None) -> str:
+def explain(
+    host: Host,
+    code: int | None,
+    said: str,
+    python: str | None = None,
+    config: str | None = None,
+) -> str:
     """Say why a connection failed, with what to do.
 
     Args:
@@ -98,11 +104,13 @@ def explain(host: Host, code: int | None, said: str, python: str | None = None) 
         code: Exit code of ssh; None where it hasn't ended.
         said: The end of what it and the host wrote.
         python: The Python that was to be run there; None: the guard's.
+        config: Configuration file that ssh was given.
     """
+    ssh = "ssh" if config is None else shlex.join(["ssh", "-F", config])
     where = python or host.python or sys.executable
     advice = _advice(code, said)
     if advice:
-        return f"{host.name}: {advice.format(host=host.name, python=where)}"
+        return f"{host.name}: {advice.format(host=host.name, python=where, ssh=ssh)}"
     if code is None:
         return f"{host.name}: the connection ended: {last_lines(said, 1)}"
     program = f"{where} there" if 0 <= code < OWN_FAILURE else "ssh"
@@ -136,17 +144,20 @@ _NO_PACELINE = re.compile(r"No module named '?paceline\b")
 _OF_SSH = {
     "REMOTE HOST IDENTIFICATION HAS CHANGED": (
         "its host key has changed. If that is as it should be: ssh-keygen -R {host}, then connect "
-        "once with ssh {host}"
+        "once with {ssh} {host}"
     ),
     "Host key verification failed": (
-        "its host key isn't known here. Connect once with ssh {host} and compare the fingerprint, "
-        "or say --host-keys accept-new"
+        "its host key isn't known here. Connect once with {ssh} {host} and compare the "
+        "fingerprint, or say --host-keys accept-new"
     ),
     "Permission denied (": (
         "ssh isn't let in without a password: put your key there (ssh-copy-id {host}), or add it "
         "to your agent (ssh-add)"
     ),
-    "Could not resolve": "the name isn't known here",
+    "Could not resolve": (
+        "the name isn't known here. Is it misspelt in --hosts or the hostfile? Your ssh "
+        "configuration can say what it stands for"
+    ),
     "Connection timed out": "no answer. Is it up? Does a firewall close its ssh port?",
     "Connection refused": "nothing listens at its ssh port. Is an ssh server running?",
     "No route to host": "no route leads there",

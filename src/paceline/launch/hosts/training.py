@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import final
 
+from paceline.config.figures import plural
 from paceline.errors import InfrastructureError
 from paceline.launch.failures import WorkerFailure
 from paceline.launch.hosts.blame import raise_first
@@ -63,6 +64,7 @@ def launch_on_hosts(
         interrupts = stack.enter_context(Interrupts(policy.stop_s).caught())
         try:
             with interrupts.starting():
+                quietly(say)(f"Connecting to {plural(len(options.read()), 'host')}")
                 hosts = ready(options.read(), None)
                 fleet = stack.enter_context(connect(hosts, options, store.port))
                 store.wait()

@@ -23,6 +23,7 @@ from paceline.launch.restarts import STOP_S, Policy
 from paceline.metrics.options import MetricsOptions
 from paceline.optim.options import SCHEDULE_DEFAULTS, OptimOptions
 from paceline.optim.table import OPTIMIZER_OPTIONS, OPTIMIZERS
+from paceline.sync.options import SyncOptions
 from paceline.trainer.options import ComputeOptions, LoopOptions
 
 _COMPONENTS: Mapping[str, tuple[str, type]] = {
@@ -30,6 +31,7 @@ _COMPONENTS: Mapping[str, tuple[str, type]] = {
     "data": ("Data", DataOptions),
     "optim": ("Optimizer and learning rate", OptimOptions),
     "compute": ("Computation", ComputeOptions),
+    "sync": ("Combining gradients", SyncOptions),
     "snapshots": ("Snapshots", SnapshotOptions),
     "metrics": ("Output", MetricsOptions),
     "launch": ("Workers", LaunchOptions),
@@ -48,6 +50,7 @@ class TrainConfig:
     data: DataOptions = field(default_factory=DataOptions)
     optim: OptimOptions = field(default_factory=OptimOptions)
     compute: ComputeOptions = field(default_factory=ComputeOptions)
+    sync: SyncOptions = field(default_factory=SyncOptions)
     snapshots: SnapshotOptions = field(default_factory=SnapshotOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     launch: LaunchOptions = field(default_factory=LaunchOptions)

@@ -1,0 +1,164 @@
+"""Where the time of a training's steps goes, as `profile.json` holds it. Imports no torch.
+
+Written by the trainer, read by whoever explains or predicts how a training scales.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Self
+
+from paceline.errors import DataError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """A figure that was measured several times."""
+
+    median: float
+    low: float
+    """A tenth of the measurements are below."""
+    high: float
+    """A tenth of the measurements are above."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepParts:
+    """Seconds of one step by what they are spent on: means over the workers of medians over steps.
+
+    Together they are the step.
+    """
+
+    data: float
+    """Waiting for the batch."""
+    forward: float
+    """From the batch to the backward pass: the script's own work, and the loss."""
+    backward: float
+    """Autograd's own work."""
+    exposed: float
+    """Communication that isn't hidden behind computation, of the slowest worker."""
+    waiting: float
+    """Waiting for the slowest worker."""
+    optimizer: float
+    """Clipping, the optimizer's step, zeroing."""
+    other: float
+    """What is left: counting, agreeing, showing progress."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerTime:
+    """What one worker computes in a step, without waiting for others."""
+
+    rank: int
+    host: str
+    compute_s: float
+    """Data, forward, backward and optimizer: median over steps."""
+    spread_s: float
+    """Standard deviation of it over steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """Gradients that were ready at one time of the backward pass."""
+
+    at_s: float
+    """Seconds since the backward pass began."""
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochCosts:
+    """Seconds of an epoch besides its steps; None where it hasn't happened."""
+
+    evaluation_s: float | None = None
+    snapshot_s: float | None = None
+    """For how long the training is held up by the one at the end of an epoch."""
+    loader_start_s: float | None = None
+    """From the beginning of a pass to its first batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepProfile:
+    """Where the time of a training goes."""
+
+    world_size: int
+    nodes: int
+    sync: str
+    """The method that combines gradients, such as `allreduce`."""
+    device: str
+    """Such as `cpu` or `cuda`."""
+    global_batch: int
+    steps_per_epoch: int
+    """0 where it isn't known."""
+    steps_seen: int
+    """Steps that were looked at closely."""
+    step_s: Spread
+    """Whole steps by the clock."""
+    images_per_s: float
+    """Of all workers, from the median step."""
+    parts: StepParts
+    workers: tuple[WorkerTime, ...]
+    gradients: tuple[Arrival, ...]
+    """In order of arrival on rank 0, at most 256 of them (neighbours merged, time of the last)."""
+    gradient_bytes: int
+    parameter_bytes: int
+    wire_bytes_per_step: float
+    """What one worker sends in a step, by the method's own count, on average."""
+    epoch: EpochCosts
+
+    def to_json(self) -> str:
+        """Write it as JSON text."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` wrote.
+
+        Raises:
+            DataError: The text is something else.
+        """
+        try:
+            told = json.loads(text)
+            if told["format"] != FORMAT:
+                raise DataError(
+                    f"the profile has format {told['format']}; this Paceline reads {FORMAT}"
+                )
+            plain = {f.name: told[f.name] for f in fields(cls)}
+            return cls(**plain | _nested(plain))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"the text isn't a profile of Paceline: {error!r}") from error
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a `profile.json`.
+
+        Raises:
+            DataError: There is none, or it is damaged; the message names it.
+        """
+        try:
+            return cls.from_json(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise DataError(f"can't read {path}: {error.strerror}") from error
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from error
+
+
+def _nested(plain: Mapping[str, object]) -> dict[str, object]:
+    def one(kind: type, name: str) -> object:
+        value = plain[name]
+        return kind(**value) if isinstance(value, dict) else value
+
+    def several(kind: type, name: str) -> tuple[object, ...]:
+        value = plain[name]
+        return tuple(kind(**each) for each in value) if isinstance(value, list) else ()
+
+    return {
+        "step_s": one(Spread, "step_s"),
+        "parts": one(StepParts, "parts"),
+        "epoch": one(EpochCosts, "epoch"),
+        "workers": several(WorkerTime, "workers"),
+        "gradients": several(Arrival, "gradients"),
+    }

@@ -4,7 +4,7 @@ import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,10 +20,16 @@ def why_not() -> str | None:
 
 
 @contextmanager
-def hosts(number: int, megabits_per_s: int) -> Iterator[list[str]]:
-    """Lend namespaces with an interface `eth0` each, of this rate in both directions."""
+def hosts(number: int, megabits_per_s: float, queue_ms: float = 50) -> Iterator[list[str]]:
+    """Lend namespaces with an interface `eth0` each, of this rate in both directions.
+
+    Args:
+        number: How many.
+        megabits_per_s: The rate.
+        queue_ms: For how long a packet waits at most before it is dropped.
+    """
     names = [f"ordered-{os.getpid()}-{i}" for i in range(number)]
-    switch = f"ordered-{os.getpid()}-switch"
+    switch = _switch()
     try:
         _run(f"ip netns add {switch}")
         _run(f"ip -n {switch} link add br0 type bridge forward_delay 0 stp_state 0")
@@ -32,17 +38,30 @@ def hosts(number: int, megabits_per_s: int) -> Iterator[list[str]]:
             _run(f"ip netns add {name}")
             _run(f"ip -n {switch} link add port{i} type veth peer name eth0 netns {name}")
             _run(f"ip -n {switch} link set port{i} master br0 up")
-            _run(f"ip -n {name} addr add 10.77.0.{10 + i}/24 dev eth0")
+            _run(f"ip -n {name} addr add {address_of(i)}/24 dev eth0")
             _run(f"ip -n {name} link set lo up")
             _run(f"ip -n {name} link set eth0 up")
-            for place, device in ((name, "eth0"), (switch, f"port{i}")):
-                rate = f"rate {megabits_per_s}mbit burst 128kb latency 50ms"
-                _run(f"tc -n {place} qdisc add dev {device} root tbf {rate}")
+        set_rate(names, megabits_per_s, queue_ms, verb="add")
         yield names
     finally:
         for name in (*names, switch):
             if Path("/run/netns", name).exists():
                 _run(f"ip netns del {name}")
+
+
+def set_rate(
+    names: Sequence[str], megabits_per_s: float, queue_ms: float = 50, verb: str = "change"
+) -> None:
+    """Give the links of this process's hosts another rate, in both directions."""
+    rate = f"rate {round(1000 * megabits_per_s)}kbit burst 128kb latency {queue_ms:g}ms"
+    for i, name in enumerate(names):
+        for place, device in ((name, "eth0"), (_switch(), f"port{i}")):
+            _run(f"tc -n {place} qdisc {verb} dev {device} root tbf {rate}")
+
+
+def address_of(number: int) -> str:
+    """Give the address of a host by its place in the list."""
+    return f"10.77.0.{10 + number}"
 
 
 def enter(name: str) -> None:
@@ -62,6 +81,10 @@ def sent_bytes(interface: str) -> int:
         if name.strip() == interface:
             return int(counters.split()[8])
     raise ValueError(f"no interface {interface}")
+
+
+def _switch() -> str:
+    return f"ordered-{os.getpid()}-switch"
 
 
 def _run(command: str) -> None:

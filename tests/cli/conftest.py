@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.warm import WarmPython
+
 _DEADLINE_S = 120.0
 
 
@@ -22,6 +24,8 @@ class Paceline:
     """The command, with a working directory of its own; ends what a failed test leaves running."""
 
     directory: Path
+    warm: bool = True
+    """Whether its processes are forked, with torch imported, rather than started from scratch."""
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def run(self, *arguments: str | Path, env: Mapping[str, str] | None = None) -> "Finished":
@@ -32,7 +36,8 @@ class Paceline:
         self, *arguments: str | Path, env: Mapping[str, str] | None = None
     ) -> subprocess.Popen[str]:
         """Start in a process group of its own, as a terminal does."""
-        process = subprocess.Popen(
+        make = WarmPython if self.warm else subprocess.Popen[str]
+        process = make(
             [sys.executable, "-m", "paceline", *map(str, arguments)],
             cwd=self.directory,
             env={**os.environ, **(env or {})},
@@ -50,6 +55,14 @@ class Paceline:
         out, err = process.communicate(timeout=_DEADLINE_S)
         return Finished(process.returncode, out, err)
 
+    def end(self) -> None:
+        """End what is still running."""
+        for process in self.started:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -64,11 +77,15 @@ class Finished:
 def paceline(tmp_path: Path) -> Iterator[Paceline]:
     command = Paceline(tmp_path)
     yield command
-    for process in command.started:
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+    command.end()
+
+
+@pytest.fixture
+def cold_paceline(tmp_path: Path) -> Iterator[Paceline]:
+    """As `paceline`, with processes that import everything themselves."""
+    command = Paceline(tmp_path, warm=False)
+    yield command
+    command.end()
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -100,7 +117,9 @@ def metrics_without_times(run: Path) -> list[list[str]]:
     return [[row[i] for i in kept] for row in rows]
 
 
-_TIMED = {"time_s", "images_per_s", "batch_time_s", "data_time_s"}
+_TIMED = {"time_s", "images_per_s", "batch_time_s", "data_time_s", "exposed_comm", "waiting"} | {
+    "wire_bytes_per_step"  # of one start
+}
 
 
 def workers_of(process: subprocess.Popen[str]) -> Sequence[psutil.Process]:

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.errors import ExitCode
 from tests.cli.conftest import Finished, Paceline, summary
-from tests.cli.test_placement import free_port
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.ranks
 

@@ -54,6 +54,7 @@ def test_unequal_hosts_train_the_same_and_their_files_come_back(
     ]
     assert len((run / "metrics.csv").read_text().splitlines()) == 3
     assert (run / "report.html").exists()
+    assert (run / "profile.json").exists()
     assert list((run / "snapshots").iterdir()) == []  # they stay on the hosts
     for name in ("first", "second"):
         assert any((tmp_path / name / "runs" / "far" / "snapshots").glob("step-*"))

@@ -27,6 +27,12 @@ def _free_port() -> int:
         return int(server.getsockname()[1])
 
 
+@pytest.fixture
+def paceline(cold_paceline: Paceline) -> Paceline:
+    """Start from scratch: a node's launcher keeps a store, and can't be forked any more then."""
+    return cold_paceline
+
+
 def test_nodes_with_unequal_workers_train_as_one_worker_would(paceline: Paceline) -> None:
     alone = paceline.run(*_TRAIN, "--workers", "1", "--run-dir", "alone")
     assert alone.code == 0, alone.err

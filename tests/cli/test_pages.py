@@ -40,7 +40,8 @@ def test_a_report_that_fails_apart_is_told(
     write_report_apart(run)
     assert capsys.readouterr().err == (
         f"paceline: the report could not be written: {run.path} holds no training "
-        f"(no run.json)\nTry again: paceline report '{run.path}'\n"
+        "(no run.json) and no scaling study (no study.json)\n"
+        f"Try again: paceline report '{run.path}'\n"
     )
 
 

@@ -14,18 +14,13 @@ import pytest
 from paceline.errors import ExitCode
 from tests.cli.conftest import Finished, Paceline, summary
 from tests.support import standin
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMON = ("--threads", "1", "--global-batch", "64")
 SHORT = ("--epochs", "2", *COMMON)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def by_hand(rank: int, init_method: str, world_size: int = 2, epochs: int = 2) -> list[str]:
@@ -113,22 +108,22 @@ def test_launchers_variables(
     source: str,
     common: Mapping[str, str],
     of_rank: Mapping[str, str],
-    paceline: Paceline,
+    cold_paceline: Paceline,  # a node's launcher keeps a store, and can't be forked then
     usual_weights: object,
 ) -> None:
     port = str(free_port())
     addresses = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     addresses |= {f"PET_{name}": value for name, value in addresses.items()}
     started = [
-        paceline.start(
+        cold_paceline.start(
             *("train", "digits", *SHORT),
             env={**addresses, **common, **{n: v.format(rank) for n, v in of_rank.items()}},
         )
         for rank in (0, 1)
     ]
-    first, second = finish_all(paceline, started)
+    first, second = finish_all(cold_paceline, started)
     assert (first.code, second.code) == (0, 0), first.err + second.err
-    run = only_run(paceline)
+    run = only_run(cold_paceline)
     assert summary(run)["weights_sha256"] == usual_weights
     assert json.loads((run / "run.json").read_text())["placement"]["source"] == source
 

@@ -75,16 +75,16 @@ def test_an_interrupted_command_ends_with_its_exit_code(times: str, out: str) ->
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("command", ["evaluate RUN", "train digits --on here --epochs 1000"])
-def test_ctrl_c_again_and_again(command: str, paceline: Paceline, tmp_path: Path) -> None:
+def test_ctrl_c_again_and_again(command: str, cold_paceline: Paceline, tmp_path: Path) -> None:
     run = tmp_path / "run"
     if command.startswith("evaluate"):
-        done = paceline.run(*"train digits --on here --epochs 1 --run-dir".split(), run)
+        done = cold_paceline.run(*"train digits --on here --epochs 1 --run-dir".split(), run)
         assert done.code == 0, done.err
-    process = paceline.start(*command.replace("RUN", str(run)).split())
+    process = cold_paceline.start(*command.replace("RUN", str(run)).split())
     maps = Path(f"/proc/{process.pid}/maps")
     wait_until(lambda: "libtorch_python" in maps.read_text(), "torch is being imported")
     while process.poll() is None:
         process.send_signal(signal.SIGINT)
         time.sleep(0.05)  # a person's fingers
-    done = paceline.finish(process)
+    done = cold_paceline.finish(process)
     assert done.code == ExitCode.RESUMABLE, done.err

@@ -35,9 +35,9 @@ _CONTRACT = [
 ]
 
 
-def test_the_default_trains_to_its_target(paceline: Paceline, tmp_path: Path) -> None:
+def test_the_default_trains_to_its_target(cold_paceline: Paceline, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done = paceline.run("train", "--workers", "2", "--run-dir", run)
+    done = cold_paceline.run("train", "--workers", "2", "--run-dir", run)
     assert done.code == 0, done.err
     found = summary(run)
     assert set(_CONTRACT) <= found.keys()

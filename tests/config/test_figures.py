@@ -1,6 +1,6 @@
 import pytest
 
-from paceline.config.figures import plural, show_loss, show_rate
+from paceline.config.figures import plural, show_bytes, show_loss, show_rate
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,20 @@ def test_a_rate(value: float, expected: str) -> None:
 )
 def test_plural(amount: int, expected: str) -> None:
     assert plural(amount, "step") == expected
+
+
+@pytest.mark.parametrize(
+    ("amount", "expected"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1_500, "1.5 kB"),
+        (9_990, "10 kB"),
+        (999_600, "1.0 MB"),
+        (46_758_048, "47 MB"),
+        (1.2e9, "1.2 GB"),
+        (3.4e12, "3.4 TB"),
+    ],
+)
+def test_bytes_have_at_most_three_digits(amount: float, expected: str) -> None:
+    assert show_bytes(amount) == expected

@@ -7,18 +7,13 @@ import pytest
 from paceline.dist.here import examine
 from paceline.dist.options import DistOptions
 from tests.dist.test_launchers import HYDRA, SRUN
+from tests.support.ports import free_port
 
 
 def lines(environment: Mapping[str, str], **options: object) -> dict[str, tuple[str, str]]:
     """What was found by its name: state and text."""
     chosen = DistOptions(device="cpu", **options)  # type: ignore[arg-type]
     return {found.what: (found.state, found.text) for found in examine(environment, chosen)}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def test_alone() -> None:

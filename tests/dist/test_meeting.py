@@ -1,4 +1,3 @@
-import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from paceline.dist.group import Group
 from paceline.dist.meeting import arrive, common_text, leave, of_attempt, open_store, settled
 from paceline.dist.placement import Placement
 from paceline.errors import InfrastructureError, UsageError
+from tests.support.ports import free_port
 from tests.support.ranks import run_ranks
 
 UNSETTLED = Placement(rank=2, world_size=4, settled=False, source="options")
@@ -39,12 +39,6 @@ def test_nodes_are_counted(
         settled=True,
     )
     assert found == expected
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 @pytest.mark.ranks

@@ -4,13 +4,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.warm import run_warm
+
 _DEADLINE_S = 120.0
 
 
 def train_here(directory: Path, *arguments: str) -> str:
-    """Run `paceline train ... --on here` in a directory, to its end; returns what it printed."""
+    """Run `paceline train ... --on here` in a directory, to its end; returns what it printed.
+
+    The process is a warm one.
+    """
     command = [sys.executable, "-m", "paceline", "train", *arguments, "--on", "here"]
-    return run_in(directory, command)
+    done = run_warm(command, directory)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def run_in(directory: Path, command: list[str], path: str | None = None) -> str:

@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,9 +19,11 @@ from paceline.cli import (
     evaluate,
     export,
     pack,
+    predict,
     preview,
     resume,
     run,
+    scale,
     train,
     verify,
     workers,
@@ -28,9 +31,11 @@ from paceline.cli import (
 from paceline.cli.app import main
 from paceline.cli.elsewhere import elsewhere_options
 from paceline.cli.start import Place
+from paceline.config.fields import option_fields
 from paceline.data.augment import RandomFlip
 from paceline.errors import ExitCode
 from paceline.recipes.registry import BUILT_IN
+from paceline.study.scaling.options import ScaleOptions
 from paceline.trainer.config import training_options
 from paceline.trainer.past import FIXED
 from paceline.trainer.recipe import load_recipe
@@ -65,6 +70,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "bars.py").write_text(blocks(README, "python")[0].text)
     (place / "clouds.py").write_text(blocks(DOCS / "recipes.md", "python")[0].text)
     (place / "train.py").touch()
+    shutil.copy(DOCS / "vgg19-t4.json", place)
     write_image_folder(place / "photos")
     train_here(place, "bars.py:build", "--width", "16", "--run-dir", "runs/first")
     return place
@@ -124,6 +130,8 @@ FOREIGN = (
         "quick",
         "json",
         "check",
+        "first",
+        "lines",
     }
 )
 """Slurm's, torchrun's, those of the benchmarks, and what stands for others."""
@@ -134,7 +142,7 @@ def test_flags_exist(page: Path) -> None:
     arguments = [a for r in BUILT_IN.values() for a in load_recipe(r).arguments()]
     more = [*arguments, train.RUN_DIR, resume._ALLOW, *evaluate._OPTIONS, *export._OPTIONS]
     more += [*preview._OPTIONS, *pack._OPTIONS, *doctor._OPTIONS, *verify._OPTIONS]
-    more += workers._OPTIONS
+    more += [*workers._OPTIONS, *predict._OPTIONS, *option_fields(ScaleOptions, "")]
     more += elsewhere_options()
     more += [option for each in aws._OPTIONS.values() for option in each]
     names = {option.name for option in (*training_options().values(), *more)}
@@ -153,6 +161,7 @@ def test_commands_work(
         monkeypatch.setattr(module, "start", lambda launch: ExitCode.DONE)
     monkeypatch.setattr(train, "submit", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(verify, "_verify", lambda *_: ExitCode.DONE)
+    monkeypatch.setattr(scale, "_in_its_directory", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(aws, "_act", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(doctor, "_examine", lambda *_: ExitCode.DONE)  # the hosts aren't there
     for words in commands(page):

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import ROOT
-from tests.script.scripts import command, summary
+from tests.script.scripts import summary
 from tests.support.idx_files import write_mnist
+from tests.support.warm import run_warm
 
 EXAMPLES = ROOT / "examples"
 MOST_LINES = 6
 PAIRS = {
-    "mnist_cnn": ("MNIST", ["--epochs", "3"]),
+    "mnist_cnn": ("MNIST", ["--epochs", "2"]),
     "fashion_wideresnet": (
         "FashionMNIST",
         ["--epochs", "3", "--width", "1", "--base-lr", "0.1", "--target-accuracy", "1"],
@@ -42,7 +43,7 @@ def test_six_lines_make_a_script_parallel(name: str) -> None:
 
 
 def run(words: list[str], directory: Path) -> str:
-    done = command([sys.executable, *words], directory, {"PACELINE_DEVICE": "cpu"})
+    done = run_warm([sys.executable, *words], directory, PACELINE_DEVICE="cpu")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -55,7 +56,7 @@ def accuracies(printed: str) -> list[float]:
 @pytest.mark.parametrize("name", PAIRS)
 def test_both_learn_the_same(name: str, tmp_path: Path) -> None:
     folder, options = PAIRS[name]
-    write_mnist(tmp_path / "data" / folder / "raw", train=1200, test=100, gz=False)
+    write_mnist(tmp_path / "data" / folder / "raw", train=800, test=100, gz=False)
     before = str(EXAMPLES / f"{name}_before.py")
     after = str(EXAMPLES / f"{name}_after.py")
     by_hand = accuracies(run([before, *options], tmp_path))

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from tests.hosts.overhosts import COMMON, RECIPE
 from tests.launch.waiting import alive, until
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("hosts")]
 
@@ -71,7 +73,7 @@ class Training:
         with (self.directory / "output").open("w") as output:
             process = subprocess.Popen(
                 [*self.mpi.command, "-np", str(WORKERS), *map(str, paceline)],
-                env={**os.environ, **_ENVIRONMENT},
+                env={**os.environ, **_ENVIRONMENT, **self._port()},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -80,8 +82,15 @@ class Training:
         self.started.append(process)
         return process
 
+    def _port(self) -> dict[str, str]:
+        # MPICH's jobs have no names to derive ports from: all would meet at the usual one.
+        return {"MASTER_PORT": str(free_port())} if self.mpi is MPICH else {}
+
     def reach_gate(self) -> None:
-        until((self.directory / "room" / "reached-0-1").exists, _LIMIT_S)
+        gate, process = self.directory / "room" / "reached-0-1", self.started[-1]
+        with suppress(TimeoutError):
+            until(lambda: gate.exists() or process.poll() is not None, _LIMIT_S)
+        assert gate.exists(), f"exit code {process.poll()}\n{self.output}"
 
     def open_gates(self) -> None:
         (self.directory / "room" / "open").touch()

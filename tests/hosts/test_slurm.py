@@ -12,7 +12,7 @@ import pytest
 
 from paceline.config.rundir import RunDirectory
 from tests.hosts.needs import need
-from tests.hosts.overhosts import COMMON, RECIPE, train_alone
+from tests.hosts.overhosts import COMMON, RECIPE
 from tests.hosts.rig import Rig
 from tests.hosts.slurm import TOOLS, Command, Slurm, kill_worker, paceline
 
@@ -31,13 +31,6 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 @pytest.fixture(scope="module")
 def slurm(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Slurm:
     return Slurm(rig, tmp_path_factory.mktemp("slurm"))
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> object:
-    """Hash of the weights that every training here has to end with."""
-    need(*TOOLS)
-    return train_alone(tmp_path_factory.mktemp("alone") / "training")
 
 
 class Training:

@@ -7,6 +7,7 @@ from typing import Literal
 import pytest
 
 from paceline.metrics import console
+from paceline.metrics.communication import Communication
 from paceline.metrics.console import (
     Advance,
     BarConsole,
@@ -159,6 +160,22 @@ def test_the_bar_uses_the_room_there_is() -> None:
 )
 def test_a_narrow_terminal_shows_whole_figures(width: int, figures: str) -> None:
     assert ADVANCE.bar_line(width).endswith(f"30/120 {figures}")
+
+
+@pytest.mark.parametrize(
+    ("width", "figures"),
+    [
+        (100, "img/s comm 12% 1.2 GB/step lr 0.05 left 1:15"),
+        (80, "img/s comm 12% lr 0.05 left 1:15"),
+        (70, "acc 87.65% 12,346 img/s comm 12% left 1:15"),
+        (60, "acc 87.65% 12,346 img/s left 1:15"),
+    ],
+)
+def test_several_workers_see_what_communication_costs(width: int, figures: str) -> None:
+    spent = Communication(exposed=0.1, waiting=0.021, wire_bytes=1.2e9)
+    line = replace(ADVANCE, spent=spent).bar_line(width)
+    assert len(line) <= width
+    assert line.endswith(figures)
 
 
 def test_plain_lines_with_one_header_and_no_progress_within_ten_seconds(

@@ -8,7 +8,8 @@ from paceline.metrics.table import COLUMNS, EpochRow, append_rows, read_table, s
 
 CONTRACT = (
     "epoch,step,time_s,train_loss,train_accuracy,train_top5_accuracy,"
-    "val_loss,val_accuracy,val_top5_accuracy,lr,images_per_s,batch_time_s,data_time_s"
+    "val_loss,val_accuracy,val_top5_accuracy,lr,images_per_s,batch_time_s,data_time_s,"
+    "exposed_comm,waiting,wire_bytes_per_step"
 )
 
 

@@ -3,14 +3,18 @@
 import csv
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from paceline.config.rundir import RunDirectory
 from paceline.metrics.table import EpochRow
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
 
 STEPS_PER_EPOCH = 23
 COLUMNS = tuple(field.name for field in fields(EpochRow))
@@ -165,3 +169,12 @@ def make_run(tmp_path: Path) -> Callable[..., RunDirectory]:
         return run
 
     return make
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Chrome]":
+    """One Chromium for all tests of a file."""
+    from tests.report.browsing import start_browser
+
+    with start_browser(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver

@@ -1,69 +1,21 @@
 """The page in a real Chromium: nothing is fetched, nothing overflows, dark mode is dark."""
 
 import json
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-from selenium.webdriver import Chrome, ChromeOptions
-from selenium.webdriver.chrome.service import Service
+from selenium.webdriver import Chrome
 
 from paceline.config.rundir import RunDirectory
 from paceline.report.run import write_run_report
+from tests.report.browsing import CONTRAST, open_file, requested
 
 pytestmark = pytest.mark.browser
 MakeRun = Callable[..., RunDirectory]
 
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-
-
-def find_program(*names: str) -> str:
-    for name in names:
-        if path := shutil.which(name):
-            return path
-    message = f"{' or '.join(names)} is missing"
-    if os.environ.get("CI") == "true":
-        pytest.fail(message)
-    pytest.skip(message)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
-    options = ChromeOptions()
-    options.binary_location = find_program("chromium", "chromium-browser", "google-chrome")
-    profile = tmp_path_factory.mktemp("profile")
-    for flag in (*FLAGS, f"--user-data-dir={profile}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    driver = Chrome(options=options, service=Service(find_program("chromedriver")))
-    yield driver
-    driver.quit()
-
-
-def emulate(browser: Chrome, *, width: int, scheme: str) -> None:
-    screen = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-    feature = {"name": "prefers-color-scheme", "value": scheme}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-
 
 def open_page(browser: Chrome, run: RunDirectory, *, width: int, scheme: str = "light") -> None:
-    for kind in ("performance", "browser"):
-        browser.get_log(kind)  # Forget the pages before.
-    emulate(browser, width=width, scheme=scheme)
-    browser.get(write_run_report(run).as_uri())
-    opened = "document.querySelectorAll('details').forEach(d => d.open = true)"
-    browser.execute_script(opened)
+    open_file(browser, write_run_report(run), width=width, scheme=scheme)
 
 
 def failed_run(make_run: MakeRun) -> RunDirectory:
@@ -72,13 +24,6 @@ def failed_run(make_run: MakeRun) -> RunDirectory:
     record = {"kind": "job", "message": long_line, "traceback": long_line, "host": "h" * 80}
     (run.logs / "failure-rank-0.json").write_text(json.dumps(record))
     return run
-
-
-def requested(browser: Chrome) -> list[str]:
-    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    sent = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
-    page = browser.current_url  # Chromium's own start page may still be loading its parts.
-    return [params["request"]["url"] for params in sent if params["documentURL"] == page]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -124,22 +69,6 @@ def test_curves_are_drawn_at_a_readable_size(browser: Chrome, make_run: MakeRun)
         assert chart["height"] > 150
         assert chart["text"] >= 9
         assert chart["lines"] >= 1
-
-
-CONTRAST = """
-    const parse = c => c.match(/[\\d.]+/g).slice(0, 3).map(Number);
-    const shine = c => { const [r, g, b] = parse(c).map(v => {
-        v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-    const paper = shine(getComputedStyle(document.body).backgroundColor);
-    const ratios = [...document.querySelectorAll('body *')].map(element => {
-        const style = getComputedStyle(element);
-        const own = element instanceof SVGTextElement ? style.fill : style.color;
-        const other = shine(own);
-        return (Math.max(paper, other) + 0.05) / (Math.min(paper, other) + 0.05); });
-    return [getComputedStyle(document.body).backgroundColor, Math.min(...ratios)];
-"""
-# The contrast ratio of WCAG 2.2, "relative luminance" and success criterion 1.4.3.
 
 
 def test_text_has_contrast_in_light_and_in_dark(browser: Chrome, make_run: MakeRun) -> None:

@@ -1,10 +1,11 @@
 """Training scripts for tests, as a user would write them to a file."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.support.warm import run_warm
 
 POINTS = '''
 import sys
@@ -85,25 +86,22 @@ def hook(s):
 
 
 def plain(script: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """Run a script as one plain process."""
-    return command([sys.executable, str(script), *arguments], script.parent, environment)
+    """Run a script as one plain process, a warm one."""
+    return run_warm([sys.executable, str(script), *arguments], script.parent, **environment)
 
 
 def torchrun(script: Path, workers: int, *arguments: str) -> "subprocess.CompletedProcess[str]":
     """Run a script under torchrun."""
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     words += ["--nproc-per-node", str(workers), str(script), *arguments]
-    return command(words, script.parent, {})
+    return command(words, script.parent)
 
 
-def command(
-    words: list[str], directory: Path, environment: dict[str, str]
-) -> "subprocess.CompletedProcess[str]":
+def command(words: list[str], directory: Path) -> "subprocess.CompletedProcess[str]":
     """Run a command to its end."""
     return subprocess.run(
         words,
         cwd=directory,
-        env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

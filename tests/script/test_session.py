@@ -1,10 +1,19 @@
 """A script by itself: as one plain process, and under torchrun."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.script.scripts import RUN, at_step, plain, summary, torchrun, write_script
+from tests.script.scripts import (
+    RUN,
+    at_step,
+    command,
+    plain,
+    summary,
+    torchrun,
+    write_script,
+)
 
 pytestmark = pytest.mark.ranks
 TERM = "os.kill(os.getpid(), signal.SIGTERM)"
@@ -78,7 +87,8 @@ def test_an_error_leaves_the_way_back(tmp_path: Path) -> None:
 
 
 def test_a_session_that_trains_nothing_leaves_nothing(tmp_path: Path) -> None:
-    done = plain(write_script(tmp_path, run=run_in("r").replace("main(s)", "s.print(s.rank)")))
+    script = write_script(tmp_path, run=run_in("r").replace("main(s)", "s.print(s.rank)"))
+    done = command([sys.executable, str(script)], tmp_path)
     assert (done.returncode, done.stdout) == (0, "0\n")
     assert not (tmp_path / "r").exists()
 

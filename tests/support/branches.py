@@ -47,13 +47,18 @@ def fresh(seed: int = 0) -> Branches:
     return Branches()
 
 
-def assert_close(found: dict[str, Tensor | None], expected: dict[str, Tensor | None]) -> None:
+def assert_close(
+    found: dict[str, Tensor | None],
+    expected: dict[str, Tensor | None],
+    *,
+    tolerance: float = 1e-7,
+) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         got = found[name]
         assert (got is None) == (value is None), name
         if value is not None and got is not None:
-            torch.testing.assert_close(got, value, rtol=1e-5, atol=1e-7, msg=name)
+            torch.testing.assert_close(got, value, rtol=1e-5, atol=tolerance, msg=name)
 
 
 def scores_of(model: nn.Module, rows: Tensor, *, spare: bool = False) -> Tensor:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.launch import forkserver
+from tests.launch.waiting import alive
 
 _GRACE_S = 10.0
 # Not SIGCHLD: torch's DataLoader puts a handler there with the first loader process, for good.
@@ -32,6 +34,8 @@ class Surroundings:
     environment: Mapping[str, str]
     settings: Mapping[str, object]
     """Everything else that is global, by a name for the message."""
+    killed: frozenset[str]
+    """Which of the processes that tests share are dead, and nobody has replaced them yet."""
 
 
 def look_around() -> Surroundings:
@@ -41,6 +45,7 @@ def look_around() -> Surroundings:
         children=frozenset(child.pid for child in _children()),
         environment=_environment(),
         settings=_settings(),
+        killed=_killed(),
     )
 
 
@@ -56,6 +61,7 @@ def find_leaks(before: Surroundings, scratch: Path | None) -> list[str]:
         *(f"process {child.pid}: {_command(child)}" for child in _new_children(before)),
         *_changes("variable", before.environment, _environment()),
         *_changes("setting", before.settings, _settings()),
+        *(f"the {name} that tests share, killed" for name in _killed() - before.killed),
         *(f"open file {path}" for path in _open_files(scratch)),
     ]
 
@@ -85,6 +91,12 @@ def _children() -> list[psutil.Process]:
 def _is_lasting(process: psutil.Process) -> bool:
     # The interpreter has one fork server, which tests share and which ends with it.
     return process.pid == forkserver.server_pid() or _LASTING_PROCESS in _command(process)
+
+
+def _killed() -> frozenset[str]:
+    tracker: int | None = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
+    shared = {"fork server": forkserver.server_pid(), "resource tracker": tracker}
+    return frozenset(name for name, pid in shared.items() if pid is not None and not alive(pid))
 
 
 def _command(process: psutil.Process) -> str:

@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.launch import forkserver
+from tests.launch.waiting import alive, until
 from tests.support.leaks import find_leaks, look_around
 
 Undo = Callable[[], object]
@@ -40,6 +43,15 @@ def leave_setting(scratch: Path) -> Undo:
     return lambda: torch.set_default_dtype(torch.float32)
 
 
+def kill_the_fork_server(scratch: Path) -> Undo:
+    forkserver.prepare((), 1)
+    server = forkserver.server_pid()
+    assert server is not None
+    os.kill(server, signal.SIGKILL)
+    until(lambda: not alive(server))
+    return forkserver.release
+
+
 def leave_file(scratch: Path) -> Undo:
     return (scratch / "left").open("w").close
 
@@ -52,6 +64,7 @@ def leave_file(scratch: Path) -> Undo:
         (leave_variable, "variable PACELINE_LEFT: None became '1'"),
         (leave_setting, "setting torch default type"),
         (leave_file, "open file "),
+        (kill_the_fork_server, "the fork server that tests share, killed"),
     ],
 )
 def test_what_is_left_behind_is_named(

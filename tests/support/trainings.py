@@ -37,7 +37,11 @@ from paceline.trainer.training import prepare
 
 Settings = Mapping[str, OptionValue]
 MakeJob = Callable[[], Job]
-TIMED = frozenset({"time_s", "images_per_s", "batch_time_s", "data_time_s"})
+TIMED = frozenset({"time_s", "images_per_s", "batch_time_s", "data_time_s"}) | {
+    "exposed_comm",
+    "waiting",
+    "wire_bytes_per_step",  # of one start
+}
 SIDE = 6
 
 

@@ -328,3 +328,20 @@ def test_one_worker_alone_needs_no_backend() -> None:
     wanted = expected_sums(model, 2)
     run_step(OrderedSum(group, 2), model)
     assert_same_bits(sums_of(model), wanted)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("workers", "sent"), [(1, 0), (2, 1), (4, 1.5), (3, 4 / 3)])
+def test_bytes_on_the_wire(workers: int, sent: float) -> None:
+    """A worker sends the others a slice of each of its sums; then the slices go around."""
+
+    def body(group: Group) -> float:
+        ordered, model = OrderedSum(group, 4), fresh_net()
+        assert ordered.wire_bytes == 0
+        run_step(ordered, model, partial(loss_of, step=0))
+        layout = ordered._layout
+        assert layout is not None
+        return ordered.wire_bytes / sum(b.size * b.dtype.itemsize for b in layout.buckets)
+
+    # Of 4 shards 3 workers have 2, 1 and 1; two neighbours that begin a pair are one sum.
+    assert run_ranks(workers, body) == pytest.approx([sent] * workers)

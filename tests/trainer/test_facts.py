@@ -5,12 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from paceline.config.fields import OptionValue
 from paceline.trainer import facts
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.facts import common_arguments, facts_of, source_file
 from paceline.trainer.request import TrainRequest
+from paceline.trainer.worker import facts_here
 
 REQUEST = TrainRequest(
     recipe="digits",
@@ -99,3 +101,16 @@ def test_a_package_is_found_without_importing_it() -> None:
     found = source_file("paceline.recipes:f")
     assert found is not None
     assert found.parts[-2:] == ("recipes", "__init__.py")
+
+
+@pytest.mark.parametrize(
+    ("settings", "method"),
+    [({}, "allreduce"), ({"shards": 2}, "ordered"), ({"sync": "bf16"}, "bf16")],
+)
+def test_the_way_of_combining_gradients_is_what_it_comes_to(
+    settings: dict[str, OptionValue], method: str
+) -> None:
+    config = TrainConfig.from_settings(
+        {**settings, "allow_different_hardware": "shards" in settings}
+    )
+    assert facts_here(REQUEST, config, torch.device("cpu"), "gloo")["sync"] == method

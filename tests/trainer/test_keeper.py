@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.trainer.keeper import are_finite
+from paceline.trainer.weights import are_finite
 
 
 def weights(model: nn.Module) -> list[Tensor]:

@@ -8,6 +8,7 @@ from paceline.config.fields import OptionValue
 from paceline.config.rundir import RunDirectory
 from paceline.errors import UsageError
 from paceline.trainer.config import TrainConfig
+from paceline.trainer.methods import check_method
 from paceline.trainer.past import FIXED, FREE, PastRun
 
 
@@ -167,3 +168,14 @@ def test_reproducible_mode_can_be_neither_entered_nor_left(
     for value in (None, 8):
         with pytest.raises(UsageError, match="shards can't change within a training"):
             sharded.changed({"shards": value}, ["shards"])
+
+
+def test_the_way_of_combining_gradients_may_change(run: RunDirectory) -> None:
+    past = PastRun.read(run)
+    assert past.changed({"sync": "bf16"}, [])[0]["sync"] == "bf16"
+    content = json.loads(run.run_json.read_text())
+    content["settings"] |= {"sync": "local", "sync_every": 4}
+    run.run_json.write_text(json.dumps(content))
+    settings, _ = PastRun.read(run).changed({"sync": "powersgd", "powersgd_rank": 2}, [])
+    check_method(TrainConfig.from_settings(settings))  # nothing of the other method is left
+    assert PastRun.read(run).changed({"sync_every": 2}, [])[0]["sync_every"] == 2

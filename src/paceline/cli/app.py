@@ -27,12 +27,16 @@ COMMANDS: Mapping[str, Command] = {
     "verify": Command(
         "paceline.cli.verify", "Prove a training the same on several numbers of workers."
     ),
+    "scale": Command("paceline.cli.scale", "Measure how a training scales, and why so."),
+    "predict": Command(
+        "paceline.cli.predict", "Predict how a training would scale on hosts not yet there."
+    ),
     "resume": Command("paceline.cli.resume", "Go on with a training that was stopped."),
     "workers": Command("paceline.cli.workers", "Show a running training's workers, live."),
     "evaluate": Command("paceline.cli.evaluate", "Judge a trained model on its validation set."),
     "export": Command("paceline.cli.export", "Write a trained model's weights to a file."),
     "preview": Command("paceline.cli.preview", "Draw what a recipe trains on, as pictures."),
-    "report": Command("paceline.cli.report", "Write a run's report.html again."),
+    "report": Command("paceline.cli.report", "Write a run's or a study's report.html again."),
     "pack": Command("paceline.cli.pack", "Pack an image folder, to be read at memory speed."),
     "doctor": Command("paceline.cli.doctor", "Find what would stop or slow a training."),
     "aws": Command("paceline.cli.aws", "Make nodes on AWS to train on, and delete them again."),

@@ -1,24 +1,40 @@
-"""`paceline report RUN_DIR`: writes a run's page again, also while it is training."""
+"""`paceline report DIR`: writes the page of a run or a scaling study again, also while it runs."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from paceline.cli.options import parse_options, show_help, take_word, wants_help
 from paceline.config.rundir import RunDirectory
-from paceline.errors import ExitCode
+from paceline.errors import ExitCode, UsageError
 
-_ABOUT = "Write RUN_DIR/report.html again; works at any time, while the training runs as well."
+_ABOUT = (
+    "Write DIR/report.html again, of a run directory or of a scaling study's directory; works at "
+    "any time, while it runs as well."
+)
 
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    command = "paceline report RUN_DIR"
+    command = "paceline report DIR"
     if wants_help(tokens):
         return show_help(command, _ABOUT, ())
-    where, rest = take_word(tokens, command, "the run directory")
+    where, rest = take_word(tokens, command, "the run directory, or that of a scaling study")
     parse_options(command, _ABOUT, rest, ())
-    run = RunDirectory.named(where)
+    print(_write(RunDirectory.named(where)))
+    return ExitCode.DONE
+
+
+def _write(run: RunDirectory) -> Path:
+    if (run.path / "study.json").is_file():
+        from paceline.report.scaling.run import write_scaling_report
+
+        return write_scaling_report(run.path)
+    if not run.run_json.exists():
+        raise UsageError(
+            f"{run.path} holds no training (no {run.run_json.name}) and no scaling study "
+            "(no study.json)"
+        )
     run.read_run()
     from paceline.report.run import write_run_report
 
-    print(write_run_report(run))
-    return ExitCode.DONE
+    return write_run_report(run)

@@ -30,6 +30,7 @@ from paceline.launch.placement import (
 )
 from paceline.metrics.tensorboard import require_tensorboard
 from paceline.trainer.config import TrainConfig
+from paceline.trainer.methods import check_method
 from paceline.trainer.reproducible import check_reproducible
 from paceline.trainer.request import TrainRequest
 
@@ -127,6 +128,7 @@ def check_workers(config: TrainConfig, workers: int) -> None:
     """
     choose_global_batch(config.data, DEFAULT_GLOBAL_BATCH, workers)
     check_reproducible(config, workers)
+    check_method(config)
 
 
 def warn_of_no_effect(place: Place, given: Collection[str]) -> None:

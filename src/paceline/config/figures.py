@@ -23,6 +23,15 @@ def show_rate(value: float) -> str:
     return plain if len(plain) <= 7 else _EXPONENT.sub(r"e\1", f"{value:.2e}")
 
 
+def show_bytes(amount: float) -> str:
+    """Write a number of bytes with three digits at most: `512 B`, `1.5 MB`, `12 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 999.5:
+            return f"{amount:.{0 if unit == 'B' or amount >= 9.95 else 1}f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"
+
+
 def plural(amount: int, noun: str) -> str:
     """Write `1 epoch`, `2 epochs`."""
     return f"{amount:,} {noun}" if amount == 1 else f"{amount:,} {noun}s"

@@ -12,17 +12,24 @@ from typing import Self
 from paceline.errors import DataError
 
 FORMAT = 1
+STRETCH_S = 0.5
+"""About how long a stretch of steps is whose time is taken as one, at least a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """A figure that was measured several times."""
+    """A figure that was measured several times.
+
+    A measurement of a training's step is a stretch of about half a second, by its steps: what
+    differs from step to step is averaged out within it.
+    """
 
     median: float
+    """The mean of steps where workers average their weights every few of them."""
     low: float
-    """A tenth of the measurements are below."""
+    """A tenth of the measurements are below; of a study's repeats, the least."""
     high: float
-    """A tenth of the measurements are above."""
+    """A tenth of the measurements are above; of a study's repeats, the most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +85,8 @@ class EpochCosts:
     """For how long the training is held up by the one at the end of an epoch."""
     loader_start_s: float | None = None
     """From the beginning of a pass to its first batch."""
+    averaging_s: float | None = None
+    """Making all workers' weights the same at the end of a pass, where they train apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,21 +148,27 @@ class StepProfile:
             DataError: There is none, or it is damaged; the message names it.
         """
         try:
-            return cls.from_json(path.read_text(encoding="utf-8"))
+            return cls.from_json(path.read_bytes().decode())
         except OSError as error:
             raise DataError(f"can't read {path}: {error.strerror}") from error
-        except DataError as error:
+        except (DataError, UnicodeDecodeError) as error:
             raise DataError(f"{path}: {error}") from error
 
 
 def _nested(plain: Mapping[str, object]) -> dict[str, object]:
+    def made(kind: type, value: object) -> object:
+        if not isinstance(value, dict):
+            raise TypeError(f"a {kind.__name__} should be an object, not {value!r}")
+        return kind(**value)
+
     def one(kind: type, name: str) -> object:
-        value = plain[name]
-        return kind(**value) if isinstance(value, dict) else value
+        return made(kind, plain[name])
 
     def several(kind: type, name: str) -> tuple[object, ...]:
         value = plain[name]
-        return tuple(kind(**each) for each in value) if isinstance(value, list) else ()
+        if not isinstance(value, list):
+            raise TypeError(f"{name} should be a list, not {value!r}")
+        return tuple(made(kind, each) for each in value)
 
     return {
         "step_s": one(Spread, "step_s"),

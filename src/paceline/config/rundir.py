@@ -63,6 +63,11 @@ class RunDirectory:
         return self.path / "summary.json"
 
     @property
+    def profile_json(self) -> Path:
+        """Where the time of a step goes; see `config/profile.py`."""
+        return self.path / "profile.json"
+
+    @property
     def snapshots(self) -> Path:
         """One directory per snapshot."""
         return self.path / "snapshots"

@@ -11,7 +11,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Literal, final
 
 from paceline.config.durations import format_duration
-from paceline.config.figures import show_loss, show_rate
+from paceline.config.figures import show_bytes, show_loss, show_rate
+from paceline.metrics.communication import Communication
 from paceline.metrics.table import EpochRow
 
 if TYPE_CHECKING:
@@ -20,7 +21,14 @@ if TYPE_CHECKING:
 _PLAIN_EVERY_S = 10.0
 _LEAST_BAR, _MOST_BAR = 6, 24
 """Columns of the bar."""
-_DROPPED = ((), ("lr",), ("lr", "accuracy"), ("lr", "accuracy", "speed"))
+_DROPPED = (
+    (),
+    ("wire",),
+    ("wire", "lr"),
+    ("wire", "lr", "comm"),
+    ("wire", "lr", "comm", "accuracy"),
+    ("wire", "lr", "comm", "accuracy", "speed"),
+)
 """Figures that a narrow terminal goes without."""
 
 
@@ -41,6 +49,8 @@ class Advance:
     lr: float
     eta_s: float
     """Time to the end of the training at this speed."""
+    spent: Communication | None = None
+    """What the steps spend on communication; None of a single worker."""
 
     def text(self) -> str:
         """Write it as one line, without the position."""
@@ -49,8 +59,9 @@ class Advance:
     def bar_line(self, width: int, *, plain: bool = False) -> str:
         """Write position, bar and figures so that the line fits a terminal.
 
-        Where there is little room the bar gets shorter and goes, then the learning rate, the
-        accuracy and the speed; no figure is ever cut.
+        Where there is little room the bar gets shorter and goes, then the bytes a step, the
+        learning rate, the share of communication, the accuracy and the speed; no figure is ever
+        cut.
 
         Args:
             width: Columns of the terminal.
@@ -72,10 +83,13 @@ class Advance:
         return line
 
     def _figures(self) -> dict[str, str]:
+        spent = self.spent
         return {
             "loss": f"loss {show_loss(self.loss)}",
             "accuracy": "" if self.accuracy is None else f"acc {self.accuracy:6.2%}",
             "speed": f"{self.images_per_s:,.0f} img/s",
+            "comm": f"comm {spent.exposed + spent.waiting:3.0%}" if spent else "",
+            "wire": f"{show_bytes(spent.wire_bytes)}/step" if spent else "",
             "lr": f"lr {show_rate(self.lr)}",
             "left": f"left {format_duration(self.eta_s)}",
         }

@@ -35,6 +35,13 @@ class EpochRow:
     """Mean time of a step, data included."""
     data_time_s: float = 0.0
     """Mean time a step waited for its data, of the slowest worker."""
+    exposed_comm: float | None = None
+    """Share of the steps' time in which the slowest worker waited for communication; of several
+    workers."""
+    waiting: float | None = None
+    """Share in which the workers waited for the slowest, on average."""
+    wire_bytes_per_step: float | None = None
+    """What one worker sends in a step."""
     extra: Mapping[str, float] = field(default_factory=dict)
     """Figures of the script's own; each becomes one more column."""
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from paceline.report.axes import ACCENT, COLOURS, MUTED, PAPER, TRAIN, make_axes, plain
 from paceline.report.charts import Chart, Role, Scale, Series
 from paceline.report.svg import figure_to_svg
 
@@ -12,23 +13,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH, HEIGHT = 420.0, 236.0  # Points of the view box; the picture is as wide as its place.
-_LEFT, _RIGHT, _TOP, _BOTTOM = 54.0, 14.0, 24.0, 26.0
-
-# Stand-ins: figure_to_svg puts the page's colours in their place.
-_COLOURS = {
-    "#0a0000": "var(--train)",
-    "#0b0000": "var(--accent)",
-    "#0c0000": "var(--muted)",
-    "#0d0000": "var(--line)",
-    "#0e0000": "var(--paper)",
-}
-_TRAIN, _ACCENT, _MUTED, _LINE, _PAPER = _COLOURS
+_MARGINS = (54.0, 14.0, 24.0, 26.0)
 
 _COLOUR: dict[Role, str] = {
-    "train": _TRAIN,
-    "validation": _ACCENT,
-    "single": _ACCENT,
-    "part": _TRAIN,
+    "train": TRAIN,
+    "validation": ACCENT,
+    "single": ACCENT,
+    "part": TRAIN,
 }
 _STROKE: dict[Role, float] = {"train": 1.4, "validation": 2.0, "single": 1.8, "part": 1.4}
 
@@ -38,20 +29,14 @@ _DAY_S = 86400
 
 def draw_chart(chart: Chart) -> str:
     """Draw a chart as inline SVG; the same chart always gives the same text."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72), dpi=72)
-    figure.patch.set_visible(False)
-    size = (1 - (_LEFT + _RIGHT) / WIDTH, 1 - (_TOP + _BOTTOM) / HEIGHT)
-    axes = figure.add_axes((_LEFT / WIDTH, _BOTTOM / HEIGHT, *size))
-    _style(axes)
+    figure, axes = make_axes(WIDTH, HEIGHT, _MARGINS)
     for series in chart.series:
         _draw_series(axes, chart, series)
     _set_range(axes, chart)
     _label_values(axes, chart.scale)
     _draw_marks(axes, chart)
     _label_times(axes, chart)
-    return figure_to_svg(figure, slug=chart.slug, label=chart.description, colours=_COLOURS)
+    return figure_to_svg(figure, slug=chart.slug, label=chart.description, colours=COLOURS)
 
 
 def choose_times(total_s: float, most: int = 4) -> list[int]:
@@ -66,16 +51,6 @@ def clock(seconds: int) -> str:
     units = ((_DAY_S, "d"), (3600, "h"), (60, "min"), (1, "s"))
     size, unit = next((s, u) for s, u in units if seconds % s == 0)
     return f"{seconds // size} {unit}"
-
-
-def _style(axes: "Axes") -> None:
-    axes.patch.set_visible(False)
-    for side in ("left", "right", "top"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set(color=_LINE, linewidth=1)
-    axes.tick_params(length=0, pad=6, colors=_MUTED)
-    axes.grid(axis="y", color=_LINE, linewidth=0.8)
-    axes.set_axisbelow(True)
 
 
 def _draw_series(axes: "Axes", chart: Chart, series: Series) -> None:
@@ -119,8 +94,8 @@ def _set_range(axes: "Axes", chart: Chart) -> None:
             linestyle="none",
             marker="o",
             markersize=7,
-            markerfacecolor=_PAPER,
-            markeredgecolor=_ACCENT,
+            markerfacecolor=PAPER,
+            markeredgecolor=ACCENT,
             markeredgewidth=1.8,
             clip_on=False,
         )
@@ -136,20 +111,16 @@ def _label_values(axes: "Axes", scale: Scale) -> None:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     axes.yaxis.set_major_formatter(
-        FuncFormatter(lambda v, _: f"{100 * v:.6g} %" if scale == "percent" else _plain(v))
+        FuncFormatter(lambda v, _: f"{100 * v:.6g} %" if scale == "percent" else plain(v))
     )
     axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
-
-
-def _plain(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.6g}"
 
 
 def _draw_marks(axes: "Axes", chart: Chart) -> None:
     low, high = axes.get_xlim()
     for mark in chart.marks:
         place = min(max(mark.epoch, low), high)
-        axes.axvline(place, color=_MUTED, linewidth=1, dashes=(2, 3), zorder=1)
+        axes.axvline(place, color=MUTED, linewidth=1, dashes=(2, 3), zorder=1)
 
 
 def _label_times(axes: "Axes", chart: Chart) -> None:
@@ -164,13 +135,13 @@ def _label_times(axes: "Axes", chart: Chart) -> None:
                 xytext=(0, 9),
                 textcoords="offset points",
                 ha="center",
-                color=_MUTED,
+                color=MUTED,
             )
             axes.plot(
                 [epoch, epoch],
                 [1.0, 1.02],
                 transform=axes.get_xaxis_transform(),
-                color=_MUTED,
+                color=MUTED,
                 linewidth=1,
                 clip_on=False,
             )

@@ -1,6 +1,5 @@
 """Puts a run's sentence, figures, curves and tables into one self-contained HTML page."""
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from paceline.report import sections
@@ -8,12 +7,13 @@ from paceline.report.charts import Chart, choose_charts, find_marks
 from paceline.report.curves import draw_chart
 from paceline.report.ending import describe_ending, describe_failure
 from paceline.report.reading import RunReport, text
+from paceline.report.templating import command_text, fill_template
 
 
 def render_page(report: RunReport) -> str:
     """Render a run as HTML that needs no network and no script; the same run, the same text."""
-    template = _environment().get_template("run.html")
-    return template.render(
+    return fill_template(
+        "run.html",
         recipe=text(report.run, "recipe") or text(report.summary, "recipe") or report.path.name,
         paceline=text(report.run, "paceline"),
         directory=str(report.path),
@@ -31,27 +31,10 @@ def render_page(report: RunReport) -> str:
         earlier_failures=[(describe_failure(f), f.traceback) for f in report.earlier_failures],
         snapshots=report.snapshots,
         weights=text(report.summary, "weights_sha256"),
-        command=_command(report),
+        command=command_text(report.run),
         problems=report.problems,
-    )
-
-
-def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("paceline.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
     )
 
 
 def _picture(chart: Chart) -> Markup:
     return Markup(draw_chart(chart))  # Ours, and its label was escaped by the XML writer.
-
-
-def _command(report: RunReport) -> str:
-    import shlex
-
-    words = report.run.get("command")
-    return shlex.join(str(word) for word in words) if isinstance(words, list) else ""

@@ -127,9 +127,9 @@ def read_run(run: RunDirectory) -> RunReport:
         run: The run directory; any of its files may be missing or partial.
     """
     problems: list[str] = []
-    description = _read_object(run.run_json, problems, expected=True)
+    description = read_object(run.run_json, problems, expected=True)
     since_s = _newest_start_s(description)
-    summary = _read_object(run.summary_json, problems) if _since(run.summary_json, since_s) else {}
+    summary = read_object(run.summary_json, problems) if _since(run.summary_json, since_s) else {}
     failures, earlier = _read_failures(run.logs, since_s, problems)
     return RunReport(
         path=run.path,
@@ -162,7 +162,14 @@ def _read_text(path: Path, problems: list[str]) -> str:
         return ""
 
 
-def _read_object(path: Path, problems: list[str], *, expected: bool = False) -> JsonObject:
+def read_object(path: Path, problems: list[str], *, expected: bool = False) -> JsonObject:
+    """Read a file that should hold a JSON object; empty where it doesn't, or isn't there.
+
+    Args:
+        path: The file.
+        problems: Gets a sentence where the file can't be read.
+        expected: Whether its absence is a problem.
+    """
     content = _read_text(path, problems)
     if not content:
         if expected:
@@ -209,7 +216,7 @@ def _read_failures(
     groups: dict[int, list[WorkerFailure]] = {}
     newest: list[WorkerFailure] = []
     for path in sorted(logs.glob("*failure-rank-*.json")):
-        record = _read_object(path, problems)
+        record = read_object(path, problems)
         if not record:
             continue
         attempt = _ATTEMPT.match(path.name)
@@ -239,7 +246,7 @@ def _failure(record: JsonObject) -> WorkerFailure:
 
 
 def _list_snapshots(directory: Path, problems: list[str]) -> tuple[SnapshotEntry, ...]:
-    best = text(_read_object(directory / "best.json", problems), "snapshot")
+    best = text(read_object(directory / "best.json", problems), "snapshot")
     try:
         names = sorted(item.name for item in directory.iterdir() if item.is_dir())
     except OSError:

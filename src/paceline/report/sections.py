@@ -93,7 +93,7 @@ def environment_table(report: RunReport) -> tuple[Setting, ...]:
     rule = derived.pop("lr_rule", None)
     if rule:
         derived["lr"] = rule
-    rows = [("started", _moment(report.run))]
+    rows = [("started", moment(report.run))]
     rows += [(name.replace("_", " "), _derived(v)) for name, v in derived.items()]
     rows += [(name, wording.value(v)) for name, v in section(report.run, "versions").items()]
     return tuple(Setting(name=name, value=content) for name, content in rows if content)
@@ -119,7 +119,7 @@ def history_table(report: RunReport) -> Table:
     rows = tuple(
         (
             text(entry, "reason"),
-            _moment(entry),
+            moment(entry),
             wording.count(number(entry, "world_size")),
             wording.count(number(entry, "from_step")),
         )
@@ -133,6 +133,8 @@ def epochs_table(report: RunReport) -> Table:
     metrics = report.metrics
     best = best_position(report)
     shown = [column for column in _COLUMNS if metrics.has(column[0])]
+    if not number(report.summary, "wire_bytes_per_step"):  # one worker
+        shown = [column for column in shown if column[0] not in _BETWEEN_WORKERS]
     positions = thin(len(metrics), MAX_TABLE_ROWS, () if best is None else (best,))
     rows = tuple(
         tuple(write(metrics.column(name)[position]) for name, _, write in shown)
@@ -174,6 +176,7 @@ def _duration(seconds: float) -> str:
     return wording.NOTHING if seconds != seconds else format_duration(seconds)
 
 
+_BETWEEN_WORKERS = ("exposed_comm", "waiting")
 _COLUMNS: tuple[tuple[str, str, _Writer], ...] = (
     ("epoch", "epoch", wording.count),
     ("train_loss", "training loss", wording.loss),
@@ -186,12 +189,14 @@ _COLUMNS: tuple[tuple[str, str, _Writer], ...] = (
     ("images_per_s", "images/s", wording.speed),
     ("batch_time_s", "ms a step", wording.milliseconds),
     ("data_time_s", "ms for data", wording.milliseconds),
+    ("exposed_comm", "communication", wording.percent),
+    ("waiting", "waiting for the slowest", wording.percent),
     ("step", "step", wording.count),
     ("time_s", "time", _duration),
 )
 
 
-def _moment(entry: JsonObject) -> str:
+def moment(entry: JsonObject) -> str:
     """The start of an attempt to the second, in UTC where the record says so."""
     written = text(entry, "started_at")
     try:

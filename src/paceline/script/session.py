@@ -29,6 +29,7 @@ from paceline.errors import InterruptedTraining, UsageError
 from paceline.launch.boundary import describe, record
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.engine import Engine
+from paceline.trainer.methods import check_method
 from paceline.trainer.past import PastRun
 from paceline.trainer.reproducible import check_reproducible
 from paceline.trainer.request import TrainRequest
@@ -72,6 +73,7 @@ def session(
     device = pick_device(config.dist, placement)
     backend = resolve_backend(config.dist, device)
     check_reproducible(config, placement.world_size)
+    check_method(config)
     set_up_torch(config)
     facts = facts_here(request, config, device, backend)
     with ExitStack() as stack:

@@ -65,9 +65,13 @@ class Exchange:
                 "--backend nccl or gloo"
             )
         if group.device.type == "cpu":
-            self._spreading = _another_group()
+            self._spreading = another_group()
         else:
             self._stream = torch.Stream(device=group.device)
+
+    def wire_bytes(self, total: int) -> float:
+        """Count what this worker sends for buffers of so many bytes in all."""
+        return (self._own + 1) * (self._workers - 1) / self._workers * total
 
     def room(self, size: int) -> list[int]:
         """Say how many elements of room `start` needs for buffers of so many elements."""
@@ -158,11 +162,16 @@ def _started(work: dist.Work | None) -> dist.Work:
     return work
 
 
-def _another_group() -> dist.ProcessGroup:
-    """Connect the workers once more, with the timeout of their first group. Collective."""
+def another_group(*, of_device: bool = False) -> dist.ProcessGroup:
+    """Connect the workers once more, with the timeout of their first group. Collective.
+
+    Args:
+        of_device: By the backends of that group, which carry tensors of its device too; otherwise
+            by Gloo alone.
+    """
     world = dist.group.WORLD
     assert world is not None
     timeout: timedelta = world._get_backend(torch.device("cpu")).options._timeout
-    group = dist.new_group(backend="gloo", timeout=timeout)
+    group = dist.new_group(backend=None if of_device else "gloo", timeout=timeout)
     assert isinstance(group, dist.ProcessGroup)  # this worker is in it
     return group

@@ -1,8 +1,10 @@
 """What a user may say about how the workers' gradients become one. Imports no torch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.config.fields import OptionValue
 from paceline.errors import UsageError
 
 SyncMethod = Literal["allreduce", "ordered", "bf16", "fp16", "powersgd", "local", "diloco", "auto"]
@@ -10,6 +12,14 @@ SyncPrecision = Literal["fp32", "bf16", "int8"]
 
 LOCAL_METHODS = ("local", "diloco")
 """Methods that average weights every few steps instead of gradients in each."""
+
+_LOCAL = ("sync_warmup_steps", "sync_every", "sync_delay", "sync_parts", "sync_precision")
+OWN_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "powersgd": ("sync_warmup_steps", "powersgd_rank"),
+    "local": _LOCAL,
+    "diloco": (*_LOCAL, "outer_lr", "outer_momentum"),
+}
+"""Options that only some methods have, by method."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,3 +93,14 @@ class SyncOptions:
 def _at_least(least: int, name: str, value: int | None) -> None:
     if value is not None and value < least:
         raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, not {value}")
+
+
+def without_other_methods(
+    settings: Mapping[str, OptionValue], given: Mapping[str, OptionValue]
+) -> dict[str, OptionValue]:
+    """Leave out of settings what belongs to another method than the one newly given. Pure."""
+    if given.get("sync") is None:
+        return dict(settings)
+    own = OWN_OPTIONS.get(str(given["sync"]), ())
+    others = {name for names in OWN_OPTIONS.values() for name in names} - {*own}
+    return {name: value for name, value in settings.items() if name not in others}

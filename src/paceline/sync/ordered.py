@@ -175,6 +175,14 @@ class OrderedSum:
             self._exchange.release()
 
     @property
+    def wire_bytes(self) -> float:
+        """What this worker sends in a step, in bytes; 0 before the first one."""
+        if self._exchange is None or self._layout is None:
+            return 0.0
+        sizes = (bucket.size * bucket.dtype.itemsize for bucket in self._layout.buckets)
+        return self._exchange.wire_bytes(sum(sizes))
+
+    @property
     def held_bytes(self) -> int:
         """Memory of all buffers."""
         layouts = self._layouts.values()

@@ -1,4 +1,4 @@
-"""A model on every worker whose gradients are averaged over all of them, by all-reduce.
+"""A model on every worker whose gradients are averaged over all of them.
 
 The user's module stays the object it is, with its own attributes and names; only its `forward`
 goes through DistributedDataParallel.
@@ -6,14 +6,18 @@ goes through DistributedDataParallel.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from paceline.dist.group import Group
 from paceline.errors import JobError
+from paceline.sync.compression import Compression, ring_bytes
+from paceline.sync.powersgd import PowerSGD
 
 Forward = Callable[..., object]
 _SHOWN = 5
@@ -21,7 +25,7 @@ _SHOWN = 5
 
 @final
 class Replica:
-    """Averages a module's gradients over the workers while its backward pass runs.
+    """Averages a module's gradients over the workers while its backward pass runs, or after it.
 
     The first backward pass of a process stays local: it shows which parameters get a gradient at
     all (`settle`). Buffers (BatchNorm's running statistics) stay each worker's own while training;
@@ -29,13 +33,20 @@ class Replica:
     DistributedDataParallel's default, would keep rank 0's alone and cost one more collective.
     """
 
-    def __init__(self, module: nn.Module, group: Group, forward: Forward | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        group: Group,
+        forward: Forward | None = None,
+        compression: Compression | None = None,
+    ) -> None:
         """Take a module over. Collective: all workers go on from rank 0's weights.
 
         Args:
             module: On the group's device; its `forward` is replaced.
             group: The workers.
             forward: What a forward pass computes; the module's own `forward` by default.
+            compression: What gradients travel in; by default they do as they are.
 
         Raises:
             JobError: The workers' modules differ in their parameters.
@@ -47,21 +58,64 @@ class Replica:
         """Whether the next backward pass that reaches the module will average its gradients."""
         self._looked = False
         self._group = group
+        self._compression = compression
+        self._averager: PowerSGD | None = None
+        self._alone = group.world_size == 1
+        self._reached: set[str] = set()
+        """Parameters that backward passes have reached since the last averaging; where deferred."""
+        self._watching: list[RemovableHandle] = []
         self._body = _Body(module, forward or module.forward)
         self._every = list(module.parameters())
         self._parallel: DistributedDataParallel | None = None
         self._partly = False
         """Whether a parameter may go without a gradient in some step."""
+        self._settled = False
+        """Whether a backward pass has shown which parameters get a gradient."""
         self._take_parameters()
         _agree_on_weights(module, group)
         if group.world_size > 1 or forward is not None:
             module.forward = _Router(self)
+
+    @property
+    def alone(self) -> bool:
+        """Whether gradients stay this worker's own. To be changed alike on all workers."""
+        return self._alone
+
+    @alone.setter
+    def alone(self, alone: bool) -> None:
+        self._alone = alone or self._group.world_size == 1
+        self._parallel, self.used = None, False
+
+    def defer_to(self, averager: PowerSGD | None) -> None:
+        """Leave gradients as they are during the backward pass, and average them after it.
+
+        To be called alike on all workers, between two steps.
+
+        Args:
+            averager: What does so; None: they are averaged during the backward pass again.
+        """
+        self._averager = averager
+        self._parallel, self.used = None, False
+        self._watch()
+
+    @property
+    def wire_bytes(self) -> float:
+        """What one worker sends for each averaging, in bytes."""
+        if self._alone:
+            return 0.0
+        workers, tensors = self._group.world_size, list(self.parameters.values())
+        if self._averager is not None:
+            return self._averager.wire_bytes(tensors)
+        if self._compression is not None:
+            return self._compression.wire_bytes(tensors, workers)
+        return ring_bytes(sum(tensor.nbytes for tensor in tensors), workers)
 
     def run(self, *args: object, **kwargs: object) -> object:
         """Compute a forward pass; what `module(...)` comes down to."""
         if not self.syncing or not torch.is_grad_enabled() or self._is_frozen():
             return self._body.compute(*args, **kwargs)
         if self._parallel is None:
+            self.used = self._averager is not None
             return self._body.compute(*args, **kwargs)
         self.used = True
         return self._parallel(*args, **kwargs)
@@ -79,7 +133,9 @@ class Replica:
         Raises:
             JobError: This worker got no gradient for parameters that had one before.
         """
-        if self._group.world_size == 1:
+        if self._averager is not None:
+            return self._average(self._averager)
+        if self._alone:
             return () if self._looked else self._look()
         if self._is_frozen():
             return ()
@@ -88,20 +144,84 @@ class Replica:
             if any(held):  # else this backward pass was about another model, and ours may follow
                 self.used = False
                 if not self._partly and not all(held):
-                    raise self._lost_gradients()
+                    raise self._lost_gradients(held)
             return ()
-        rows = self._group.gather_rows(torch.tensor(held, dtype=torch.uint8)).bool()
-        if not rows.any():
-            return ()
-        names = [n for n, has in zip(self.parameters, rows.any(0).tolist(), strict=True) if not has]
+        without = self._compare(held)
+        return () if without is None else self._catch_up(without)
+
+    def _catch_up(self, without: list[str]) -> tuple[str, ...]:
+        """Average gradients that came by without DistributedDataParallel. Collective."""
         if self._parallel is not None:
-            self._replay(names)
+            self._replay(without)
             return ()
-        self._partly = not bool(rows.all())
         # A forward pass that never meets a backward pass would leave gradients waiting.
         self._parallel = _parallel(self._body, self._group.device, partly=self._partly)
-        self._replay(names, twice=not self._partly)
-        return tuple(names)
+        if self._compression is not None:
+            self._compression.attach(self._parallel)
+        self._replay(without, twice=not self._partly)
+        return tuple(without)
+
+    def _average(self, averager: PowerSGD) -> tuple[str, ...]:
+        """Average what the last backward passes have left in the parameters. Collective."""
+        if self._is_frozen():
+            return ()
+        held = [name in self._reached for name in self.parameters]
+        self._reached.clear()
+        was_settled, without = self._settled, self._without(held)
+        if without is None:
+            return ()  # it was about another model
+        gradients = {}
+        for name, parameter in self.parameters.items():
+            if name not in without:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                gradients[name] = parameter.grad
+        averager.average_(gradients)
+        return () if was_settled else tuple(without)
+
+    def _without(self, held: Sequence[bool]) -> list[str] | None:
+        """Say which parameters no worker has a gradient for. Collective where that may change.
+
+        Returns:
+            Their names; None where there are no others.
+        """
+        if not self.used or not self._settled or self._partly:
+            self.used = False
+            return self._compare(held)
+        if not any(held):
+            return None
+        self.used = False
+        if not all(held):
+            raise self._lost_gradients(held)
+        return []
+
+    def _compare(self, held: Sequence[bool]) -> list[str] | None:
+        """Learn which parameters the workers have a gradient for. Collective.
+
+        Returns:
+            Names of those that no worker has one for; None where there are no others.
+        """
+        rows = self._group.gather_rows(torch.tensor(held, dtype=torch.uint8)).bool()
+        if not rows.any():
+            return None
+        if not self._settled:
+            self._partly, self._settled = not bool(rows.all()), True
+        return [n for n, has in zip(self.parameters, rows.any(0).tolist(), strict=True) if not has]
+
+    def _watch(self) -> None:
+        """Note which parameters a backward pass reaches, where that isn't otherwise known."""
+        for handle in self._watching:
+            handle.remove()
+        self._reached.clear()
+        self._watching = []
+        if self._averager is not None:
+            self._watching = [
+                parameter.register_post_accumulate_grad_hook(partial(self._reach, name))
+                for name, parameter in self.parameters.items()
+            ]
+
+    def _reach(self, name: str, parameter: Tensor) -> None:
+        self._reached.add(name)
 
     def _look(self) -> tuple[str, ...]:
         """Look once, after the first backward pass that was about this module."""
@@ -113,12 +233,14 @@ class Replica:
         """Give the module its own forward pass back. Local to the worker."""
         if "forward" in vars(self.module):
             del self.module.forward
-        self._parallel = None
+        self.defer_to(None)
 
     def _take_parameters(self) -> None:
         self.parameters = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         self._trained = [p.requires_grad for p in self._every]
         self._parallel, self._partly, self.used = None, False, False
+        self._settled = False
+        self._watch()
 
     def _is_frozen(self) -> bool:
         """Tell whether nothing is trained now; heed what the script has frozen or thawed."""
@@ -157,8 +279,8 @@ class Replica:
         held = {n: (p, p.grad) for n, p in self.parameters.items()}
         return {n: torch.zeros_like(p) if g is None else g.clone() for n, (p, g) in held.items()}
 
-    def _lost_gradients(self) -> JobError:
-        lost = [name for name, p in self.parameters.items() if p.grad is None]
+    def _lost_gradients(self, held: Sequence[bool]) -> JobError:
+        lost = [name for name, has in zip(self.parameters, held, strict=True) if not has]
         return JobError(
             f"{_listed(lost)} got no gradient in this step on rank {self._group.rank}, but did in "
             "the first step: the other workers wait for it. Use every parameter in every step, or "

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from paceline.dist.division import Division
 from paceline.dist.group import Group
+from paceline.errors import InterruptedTraining
 from paceline.metrics.counters import Totals
+from paceline.trainer.signals import StopFlag
 
 _EVERY_S = 0.5
 _MOST_STEPS = 1000
@@ -34,6 +36,8 @@ class Status:
     """Time since the last exchange."""
     data_s: float
     """The part of it spent waiting for data."""
+    waited_s: float = 0.0
+    """Time of a step spent waiting for communication."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +53,8 @@ class Agreement:
     """Time since the last exchange by rank 0's clock: no two clocks are ever compared."""
     data_s: float
     """Longest wait for data among the workers."""
+    waits_s: tuple[float, ...]
+    """Time of a step that each worker waits for communication, by rank."""
     counted: Tensor = field(compare=False)
     """(parts, 4) float64, in order: the sums of each part of a step, see `Totals.as_row`."""
     more: Tensor = field(compare=False)
@@ -69,23 +75,45 @@ def agree(
     division = division or Division.of(None, group.world_size)
     bad_step = math.inf if status.bad_step is None else float(status.bad_step)
     times = torch.tensor(
-        [status.signalled, bad_step, status.lap_s, status.data_s], dtype=torch.float64
+        [status.signalled, bad_step, status.lap_s, status.data_s, status.waited_s],
+        dtype=torch.float64,
     )
-    # (world_size, 4 + most * (4 + K))
+    # (world_size, 5 + most * (4 + K))
     rows = group.gather_rows(torch.cat([times, division.padded(status.counted), more]))
-    signalled, bad_steps, laps_s, data_s = zip(*rows[:, :4].tolist(), strict=True)
+    signalled, bad_steps, laps_s, data_s, waits_s = zip(*rows[:, :5].tolist(), strict=True)
     bad_step, bad_rank = min((step, rank) for rank, step in enumerate(bad_steps))
-    rest = 4 + 4 * division.most
-    counted = division.in_order(rows[:, 4:rest])
+    rest = 5 + 4 * division.most
+    counted = division.in_order(rows[:, 5:rest])
     return Agreement(
         signalled=any(signalled),
         bad=None if math.isinf(bad_step) else (int(bad_step), bad_rank),
         totals=Totals.from_row(counted.sum(0)),
         lap_s=laps_s[0],
         data_s=max(data_s),
+        waits_s=waits_s,
         counted=counted,
         more=division.in_order(rows[:, rest:]),
     )
+
+
+def agree_on_pause(lap_s: float, flag: StopFlag, group: Group) -> float:
+    """Learn from the others how an evaluation has ended. Collective.
+
+    Args:
+        lap_s: How long it took this worker.
+        flag: Whether a signal has cut it short here.
+        group: The workers.
+
+    Returns:
+        How long it took rank 0.
+
+    Raises:
+        InterruptedTraining: A signal has cut it short on a worker.
+    """
+    rows = group.gather_rows(torch.tensor([lap_s, flag.cut_short], dtype=torch.float64))
+    if rows[:, 1].any():
+        raise InterruptedTraining
+    return float(rows[0, 0])
 
 
 def steps_to_next(lap_s: float, steps: int) -> int:

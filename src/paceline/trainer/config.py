@@ -23,7 +23,7 @@ from paceline.launch.restarts import STOP_S, Policy
 from paceline.metrics.options import MetricsOptions
 from paceline.optim.options import SCHEDULE_DEFAULTS, OptimOptions
 from paceline.optim.table import OPTIMIZER_OPTIONS, OPTIMIZERS
-from paceline.sync.options import SyncOptions
+from paceline.sync.options import SyncOptions, without_other_methods
 from paceline.trainer.options import ComputeOptions, LoopOptions
 
 _COMPONENTS: Mapping[str, tuple[str, type]] = {
@@ -127,7 +127,8 @@ def merge(
     for pair in _ONE_OF:
         if any(name in given for name in pair):
             merged = {n: v for n, v in merged.items() if n not in pair}
-    return {n: v for n, v in merged.items() if not _belongs_to_another(n, given)} | dict(given)
+    kept = {n: v for n, v in merged.items() if not _belongs_to_another(n, given)}
+    return without_other_methods(kept, given) | dict(given)
 
 
 def _belongs_to_another(name: str, given: Mapping[str, OptionValue]) -> bool:

@@ -16,6 +16,9 @@ from paceline.trainer.plan import TrainPlan
 from paceline.trainer.state import TrainState, finite
 from paceline.trainer.stopping import fit_total_steps, note_validation, reserve_s, stop_reason
 
+_LONG_EVALUATION_S = 2.0
+"""Longer than this, and a snapshot is taken before it."""
+
 
 @final
 @dataclass(kw_only=True)
@@ -202,6 +205,11 @@ class Course:
         shares = step_shares(epoch, plan.train_samples, step_in_epoch)
         order = epoch_order(plan.train_samples, self.loop.seed, state.epoch)
         return [int(sample) for sample in order[shares[0].start : shares[-1].stop]]
+
+    @property
+    def expects_long_evaluation(self) -> bool:
+        """Whether a signal may leave no time to finish the next evaluation."""
+        return self.expected_eval_s() > _LONG_EVALUATION_S
 
     def expected_eval_s(self) -> float:
         """Estimate how long the next evaluation takes."""

@@ -18,7 +18,7 @@ from paceline.errors import InterruptedTraining, NonFiniteLossError
 from paceline.launch.note import StepNote
 from paceline.metrics.console import Console
 from paceline.metrics.counters import StepCounters, Totals
-from paceline.trainer.agreement import NOTHING, Agreement, Status, agree
+from paceline.trainer.agreement import NOTHING, Agreement, Status, agree, agree_on_pause
 from paceline.trainer.averages import Figures
 from paceline.trainer.balance import SpeedMeter, rebalance
 from paceline.trainer.config import TrainConfig
@@ -26,23 +26,17 @@ from paceline.trainer.course import Course
 from paceline.trainer.evaluate import evaluating
 from paceline.trainer.guard import Guard
 from paceline.trainer.keeper import SnapshotKeeper
-from paceline.trainer.loader import (
-    EvalLoader,
-    Loader,
-    refuse_eval_batch,
-    refuse_pass,
-)
+from paceline.trainer.loader import EvalLoader, Loader, refuse_eval_batch, refuse_pass
 from paceline.trainer.parts import Parts
+from paceline.trainer.profiling import Profiler
 from paceline.trainer.recorder import Recorder
 from paceline.trainer.rows import epoch_row, last_lr, progress, with_validation
 from paceline.trainer.seeding import RandomStreams
 from paceline.trainer.sharding import Sharding
 from paceline.trainer.signals import StopFlag
 from paceline.trainer.step import NEVER_STEPPED, Stepper
+from paceline.trainer.syncing import StepSync
 from paceline.trainer.watching import Watcher
-
-_LONG_EVALUATION_S = 2.0
-"""Longer than this, and a snapshot is taken first: a signal may leave no time to finish it."""
 
 
 @final
@@ -62,6 +56,7 @@ class Engine:
     console: Console
     stop_flag: StopFlag
     note: StepNote
+    profiler: Profiler
     random: RandomStreams
     guard: Guard | None
     announce: "Callable[[Engine], None]"
@@ -70,6 +65,8 @@ class Engine:
     """Which parts of a step each worker goes through."""
     sharding: Sharding | None = None
     """Goes through this worker's shards, in reproducible mode."""
+    sync: StepSync | None = None
+    """Makes the workers' work one where that isn't done by every step's all-reduce alone."""
     watcher: Watcher | None = None
     """Is told of every step: what `paceline verify` looks through."""
     meter: SpeedMeter | None = None
@@ -95,8 +92,6 @@ class Engine:
     """Puts models back into the mode that they had before a stand-in."""
     _trained: Totals | None = None
     _validated: bool = False
-    _cut_short: bool = False
-    """Whether a signal ended this worker's part of an evaluation."""
     _lr: float | None = None
     """Of the epoch's last step: the script may step its scheduler before the epoch is recorded."""
 
@@ -112,10 +107,7 @@ class Engine:
 
     def release(self) -> None:
         """End all reader processes, and give the models their own forward pass back. Local."""
-        if self.sharding is not None:
-            self.sharding.release()
-        for replica in self.stepper.replicas:
-            replica.release()
+        self.stepper.release()
         for loader in self.loaders:
             loader.close()
 
@@ -127,6 +119,8 @@ class Engine:
         self.keeper.statistics.forget()  # the models may have been changed since they came in
         if (restored := self.keeper.restore_newest()) is not None:
             self.course.resume(restored)
+        if self.sync is not None:
+            self.sync.begin(self.course.state.step)
         if self.guard is not None:
             self.guard.look(0)
         self.recorder.start(self.course.state)
@@ -153,6 +147,7 @@ class Engine:
         if self._batch is not None:  # the script left its loop early
             self.refuse_within_step("break")
             self._close_step()
+        self._end_pass()
         self._close_epoch()
 
     def steps(self, loader: Loader) -> Iterator[Batch]:
@@ -164,6 +159,8 @@ class Engine:
         self._begin_pass()
         course, meter, most = self.course, self.meter, loader.plan.micro_batch
         state, plain = course.state, self.sharding is None and self.watcher is None
+        pace = self.stepper.pace
+        pace.begin_pass(state.step)
         source = loader.read(state.epoch, state.step_in_epoch)
         limit, say = self.config.data.max_batch_per_worker, self.console.say
         try:
@@ -172,12 +169,16 @@ class Engine:
                     course.plan, most = loader.plan, loader.plan.micro_batch
                     source = loader.read(state.epoch, state.step_in_epoch)
                 self.note.operation = "data"
+                if state.step >= pace.next_look:
+                    pace.look(state.step)
                 asked_s = perf_counter()
                 batch = next(source, None)
                 course.data_s += perf_counter() - asked_s
                 if batch is None:
                     course.has_seen_all = True
                     break
+                if pace.is_looking:
+                    pace.mark("batch")
                 self._open_step(batch)
                 if plain and batch.local <= most:
                     self._batch = batch
@@ -188,6 +189,7 @@ class Engine:
             self._trained = self.agree().totals
             self._lr = last_lr(self.course, self.parts.optimizers)
             self._heed_signal()
+            self._end_pass()
         except GeneratorExit:  # the script leaves its loop early
             self.note.operation = "script"
             raise
@@ -247,16 +249,16 @@ class Engine:
             counted=self.counters.rows(),
             lap_s=self.course.lap(),
             data_s=self.course.data_s,
+            waited_s=self.profiler.close(self.course.state.step),
         )
         agreed = agree(status, self.group, self.division, more)
         if agreed.bad is not None:
             raise NonFiniteLossError(self.course.describe_bad(*agreed.bad, self.keeper.advice()))
         steps = self.course.take_in(agreed)
         if steps:
-            next_step = self.course.next_agreement - 1
-            self.stepper.pace.count(steps, status, next_step)
-            lr, accurate = last_lr(self.course, self.parts.optimizers), bool(self.counters.top)
-            self.console.advance(progress(self.course, agreed, steps, lr, accurate=accurate))
+            spent = self.profiler.count(agreed, status, steps, self.course)
+            lr, top = last_lr(self.course, self.parts.optimizers), self.counters.top
+            self.console.advance(progress(self.course, agreed, steps, lr, spent, top=top))
         return agreed
 
     def snapshot(self, *, best: bool = False, must: bool = False) -> None:
@@ -266,6 +268,7 @@ class Engine:
         self.note.operation = "snapshot"
         self.course.saved()
         self.keeper.save(self.course.state, agreed, best=best, must=must)
+        self.stepper.pace.skip(self.course.state.step)
 
     @contextmanager
     def evaluation(self, *, save: bool = True) -> Iterator[None]:
@@ -275,27 +278,16 @@ class Engine:
             save: Take a snapshot first where it will take long.
         """
         self.refuse_within_step("s.evaluate(...)")
-        if save and self.begun and self.course.expected_eval_s() > _LONG_EVALUATION_S:
+        if save and self.begun and self.course.expects_long_evaluation:
             self.snapshot(must=True)
         self.note.operation = "evaluate"
         started_s = self.course.state.elapsed_s
         model = self.parts.model
-        with self.keeper.statistics.lent(), torch.no_grad(), evaluating(model):
+        with self.keeper.lent(), torch.no_grad(), evaluating(model):
             yield
-        own = torch.tensor([self.course.lap(), self._cut_short], dtype=torch.float64)
-        rows = self.group.gather_rows(own)
-        if rows[:, 1].any():
-            raise InterruptedTraining
-        self.course.add_pause(float(rows[0, 0]))  # rank 0's clock
+        self.course.add_pause(agree_on_pause(self.course.lap(), self.stop_flag, self.group))
         self.course.state.eval_s = self.course.state.elapsed_s - started_s
-
-    def watched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Pass an evaluation's batches on, unless a signal leaves no time to finish it. Local."""
-        for batch in batches:
-            if self.stop_flag.is_pressing:
-                self._cut_short = True  # said to the others when they are done
-                return
-            yield batch
+        self.profiler.evaluated(self.course.state)
 
     def note_validation(self, figures: Figures, samples: int) -> None:
         """Make figures the open epoch's validation result; others are logged as they are. Local."""
@@ -308,10 +300,18 @@ class Engine:
     def _begin_pass(self) -> None:
         refuse_pass(is_open=self._epoch_is_open, passed=self._passed)
         self._passed = True
+        if self.sync is not None:
+            self.sync.begin_pass()
+
+    def _end_pass(self) -> None:
+        if self.sync is not None:
+            self.note.operation = "average"
+            with self.profiler.averaging(self.course.state.step):
+                self.sync.consensus()
 
     def _open_step(self, batch: Batch) -> None:
         state = self.course.state
-        self.stepper.pace.step(state.step)
+        self.note.begin(state.step + 1)
         self._unstepped += 1
         self._counted = False
         self.random.at_step(state.step)
@@ -363,6 +363,8 @@ class Engine:
             if not batch.last:  # the script left in the middle of a batch
                 self.stepper.forget()
                 self.stepper.hold_back(syncing=True)
+        if self.sync is not None:
+            self.profiler.after_step(self.sync, state.step)
         if self.guard is not None:
             self.guard.look(state.step)
         if course.due_to_agree():
@@ -384,13 +386,15 @@ class Engine:
         state = self.course.state
         state.train_loss = trained.mean_loss if trained.samples else None
         lr = last_lr(self.course, self.parts.optimizers) if self._lr is None else self._lr
-        row = epoch_row(state, trained, self.counters.top or 0, lr, self.logged)
+        spent = self.profiler.close_epoch()
+        row = epoch_row(state, trained, self.counters.top or 0, lr, self.logged, spent)
         row = with_validation(row, state) if self._validated else row
         best = self.course.close_epoch(validated=self._validated)
         self.recorder.add(row)
         if state.step_in_epoch == 0:
             self.counters.reset()
         self._trained, self._validated, self._lr, self.logged = None, False, None, {}
-        self.snapshot(best=best, must=True)
+        with self.profiler.recording(self.course):
+            self.snapshot(best=best, must=True)
         if self.course.stopping == "signal" and state.ended is None:
             raise InterruptedTraining

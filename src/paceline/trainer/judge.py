@@ -20,7 +20,6 @@ from paceline.errors import UsageError
 from paceline.metrics.counters import Totals
 from paceline.trainer.evaluate import Evaluator
 from paceline.trainer.job import Job
-from paceline.trainer.keeper import load_weights
 from paceline.trainer.losses import build_loss
 from paceline.trainer.models import takes_channels_last
 from paceline.trainer.past import PastRun
@@ -29,6 +28,7 @@ from paceline.trainer.seeding import seed_everything
 from paceline.trainer.sources import make_source, take_apart
 from paceline.trainer.step import autocast
 from paceline.trainer.training import count_top, number_of_classes
+from paceline.trainer.weights import load_weights
 
 _BATCH = 256
 

@@ -2,7 +2,8 @@
 
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import final
 
@@ -21,12 +22,15 @@ from paceline.dist.division import Division
 from paceline.dist.group import Group
 from paceline.errors import NonFiniteLossError, SnapshotError
 from paceline.metrics.counters import StepCounters
+from paceline.sync.options import SyncMethod
 from paceline.trainer.agreement import Agreement
 from paceline.trainer.finding import best_weights, find_origin
 from paceline.trainer.numerics import NumericsRecord
 from paceline.trainer.parts import Parts
 from paceline.trainer.state import TrainState
 from paceline.trainer.statistics import Statistics
+from paceline.trainer.syncing import StepSync, SyncState
+from paceline.trainer.weights import are_finite, load_weights
 
 
 @final
@@ -41,6 +45,8 @@ class Terms:
     others."""
     shared: bool = True
     """Whether all nodes see the store's directory; otherwise one worker of each node writes."""
+    method: SyncMethod = "allreduce"
+    """How gradients become one."""
     numerics: NumericsRecord | None = None
     """What bits depend on besides, in reproducible mode: saved, and compared when restored."""
 
@@ -74,9 +80,11 @@ class SnapshotKeeper:
         self._group = group
         self._parts = parts
         self._counters = counters
-        self._scaler = scaler
+        self.scaler = scaler
         self._terms = terms
         self.statistics = Statistics(parts, group, terms.division)
+        self.sync: StepSync | None = None
+        """Whose state is saved as well, where there is one."""
         writes = group.rank == 0 if terms.shared else group.placement.local_rank == 0
         self._writer = SnapshotWriter(store, report) if writes else None
         self._generation, self._start = 1, ""
@@ -88,6 +96,11 @@ class SnapshotKeeper:
         return self._terms.shared
 
     @property
+    def writes(self) -> bool:
+        """Whether this worker writes snapshots."""
+        return self._writer is not None
+
+    @property
     def written(self) -> int:
         """Snapshots that this worker has published."""
         return self._writer.written if self._writer else 0
@@ -97,6 +110,13 @@ class SnapshotKeeper:
         """Snapshots left out because the one before was still being written."""
         return self._writer.skipped if self._writer else 0
 
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Lend the models what stands for all workers: averages. Collective on entry."""
+        weights = nullcontext() if self.sync is None else self.sync.lent()
+        with self.statistics.lent(), weights:
+            yield
+
     def own_statistics(self) -> Tensor:
         """Give this worker's running statistics for the exchange before `save`: float64."""
         return self.statistics.own()
@@ -104,7 +124,8 @@ class SnapshotKeeper:
     def save(self, state: TrainState, agreed: Agreement, *, best: bool, must: bool) -> None:
         """Copy the training's state and have it written in the background.
 
-        Local to the worker: what is needed of the others came with the exchange.
+        Local to the worker, since what is needed of the others came with the exchange; collective
+        where there is a `sync`.
 
         Args:
             state: Where the training stands.
@@ -119,25 +140,34 @@ class SnapshotKeeper:
         named = list(
             model.named_parameters()
         )  # one walk over the modules: they cost more than sums
-        if not are_finite([parameter.detach() for _, parameter in named]):
+        finite = are_finite([parameter.detach() for _, parameter in named])
+        if self.sync is not None:  # each worker may have weights of its own
+            finite = bool(self._group.gather_rows(torch.tensor([finite])).all())
+        if not finite:
             raise NonFiniteLossError(
                 f"the weights became NaN or infinite by step {state.step}. {self.advice()}"
             )
+        sync = self.sync.gathered() if self.sync is not None else SyncState()
         if self._writer is None:
             return
         tensors = {
-            "model": self._model_tensors(model, agreed.more),
+            "model": self._model_tensors(model, agreed.more) | dict(sync.model),
             "workers": {"buffers": agreed.more},
         }
         optimizers: list[object] = []
         for number, optimizer in enumerate(self._parts.optimizers):
             slots, values = flatten_optimizer(optimizer, named)
+            if sync.optimizers:
+                common = sync.optimizers[number]
+                slots, values = dict(common.tensors), dict(common.values)
             tensors[_optimizer_file(number)] = slots
             optimizers.append(values)
         others: dict[str, Tensor] = {}
         saved = {n: encode(o.state_dict(), n, others) for n, o in self._parts.stateful().items()}
         if others:
             tensors["others"] = others
+        if sync.tensors:
+            tensors["sync"] = dict(sync.tensors)
         snapshot = Snapshot(
             step=state.step,
             tensors=tensors,
@@ -147,7 +177,8 @@ class SnapshotKeeper:
                 "counted": agreed.counted.tolist(),
                 "optimizers": optimizers,
                 "others": saved,
-                "scaler": self._scaler.state_dict() if self._scaler else None,
+                "scaler": sync.scaler or (self.scaler.state_dict() if self.scaler else None),
+                "sync": {"method": self._terms.method, "values": dict(sync.values)},
                 "world_size": self._group.world_size,
                 "parts": self._terms.division.parts,
                 "numerics": self._agreed_numerics or (numerics.describe() if numerics else None),
@@ -214,7 +245,10 @@ class SnapshotKeeper:
 
     def fingerprint(self) -> str:
         """Hash the model's weights, with the running statistics averaged. Collective."""
-        return weights_sha256(self._model_tensors(self._parts.model, self.statistics.gathered()))
+        weights = nullcontext() if self.sync is None else self.sync.lent()
+        with weights:
+            tensors = self._model_tensors(self._parts.model, self.statistics.gathered())
+            return weights_sha256(tensors)
 
     def state_fingerprint(self) -> str:
         """Hash the rest: optimizers' state and the running statistics of all parts. Collective."""
@@ -258,17 +292,19 @@ class SnapshotKeeper:
             )
         for number, optimizer in enumerate(self._parts.optimizers):
             slots = snapshot.tensors.get(_optimizer_file(number), {})
-            self._restore_optimizer(optimizer, slots, _mapping(saved[number]))
+            self.restore_optimizer(optimizer, slots, _mapping(saved[number]))
         self._restore_others(_mapping(state.get("others")), snapshot.tensors.get("others", {}))
         scaler = state.get("scaler")
-        if self._scaler is not None and scaler is not None:
-            self._scaler.load_state_dict(dict(_mapping(scaler)))
+        if self.scaler is not None and scaler is not None:
+            self.scaler.load_state_dict(dict(_mapping(scaler)))
         self._restore_own(snapshot)
+        self._restore_sync(snapshot)
         return TrainState.from_json(state.get("position"))
 
-    def _restore_optimizer(
+    def restore_optimizer(
         self, optimizer: Optimizer, slots: Mapping[str, Tensor], saved: Mapping[str, object]
     ) -> None:
+        """Give an optimizer a state that `flatten_optimizer` took apart. Local to the worker."""
         # What the user asks for now holds, also where it differs from the snapshot's.
         asked = [
             {name: group[name] for name in self._terms.own_options if name in group}
@@ -287,6 +323,24 @@ class SnapshotKeeper:
             )
         for name, part in parts.items():
             part.load_state_dict(dict(_mapping(decode(saved[name], tensors))))
+
+    def _restore_sync(self, snapshot: Snapshot) -> None:
+        """Give the way of combining gradients its state back; another one begins afresh."""
+        now, found = self._terms.method, snapshot.state.get("sync")
+        if found is None:  # an older Paceline wrote it, which had no other
+            found = {"method": "ordered" if self._terms.division.is_fixed else "allreduce"}
+        saved = _mapping(found)
+        if saved.get("method") != now:
+            self._report(
+                f"The snapshot was written with --sync {saved.get('method')}; from here on it is "
+                f"--sync {now}, which begins afresh"
+            )
+        elif self.sync is not None:
+            tensors = snapshot.tensors.get("sync", {})
+            state = SyncState(tensors=tensors, values=_mapping(saved["values"]))
+            told = self.sync.restore(state, int(str(snapshot.state.get("world_size"))))
+            if told:
+                self._report(told)
 
     def _restore_own(self, snapshot: Snapshot) -> None:
         """Give this worker's parts their statistics and sums back.
@@ -308,35 +362,6 @@ class SnapshotKeeper:
             f"{self._group.world_size}: the samples and their order are the same, but sums are "
             "rounded otherwise, so that the last bits may differ (with --shards they don't)"
         )
-
-
-def are_finite(parameters: list[Tensor]) -> bool:
-    """Tell whether no parameter holds NaN or infinity; the same on every worker."""
-    # Finite weights may have a norm that isn't, but no other way round: one cheap pass settles all
-    # ordinary cases.
-    if not parameters or torch.stack(torch._foreach_norm(parameters)).sum().isfinite():
-        return True
-    return all(bool(parameter.isfinite().all()) for parameter in parameters)
-
-
-def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put a snapshot's weights into a model, in the model's own memory format.
-
-    Raises:
-        SnapshotError: Names or shapes differ; the first differences are named.
-    """
-    own = model.state_dict()
-    wrong = [f"it lacks {name}" for name in own.keys() - tensors.keys()]
-    wrong += [f"it holds {name}, which the model lacks" for name in tensors.keys() - own.keys()]
-    wrong += [
-        f"{name} has shape {tuple(tensors[name].shape)} in it, {tuple(own[name].shape)} here"
-        for name in own.keys() & tensors.keys()
-        if own[name].shape != tensors[name].shape
-    ]
-    if wrong:
-        shown = "; ".join(sorted(wrong)[:5])
-        raise SnapshotError(f"the snapshot's weights don't fit the model: {shown}")
-    model.load_state_dict(dict(tensors))
 
 
 def _optimizer_file(number: int) -> str:

@@ -11,12 +11,13 @@ from paceline.dist.options import OF_THIS_PROCESS, DistOptions
 from paceline.errors import UsageError
 from paceline.launch.options import LaunchOptions
 from paceline.metrics.options import MetricsOptions
+from paceline.sync.options import SyncOptions, without_other_methods
 from paceline.trainer.config import TrainConfig, training_options
 from paceline.trainer.request import Kind
 
 FREE = frozenset(
     field.name
-    for component in (LaunchOptions, DistOptions, MetricsOptions, SnapshotOptions)
+    for component in (LaunchOptions, DistOptions, MetricsOptions, SnapshotOptions, SyncOptions)
     for field in fields(component)
 ) | {
     "loader_workers",
@@ -24,7 +25,8 @@ FREE = frozenset(
     "check_every",
     "allow_different_hardware",
 }
-"""Options that don't change what is trained: a resumed training may have others."""
+"""Options that don't change what is trained, or in what is announced as another way to the same
+(`--sync`): a resumed training may have others."""
 
 WITH_SHARDS = frozenset({"threads", "max_batch_per_worker"})
 """Options that the bits depend on: free without `--shards` alone."""
@@ -116,7 +118,7 @@ class PastRun:
         known = {**training_options(), **dict.fromkeys(given), **dict.fromkeys(self.arguments)}
         check_names(allowed, known, "option to change")
         refused = []
-        settings, arguments = dict(self.settings), dict(self.arguments)
+        settings, arguments = without_other_methods(self.settings, given), dict(self.arguments)
         for name, value in given.items():
             place = settings if name in training_options() else arguments
             before = place.get(name)

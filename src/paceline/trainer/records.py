@@ -19,7 +19,9 @@ from paceline.dist.group import Group
 from paceline.launch.placement import usable_cores
 from paceline.optim.options import describe_optimizer
 from paceline.optim.rate import scaled_lr
+from paceline.trainer.autosync import AutoSync
 from paceline.trainer.engine import Engine
+from paceline.trainer.methods import describe_method, method_of
 from paceline.trainer.mixing import numerics_of_all
 from paceline.trainer.numerics import describe
 from paceline.trainer.plan import TrainPlan
@@ -93,12 +95,15 @@ def summarize(engine: Engine, recipe: str) -> dict[str, object]:
         "world_size": group.world_size,
         "nodes": group.placement.nodes,
         "shards": engine.division.parts,
+        "sync": method_of(engine.config),
+        "sync_chosen": _chosen(engine),
         "global_batch": plan.global_batch if plan else None,
         "epochs": state.epoch,
         "steps": state.step,
         "samples_seen": state.samples_seen,
         "train_time_s": round(state.elapsed_s, 3),
         "images_per_s": images_per_s,
+        **_communication(engine),
         "train_loss": state.train_loss,
         "val_loss": state.val_loss,
         "val_accuracy": state.val_accuracy,
@@ -113,6 +118,16 @@ def summarize(engine: Engine, recipe: str) -> dict[str, object]:
         "snapshots_written": engine.keeper.written,
         "snapshots_skipped": engine.keeper.skipped,
         "restarts": group.placement.attempt,
+    }
+
+
+def _communication(engine: Engine) -> dict[str, object]:
+    """Say what all steps of this start spent on communication."""
+    spent = engine.profiler.total()
+    return {
+        "exposed_comm": round(spent.exposed, 4) if spent else None,
+        "waiting": round(spent.waiting, 4) if spent else None,
+        "wire_bytes_per_step": round(spent.wire_bytes, 1) if spent else None,
     }
 
 
@@ -133,6 +148,8 @@ def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDir
     if engine.course.rate is not None:
         schedule = engine.config.optim.schedule
         lines.append(f"  rate      {derived['lr_rule']}, {schedule} schedule")
+    if method_of(engine.config) not in ("allreduce", "ordered"):
+        lines.append(f"  sync      {derived['sync']}")
     each = "" if engine.keeper.shared else " here; each other node keeps its own"
     lines.append(f"  run       {run.path}{each}")
     if engine.course.state.step:
@@ -207,12 +224,25 @@ def _derived(engine: Engine) -> dict[str, object]:
         "precision": config.compute.precision,
         "device": describe_device(group.device),
         "backend": group.backend,
+        "sync": _described(engine),
         "threads": torch.get_num_threads(),
         "snapshots_written": "once" if engine.keeper.shared else "once on each node",
         "val_samples": engine.course.val_samples,
         "parameters": parameter_count(model),
         "model": ", ".join(type(part).__name__ for part in engine.parts.models.values()),
     }
+
+
+def _described(engine: Engine) -> str:
+    if isinstance(engine.sync, AutoSync):
+        return engine.sync.describe()
+    return describe_method(engine.config)
+
+
+def _chosen(engine: Engine) -> str | None:
+    """Name the method that `auto` has come to."""
+    auto = engine.sync if isinstance(engine.sync, AutoSync) else None
+    return None if auto is None or auto.choice is None else auto.choice.method
 
 
 def _planned(engine: Engine) -> dict[str, object]:

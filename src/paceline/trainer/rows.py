@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from torch.optim import Optimizer
 
+from paceline.metrics.communication import Communication
 from paceline.metrics.console import Advance
 from paceline.metrics.counters import Totals
 from paceline.metrics.table import EpochRow
@@ -14,7 +15,13 @@ from paceline.trainer.state import TrainState
 
 
 def progress(
-    course: Course, agreed: Agreement, steps: int, lr: float, *, accurate: bool
+    course: Course,
+    agreed: Agreement,
+    steps: int,
+    lr: float,
+    spent: Communication | None,
+    *,
+    top: int | None,
 ) -> Advance:
     """Say how far the training is.
 
@@ -23,7 +30,8 @@ def progress(
         agreed: The last exchange.
         steps: Steps since the exchange before.
         lr: Learning rate of the last step.
-        accurate: Whether accuracy is counted.
+        spent: What these steps spent on communication; None of a single worker.
+        top: 5 or 1 where accuracy is counted.
     """
     state, plan = course.state, course.plan
     left = max(0, state.total_steps - state.step)
@@ -33,15 +41,21 @@ def progress(
         step=state.step_in_epoch,
         steps=course.steps_per_epoch,
         loss=agreed.totals.mean_loss,
-        accuracy=agreed.totals.accuracy if accurate else None,
+        accuracy=agreed.totals.accuracy if top else None,
         images_per_s=steps * plan.global_batch / agreed.lap_s if plan else 0.0,
         lr=lr,
         eta_s=left * state.elapsed_s / max(1, state.step),
+        spent=spent,
     )
 
 
 def epoch_row(
-    state: TrainState, trained: Totals, top: int, lr: float, logged: Mapping[str, float]
+    state: TrainState,
+    trained: Totals,
+    top: int,
+    lr: float,
+    logged: Mapping[str, float],
+    spent: Communication | None,
 ) -> EpochRow:
     """Make an epoch's row, without validation.
 
@@ -51,6 +65,7 @@ def epoch_row(
         top: 5 or 1 where accuracy was counted, else 0.
         lr: Learning rate of the last step.
         logged: Figures of the script's own.
+        spent: What the steps spent on communication; None of a single worker.
     """
     seconds, steps = state.epoch_train_s, max(1, state.step_in_epoch)
     row = EpochRow(
@@ -62,6 +77,9 @@ def epoch_row(
         images_per_s=trained.samples / seconds if seconds > 0 else 0.0,
         batch_time_s=seconds / steps,
         data_time_s=state.epoch_data_s / steps,
+        exposed_comm=spent.exposed if spent else None,
+        waiting=spent.waiting if spent else None,
+        wire_bytes_per_step=spent.wire_bytes if spent else None,
         extra=logged,
     )
     if top:

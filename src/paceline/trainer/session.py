@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 from paceline.data.augment import Augment
 from paceline.data.source import BatchSource
 from paceline.errors import UsageError
-from paceline.sync.replica import Replica
 from paceline.trainer.averages import Figures, Judge, average
+from paceline.trainer.combining import replicated
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.engine import Engine
 from paceline.trainer.loader import EvalLoader, Loader, Open, refuse_further, usual_eval_batch
@@ -84,7 +84,7 @@ class Session:
         if compute.precision != "fp32":
             context = autocast(compute.precision, self.device)
             forward = upcasting(forward or ready.forward, context)
-        self.engine.stepper.replicas.append(Replica(ready, self.engine.group, forward))
+        self.engine.stepper.replicas.append(replicated(self.engine, ready, forward))
         parts.models[name] = ready
         return ready  # type: ignore[return-value]  # another module only where it is a BatchNorm
 
@@ -295,7 +295,7 @@ class Session:
         """
         engine = self.engine
         with engine.evaluation():
-            batches = engine.watched(loader.batches())
+            batches = engine.stop_flag.heeded(loader.batches())
             figures, samples = average(judge, batches, engine.group, engine.division)
         if loader.num_samples not in (0, samples):
             raise RuntimeError(f"evaluated {samples} of {loader.num_samples} samples")

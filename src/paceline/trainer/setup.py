@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 
 import torch
 
@@ -16,14 +17,17 @@ from paceline.metrics.console import Console, make_console
 from paceline.metrics.counters import StepCounters
 from paceline.sync.drift import DriftGuard
 from paceline.trainer.balance import SpeedMeter
+from paceline.trainer.combining import make_sync
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.course import Course
 from paceline.trainer.engine import Engine
 from paceline.trainer.guard import Guard
 from paceline.trainer.keeper import SnapshotKeeper, Terms
+from paceline.trainer.methods import method_of
 from paceline.trainer.numerics import NumericsRecord
 from paceline.trainer.pace import Pace
 from paceline.trainer.parts import Parts
+from paceline.trainer.profiling import Profiler, wire_bytes
 from paceline.trainer.recorder import Recorder
 from paceline.trainer.reproducible import check_every
 from paceline.trainer.seeding import RandomStreams
@@ -69,6 +73,7 @@ def open_session(
     group.listener = note
     engine = _build(config, run, group, stop_flag, console, own_options, announce)
     try:
+        engine.sync = engine.keeper.sync = make_sync(engine)
         with _watched(config, run, group):
             yield Session(engine, given)
     finally:
@@ -77,6 +82,8 @@ def open_session(
             engine.recorder.close()
         finally:
             console.close()
+            if engine.sync is not None:
+                engine.sync.release()
             engine.release()
 
 
@@ -122,27 +129,21 @@ def _build(
             division=division,
             own_options=tuple(own_options),
             shared=shared_between_nodes(run.path, group),
+            method=method_of(config),
             numerics=numerics,
         ),
     )
     random = RandomStreams(config.loop.seed, group.rank, group.device)
     sharding = _make_sharding(division, group, parts, keeper, random)
-    watcher = WATCHER.get()
+    stepper = _make_stepper(config, group, console, parts, scaler, sharding)
     return Engine(
         config=config,
         run=run,
         group=group,
         course=_make_course(config),
         parts=parts,
-        stepper=Stepper(
-            scaler=scaler,
-            clip_norm=config.optim.clip_norm,
-            report=console.warn if group.rank == 0 else _nothing,
-            optimizers=parts.optimizers,
-            sharding=sharding,
-            watcher=watcher,
-            pace=Pace(note, group.device, group.world_size),
-        ),
+        stepper=stepper,
+        profiler=_make_profiler(config, run, group, parts, stepper),
         counters=counters,
         keeper=keeper,
         recorder=_make_recorder(config, run, group, console),
@@ -154,7 +155,7 @@ def _build(
         guard=_guard(config, group, parts, numerics),
         division=division,
         sharding=sharding,
-        watcher=watcher,
+        watcher=stepper.watcher,
         announce=announce,
     )
 
@@ -165,6 +166,38 @@ def _make_sharding(
     if not division.is_fixed:
         return None
     return Sharding(division, group, parts, keeper.statistics, random)
+
+
+def _make_stepper(
+    config: TrainConfig,
+    group: Group,
+    console: Console,
+    parts: Parts,
+    scaler: torch.amp.GradScaler | None,
+    sharding: Sharding | None,
+) -> Stepper:
+    return Stepper(
+        scaler=scaler,
+        clip_norm=config.optim.clip_norm,
+        report=console.warn if group.rank == 0 else _nothing,
+        optimizers=parts.optimizers,
+        sharding=sharding,
+        watcher=WATCHER.get(),
+        pace=Pace(note, group.device, group.world_size, parts.named_parameters),
+    )
+
+
+def _make_profiler(
+    config: TrainConfig, run: RunDirectory, group: Group, parts: Parts, stepper: Stepper
+) -> Profiler:
+    return Profiler(
+        path=run.profile_json,
+        pace=stepper.pace,
+        group=group,
+        parts=parts,
+        sync=method_of(config),
+        wire_bytes=partial(wire_bytes, stepper),
+    )
 
 
 def _make_scaler(config: TrainConfig, group: Group) -> torch.amp.GradScaler | None:

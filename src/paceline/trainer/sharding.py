@@ -143,6 +143,11 @@ class Sharding:
                 f"if s.step(loss): {call}. Count steps there too, rather than batches"
             )
 
+    @property
+    def wire_bytes(self) -> float:
+        """What this worker sends in a step, in bytes; 0 before the first one."""
+        return self._ordered.wire_bytes
+
     def release(self) -> None:
         """Take hooks off the parameters. Local to the worker."""
         self._ordered.release()

@@ -8,6 +8,8 @@ from time import monotonic
 from types import FrameType
 from typing import final
 
+from paceline.data.batch import Batch
+
 _PATIENCE_S = 1.5
 """Launchers kill a few seconds after the signal; ours after 3.5."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
@@ -27,6 +29,8 @@ class StopFlag:
         """
         self.name: str | None = None
         """The signal that was received, such as SIGTERM; None while there was none."""
+        self.cut_short = False
+        """Whether it ended this worker's part of an evaluation."""
         self._since_s = 0.0
         self._under_launcher = under_launcher
         self._process = os.getpid()
@@ -45,6 +49,14 @@ class StopFlag:
     def is_pressing(self) -> bool:
         """Whether a signal has been waiting for so long that the process may soon be killed."""
         return self.name is not None and monotonic() - self._since_s > _PATIENCE_S
+
+    def heeded(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Pass an evaluation's batches on, unless a signal leaves no time to finish it."""
+        for batch in batches:
+            if self.is_pressing:
+                self.cut_short = True  # said to the others when they are done
+                return
+            yield batch
 
 
 @contextmanager

@@ -39,6 +39,9 @@ class LossScaler(Protocol):
     def update(self) -> None:
         """Adapt the scale."""
 
+    def get_scale(self) -> float:
+        """Give the scale."""
+
 
 def autocast(
     precision: Precision, device: torch.device
@@ -66,6 +69,9 @@ class Stepper:
     sharding: Sharding | None = None
     """In reproducible mode: sums the gradients in place of the replicas."""
     watcher: Watcher | None = None
+    counts_batches: bool = False
+    """Whether only batches of the training loader may be trained on: where workers train on their
+    own, what is due after a step is counted by them."""
     is_updating: bool = False
     """Whether an optimizer's step is ours; one that a script takes itself would be on its own."""
     _unscaled: list[Optimizer] = field(default_factory=list)
@@ -100,8 +106,15 @@ class Stepper:
         """Add a loss's gradient that isn't about a batch of the session. Collective.
 
         Raises:
-            UsageError: In reproducible mode, where only a batch says which shard it is about.
+            UsageError: In reproducible mode, where only a batch says which shard it is about; with
+                local steps, which are counted by batches.
         """
+        if self.counts_batches:
+            raise UsageError(
+                "with --sync local or diloco a step is about a batch of the training loader, "
+                "within the loop over s.loader(...): by these it is counted when weights are "
+                "averaged"
+            )
         if self.sharding is not None:
             raise UsageError(
                 "with --shards a step is about a batch of the training loader, within the loop "
@@ -118,9 +131,13 @@ class Stepper:
             self.watcher.loss(loss, weight)
         if settles:
             self.pace.begin(loss)
+        elif self.pace.is_looking:
+            self.pace.mark("backward")
         weighted = loss if weight == 1.0 else loss * weight
         (weighted if self.scaler is None else self.scaler.scale(weighted)).backward()
         if not settles:
+            if self.pace.is_looking:
+                self.pace.mark("piece")
             return
         for replica in self.replicas:
             unused = replica.settle()
@@ -144,6 +161,8 @@ class Stepper:
         if self.scaler is not None and any(map(_has_gradients, optimizers)):
             self.scaler.update()
         self.forget()
+        if self.pace.is_looking:
+            self.pace.mark("updated")
 
     def unscale(self, optimizers: Sequence[Optimizer]) -> None:
         """Give gradients their true size, where a loss scaler has made them larger."""
@@ -172,6 +191,13 @@ class Stepper:
                 "loss.backward(), optimizer.step() and optimizer.zero_grad(), so that the "
                 "workers' gradients become one; or s.backward(loss) and s.update()"
             )
+
+    def release(self) -> None:
+        """Give models and parameters back as they were. Local to the worker."""
+        if self.sharding is not None:
+            self.sharding.release()
+        for replica in self.replicas:
+            replica.release()
 
     def hold_back(self, *, syncing: bool) -> None:
         """Say whether the next backward pass completes the step's gradients."""

@@ -97,7 +97,7 @@ def judge_best(t: Training) -> dict[str, object]:
     if t.test is None or not engine.keeper.load_best():
         return {}
     with engine.evaluation(save=False):
-        batches = engine.watched(t.test.batches())
+        batches = engine.stop_flag.heeded(t.test.batches())
         figures, samples = average(t.judge, batches, engine.group, engine.division)
     return {"test_samples": samples} | {f"test_{name}": value for name, value in figures.items()}
 

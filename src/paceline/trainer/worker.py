@@ -22,6 +22,7 @@ from paceline.trainer.engine import Engine
 from paceline.trainer.facts import facts_of
 from paceline.trainer.job import Job
 from paceline.trainer.loop import train
+from paceline.trainer.methods import check_method, method_of
 from paceline.trainer.mixing import has_mixed
 from paceline.trainer.numerics import describe as describe_numerics
 from paceline.trainer.numerics import pin
@@ -58,6 +59,7 @@ def run_training(payload: str) -> str:
     device = pick_device(config.dist, placement)
     backend = resolve_backend(config.dist, device)
     check_reproducible(config, placement.world_size)
+    check_method(config)
     set_up_torch(config)
     facts = facts_here(request, config, device, backend)
     run = RunDirectory.named(request.run_dir)
@@ -118,7 +120,7 @@ def facts_here(
     exact = config.data.shards is not None and not config.compute.allow_different_hardware
     return facts_of(
         request,
-        config.settings(),
+        config.settings() | {"sync": method_of(config)},
         device=device.type,
         backend=backend,
         numerics=describe_numerics(device) if exact else None,
@@ -151,6 +153,7 @@ def finish(
     if engine.guard is not None:
         engine.guard.look_at_the_end(engine.course.state.step)
     engine.keeper.flush()
+    engine.profiler.record(engine.course, must=True)
     engine.group.barrier()  # every node's snapshots are on its disk
     summary = summarize(engine, request.recipe)
     if summary["stopped_because"] != "signal":

@@ -18,6 +18,7 @@ faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
 log.write("what was printed before\\n")
 log.flush()
 def lock_the_interpreter():
+    print("locking", file=log, flush=True)
     re.match("(a?){40}a{40}", "a" * 40)
 def wait_for_ever():
     time.sleep(300)
@@ -50,8 +51,10 @@ def test_a_worker_that_sleeps_answers(start: Start, tmp_path: Path) -> None:
 
 def test_a_worker_answers_whose_interpreter_is_locked(start: Start, tmp_path: Path) -> None:
     code = "threading.Thread(target=lock_the_interpreter, daemon=True).start()\nwait_for_ever()"
-    process = start(code, tmp_path / "log")
-    stacks = collect_stacks([replace(IN_STEP, pid=process.pid)], {0: tmp_path / "log"})
+    log = tmp_path / "log"
+    process = start(code, log)
+    until(lambda: "locking" in log.read_text())
+    stacks = collect_stacks([replace(IN_STEP, pid=process.pid)], {0: log})
     assert "in lock_the_interpreter" in stacks[0]
     assert "in <module>" in stacks[0]
 

@@ -36,7 +36,7 @@ class Courier:
             leads: Whether rank 0 is among them, which writes what all have in common.
         """
         self._path = run.path
-        common = [run.run_json, run.metrics_csv] if leads else []
+        common = [run.run_json, run.metrics_csv, run.profile_json] if leads else []
         self._often = common
         self._logs = [run.rank_log(rank) for rank in ranks]
         failures = [failure_path(run.logs, rank) for rank in ranks]
@@ -119,7 +119,8 @@ def keep_file(run: RunDirectory, message: Message) -> str:
 
 
 def _place(run: RunDirectory, name: str) -> Path | None:
-    top = {path.name: path for path in (run.run_json, run.metrics_csv, run.summary_json)}
+    ours = (run.run_json, run.metrics_csv, run.profile_json, run.summary_json)
+    top = {path.name: path for path in ours}
     folder, _, last = name.rpartition("/")
     if folder == run.logs.name and _IN_LOGS.fullmatch(last):
         return run.logs / last

@@ -1,0 +1,97 @@
+"""`paceline predict RUN|STUDY|PROFILE`: how a training would scale on hosts that aren't there."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli.options import parse_options, show_help, take_word, wants_help
+from paceline.config.durations import parse_duration_s
+from paceline.config.fields import OptionValue, option_fields
+from paceline.config.quantities import parse_bandwidth_bytes_per_s, parse_sizes
+from paceline.errors import ExitCode
+from paceline.study.scaling.options import PLAIN
+from paceline.study.scaling.plan import refuse_without_effect
+from paceline.study.scaling.predict_options import PredictOptions
+
+if TYPE_CHECKING:
+    from paceline.study.scaling.evidence import Evidence, Link
+    from paceline.study.scaling.outlook import Question
+    from paceline.study.scaling.prediction import Assumptions
+
+_OPTIONS = option_fields(PredictOptions, "Predict")
+_ABOUT = (
+    "Predict how a training scales on more nodes, and what it costs there, for every way of "
+    "combining gradients: from a run directory, from that of `paceline scale`, or from a "
+    "profile.json. A run of one worker says most."
+)
+
+
+def main(tokens: Sequence[str]) -> int:
+    """Run the command."""
+    command = "paceline predict RUN|STUDY|PROFILE"
+    if wants_help(tokens):
+        return show_help(command, _ABOUT, _OPTIONS)
+    where, rest = take_word(tokens, command, "the run directory")
+    given: Mapping[str, OptionValue] = parse_options(command, _ABOUT, rest, _OPTIONS)
+    options = PredictOptions(**given)  # type: ignore[arg-type]  # checked by the parser
+    refuse_without_effect([m.sync or PLAIN for m in options.chosen_methods()], list(given))
+    from paceline.study.scaling.evidence import read_evidence
+    from paceline.study.scaling.foretelling import as_json, as_text
+    from paceline.study.scaling.outlook import look_out
+
+    evidence = read_evidence(Path(where).expanduser())
+    outlook = look_out(_question(evidence, options))
+    if options.json:
+        print(json.dumps(as_json(outlook), indent=2))
+    else:
+        print(as_text(outlook, evidence.source))
+    return ExitCode.DONE
+
+
+def _question(evidence: "Evidence", options: PredictOptions) -> "Question":
+    from paceline.study.scaling.outlook import Question
+    from paceline.sync.network import Network
+
+    within = options.link_within
+    return Question(
+        profile=evidence.profile,
+        link=_link(evidence, options),
+        nodes=parse_sizes(options.nodes),
+        gpus_per_node=options.gpus_per_node,
+        within=Network(bandwidth_bytes_per_s=parse_bandwidth_bytes_per_s(within))
+        if within is not None
+        else None,
+        methods=options.chosen_methods(),
+        choose_every=options.sync_every is None and options.sync_delay is None,
+        pays=options.pays,
+        price_per_hour=options.price,
+        assumed=_assumed(evidence, options),
+    )
+
+
+def _link(evidence: "Evidence", options: PredictOptions) -> "Link":
+    from paceline.study.scaling.evidence import examined_link, fitted_link, stated_link
+    from paceline.study.scaling.prediction import library_of
+
+    library = library_of(evidence.profile, _assumed(evidence, options))
+    if options.link is not None:
+        return stated_link(options.link, options.rtt, library)
+    if options.doctor is not None:
+        return examined_link(Path(options.doctor).expanduser(), options.rtt, library)
+    return fitted_link(evidence, options.rtt, library)
+
+
+def _assumed(evidence: "Evidence", options: PredictOptions) -> "Assumptions":
+    from paceline.study.scaling.prediction import Assumptions
+
+    def seconds(text: str | None) -> float | None:
+        return None if text is None else parse_duration_s(text)
+
+    return Assumptions(
+        mode=options.mode or evidence.mode,
+        library=options.library,
+        mtbf_s=seconds(options.mtbf),
+        restart_s=parse_duration_s(options.restart),
+        snapshot_every_s=seconds(options.snapshot_every),
+    )

@@ -1,0 +1,159 @@
+"""`paceline scale`: how does a training scale? Measures it on several numbers of workers."""
+
+import socket
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from paceline._version import __version__
+from paceline.cli.options import show_help, wants_help
+from paceline.cli.scale_asked import ABOUT, USAGE, Asked, listed_options, read
+from paceline.cli.scale_commands import fills
+from paceline.config.commands import command_line
+from paceline.errors import ExitCode, PacelineError, UsageError
+from paceline.study.scaling.foretelling import foretell_study
+from paceline.study.scaling.launching import InterruptedStudyError, signals_heeded
+from paceline.study.scaling.options import PLAIN
+from paceline.study.scaling.plan import make_plan, method_settings
+from paceline.study.scaling.result import Study, summarise
+from paceline.study.scaling.running import Runner, exit_code_of
+from paceline.study.scaling.studydir import StudyDirectory
+from paceline.study.scaling.table import as_text
+
+
+def main(tokens: Sequence[str]) -> int:
+    """Run the command."""
+    if wants_help(tokens) and (not tokens or tokens[0].startswith("-")):
+        return show_help(USAGE, ABOUT, listed_options(None, is_script=True))
+    asked = read(tokens)
+    return ExitCode.DONE if asked is None else _in_its_directory(asked)
+
+
+def _in_its_directory(asked: Asked) -> int:
+    is_new = asked.place.prepare(asked.settled)
+    with asked.place.lock():
+        try:
+            return _scale(asked)
+        except UsageError:
+            if is_new:
+                asked.place.discard()
+            raise
+
+
+def _scale(asked: Asked) -> int:
+    options, place = asked.options, asked.place
+    study = Study(
+        recipe=asked.commands.target,
+        command=("paceline", "scale", *asked.tokens),
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        paceline=__version__,
+        hosts=tuple(host.name for host in asked.commands.hosts) or (socket.gethostname(),),
+        mode=options.mode,
+        repeats=options.repeats,
+        seconds=options.seconds,
+        asked=asked.settled,
+    )
+    study = place.begun(study)
+    runner = Runner(
+        place=place.path,
+        commands=asked.commands,
+        mode=options.mode,
+        seconds=options.seconds,
+        batch=asked.batch,
+        own_batch=fills(asked.commands.script_args)
+        or options.mode == "strong"
+        or all(size.workers == 1 for size in asked.sizes),
+        say=_say,
+        keep=lambda: place.write(_as_it_stands(asked, study, runner)),
+        sweep=asked.commands.sweep,
+    )
+    runner.keep()
+    _announce(asked)
+    interrupted = False
+    try:
+        with signals_heeded():
+            runner.measure(asked.plan)
+            if options.train:
+                runner.train(asked.sizes)
+    except (InterruptedStudyError, KeyboardInterrupt):
+        interrupted = True
+    return _end(asked, _as_it_stands(asked, study, runner), runner, interrupted=interrupted)
+
+
+def _as_it_stands(asked: Asked, study: Study, runner: Runner) -> Study:
+    sizes = asked.place.sizes_besides(asked.sizes, asked.commands.hosts)
+    plan = make_plan(sizes, asked.place.rounds(asked.options.repeats))
+    options: dict[str, Mapping[str, object]] = {}
+    for method in (*asked.methods, PLAIN):
+        settings = method_settings(method, asked.commands.methods, warm=False)
+        options[method] = {name: value for name, value in settings.items() if name != "sync"}
+    told = summarise(study, sizes, runner.measured(plan), options, runner.trained(sizes))
+    return replace(told, notes=(*told.notes, *runner.problems))
+
+
+def _announce(asked: Asked) -> None:
+    counts = sorted({size.workers for size in asked.sizes})
+    batch = "its own batch" if asked.batch is None else f"batch {asked.batch:,}"
+    _say(
+        f"Scaling of {asked.commands.target}: {asked.options.mode}, {batch} on one worker; workers "
+        f"{', '.join(map(str, counts))}; {len(asked.plan)} measurements of "
+        f"{asked.options.seconds:g} s in {asked.place.path}"
+    )
+
+
+def _end(asked: Asked, study: Study, runner: Runner, *, interrupted: bool) -> int:
+    """Write and tell what was found. Returns the exit code."""
+    asked.place.write(study)
+    study = _with_prediction(asked.place, study)
+    report = _write_report(asked.place) if any(size.images_per_s for size in study.sizes) else None
+    print(f"\n{as_text(study)}\n", flush=True)
+    files = [asked.place.study_json, asked.place.study_csv, *([report] if report else [])]
+    print("Written: " + "\n         ".join(map(str, files)), flush=True)
+    if interrupted:
+        print(f"Stopped. Go on with what is missing: {_again(asked)}", flush=True)
+        return ExitCode.RESUMABLE
+    return exit_code_of(runner.measured(asked.plan), runner.failures)
+
+
+def _with_prediction(place: StudyDirectory, study: Study) -> Study:
+    """Add what follows for more hosts, where several were measured."""
+    if study.baseline_images_per_s is None:
+        return study
+    try:
+        told = foretell_study(place.path)
+    except PacelineError as error:
+        return replace(study, notes=(*study.notes, f"There is no prediction: {error}"))
+    if told is not None:
+        study = replace(study, prediction=told)
+        place.write(study)
+    return study
+
+
+def _write_report(place: StudyDirectory) -> Path | None:
+    """Write the page; whatever becomes of it, the study is done."""
+    from paceline.report.scaling.run import write_scaling_report
+
+    try:
+        return write_scaling_report(place.path)
+    except Exception:  # noqa: BLE001  # a fault of ours must not cost the study its end
+        traceback.print_exc()
+        again = command_line("report", place.path)
+        print(f"paceline: the report could not be written. Try again: {again}", file=sys.stderr)
+        return None
+
+
+def _again(asked: Asked) -> str:
+    tokens = list(asked.tokens)
+    if asked.options.study_dir is None:
+        place = tokens.index("--") if "--" in tokens else len(tokens)
+        tokens[place:place] = ["--study-dir", str(asked.place.path)]
+    return command_line("scale", *tokens)
+
+
+def _say(line: str) -> None:
+    with suppress(BrokenPipeError):
+        print(line, flush=True)

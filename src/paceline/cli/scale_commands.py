@@ -1,0 +1,153 @@
+"""Writes the commands that a study of scaling runs: ordinary trainings, each of one size."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from paceline.cli.elsewhere import words
+from paceline.cli.options import flag
+from paceline.config.fields import OptionValue
+from paceline.launch.hosts.hostfile import Host, hostfile_line
+from paceline.launch.hosts.options import HostsOptions
+from paceline.study.scaling.plan import (
+    ENDED_FROM_OUTSIDE,
+    Size,
+    first_slots,
+    method_settings,
+)
+from paceline.study.scaling.sweeping import sweep
+from paceline.sync.options import SyncMethod
+
+ONLY_TRAINED = (
+    "epochs",
+    "time_budget",
+    "target_accuracy",
+    "patience",
+    "early_stopping",
+    "best_by",
+)
+"""Options that say when a whole training ends and which model it keeps."""
+_MANY_EPOCHS = 1_000_000
+_ENDLESS: Mapping[str, OptionValue] = {
+    "epochs": _MANY_EPOCHS,
+    "target_accuracy": None,
+    "early_stopping": None,
+}
+"""A measurement ends by its time alone, whatever the recipe says."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class StudyCommands:
+    """The commands of one study."""
+
+    target: str
+    """Recipe or script, as the user names it."""
+    is_script: bool
+    given: Mapping[str, OptionValue]
+    """Options of training and the recipe's own arguments, but for those that make the size."""
+    methods: Mapping[str, OptionValue]
+    """Options of ways of combining gradients."""
+    names_method: bool
+    """Whether the way of combining gradients is said at all: else it is the script's own."""
+    hosts: Sequence[Host]
+    """Where to train; none: here."""
+    hosts_given: Mapping[str, OptionValue]
+    """How they are reached."""
+    hostfiles: Path
+    """Directory for a hostfile a size."""
+    seconds: float
+    script_args: Sequence[str] = ()
+
+    def measure(self, size: Size, run_dir: Path, batch: int | None) -> Sequence[str]:
+        """Write the command of a measurement.
+
+        Args:
+            size: What is measured.
+            run_dir: For the training.
+            batch: The global batch; None: as the script has it.
+        """
+        ends = {n: v for n, v in self.given.items() if n not in ONLY_TRAINED}
+        if self.is_script:
+            ends |= {"epochs": self.given["epochs"]} if "epochs" in self.given else {}
+        else:
+            ends |= {**_ENDLESS, "progress": "off"}
+        if size.method not in ENDED_FROM_OUTSIDE:
+            ends["time_budget"] = str(self.seconds)
+        elif not self.is_script:
+            ends["time_budget"] = None
+        ends["max_restarts"] = 0
+        return self._start(size, run_dir, batch, ends, warm=True)
+
+    def train(self, size: Size, run_dir: Path, batch: int | None) -> Sequence[str]:
+        """Write the command of a whole training; arguments as for `measure`."""
+        return self._start(size, run_dir, batch, self.given, warm=False)
+
+    def resume(self, size: Size, run_dir: Path) -> Sequence[str]:
+        """Write the command that goes on with a whole training."""
+        return ["resume", str(run_dir), *self._where(size)]
+
+    def sweep(self, size: Size, run_dir: Path) -> None:
+        """Remove a measurement's snapshots from the hosts; arguments as for `measure`."""
+        if self.hosts:
+            hosts = first_slots(self.hosts, size.workers)
+            options = HostsOptions(**self.hosts_given)  # type: ignore[arg-type]  # checked
+            sweep(hosts, options, run_dir, Path.cwd())
+
+    def _start(
+        self,
+        size: Size,
+        run_dir: Path,
+        batch: int | None,
+        settings: Mapping[str, OptionValue],
+        *,
+        warm: bool,
+    ) -> Sequence[str]:
+        own = {n: v for n, v in settings.items() if n not in ("global_batch", "batch_per_worker")}
+        if batch is not None and not fills(self.script_args):
+            own["global_batch"] = batch
+        if self.names_method:
+            own |= method_settings(size.method, self.methods, warm=warm)
+        command = ["run" if self.is_script else "train", self.target, "--run-dir", str(run_dir)]
+        command += [*self._where(size), *spelled(own)]
+        if self.script_args:
+            command += ["--", *(filled(word, size, batch) for word in self.script_args)]
+        return command
+
+    def _where(self, size: Size) -> Sequence[str]:
+        if not self.hosts:
+            return ["--workers", str(size.workers), "--on", "local"]
+        self.hostfiles.mkdir(exist_ok=True)
+        path = self.hostfiles / f"{size.workers}.txt"
+        hosts = first_slots(self.hosts, size.workers)
+        path.write_text("".join(f"{hostfile_line(host)}\n" for host in hosts))
+        # A host that is lost must not be done without: it would be another size.
+        return ["--hostfile", str(path), "--min-hosts", str(len(hosts)), *spelled(self.hosts_given)]
+
+
+def spelled(settings: Mapping[str, OptionValue]) -> list[str]:
+    """Write options as the words of a command line; None as the word that stands for it."""
+    listed: list[str] = []
+    for name, value in settings.items():
+        listed += [flag(name), "none"] if value is None else words({name: value})
+    return listed
+
+
+def fills(script_args: Iterable[str]) -> bool:
+    """Tell whether the script's own arguments have a place for the global batch."""
+    return any("{global_batch}" in word for word in script_args)
+
+
+def filled(word: str, size: Size, batch: int | None) -> str:
+    """Put a size into an argument of the script."""
+    return word.replace("{workers}", str(size.workers)).replace("{global_batch}", str(batch))
+
+
+def usual_method(given: Mapping[str, OptionValue], recipe: Mapping[str, OptionValue]) -> SyncMethod:
+    """Name the way of combining gradients where nobody says which to measure."""
+    if given.get("shards") is not None:
+        return "ordered"
+    own = recipe.get("sync")
+    known: tuple[SyncMethod, ...] = ("ordered", "bf16", "fp16", "powersgd", "local", "diloco")
+    return next((method for method in known if method == own), "allreduce")

@@ -1,0 +1,82 @@
+"""Speeds of networks and short times as people write them: `25gbit`, `1.2GB/s`, `50us`."""
+
+import re
+from math import isfinite
+
+from paceline.errors import UsageError
+
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(.*)", re.IGNORECASE | re.DOTALL)
+_SPEED = re.compile(r"([kmgt]?)(bit|bits|bps|b)(/s|ps)?", re.IGNORECASE)
+_SCALE = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_TIMES_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def parse_bandwidth_bytes_per_s(text: str) -> float:
+    """Read a network's speed: `25gbit`, `10Gbps`, `10 Gbit/s` (bits), `1.2GB/s` (bytes).
+
+    Raises:
+        UsageError: It isn't one, or doesn't say whether bits or bytes are meant.
+    """
+    number, unit = _taken_apart(text)
+    match = _SPEED.fullmatch(unit)
+    value = number * _scale(match) if match else 0.0
+    if not 0 < value < float("inf"):
+        raise UsageError(f"not a network's speed: {text!r}. Write for example 25gbit or 1.2GB/s")
+    return value
+
+
+def _scale(match: re.Match[str]) -> float:
+    """Give the bytes per second of a unit; 0 where bits can't be told from bytes."""
+    prefix, noun, per = match.groups()
+    scale = _SCALE[prefix.lower()]
+    if noun.lower() in ("bit", "bits"):
+        return scale / 8
+    if noun[0] == "B":
+        return scale if per or noun.lower() == "bps" else 0.0
+    # `gb` alone may be either, while `gbps` and `Gb/s` are bits wherever networks are sold
+    return scale / 8 if per or noun.lower() == "bps" else 0.0
+
+
+def parse_short_time_s(text: str) -> float:
+    """Read a time such as `50us`, `0.2ms` or `1s`; `0` is one, too.
+
+    Raises:
+        UsageError: It isn't one, or has no unit.
+    """
+    number, unit = _taken_apart(text)
+    if number == 0 and not unit:
+        return 0.0
+    if unit.lower() not in _TIMES_S or not isfinite(number):
+        raise UsageError(f"not a time: {text!r}. Write for example 50us, 0.2ms or 1s")
+    return number * _TIMES_S[unit.lower()]
+
+
+def _taken_apart(text: str) -> tuple[float, str]:
+    match = _NUMBER.fullmatch(text.strip())
+    return (float(match[1]), match[2].strip()) if match else (-1.0, "?")
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Read whole numbers: `8`, `1,2,4,8`, or doubled from the first to the last, `2..1024`.
+
+    Returns:
+        Each once, ascending.
+
+    Raises:
+        UsageError: It is something else, or one of them is below 1.
+    """
+    sizes: set[int] = set()
+    for word in text.split(","):
+        first, dots, last = word.strip().partition("..")
+        if not first.isdecimal() or (dots and not last.isdecimal()) or int(first) < 1:
+            raise UsageError(
+                f"not numbers of nodes: {text!r}. Write for example 1,2,4,8 or 2..1024"
+            )
+        size, most = int(first), int(last or first)
+        if most < size:
+            raise UsageError(f"{word.strip()!r} ends below its beginning. Write {most}..{size}")
+        while size < most:
+            sizes.add(size)
+            size *= 2
+        sizes.add(most)
+    return tuple(sorted(sizes))

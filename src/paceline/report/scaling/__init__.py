@@ -1,0 +1,1 @@
+"""A scaling study as one self-contained HTML file."""

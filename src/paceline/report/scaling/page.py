@@ -1,0 +1,69 @@
+"""Puts a study's sentences, pictures and tables into one self-contained HTML page."""
+
+import re
+
+from markupsafe import Markup
+
+from paceline.report.reading import text
+from paceline.report.scaling import tables
+from paceline.report.scaling.bars import BarPicture, draw_bars, fixed_picture, step_picture
+from paceline.report.scaling.gaps import find_gaps
+from paceline.report.scaling.lines import draw_lines
+from paceline.report.scaling.measured import Study
+from paceline.report.scaling.pictures import (
+    COLOURS_THERE,
+    Picture,
+    efficiency_picture,
+    learning_pictures,
+    throughput_picture,
+)
+from paceline.report.scaling.state import describe_state
+from paceline.report.scaling.telling import tell_fixed
+from paceline.report.templating import command_text, fill_template
+
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|m?s\b)")
+
+
+def render_page(study: Study) -> str:
+    """Render a study as HTML that needs no network and no script; the same study, the same text."""
+    measured = bool(study.measured)
+    lines = (throughput_picture(study), efficiency_picture(study)) if measured else ()
+    step, fixed = (step_picture(study), fixed_picture(study)) if measured else (None, None)
+    prediction = study.prediction
+    return fill_template(
+        "scaling.html",
+        recipe=text(study.record, "recipe") or study.path.name,
+        paceline=text(study.record, "paceline"),
+        directory=str(study.path),
+        command=command_text(study.record),
+        state=describe_state(study),
+        problems=study.problems,
+        figures=tables.key_figures(study),
+        scaling=[_with_lines(picture) for picture in lines],
+        times=[_with_bars(picture) for picture in (step, fixed) if picture],
+        no_fixed=tell_fixed(study) if measured and fixed is None else "",
+        learning=[_with_lines(picture) for picture in learning_pictures(study)],
+        colours=COLOURS_THERE,
+        table=tables.study_table(study),
+        parts=tables.parts_table(study),
+        repeats=tables.repeats_table(study),
+        prediction=tables.prediction_table(study),
+        advice=() if prediction is None else prediction.text,
+        link=tables.link_text(study),
+        settings=tables.settings_table(study),
+        gaps=find_gaps(study),
+        notes=study.notes,
+    )
+
+
+def _with_lines(picture: Picture) -> tuple[Picture, str, Markup]:
+    return picture, _unbroken(picture.says), Markup(draw_lines(picture))
+
+
+def _with_bars(picture: BarPicture) -> tuple[BarPicture, str, Markup]:
+    return picture, _unbroken(picture.says), Markup(draw_bars(picture))
+
+
+def _unbroken(sentence: str) -> str:
+    """Keep figures and their units on one line."""
+    return _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", sentence)

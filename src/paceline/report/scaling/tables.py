@@ -1,0 +1,306 @@
+"""The page's figures and tables of a study as plain text cells; no HTML here."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from paceline.config.durations import format_duration
+from paceline.config.figures import plural, show_bytes
+from paceline.config.profile import Spread
+from paceline.report import wording
+from paceline.report.reading import number, section, text
+from paceline.report.scaling.measured import Size, Study
+from paceline.report.scaling.series import (
+    efficiency,
+    has_several_alone,
+    largest,
+    method_name,
+    size_name,
+    speed_up_of,
+)
+from paceline.report.scaling.telling import FIXED_NAMES, PART_NAMES
+from paceline.report.sections import KeyFigure, Setting, Table, moment
+
+_MOST_HOSTS = 8
+
+Cell = Callable[[Study, Size], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Column:
+    """A column of the study's table."""
+
+    title: str
+    write: Cell
+    always: bool = True
+    """Whether it stands even where no size has anything to say in it."""
+
+
+def key_figures(study: Study) -> tuple[KeyFigure, ...]:
+    """Choose what to read first: the largest size, and one worker beside it."""
+    alone = study.baseline_images_per_s
+    figures = [KeyFigure(label="One worker", value=wording.three_digits(alone), note="images/s")]
+    top = largest(study)
+    if top and top[0].workers > 1:
+        figures += _of_largest(study, top[0])
+    return tuple(figure for figure in figures if figure.value != wording.NOTHING)
+
+
+def study_table(study: Study) -> Table:
+    """The study's table: a row for each size, and what its training reached where it trained."""
+    methods = {method_name(study, size) for size in study.sizes if size.workers > 1}
+    columns = [column for column in _COLUMNS if _is_told(study, column)]
+    if len(methods) < 2 and not has_several_alone(study):
+        columns = [column for column in columns if column.title != "method"]
+    return Table(
+        header=tuple(column.title for column in columns),
+        rows=tuple(tuple(column.write(study, size) for column in columns) for size in study.sizes),
+    )
+
+
+def parts_table(study: Study) -> Table:
+    """The numbers behind the pictures of steps and fixed costs, in milliseconds."""
+    header = (
+        "size",
+        *(f"{name}, ms" for name in PART_NAMES.values()),
+        *(f"{name}, ms" for name in FIXED_NAMES.values()),
+    )
+    return Table(header=header, rows=tuple(_parts_row(study, size) for size in study.measured))
+
+
+def repeats_table(study: Study) -> Table:
+    """Every single measurement; with a column of problems where there was any."""
+    failed = any(repeat.problem for size in study.sizes for repeat in size.repeats)
+    rows = tuple(
+        (
+            size_name(study, size),
+            str(place),
+            wording.three_digits(repeat.images_per_s),
+            _thousandths(repeat.step_s),
+            repeat.run_dir or wording.NOTHING,
+            *([repeat.problem.partition("\n")[0]] if failed else []),
+        )
+        for size in study.sizes
+        for place, repeat in enumerate(size.repeats, 1)
+    )
+    header = ("size", "repeat", "images/s", "ms a step", "run directory")
+    return Table(header=(*header, "problem") if failed else header, rows=rows)
+
+
+def prediction_table(study: Study) -> Table:
+    """What is predicted, a row for each method and size."""
+    methods = {} if study.prediction is None else study.prediction.methods
+    rows = tuple(
+        (
+            plural(size.workers, "worker"),
+            method,
+            wording.count(size.nodes),
+            wording.whole_percent(size.efficiency),
+            f"{wording.whole_percent(size.low)} to {wording.whole_percent(size.high)}",
+            wording.three_digits(size.images_per_s),
+            _thousandths(size.step_s),
+        )
+        for method, sizes in methods.items()
+        for size in sizes
+    )
+    header = ("size", "method", "nodes", "efficiency", "band", "images/s", "ms a step")
+    return Table(header=header, rows=rows)
+
+
+def link_text(study: Study) -> str:
+    """Say which link the prediction is for; empty where it names none."""
+    link = {} if study.prediction is None else study.prediction.link
+    bandwidth = number(link, "bandwidth_bytes_per_s")
+    round_trip = number(link, "round_trip_s")
+    told = []
+    if bandwidth is not None:
+        told.append(f"{_bits(bandwidth)} between nodes")
+    if round_trip is not None:
+        told.append(f"a round trip of {_short_time(round_trip)}")
+    if source := text(link, "source"):
+        return f"For this network: {source}."
+    return f"For {wording.listed(told)}." if told else ""
+
+
+def settings_table(study: Study) -> tuple[Setting, ...]:
+    """How the study was made."""
+    kept = {
+        "weak": "the batch per worker stays the same (weak)",
+        "strong": "the global batch stays the same (strong)",
+    }
+    record = study.record
+    rows = [
+        ("scaling", kept[study.mode] if text(record, "mode") else ""),
+        ("repeats", wording.count(study.repeats)),
+        ("measured for", wording.length(number(record, "seconds"))),
+        ("device", text(record, "device")),
+        ("cores", wording.count(number(record, "cores"))),
+        ("hosts", _hosts(record.get("hosts"))),
+        ("started", moment(record)),
+    ]
+    rows += [(name, wording.value(v)) for name, v in section(record, "versions").items()]
+    return tuple(
+        Setting(name=name, value=value)
+        for name, value in rows
+        if value not in ("", wording.NOTHING)
+    )
+
+
+def _hosts(hosts: object) -> str:
+    names = [str(host) for host in hosts] if isinstance(hosts, list) else []
+    more = f" and {len(names) - _MOST_HOSTS:,} more" if len(names) > _MOST_HOSTS else ""
+    return ", ".join(names[:_MOST_HOSTS]) + more
+
+
+def _of_largest(study: Study, size: Size) -> list[KeyFigure]:
+    names = [size_name(study, size)]
+    speed_up = speed_up_of(study, size)
+    epoch_s = size.epoch_s
+    return [
+        KeyFigure(
+            label="Throughput",
+            value=wording.three_digits(
+                None if size.images_per_s is None else size.images_per_s.median
+            ),
+            note=f"images/s, {names[0]}",
+        ),
+        KeyFigure(
+            label="Speed-up",
+            value=wording.NOTHING if speed_up is None else wording.times(speed_up),
+            note=f"of {size.workers:,} times",
+        ),
+        KeyFigure(
+            label="Efficiency",
+            value=wording.whole_percent(efficiency(study, size)),
+            note="of one worker's, each",
+        ),
+        KeyFigure(
+            label="Epoch",
+            value=wording.NOTHING if epoch_s is None else format_duration(epoch_s),
+            note=names[0],
+        ),
+    ]
+
+
+def _parts_row(study: Study, size: Size) -> tuple[str, ...]:
+    parts = {} if size.parts is None else asdict(size.parts)
+    fixed = asdict(size.fixed)
+    return (
+        size_name(study, size),
+        *(_thousandths(parts.get(name)) for name in PART_NAMES),
+        *(_thousandths(fixed[name]) for name in FIXED_NAMES),
+    )
+
+
+def _thousandths(time_s: float | None) -> str:
+    return wording.three_digits(None if time_s is None else 1000 * time_s)
+
+
+def _is_told(study: Study, column: _Column) -> bool:
+    cells = {column.write(study, size) for size in study.sizes}
+    return column.always or not cells <= {wording.NOTHING}
+
+
+def _speed(study: Study, size: Size) -> str:
+    return _spread(size.images_per_s, wording.three_digits)
+
+
+def _step(study: Study, size: Size) -> str:
+    return _thousandths(None if size.step_s is None else size.step_s.median)
+
+
+def _efficiency(study: Study, size: Size) -> str:
+    if size.efficiency is None:
+        return wording.whole_percent(efficiency(study, size))
+    return _spread(size.efficiency, _bare_percent, " %")
+
+
+def _bare_percent(share: float) -> str:
+    return wording.whole_percent(share).removesuffix(" %")
+
+
+def _spread(figure: Spread | None, write: Callable[[float], str], unit: str = "") -> str:
+    """Write a figure, and the spread where it shows in the digits: `319 (312 to 325)`."""
+    if figure is None:
+        return wording.NOTHING
+    low, middle, high = (write(value) for value in (figure.low, figure.median, figure.high))
+    around = "" if low == middle == high else f" ({low} to {high})"
+    return f"{middle}{unit}{around}"
+
+
+def _time(time_s: float | None) -> str:
+    return wording.NOTHING if time_s is None else format_duration(time_s)
+
+
+def _bytes(amount: float | None) -> str:
+    return wording.NOTHING if amount is None else show_bytes(amount)
+
+
+def _bits(bytes_per_s: float) -> str:
+    for unit, factor in (("Gbit/s", 1e9), ("Mbit/s", 1e6)):
+        if 8 * bytes_per_s >= factor:
+            return f"{8 * bytes_per_s / factor:.3g} {unit}"
+    return f"{8 * bytes_per_s / 1e3:.3g} kbit/s"
+
+
+def _short_time(time_s: float) -> str:
+    return f"{1e6 * time_s:.3g} µs" if time_s < 1e-3 else wording.seconds(time_s)
+
+
+_COLUMNS = (
+    _Column(title="workers", write=lambda _, size: wording.count(size.workers)),
+    _Column(title="nodes", write=lambda _, size: wording.count(size.nodes)),
+    _Column(title="method", write=lambda study, size: _method(study, size)),
+    _Column(title="learning rate", write=lambda _, size: wording.rate(size.lr), always=False),
+    _Column(title="global batch", write=lambda _, size: wording.count(size.global_batch)),
+    _Column(
+        title="steps an epoch",
+        write=lambda _, size: wording.count(size.steps_per_epoch),
+        always=False,
+    ),
+    _Column(title="epoch time", write=lambda _, size: _time(size.epoch_s), always=False),
+    _Column(title="images/s", write=_speed),
+    _Column(title="efficiency", write=_efficiency),
+    _Column(
+        title="epochs trained",
+        write=lambda _, size: wording.count(size.trained.epochs if size.trained else None),
+        always=False,
+    ),
+    _Column(
+        title="best validation loss",
+        write=lambda _, size: wording.loss(size.trained.best_val_loss if size.trained else None),
+        always=False,
+    ),
+    _Column(
+        title="best validation accuracy",
+        write=lambda _, size: wording.percent(
+            size.trained.best_val_accuracy if size.trained else None
+        ),
+        always=False,
+    ),
+    _Column(
+        title="test loss",
+        write=lambda _, size: wording.loss(size.trained.test_loss if size.trained else None),
+        always=False,
+    ),
+    _Column(
+        title="test top-1",
+        write=lambda _, size: wording.percent(size.trained.test_accuracy if size.trained else None),
+        always=False,
+    ),
+    _Column(
+        title="trained for",
+        write=lambda _, size: _time(size.trained.train_time_s if size.trained else None),
+        always=False,
+    ),
+    _Column(title="ms a step", write=_step),
+    _Column(
+        title="sent a step",
+        write=lambda _, size: _bytes(size.wire_bytes_per_step),
+        always=False,
+    ),
+)
+
+
+def _method(study: Study, size: Size) -> str:
+    is_named = size.workers > 1 or has_several_alone(study)
+    return method_name(study, size) if is_named else wording.NOTHING

@@ -1,0 +1,25 @@
+"""Fills the pages' templates."""
+
+import shlex
+
+from paceline.report.reading import JsonObject
+
+
+def fill_template(name: str, **values: object) -> str:
+    """Fill one of the templates; text is escaped, and a value that is missing is an error."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("paceline.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name).render(values)
+
+
+def command_text(description: JsonObject) -> str:
+    """Give the recorded command as one would type it; empty where none is recorded."""
+    words = description.get("command")
+    return shlex.join(str(word) for word in words) if isinstance(words, list) else ""

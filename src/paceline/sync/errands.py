@@ -1,0 +1,55 @@
+"""A thread that does one thing after another, beside the training."""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import final
+
+_END_S = 2.0
+"""How long the end waits for what is under way: where a worker fails, the others may never come."""
+
+
+@final
+class Errands:
+    """Does errands in the order in which they are given, on one thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        """Args:
+        name: Of the thread.
+        """
+        self._errands: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None]
+        self._errands = queue.SimpleQueue()
+        # A daemon: what it waits for may never come, and the process must be able to end.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def send(self, errand: Callable[[], None]) -> Future[None]:
+        """Have something done. Doesn't block; the result raises what the errand has raised.
+
+        Waiting for it needs no timeout: a collective has one of its own.
+        """
+        done: Future[None] = Future()
+        self._errands.put((errand, done))
+        return done
+
+    def end(self) -> bool:
+        """End the thread once all is done, or leave it behind where that takes too long.
+
+        Returns:
+            Whether it has ended.
+        """
+        self._errands.put(None)
+        self._thread.join(_END_S)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (given := self._errands.get()) is not None:
+            errand, done = given
+            try:
+                errand()
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+            del given, errand, done  # no tensor is kept until the next errand

@@ -1,0 +1,206 @@
+"""`--sync auto`: measures the first steps, and goes on with what they say."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from statistics import median
+from time import perf_counter
+from typing import final
+
+import torch
+
+from paceline.config.files import write_json
+from paceline.config.profile import StepProfile
+from paceline.sync.compression import Compression
+from paceline.sync.localplan import LocalTerms
+from paceline.trainer.autochoice import Choice, final_choice, first_choice
+from paceline.trainer.engine import Engine
+from paceline.trainer.gradients import warmup_steps
+from paceline.trainer.localsync import LocalSync
+from paceline.trainer.making import make_local
+from paceline.trainer.methods import describe_options, may_be_local
+from paceline.trainer.syncing import StepSync, SyncState
+
+_LEAST_STEPS, _MOST_STEPS, _LEAST_S = 8, 64, 2.0
+"""A way is measured for this many steps, or this long, whichever comes first."""
+_ROUND_TRIPS = 5
+
+
+@final
+class AutoSync(StepSync):
+    """Averages in full, then in half precision where that may help, then chooses.
+
+    What is measured differs from start to start; once chosen, a resumed training keeps it.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.compression = Compression(None)
+        """What the gradients of all models travel in."""
+        self.choice: Choice | None = None
+        self._engine = engine
+        self._local: LocalSync | None = None
+        self._full: tuple[StepProfile, float] | None = None
+        """Once steps that average in full are measured: where their time goes, and how long."""
+        self._times_s: list[float] = []
+        self._since_s: float | None = None
+
+    def describe(self) -> str:
+        """Say what was chosen, for the user."""
+        if self.choice is None:
+            return "auto: measuring the first steps"
+        return f"auto: {describe_options(self.choice.options)}, since {self.choice.why}"
+
+    def begin(self, step: int) -> None:
+        """See `StepSync`."""
+        if self._local is not None:
+            self._local.begin(step)
+
+    def begin_pass(self) -> None:
+        """See `StepSync`."""
+        self._since_s = None
+        state = self._engine.course.state
+        if self._local is None and self._is_local and state.epoch >= self._from_epoch:
+            self._go_local(state.step)
+        if self._local is not None:
+            self._local.begin_pass()
+
+    def after_step(self, step: int) -> None:
+        """See `StepSync`."""
+        if self._local is not None:
+            self._local.after_step(step)
+        elif self.choice is None:
+            self._measure()
+
+    def consensus(self) -> None:
+        """See `StepSync`."""
+        if self._local is not None:
+            self._local.consensus()
+
+    def lent(self) -> AbstractContextManager[None]:
+        """See `StepSync`."""
+        return nullcontext() if self._local is None else self._local.lent()
+
+    def gathered(self) -> SyncState:
+        """See `StepSync`."""
+        if self.choice is None:
+            return SyncState()
+        inner = SyncState() if self._local is None else self._local.gathered()
+        values: dict[str, object] = {"choice": self.choice.to_json()}
+        if self._local is not None:
+            values["local"] = dict(inner.values)
+        return replace(inner, values=values)
+
+    def restore(self, state: SyncState, world_size: int) -> str:
+        """See `StepSync`."""
+        found = state.values.get("choice")
+        if found is None:
+            return ""
+        if world_size != self._engine.group.world_size:
+            return (
+                f"--sync auto measures again: it chose for {world_size} workers, and now there are "
+                f"{self._engine.group.world_size}"
+            )
+        self._adopt(Choice.from_json(str(found)))
+        values = state.values.get("local")
+        if values is None:
+            return ""
+        assert isinstance(values, Mapping)
+        self._local = self._made_local()
+        return self._local.restore(replace(state, values=values), world_size)
+
+    def release(self) -> None:
+        """See `StepSync`."""
+        if self._local is not None:
+            self._local.release()
+
+    @property
+    def _is_local(self) -> bool:
+        return self.choice is not None and self.choice.method == "local"
+
+    @property
+    def _from_epoch(self) -> int:
+        return 0 if self.choice is None else self.choice.from_epoch
+
+    def _measure(self) -> None:
+        """Take the time of a step; now and then see whether that is enough. Collective then."""
+        if self._engine.group.device.type != "cpu":
+            torch.accelerator.synchronize()
+        now_s = perf_counter()
+        if self._since_s is not None:
+            self._times_s.append(now_s - self._since_s)
+        self._since_s = now_s
+        steps = len(self._times_s)
+        if steps < _LEAST_STEPS or steps & (steps - 1):
+            return  # at 8, 16, 32 and 64
+        enough = steps >= _MOST_STEPS or sum(self._times_s) >= _LEAST_S
+        own = torch.tensor([enough, median(self._times_s)], dtype=torch.float64)
+        said, step_s = self._engine.group.gather_rows(own)[0].tolist()
+        if said:
+            self._judge(step_s)
+
+    def _judge(self, step_s: float) -> None:
+        """Choose, or try bf16 first. Collective; rank 0 decides.
+
+        Args:
+            step_s: Of the steps just measured, by rank 0's clock.
+        """
+        engine, group = self._engine, self._engine.group
+        if self._full is None:
+            profile = engine.profiler.profile(engine.course)
+            choice = first_choice(profile)
+            if profile is not None:
+                self._full = profile, step_s
+        else:
+            local = may_be_local(engine.config)
+            trip_s = self._round_trip_s()
+            choice = final_choice(*self._full, step_s, trip_s, may_be_local=local)
+        text = group.broadcast_text("" if choice is None else choice.to_json())
+        if not text:
+            self.compression.dtype = torch.bfloat16
+            self._times_s, self._since_s = [], None
+            return
+        chosen = Choice.from_json(text)
+        state = engine.course.state
+        in_time = state.step < warmup_steps(engine)
+        self._adopt(replace(chosen, from_epoch=state.epoch + (not in_time)))
+        if self._is_local and in_time:
+            self._go_local(state.step)
+        self._tell()
+
+    def _adopt(self, choice: Choice) -> None:
+        self.choice = choice
+        self.compression.dtype = torch.bfloat16 if choice.sends_half else None
+        self._engine.profiler.sync = choice.method
+
+    def _go_local(self, step: int) -> None:
+        self._local = self._made_local()
+        self._local.begin(step)
+
+    def _made_local(self) -> LocalSync:
+        assert self.choice is not None
+        made = make_local(self._engine, LocalTerms.of(self.choice.options))
+        assert made is not None  # there are several workers
+        return made
+
+    def _round_trip_s(self) -> float:
+        """Measure how long a small message takes to the next worker and back. Collective."""
+        group, times_s = self._engine.group, []
+        for _ in range(_ROUND_TRIPS):
+            begun_s = perf_counter()
+            group.barrier()
+            times_s.append(perf_counter() - begun_s)
+        return median(times_s) / (group.world_size - 1)  # it goes once around
+
+    def _tell(self) -> None:
+        """Say what was chosen, and note it in `run.json`. Rank 0."""
+        engine = self._engine
+        if engine.group.rank != 0:
+            return
+        engine.console.say(f"--sync {self.describe()}")
+        if engine.run.run_json.exists():
+            record = engine.run.read_run()
+            derived = record.get("derived")
+            told = dict(derived) if isinstance(derived, Mapping) else {}
+            write_json(
+                engine.run.run_json, {**record, "derived": {**told, "sync": self.describe()}}
+            )

@@ -1,0 +1,215 @@
+"""Local steps in a training: full averages first, then each worker on its own, one again at the
+end of each pass over the training data."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import final
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoint.flatten import flatten_optimizer
+from paceline.errors import SnapshotError
+from paceline.sync.local import LocalState, LocalSteps
+from paceline.sync.localplan import LocalTerms
+from paceline.trainer.engine import Engine
+from paceline.trainer.gradients import warmup_steps
+from paceline.trainer.optimizermean import OptimizerMean, mean_state
+from paceline.trainer.ownstates import OwnState, gather_states
+from paceline.trainer.syncing import StepSync, SyncState
+
+
+@final
+class LocalSync(StepSync):
+    """Lets the workers train on their own, and averages their weights.
+
+    Rounds of local steps begin where all workers are alike: with the end of the warm-up, and with
+    each pass over the training data. What is due is settled by the step alone.
+    """
+
+    def __init__(self, engine: Engine, terms: LocalTerms) -> None:
+        """Connect the workers for averages. Collective.
+
+        Args:
+            engine: Of the training.
+            terms: How the weights become one.
+
+        Raises:
+            UsageError: The backend can't carry what is asked for.
+        """
+        self._engine = engine
+        self._local = LocalSteps(terms, engine.group, engine.parts.named_parameters)
+        self._optimizers = OptimizerMean(engine.group)
+        self._warmup_steps = 0
+        self._is_alone = False
+
+    @property
+    def waited_s(self) -> float:
+        """How long this worker's steps have waited for averages of weights."""
+        return self._local.waited_s
+
+    @property
+    def sent_bytes(self) -> float:
+        """What it has sent for averages, of weights and of optimizers' states, on the wire."""
+        return self._local.sent_bytes + self._optimizers.sent_bytes
+
+    def begin(self, step: int) -> None:
+        """See `StepSync`. Local to the worker."""
+        self._warmup_steps = warmup_steps(self._engine)
+        self._part_ways(step)
+
+    def begin_pass(self) -> None:
+        """See `StepSync`. Local to the worker."""
+        if self._is_alone and not self._local.is_apart:
+            self._local.start()
+
+    def after_step(self, step: int) -> None:
+        """See `StepSync`. Collective where an average is sent or due."""
+        if self._is_alone:
+            in_epoch = self._engine.course.state.step_in_epoch
+            self._local.after(min(in_epoch, step - self._warmup_steps))
+        else:
+            self._part_ways(step)
+
+    def consensus(self) -> None:
+        """See `StepSync`: weights by an outer step of all, optimizers' states by their mean."""
+        if not self._local.is_apart:
+            return
+        self._local.agree()
+        parameters = self._engine.parts.named_parameters()
+        for optimizer in self._engine.parts.optimizers:
+            self._optimizers.agree(optimizer, parameters)
+        self._agree_on_scale()
+
+    def lent(self) -> AbstractContextManager[None]:
+        """See `StepSync`."""
+        return self._local.lent()
+
+    def gathered(self) -> SyncState:
+        """See `StepSync`. Collective; a copy of every worker's own state travels to the others."""
+        saved = self._local.state()
+        if not self._local.is_apart:
+            return SyncState(tensors=saved.shared)
+        keeps = self._engine.keeper.writes
+        states = gather_states(self._engine.group, self._own(saved), keeps=keeps)
+        with self._local.lent():
+            model = self._weights() if keeps else {}
+        if not keeps:
+            return SyncState()
+        tensors = dict(saved.shared)
+        for rank, state in enumerate(states):
+            tensors |= {f"{_worker(rank)}{name}": t for name, t in state.tensors.items()}
+        scalers = [_mapping(state.values["scaler"]) for state in states]
+        return SyncState(
+            tensors=tensors,
+            values={
+                "round": saved.values,
+                "warmup_steps": self._warmup_steps,
+                "workers": [dict(state.values) for state in states],
+            },
+            model=model,
+            optimizers=[
+                mean_state([_optimizer_of(state, number) for state in states])
+                for number in range(len(self._engine.parts.optimizers))
+            ],
+            scaler=min(scalers, key=lambda scaler: float(str(scaler.get("scale", 0)))),
+        )
+
+    def restore(self, state: SyncState, world_size: int) -> str:
+        """See `StepSync`. Local to the worker."""
+        shared = {n: t for n, t in state.tensors.items() if not n.startswith(_WORKERS)}
+        of_round, rank = _mapping(state.values.get("round", {})), self._engine.group.rank
+        same = world_size == self._engine.group.world_size
+        same = same and state.values.get("warmup_steps") == warmup_steps(self._engine)
+        if not (of_round and same and self._local.fits(of_round)):
+            self._local.restore(LocalState(shared=shared, own={}, values={}))
+            return _ON_AVERAGE if of_round else ""
+        workers, start = state.values["workers"], _worker(rank)
+        assert isinstance(workers, list)
+        own = OwnState(
+            tensors={
+                n.removeprefix(start): t for n, t in state.tensors.items() if n.startswith(start)
+            },
+            values=_mapping(workers[rank]),
+        )
+        self._local.restore(LocalState(shared=shared, own=dict(own.tensors), values=dict(of_round)))
+        for number, optimizer in enumerate(self._engine.parts.optimizers):
+            found = _optimizer_of(own, number)
+            self._engine.keeper.restore_optimizer(optimizer, found.tensors, found.values)
+        if self._scaler is not None:
+            self._scaler.load_state_dict(dict(_mapping(own.values["scaler"])))
+        return ""
+
+    def release(self) -> None:
+        """See `StepSync`."""
+        self._local.release()
+
+    @property
+    def _scaler(self) -> torch.amp.GradScaler | None:
+        return self._engine.keeper.scaler
+
+    def _part_ways(self, step: int) -> None:
+        """Have each worker go on alone from the end of the warm-up."""
+        if step < self._warmup_steps:
+            return
+        self._is_alone = True
+        for replica in self._engine.stepper.replicas:
+            replica.alone = True
+        self.begin_pass()
+
+    def _own(self, saved: LocalState) -> OwnState:
+        """Put together what a snapshot needs of this worker."""
+        parameters = self._engine.parts.named_parameters()
+        tensors, values = dict(saved.own), []
+        for number, optimizer in enumerate(self._engine.parts.optimizers):
+            slots, plain = flatten_optimizer(optimizer, parameters.items())
+            tensors |= {f"{_optimizer(number)}{name}": slot for name, slot in slots.items()}
+            values.append(plain)
+        scaler = {} if self._scaler is None else self._scaler.state_dict()
+        return OwnState(tensors=tensors, values={"optimizers": values, "scaler": scaler})
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Copy the parameters under all their names."""
+        every = self._engine.parts.model.named_parameters(remove_duplicate=False)
+        return {name: parameter.detach().clone() for name, parameter in every}
+
+    def _agree_on_scale(self) -> None:
+        """Go on with the smallest of the workers' loss scales: it overflows on none of them."""
+        if self._scaler is None:
+            return
+        state = dict(self._scaler.state_dict())
+        names = ("scale", "_growth_tracker")
+        own = torch.tensor([float(state[name]) for name in names], dtype=torch.float64)
+        scale, tracker = self._engine.group.gather_rows(own).amin(0).tolist()
+        self._scaler.load_state_dict({**state, "scale": scale, "_growth_tracker": int(tracker)})
+
+
+_WORKERS = "worker-"
+_ON_AVERAGE = (
+    "Each worker had weights of its own where the snapshot was taken. These workers, or options of "
+    "--sync, are others: all go on from the average"
+)
+
+
+def _worker(rank: int) -> str:
+    return f"{_WORKERS}{rank}/"
+
+
+def _optimizer(number: int) -> str:
+    return f"optimizer-{number}/"
+
+
+def _optimizer_of(state: OwnState, number: int) -> OwnState:
+    start = _optimizer(number)
+    every = state.values["optimizers"]
+    assert isinstance(every, list)
+    return OwnState(
+        tensors={n.removeprefix(start): t for n, t in state.tensors.items() if n.startswith(start)},
+        values=_mapping(every[number]),
+    )
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
+        raise SnapshotError("the snapshot's state of --sync isn't complete")
+    return value

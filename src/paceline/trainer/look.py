@@ -1,0 +1,99 @@
+"""One step looked at closely: what happened when, and what its time was spent on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from time import perf_counter
+from typing import Literal
+
+import torch
+
+Moment = float | torch.cuda.Event
+"""By the host's clock, or in the order of the GPU's own work."""
+
+Happening = Literal[
+    "asked", "batch", "backward", "piece", "computed", "gradients", "updated", "closed"
+]
+"""What is noted of a step.
+
+asked: the next batch is asked for. batch: it is there. backward: a backward pass begins. piece: one
+ends whose gradients stay here. computed: autograd has gone through its graph. gradients: they are
+those of all workers. updated: an optimizer's step is done. closed: the step is over.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What one worker spent a step on, in seconds; together they are the step."""
+
+    data_s: float = 0.0
+    """Waiting for the batch."""
+    forward_s: float = 0.0
+    """From the batch to a backward pass."""
+    backward_s: float = 0.0
+    """Autograd's own work."""
+    wait_s: float = 0.0
+    """From its end until the gradients were those of all workers."""
+    optimizer_s: float = 0.0
+    other_s: float = 0.0
+
+    @property
+    def compute_s(self) -> float:
+        """What this worker does without waiting for others."""
+        return self.data_s + self.forward_s + self.backward_s + self.optimizer_s
+
+    @property
+    def total_s(self) -> float:
+        """The whole step."""
+        return self.compute_s + self.wait_s + self.other_s
+
+
+def now(*, on_gpu: bool) -> Moment:
+    """Note the moment; on a GPU in its stream, so that the host doesn't wait."""
+    if not on_gpu:
+        return perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(begin: Moment, end: Moment) -> float:
+    """Give the time between two moments of the same kind; on a GPU waits until both have passed."""
+    if isinstance(begin, float) and isinstance(end, float):
+        return end - begin
+    assert isinstance(begin, torch.cuda.Event)
+    assert isinstance(end, torch.cuda.Event)
+    end.synchronize()
+    milliseconds: float = begin.elapsed_time(end)
+    return milliseconds / 1000
+
+
+def share_out(marks: Sequence[tuple[Happening, float]]) -> Look:
+    """Tell what the time between a step's marks was spent on. Pure.
+
+    Args:
+        marks: What happened, and when, in seconds; in the order in which it did.
+    """
+    spent = dict.fromkeys(("data", "forward", "backward", "wait", "optimizer", "other"), 0.0)
+    for (before, begun_s), (after, ended_s) in pairwise(marks):
+        spent[_spent_on(before, after)] += ended_s - begun_s
+    return Look(
+        data_s=spent["data"],
+        forward_s=spent["forward"],
+        backward_s=spent["backward"],
+        wait_s=spent["wait"],
+        optimizer_s=spent["optimizer"],
+        other_s=spent["other"],
+    )
+
+
+def _spent_on(before: Happening, after: Happening) -> str:
+    if after == "batch":
+        return "data"
+    if after == "backward":
+        return "forward"  # of a second model or the next piece too
+    if before == "backward" or (before, after) == ("piece", "gradients"):
+        return "backward"
+    if before == "computed":
+        return "wait"
+    return "optimizer" if after == "updated" else "other"

@@ -1,0 +1,37 @@
+"""A model's weights: whether they are numbers at all, and putting a snapshot's into it."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import SnapshotError
+
+
+def are_finite(parameters: list[Tensor]) -> bool:
+    """Tell whether no parameter holds NaN or infinity; the same on every worker."""
+    # Finite weights may have a norm that isn't, but no other way round: one cheap pass settles all
+    # ordinary cases.
+    if not parameters or torch.stack(torch._foreach_norm(parameters)).sum().isfinite():
+        return True
+    return all(bool(parameter.isfinite().all()) for parameter in parameters)
+
+
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put a snapshot's weights into a model, in the model's own memory format.
+
+    Raises:
+        SnapshotError: Names or shapes differ; the first differences are named.
+    """
+    own = model.state_dict()
+    wrong = [f"it lacks {name}" for name in own.keys() - tensors.keys()]
+    wrong += [f"it holds {name}, which the model lacks" for name in tensors.keys() - own.keys()]
+    wrong += [
+        f"{name} has shape {tuple(tensors[name].shape)} in it, {tuple(own[name].shape)} here"
+        for name in own.keys() & tensors.keys()
+        if own[name].shape != tensors[name].shape
+    ]
+    if wrong:
+        shown = "; ".join(sorted(wrong)[:5])
+        raise SnapshotError(f"the snapshot's weights don't fit the model: {shown}")
+    model.load_state_dict(dict(tensors))

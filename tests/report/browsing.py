@@ -1,0 +1,84 @@
+"""Pages in a real Chromium: how tests start it, open a file, and look at what was asked for."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from selenium.webdriver import Chrome, ChromeOptions
+from selenium.webdriver.chrome.service import Service
+
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+def find_program(*names: str) -> str:
+    for name in names:
+        if path := shutil.which(name):
+            return path
+    message = f"{' or '.join(names)} is missing"
+    if os.environ.get("CI") == "true":
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+@contextmanager
+def start_browser(profile: Path) -> Iterator[Chrome]:
+    options = ChromeOptions()
+    options.binary_location = find_program("chromium", "chromium-browser", "google-chrome")
+    for flag in (*FLAGS, f"--user-data-dir={profile}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    driver = Chrome(options=options, service=Service(find_program("chromedriver")))
+    yield driver
+    driver.quit()
+
+
+def emulate(browser: Chrome, *, width: int, scheme: str) -> None:
+    screen = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+
+def open_file(browser: Chrome, page: Path, *, width: int, scheme: str = "light") -> None:
+    for kind in ("performance", "browser"):
+        browser.get_log(kind)  # Forget the pages before.
+    emulate(browser, width=width, scheme=scheme)
+    browser.get(page.as_uri())
+    opened = "document.querySelectorAll('details').forEach(d => d.open = true)"
+    browser.execute_script(opened)
+
+
+def requested(browser: Chrome) -> list[str]:
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    sent = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    page = browser.current_url  # Chromium's own start page may still be loading its parts.
+    return [params["request"]["url"] for params in sent if params["documentURL"] == page]
+
+
+CONTRAST = """
+    const parse = c => c.match(/[\\d.]+/g).slice(0, 3).map(Number);
+    const shine = c => { const [r, g, b] = parse(c).map(v => {
+        v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+    const paper = shine(getComputedStyle(document.body).backgroundColor);
+    const ratios = [...document.querySelectorAll('body *')].map(element => {
+        const style = getComputedStyle(element);
+        const own = element instanceof SVGTextElement ? style.fill : style.color;
+        const other = shine(own);
+        return (Math.max(paper, other) + 0.05) / (Math.min(paper, other) + 0.05); });
+    return [getComputedStyle(document.body).backgroundColor, Math.min(...ratios)];
+"""
+# The contrast ratio of WCAG 2.2, "relative luminance" and success criterion 1.4.3.

@@ -1,0 +1,75 @@
+"""The directory of a study."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import UsageError
+from paceline.study.scaling.studydir import OF_TRAINED, StudyDirectory
+from tests.study.scaling.studies import ASKED, ec2_like, keep_record, measured, size
+
+
+def test_a_new_directory_and_the_same_study_again(tmp_path: Path) -> None:
+    place = StudyDirectory(tmp_path / "deep" / "study")
+    assert place.prepare(ASKED.asked)
+    place.write(ec2_like())
+    assert not place.prepare(ASKED.asked)
+    assert json.loads(place.study_json.read_text())["kind"] == "scale"
+    assert place.study_csv.read_text().startswith("workers,nodes,method")
+    later = place.begun(replace(ASKED, started_at="2026-02-02T00:00:00+00:00"))
+    assert later.started_at == ASKED.started_at
+
+
+@pytest.mark.parametrize(
+    ("now", "message"),
+    [
+        ({"--mode": "strong"}, "holds a study with --mode weak, and now there is --mode strong"),
+        ({"--mode": "weak", "--lr": 0.1}, "with no --lr, and now there is --lr 0.1"),
+    ],
+)
+def test_another_study_is_refused(now: dict[str, object], message: str, tmp_path: Path) -> None:
+    place = StudyDirectory(tmp_path)
+    place.write(ASKED)
+    with pytest.raises(UsageError, match=message):
+        place.prepare(now)
+
+
+def test_whole_trainings_may_come_later_but_not_others(tmp_path: Path) -> None:
+    place = StudyDirectory(tmp_path)
+    trained = {**ASKED.asked, OF_TRAINED: {"--epochs": 3}}
+    place.write(ASKED)
+    place.prepare(trained)
+    place.write(place.begun(replace(ASKED, asked=trained)))
+    place.prepare({**ASKED.asked, OF_TRAINED: None})
+    place.write(place.begun(replace(ASKED, asked={**ASKED.asked, OF_TRAINED: None})))
+    with pytest.raises(UsageError, match="options of --train"):
+        place.prepare({**ASKED.asked, OF_TRAINED: {"--epochs": 4}})
+
+
+def test_what_holds_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(UsageError, match="holds no study"):
+        StudyDirectory(tmp_path).prepare({})
+    (tmp_path / "study.json").write_text("[]")
+    with pytest.raises(UsageError, match="holds no study of scaling"):
+        StudyDirectory(tmp_path).prepare({})
+    with pytest.raises(UsageError, match="can't be used"):
+        StudyDirectory(tmp_path / "mine.txt" / "study").prepare({})
+
+
+def test_two_studies_do_not_share_a_directory(tmp_path: Path) -> None:
+    place = StudyDirectory(tmp_path)
+    with place.lock(), pytest.raises(UsageError, match="is running in"), place.lock():
+        pass
+
+
+def test_sizes_measured_before_are_told_too(tmp_path: Path) -> None:
+    place = StudyDirectory(tmp_path)
+    keep_record(tmp_path, measured(8, 1.0, sync="local", number=4))
+    (tmp_path / "measured" / "notes.json").write_text("{}")
+    sizes = place.sizes_besides((size(1, nodes=1), size(16, nodes=1)), ())
+    assert [each.name for each in sizes] == ["1-allreduce", "8-local", "16-allreduce"]
+    assert place.rounds(3) == 4
+    assert place.rounds(5) == 5

@@ -240,7 +240,7 @@ def scale_buckets(shape: Shape) -> None:
 
 @contextmanager
 def thinned_buckets(shape: Shape) -> Iterator[None]:
-    """Have the cost model know that buckets are thinned like the network."""
+    """Have `--sync auto` know, in a worker, that buckets are thinned like the network."""
     usual = cost.FIRST_BYTES, cost.MOST_BYTES
     cost.FIRST_BYTES = cost.MOST_BYTES = shape.bucket_bytes
     try:

@@ -3,8 +3,9 @@
     python -m benchmarks.prediction [--quick] [--repeats N] [--only WORDS] [--check] [--json FILE]
 
 For each network the profile of a training on one host, and for each rate the link between two hosts
-(a ping-pong and a stream, as `paceline doctor` measures it), go into the model of `sync/cost.py`;
-then each setting is trained. The hosts are network namespaces (needs root and iproute2), and their
+(a stream, as `paceline doctor` measures it, and a small all-reduce of as many hosts, since Gloo's
+own work counts where many share two cores), go into the model of `sync/cost.py`; then each setting
+is trained. The hosts are network namespaces (needs root and iproute2), and their
 computation is EMULATED by waits: see `benchmarks/emulated.py`.
 """
 
@@ -12,15 +13,15 @@ import argparse
 import signal
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import final
 
-from benchmarks.emulated import NETWORKS, thinned_buckets
+from benchmarks.emulated import NETWORKS
 from benchmarks.figures import Figure, Report, markdown, parser
 from benchmarks.fleet import FIRST_HELP, Fleet, fleet
 from benchmarks.ordered_hosts import why_not
 from benchmarks.scaling import EVERY, Method, local, own_compute
-from benchmarks.trials import Outcome, Trial, Wire, measure_link, run, serve
+from benchmarks.trials import Outcome, Trial, Wire, measure_link, ring_step_s, run, serve
 from paceline.config.profile import StepProfile
 from paceline.sync.cost import Compute, Machine, StepCost, step_cost
 from paceline.sync.network import Cluster, Network
@@ -127,8 +128,8 @@ def predict(setting: Setting, compute: Compute, wire: Wire) -> StepCost:
     )
     cluster = Cluster(nodes=setting.workers, network=network)
     method = SyncOptions(**setting.method.settings)  # type: ignore[arg-type]  # all are its own
-    with thinned_buckets(NETWORKS[setting.network]()):
-        return step_cost(compute, method, cluster, Machine.usual("cpu"))
+    thinned = replace(compute, bucket_bytes=NETWORKS[setting.network]().bucket_bytes)
+    return step_cost(thinned, method, cluster, Machine.usual("cpu"))
 
 
 def compute_of(network: str, alone: Outcome) -> Compute:
@@ -149,7 +150,7 @@ def measure(
         cases = []
         for rate in rates:
             hosts.set_rate(rate)
-            wire = measure_link(hosts)
+            wires = _wires([s.workers for s in settings if s.rate == rate], hosts)
             here = [
                 Case(
                     setting=setting,
@@ -159,13 +160,20 @@ def measure(
                 )
                 for setting in settings
                 if setting.rate == rate
-                for own in (alone[setting.network],)
+                for own, wire in ((alone[setting.network], wires[setting.workers]),)
             ]
             for number in range(repeats):
                 for case in here if number % 2 else reversed(here):
                     case.outcomes.append(_measured(case.setting, hosts, number))
             cases += here
     return cases, [own.profile for own in alone.values() if own.profile is not None]
+
+
+def _wires(numbers: Sequence[int], hosts: Fleet) -> dict[int, Wire]:
+    """Measure the way between two hosts, and a small message's in a ring of so many of them."""
+    wire = measure_link(hosts)
+    each = sorted(set(numbers))
+    return {n: replace(wire, round_trip_s=ring_step_s(hosts, n)) for n in each}
 
 
 def _alone(network: str, hosts: Fleet) -> Outcome:
@@ -211,17 +219,18 @@ def judge(cases: Sequence[Case]) -> list[Figure]:
 
 def remarks(cases: Sequence[Case], profiles: Sequence[StepProfile]) -> list[str]:
     """Say how it was measured."""
-    links = {case.setting.rate: case.wire for case in cases}
+    links = {(case.setting.rate, case.setting.workers): case.wire for case in cases}
     shown = (
-        f"{rate} Mbit/s: {8e-6 * wire.bandwidth_bytes_per_s:.0f} Mbit/s, "
+        f"{rate} Mbit/s, {workers} hosts: {8e-6 * wire.bandwidth_bytes_per_s:.0f} Mbit/s, "
         f"{1e6 * wire.round_trip_s:.0f} us"
-        for rate, wire in links.items()
+        for (rate, workers), wire in sorted(links.items())
     )
     source = "the profile of one host" if profiles else "what one host was told to wait for"
     return [
         "EMULATED: forward and backward wait instead of computing, since all hosts share this "
         "machine's cores; gradients, their order, the methods and the network stack are real",
-        f"predicted from {source} and a link between two: {'; '.join(shown)}",
+        f"predicted from {source}, a stream between two hosts and a step of a small all-reduce: "
+        + "; ".join(shown),
     ]
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import final
 
-from benchmarks.emulated import FORWARD, Shape, arrivals, thinned_buckets, vgg19
+from benchmarks.emulated import FORWARD, Shape, arrivals, vgg19
 from benchmarks.figures import Figure, Report, markdown, median_figure, parser
 from benchmarks.fleet import FIRST_HELP, Fleet, fleet
 from benchmarks.ordered_hosts import why_not
@@ -157,6 +157,7 @@ def own_compute(shape: Shape, compute_s: float, alone_s: float) -> Compute:
         after_s=max(0.0, alone_s - compute_s),
         gradients=tuple(ready),
         parameter_bytes=shape.bytes,
+        bucket_bytes=shape.bucket_bytes,
     )
 
 
@@ -178,8 +179,7 @@ def modelled_s(megabits_per_s: float, compute: Compute, workers: int) -> float:
         bandwidth_bytes_per_s=GOODPUT * megabits_per_s * 1e6 / 8, round_trip_s=_ROUND_TRIP_S
     )
     cluster = Cluster(nodes=workers, network=network)
-    with thinned_buckets(vgg19()):
-        return step_cost(compute, SyncOptions(sync="allreduce"), cluster).step_s
+    return step_cost(compute, SyncOptions(sync="allreduce"), cluster).step_s
 
 
 def calibrate(hosts: Fleet, plan: Plan) -> tuple[float, list[str]]:

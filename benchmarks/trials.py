@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from time import perf_counter, process_time
 from typing import cast
 
@@ -42,6 +42,8 @@ BATCH = 32
 _CPU = torch.device("cpu")
 _TIMEOUT_S = 120.0
 _STREAM_S = 1.5
+_SMALL = 50
+"""Small all-reduces, of which the median counts."""
 _USUAL: Settings = {
     "progress": "off",
     "device": "cpu",
@@ -124,6 +126,16 @@ def achieved_bytes_per_s(workers: Fleet, number: int, size_bytes: int) -> float:
     return 2 * (number - 1) / number * size_bytes / seconds
 
 
+def ring_step_s(workers: Fleet, number: int) -> float:
+    """Measure what a step of a ring over `number` workers takes for next to nothing: Gloo's work.
+
+    A bare message and its answer are faster: threads have to be woken, and share the cores.
+    """
+    meeting = workers.meeting()
+    request = {"do": "ring", "meeting": meeting, "workers": number}
+    return _mean(workers.ask([request] * number), "seconds") / (2 * (number - 1))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Wire:
     """The way between two hosts."""
@@ -158,6 +170,8 @@ def serve(seat: Seat, request: Mapping[str, object]) -> Answer:
         case "all_reduce":
             number, size = cast(int, request["workers"]), cast(int, request["bytes"])
             return _all_reduce(seat, number, str(request["meeting"]), size)
+        case "ring":
+            return _small_all_reduce(seat, cast(int, request["workers"]), str(request["meeting"]))
         case "listen":
             return _listen(seat, Tokens(**cast(dict[str, str], request["tokens"])))
         case "call":
@@ -245,6 +259,19 @@ def _all_reduce(seat: Seat, workers: int, meeting: str, size_bytes: int) -> Answ
         seconds = perf_counter() - began_s
         group.barrier()
     return {"seconds": seconds}
+
+
+def _small_all_reduce(seat: Seat, workers: int, meeting: str) -> Answer:
+    with _group(seat, workers, meeting, {}) as group:
+        values = torch.ones(workers)
+        dist.all_reduce(values)
+        group.barrier()
+        stamps = [perf_counter()]
+        for _ in range(_SMALL):
+            dist.all_reduce(values.fill_(1.0))
+            stamps.append(perf_counter())
+        group.barrier()
+    return {"seconds": median(after - before for before, after in pairwise(stamps))}
 
 
 def _listen(seat: Seat, tokens: Tokens) -> Answer:

@@ -136,8 +136,10 @@ def bucket_sizes(group: Group, build: Callable[[], Shape]) -> list[int]:
 def test_the_model_knows_the_buckets(build: Callable[[], Shape]) -> None:
     found = run_ranks(2, bucket_sizes, build)[0]
     shape = build()
+    ready = [Arrival(at_s=at, bytes=b) for at, b in arrivals(shape, 1.0)]
+    expected = cost.buckets(ready, shape.bucket_bytes)
     with thinned_buckets(shape):
-        expected = cost.buckets([Arrival(at_s=at, bytes=b) for at, b in arrivals(shape, 1.0)])
+        assert cost.buckets(ready) == expected
     assert sum(found) == sum(bucket.bytes for bucket in expected) == shape.bytes
     assert len(found) == len(expected) > 3
     for size, bucket in zip(found, expected, strict=True):

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.emulated import vgg19
 from benchmarks.fleet import Answer, Fleet, Seat, fleet
 from benchmarks.ordered_hosts import why_not
-from benchmarks.trials import Trial, achieved_bytes_per_s, measure_link, run, serve
+from benchmarks.trials import Trial, achieved_bytes_per_s, measure_link, ring_step_s, run, serve
 
 pytestmark = pytest.mark.ranks
 TINY = Trial(network="vgg19", compute_s=0.01, workers=2, lead=2, steps=2)
@@ -57,6 +57,7 @@ def test_trainings_and_links_on_loopback() -> None:
             assert found.step_s > TINY.compute_s
             assert found.cores > 0
         assert achieved_bytes_per_s(workers, 2, 1 << 16) > 0
+        assert 0 < ring_step_s(workers, 2) < 1
 
 
 @pytest.mark.hosts

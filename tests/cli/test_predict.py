@@ -67,6 +67,7 @@ def test_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["RUN", "--link", "1gbit", "--pays", "2"], "at most 1"),
         (["RUN", "--link", "1gbit", "--mtbf", "often"], "not a duration"),
         (["RUN", "--link", "1gbit", "--sync-every", "4", "--sync-delay", "4"], "--sync-delay 4"),
+        (["RUN", "--link", "1gbit", "--sync-every", "0"], "--sync-every must be at least 1"),
         (["RUN", "--link", "1gbit", "--mode", "strong", "--nodes", "64"], "64 workers can't share"),
         (["RUN", "--link", "1gbit", "--snapshot-every", "5m"], "give --mtbf as well"),
         (

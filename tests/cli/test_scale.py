@@ -59,7 +59,7 @@ def test_a_study_is_interrupted_and_gone_on_with(paceline: Paceline, tmp_path: P
         ((), "what to measure is missing"),
         (("nowhere.py",), "there is no file nowhere.py"),
         (("digit",), "unknown recipe 'digit'"),
-        (("digits", "--workers", "1,x"), "'x' is no number of workers"),
+        (("digits", "--workers", "1,x"), "not numbers of workers: '1,x'"),
         (("digits", "--sync", "local"), "say --methods"),
         (("digits", "--sync-every", "4"), "--sync-every has no effect with --methods allreduce"),
         (("digits", "--epochs", "3"), "--epochs has no effect without --train"),

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.dist.group import Group
-from paceline.sync.compression import Compression, ring_bytes
+from paceline.sync.compression import Compression
+from paceline.sync.network import ring_bytes
 from paceline.sync.replica import Replica
 from tests.support.branches import assert_close, bits, both, fresh, gradients, rows_of, scores_of
 from tests.support.ranks import run_ranks

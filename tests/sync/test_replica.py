@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.dist.group import Group
+from paceline.sync.powersgd import PowerSGD
 from paceline.sync.replica import Replica
 from tests.support.branches import (
     Branches,
@@ -242,3 +243,24 @@ def test_a_gradient_lost_later_is_an_error_that_names_it() -> None:
 
     with pytest.raises(RankError, match=r"spare.weight, spare.bias got no gradient .* rank 1"):
         run_ranks(2, body)
+
+
+def test_what_got_no_gradient_is_said_once_and_an_abandoned_step_counts_for_nothing() -> None:
+    def body(group: Group) -> tuple[tuple[str, ...], tuple[str, ...], set[str]]:
+        model = nn.ModuleDict({"used": nn.Linear(2, 1), "spare": nn.Linear(2, 1)})
+        replica = Replica(model, group, forward=lambda inputs: model["used"](inputs))
+        model(torch.ones(1, 2)).sum().backward()
+        first = replica.settle()
+        replica.alone = True
+        model(torch.ones(1, 2)).sum().backward()
+        second = replica.settle()
+        replica.alone = False
+        replica.defer_to(PowerSGD(group.world_size, 1))
+        model(torch.ones(1, 2)).sum().backward()
+        replica.forget()
+        return first, second, replica._reached
+
+    for first, second, reached in run_ranks(2, body):
+        assert set(first) == {"spare.weight", "spare.bias"}
+        assert second == ()
+        assert reached == set()

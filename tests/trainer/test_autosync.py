@@ -5,17 +5,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
 from paceline.config.fields import OptionValue
 from paceline.dist.group import Group
 from paceline.trainer import autosync
 from paceline.trainer.autochoice import Choice
+from paceline.trainer.autosync import AutoSync
 from tests.support.ranks import run_ranks
+from tests.support.sessions import net, pair_of, points, session_on, sgd
 from tests.support.trainings import Outcome, StopAt, configure, noisy_job, run_training_on
 
 pytestmark = pytest.mark.ranks
 AUTO: dict[str, OptionValue] = {"sync": "auto", "optimizer": "sgd", "momentum": 0.9}
 LOCAL = Choice(method="local", why="a test says so", every=3, delay=1, half_first=True)
+AUTO_SCRIPT: dict[str, OptionValue] = {"sync": "auto", "progress": "plain"}
 HALF = Choice(method="bf16", why="a test says so")
 
 
@@ -99,3 +104,68 @@ def test_other_workers_measure_again(tmp_path: Path) -> None:
     found = run_ranks(3, train, tmp_path, LOCAL, None, 9, None)
     assert found[0].summary["sync_chosen"] == "local"
     assert found[0].step == 63
+
+
+def test_epochs_of_one_step_are_measured_as_well(tmp_path: Path) -> None:
+    def body(group: Group) -> str:
+        autosync._LEAST_S = 0.0
+        vars(autosync).update({"first_choice": lambda _: HALF})
+        with session_on(group, tmp_path, AUTO_SCRIPT) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points(8)), global_batch=8)
+            for _ in s.epochs(9):
+                for batch in batches:
+                    s.step(F.cross_entropy(model(pair_of(batch)[0]), pair_of(batch)[1]))
+            sync = s.engine.sync
+            assert isinstance(sync, AutoSync)
+            return sync.describe()
+
+    for said in run_ranks(2, body):
+        assert said == "auto: bf16, since a test says so"
+
+
+def test_rank_0_alone_chooses_and_only_what_the_training_can_bear(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A script that steps outside the loop has no local steps, whenever it begins to."""
+
+    def body(group: Group) -> str:
+        autosync._LEAST_S = 0.0
+
+        def choose(_: object) -> Choice:
+            assert group.rank == 0
+            return LOCAL
+
+        vars(autosync).update({"first_choice": choose})
+        with session_on(group, tmp_path, AUTO_SCRIPT) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points()), global_batch=8)
+            for epoch in s.epochs(4):
+                if epoch == 2:  # the choice is made, and hasn't begun
+                    s.step(model(torch.ones(2, 5)).square().mean())
+                for batch in batches:
+                    s.step(F.cross_entropy(model(pair_of(batch)[0]), pair_of(batch)[1]))
+            sync = s.engine.sync
+            assert isinstance(sync, AutoSync)
+            return sync.describe()
+
+    for said in run_ranks(2, body):
+        assert said.startswith("auto: bf16, since local steps don't go with this training")
+    assert capfd.readouterr().out.count("local steps don't go with this training") == 1
+
+
+def test_a_resumed_training_that_cannot_be_local_goes_on_alike(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_ranks(2, train, tmp_path, LOCAL, None, 5, StopAt(rank=1, forward=16))
+
+    def body(group: Group) -> Outcome:
+        vars(autosync).update({"can_be_local": lambda _: False})
+        return train(group, tmp_path, LOCAL, None, 5, None)
+
+    found = run_ranks(2, body)
+    assert found[0].summary["sync_chosen"] == "bf16"
+    assert found[0].step == 35
+    assert "all go on from the average" in capfd.readouterr().out

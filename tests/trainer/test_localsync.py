@@ -123,7 +123,7 @@ def test_resuming_within_a_round_changes_no_bit(
 
 
 @pytest.mark.parametrize(
-    ("worlds", "sync"), [((2, 3), "local"), ((3, 1), "diloco"), ((1, 2), "diloco")]
+    ("worlds", "sync"), [((2, 3), "local"), ((2, 1), "local"), ((1, 2), "diloco")]
 )
 def test_other_workers_go_on_from_the_average(
     worlds: tuple[int, int], sync: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -146,7 +146,7 @@ def test_other_workers_go_on_from_the_average(
     capfd.readouterr()
     then = train(after, tmp_path, settings)
     said = "all go on from the average" in capfd.readouterr().out
-    assert said == ((before > 1 and after > 1) or sync == "diloco")
+    assert said == (before > 1 or sync == "diloco")
     assert (first[0].step, then[0].epoch, then[0].summary["samples_seen"]) == (5, 3, 150)
     for other in then[1:]:
         assert all(map(torch.equal, other.parameters, then[0].parameters))
@@ -159,7 +159,9 @@ def test_plain_training_goes_on_from_local_steps_and_back(
     assert train(2, tmp_path, LOCAL, StopAt(rank=0, forward=5))[0].step == 5
     capfd.readouterr()
     assert train(2, tmp_path, {}, StopAt(rank=0, forward=6))[0].step == 11
-    assert "written with --sync local" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "written with --sync local" in said
+    assert "all go on from the average" in said
     ended = train(2, tmp_path, DILOCO)
     assert ended[0].step == 21
     assert "written with --sync allreduce" in capfd.readouterr().out

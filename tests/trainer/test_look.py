@@ -69,6 +69,27 @@ def test_two_models_that_are_trained_by_turns_add_up() -> None:
     )
 
 
+def test_averages_of_weights_are_left_out_since_every_step_counts_them() -> None:
+    averaged: Marks = [*WHOLE[:-1], ("stepped", 32.0), ("averaged", 132.0), ("closed", 133.0)]
+    look = share_out(averaged)
+    assert look.other_s == 2.0
+    assert look.total_s == 33.0
+
+
+def test_what_a_method_computes_of_gradients_is_no_wait() -> None:
+    own: Marks = [
+        ("sent", 8.0),
+        ("came", 10.0),
+        ("sent", 14.0),
+        ("came", 22.0),
+        ("gradients", 38.0),
+        ("updated", 39.0),
+    ]
+    look = share_out([*WHOLE[:4], *own])
+    assert look.wait_s == 2.0 + 8.0
+    assert look.other_s == 1.0 + 4.0 + 16.0
+
+
 @pytest.mark.parametrize("marks", [WHOLE, WHOLE[:3], WHOLE[:1], []])
 def test_nothing_is_lost(marks: Marks) -> None:
     assert share_out(marks).total_s == (marks[-1][1] if marks else 0.0)

@@ -63,7 +63,7 @@ def test_waiting_is_told_from_computing(tmp_path: Path, shards: int | None) -> N
     assert fast.collectives - begun0.collectives > 2 * 8
     assert (fast.step, fast.steps, slow.steps) == (16, 16, 16)
     assert fast.waiting_s > 0.5 * 16 * _SLOW_S
-    assert slow.waiting_s < fast.waiting_s / 2
+    assert slow.waiting_s < fast.waiting_s
     assert slow.total_s - slow.waiting_s - slow.data_s > 0.5 * 16 * _SLOW_S
 
 

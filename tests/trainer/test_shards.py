@@ -243,7 +243,7 @@ def _script(group: Group, directory: Path, fault: str) -> None:
         seen = 0
         for _ in s.epochs(1):
             for x, y in map(pair_of, batches):
-                if fault == "left out" and s.engine._batch and s.engine._batch.part == 1:
+                if fault == "left out" and s.engine.batch and s.engine.batch.part == 1:
                     continue
                 loss = F.cross_entropy(model(x), y)
                 if fault == "twice":

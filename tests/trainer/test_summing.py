@@ -1,4 +1,4 @@
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, replace
 
 import pytest
@@ -8,10 +8,23 @@ from paceline.trainer.pace import Lap
 from paceline.trainer.summing import Told, parts_of, spread_of
 
 
-def told(waits_s: Mapping[str, float], **more: float) -> Told:
+def told(
+    waits_s: Mapping[str, float],
+    averagings_s: Sequence[float] = (),
+    agreements_s: Sequence[float] = (),
+    **more: float,
+) -> Told:
     usual = {"data_s": 1.0, "forward_s": 2.0, "backward_s": 4.0, "optimizer_s": 1.0}
-    averages = {"agreeing_s": 0.0, "averaging_s": 0.0, "syncing_s": 0.0}
-    return Told(host="here", steps=len(waits_s), waits_s=waits_s, **{**usual, **averages, **more})
+    return Told(
+        host="here",
+        steps=len(waits_s),
+        waits_s=waits_s,
+        agreements_s={str(step): wait_s for step, wait_s in enumerate(agreements_s)},
+        agreement_steps=10,
+        averagings_s={str(step): wait_s for step, wait_s in enumerate(averagings_s)},
+        averaging_steps=4,
+        **{"syncing_s": 0.0, **usual, **more},
+    )
 
 
 def test_who_waits_least_waits_for_the_network_and_the_others_for_it() -> None:
@@ -38,12 +51,23 @@ def test_only_steps_that_all_have_looked_at_are_compared() -> None:
 
 
 def test_averages_of_weights_count_by_the_least_wait_too() -> None:
-    one = told({}, averaging_s=0.5, agreeing_s=0.1, syncing_s=0.4)
-    other = told({}, averaging_s=1.5, agreeing_s=0.3, syncing_s=0.4)
+    one = told({}, [2.0], [1.0], syncing_s=0.4)
+    other = told({}, [6.0], [3.0], syncing_s=0.4)
     parts = parts_of([one, other], 8.0 + 0.5 + 0.5 + 0.1 + 0.5)
     assert parts.exposed == pytest.approx(0.5)
     assert parts.waiting == pytest.approx(0.5 + 0.1)
     assert parts.other == pytest.approx(0.4 + 0.1)
+
+
+def test_the_slowest_may_be_another_one_at_each_average_and_exchange() -> None:
+    one, other = told({}, [4.0, 0.0], [10.0, 0.0]), told({}, [0.0, 4.0], [0.0, 10.0])
+    parts = parts_of([one, other], 8.0 + 1.0 + 1.0)
+    assert (parts.exposed, parts.waiting, parts.other) == pytest.approx((0.0, 1.0 + 1.0, 0.0))
+
+
+def test_an_exchange_that_took_long_once_says_nothing_of_the_others() -> None:
+    parts = parts_of([told({}, [], [0.1, 0.1, 60.0])], 8.0 + 3 * 0.1 / 10)
+    assert parts.other == pytest.approx(3 * 0.1 / 10)
 
 
 @pytest.mark.parametrize("step_s", [5.0, 50.0])

@@ -63,7 +63,7 @@ def _question(evidence: "Evidence", options: PredictOptions) -> "Question":
         if within is not None
         else None,
         methods=options.chosen_methods(),
-        choose_every=options.sync_every is None and options.sync_delay is None,
+        choose_every=options.sync_every is None,
         pays=options.pays,
         price_per_hour=options.price,
         assumed=_assumed(evidence, options),

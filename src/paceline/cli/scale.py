@@ -34,13 +34,14 @@ def main(tokens: Sequence[str]) -> int:
 
 
 def _in_its_directory(asked: Asked) -> int:
-    is_new = asked.place.prepare(asked.settled)
+    was_there = asked.place.path.is_dir()
+    is_new = asked.place.prepare(asked.settled, asked.methods)
     with asked.place.lock():
         try:
             return _scale(asked)
         except UsageError:
             if is_new:
-                asked.place.discard()
+                asked.place.discard(keep=was_there)
             raise
 
 

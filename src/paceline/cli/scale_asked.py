@@ -270,7 +270,7 @@ def _settled(
         "recipe or script": commands.target,
         "--mode": options.mode,
         "--seconds": options.seconds,
-        "hosts": [host.name for host in hosts],
+        "hosts": [f"{host.name}:{host.slots}" for host in hosts],
         "the script's arguments": list(commands.script_args),
         **{flag(n): v for n, v in given.items() if n not in ONLY_TRAINED},
         OF_TRAINED: ends if options.train else None,

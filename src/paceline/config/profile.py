@@ -46,13 +46,15 @@ class StepParts:
     backward: float
     """Autograd's own work."""
     exposed: float
-    """Communication that isn't hidden behind computation, of the slowest worker."""
+    """Communication that isn't hidden behind computation, of the slowest worker; conversion to and
+    from fewer bits too, as far as it is waited for."""
     waiting: float
     """Waiting for the slowest worker."""
     optimizer: float
     """Clipping, the optimizer's step, zeroing."""
     other: float
-    """What is left: counting, agreeing, showing progress."""
+    """What is left: counting, agreeing, showing progress; what PowerSGD computes, and what averages
+    of weights take besides waiting for them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,8 +56,12 @@ def _taken_apart(text: str) -> tuple[float, str]:
     return (float(match[1]), match[2].strip()) if match else (-1.0, "?")
 
 
-def parse_sizes(text: str) -> tuple[int, ...]:
+def parse_sizes(text: str, things: str = "nodes") -> tuple[int, ...]:
     """Read whole numbers: `8`, `1,2,4,8`, or doubled from the first to the last, `2..1024`.
+
+    Args:
+        text: As the user wrote it.
+        things: What they count, for the message.
 
     Returns:
         Each once, ascending.
@@ -70,7 +74,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         first, dots, last = word.strip().partition("..")
         if not first.isdecimal() or (dots and not last.isdecimal()) or int(first) < 1:
             raise UsageError(
-                f"not numbers of nodes: {text!r}. Write for example 1,2,4,8 or 2..1024"
+                f"not numbers of {things}: {text!r}. Write for example 1,2,4,8 or 2..1024"
             )
         size, most = int(first), int(last or first)
         if most < size:

@@ -13,6 +13,8 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not de
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.sync.network import ring_bytes
+
 
 @final
 class Compression:
@@ -37,11 +39,6 @@ class Compression:
         if self.dtype is None or dtype.itemsize <= self.dtype.itemsize:
             return dtype
         return self.dtype
-
-
-def ring_bytes(total: float, workers: int) -> float:
-    """Count what each worker sends in a ring all-reduce of so many bytes."""
-    return 2 * (workers - 1) / workers * total
 
 
 def _average_bucket(compression: Compression, bucket: GradBucket) -> Future[Tensor]:

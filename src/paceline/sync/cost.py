@@ -108,7 +108,6 @@ class Compute:
             uneven_s=self.uneven_s * share,
         )
 
-
     def slower(self, factor: float) -> "Compute":
         """Give it for a device that takes so many times as long for everything."""
         return replace(self.scaled(factor), after_s=self.after_s * factor)
@@ -189,12 +188,14 @@ def choose_local(
         method: What else is set, such as the precision. Default: plain local steps.
 
     Returns:
-        The method, with `sync_every` and a `sync_delay` of half of it.
+        The method, with `sync_every`, and a `sync_delay` of half of it unless one is set.
     """
     base = method or SyncOptions(sync="local")
+    set_delay = base.sync_delay
     best, found = base, 0.0
-    for every in _EVERY:
-        tried = replace(base, sync_every=every, sync_delay=every // 2)
+    for every in _EVERY if set_delay is None else (n for n in _EVERY if n > set_delay):
+        delay = every // 2 if set_delay is None else set_delay
+        tried = replace(base, sync_every=every, sync_delay=delay)
         reached = efficiency(compute, tried, cluster, machine)
         if reached >= target:
             return tried

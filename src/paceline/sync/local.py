@@ -84,11 +84,16 @@ class LocalSteps:
     def start(self) -> None:
         """Begin a round: the weights, alike on all workers, become the anchor. Local.
 
-        What is trained then is averaged from now on, also while a script has it frozen.
+        What is trained now is averaged until the next round. What is frozen stays as it is, and
+        its velocity is dropped.
         """
-        self._lay_out()
+        self._lay_out(frozenset(n for n, p in self._parameters().items() if p.requires_grad))
         self._layout.read(None, self._anchor)
         self.is_apart, self._is_even = False, True
+
+    def moved(self) -> None:
+        """Heed that weights may have changed since the last step: one is under way. Local."""
+        self.is_apart, self._is_even = True, False
 
     def after(self, step: int) -> None:
         """Send and take over what is due after a local step. Collective; blocks where it is late.
@@ -108,9 +113,10 @@ class LocalSteps:
         self._is_even = self._is_exact and len(leaving) == plan.parts
 
     def agree(self) -> None:
-        """End a round: all workers get the same weights, by an outer step of all. Collective.
+        """End a round: all workers get the mean of all weights. Collective.
 
-        Nothing of it is rounded for the way; where the weights are alike already, nothing is done.
+        It isn't rounded for the way, and no outer step: that one's size is meant for a whole round.
+        What is under way is taken over first; where the weights are alike then, nothing is done.
 
         Raises:
             JobError: A parameter was thawed within the round, and has been trained by itself.
@@ -122,7 +128,10 @@ class LocalSteps:
         self._take_over(tuple(self._underway))
         if not self._is_even:
             self._send(parts, rounded=False)
-            self._take_over(parts)
+            for travel in self._underway.values():
+                self._exchange.finish(travel)
+            self._underway = {}
+            self._anchor.add_(self._mean)
             self._layout.write(None, self._anchor)
         self.is_apart, self._is_even = False, True
 
@@ -177,10 +186,11 @@ class LocalSteps:
     @torch.no_grad()
     def restore(self, saved: LocalState) -> None:
         """Go on from what `state` gave. Local to the worker."""
-        self._lay_out(frozenset(_inner("weights", saved.own)))
         velocity = _inner("velocity", saved.shared)
-        if self._velocity is not None and velocity.keys() == self._layout.parameters.keys():
-            self._layout.put(self._velocity, velocity)
+        # A script thaws parameters when its epoch begins; until then they keep their velocity.
+        self._lay_out(frozenset(_inner("weights", saved.own)) or frozenset(velocity))
+        if self._velocity is not None:
+            self._layout.put(self._velocity, self._layout.named(self._velocity) | velocity)
         if not saved.own:
             return
         for name, value in _inner("weights", saved.own).items():
@@ -239,10 +249,9 @@ class LocalSteps:
             owed=self._owed[part * size : (part + 1) * size],
         )
 
-    def _lay_out(self, besides: frozenset[str] = frozenset()) -> None:
-        """Make room for all that is trained, and for what was before."""
-        kept = self._layout.parameters.keys() | besides
-        chosen = {n: p for n, p in self._parameters().items() if p.requires_grad or n in kept}
+    def _lay_out(self, names: frozenset[str]) -> None:
+        """Make room for these parameters; those that stay keep their velocity."""
+        chosen = {name: p for name, p in self._parameters().items() if name in names}
         if chosen.keys() == self._layout.parameters.keys():
             return
         known = {} if self._velocity is None else self._layout.named(self._velocity)

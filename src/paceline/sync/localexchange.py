@@ -68,6 +68,9 @@ class LocalExchange:
         self._workers = group.world_size
         self._codec = codec_for(precision)
         self._errands: Errands | None = None
+        self._sent: tuple[Tensor, ...] = ()
+        """Of the last collectives, kept as `Group` does: a thread of the backend must not be the
+        last to let go of a tensor."""
         self._lanes: dist.ProcessGroup | None = None
         self._stream: torch.Stream | None = None
         self._stalls: list[tuple[torch.Event, torch.Event]] = []
@@ -203,6 +206,7 @@ class LocalExchange:
         else:  # stage 2
             dist.all_gather_into_tensor(rows.view(-1), row.view(-1), group=self._lanes)
         travel.mean.copy_(codec.decode(rows).view(-1))
+        self._sent = (rows, row, received)
         self._count(rows.nbytes)
 
     def _count(self, total: int) -> None:

@@ -31,7 +31,7 @@ class LocalLayout:
         dtype, total = torch.float32, 0
         for name, parameter in self.parameters.items():
             numbers = _numbers(parameter)
-            if not _is_dense(numbers):
+            if has_gaps(parameter):
                 raise UsageError(
                     f"{name} has gaps in memory, with which it can't be averaged by --sync local "
                     "or diloco: build the model with parameters that are .contiguous()"
@@ -119,13 +119,13 @@ def _numbers(parameter: Tensor) -> Tensor:
     return torch.view_as_real(plain) if plain.is_complex() else plain
 
 
-def _is_dense(tensor: Tensor) -> bool:
-    """Tell whether the elements fill a stretch of memory, in whatever order."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+def has_gaps(parameter: Tensor) -> bool:
+    """Tell whether the elements don't fill a stretch of memory, in whatever order."""
+    numbers, expected = _numbers(parameter), 1
+    for stride, size in sorted(zip(numbers.stride(), numbers.shape, strict=True)):
         if size == 1:
             continue
         if stride != expected:
-            return False
+            return True
         expected *= size
-    return True
+    return False

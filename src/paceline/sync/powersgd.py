@@ -11,6 +11,7 @@ Letters: a gradient is seen as a matrix (N, M); R columns are kept of it.
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import final
 
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.sync.compression import ring_bytes
+from paceline.sync.network import ring_bytes
 
 _LEAST_GAIN = 2
 """A matrix is left as it is unless this takes fewer bytes by more than this factor."""
@@ -47,18 +48,24 @@ class PowerSGD:
     """
 
     def __init__(
-        self, workers: int, rank: int, loss_scale: Callable[[], float] = _no_scale
+        self,
+        workers: int,
+        rank: int,
+        loss_scale: Callable[[], float] = _no_scale,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Args:
         workers: How many there are.
         rank: Columns that are kept of each gradient.
         loss_scale: What gradients are multiplied by at the moment, alike on all workers.
+        waiting: Is around each wait for the other workers: the rest is this one's own computing.
         """
         self.thin: dict[str, Thin] = {}
         """By the parameter's name; of those that have been approximated."""
         self.scale = 1.0
         """What the errors are multiplied by: a loss scale of the past."""
         self._workers, self._rank, self._loss_scale = workers, rank, loss_scale
+        self._waiting = waiting
 
     @torch.no_grad()
     def average_(self, gradients: Mapping[str, Tensor]) -> None:
@@ -86,7 +93,7 @@ class PowerSGD:
             for names in _names_by_kind(chosen)
         ]
         for one in sums:
-            one.finish()
+            one.finish(self._waiting())
         if not thins:
             return
         place = thins[0].finite.device
@@ -143,7 +150,7 @@ class PowerSGD:
             Whether all are finite, () on their device.
         """
         one = _Sum(matrices, self._workers)
-        one.finish()
+        one.finish(self._waiting())
         return one.content.isfinite().all()
 
     def _rescale(self) -> None:
@@ -203,10 +210,15 @@ class _Sum:
         self.content = torch.cat([t.reshape(-1) for t in tensors]).div_(workers)
         self._work = dist.all_reduce(self.content, async_op=True)
 
-    def finish(self) -> None:
-        """Wait for it, and put it in the place of the tensors."""
+    def finish(self, waiting: AbstractContextManager[None]) -> None:
+        """Wait for it, and put it in the place of the tensors.
+
+        Args:
+            waiting: Is around the wait.
+        """
         assert self._work is not None  # it is asynchronous
-        self._work.wait()
+        with waiting:
+            self._work.wait()
         parts = self.content.split([t.numel() for t in self._tensors])
         for tensor, part in zip(self._tensors, parts, strict=True):
             tensor.copy_(part.view(tensor.shape))

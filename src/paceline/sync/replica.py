@@ -16,7 +16,8 @@ from torch.utils.hooks import RemovableHandle
 
 from paceline.dist.group import Group
 from paceline.errors import JobError
-from paceline.sync.compression import Compression, ring_bytes
+from paceline.sync.compression import Compression
+from paceline.sync.network import ring_bytes
 from paceline.sync.powersgd import PowerSGD
 
 Forward = Callable[..., object]
@@ -84,6 +85,7 @@ class Replica:
     @alone.setter
     def alone(self, alone: bool) -> None:
         self._alone = alone or self._group.world_size == 1
+        self._looked = self._looked or self._settled  # what gets no gradient has been said
         self._parallel, self.used = None, False
 
     def defer_to(self, averager: PowerSGD | None) -> None:
@@ -148,6 +150,11 @@ class Replica:
             return ()
         without = self._compare(held)
         return () if without is None else self._catch_up(without)
+
+    def forget(self) -> None:
+        """Count nothing of the backward passes since the last averaging: their step isn't taken."""
+        self._reached.clear()
+        self.used = False
 
     def _catch_up(self, without: list[str]) -> tuple[str, ...]:
         """Average gradients that came by without DistributedDataParallel. Collective."""

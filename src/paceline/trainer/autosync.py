@@ -13,13 +13,14 @@ from paceline.config.files import write_json
 from paceline.config.profile import StepProfile
 from paceline.sync.compression import Compression
 from paceline.sync.localplan import LocalTerms
+from paceline.sync.options import SyncMethod
 from paceline.trainer.autochoice import Choice, final_choice, first_choice
 from paceline.trainer.engine import Engine
 from paceline.trainer.gradients import warmup_steps
 from paceline.trainer.localsync import LocalSync
-from paceline.trainer.making import make_local
-from paceline.trainer.methods import describe_options, may_be_local
-from paceline.trainer.syncing import StepSync, SyncState
+from paceline.trainer.making import can_be_local, make_local
+from paceline.trainer.methods import describe_options
+from paceline.trainer.syncing import ON_AVERAGE, StepSync, SyncState, were_apart
 
 _LEAST_STEPS, _MOST_STEPS, _LEAST_S = 8, 64, 2.0
 """A way is measured for this many steps, or this long, whichever comes first."""
@@ -34,6 +35,7 @@ class AutoSync(StepSync):
     """
 
     def __init__(self, engine: Engine) -> None:
+        """Have nothing measured yet; what `compression` does may change later."""
         self.compression = Compression(None)
         """What the gradients of all models travel in."""
         self.choice: Choice | None = None
@@ -58,9 +60,11 @@ class AutoSync(StepSync):
     def begin_pass(self) -> None:
         """See `StepSync`."""
         self._since_s = None
-        state = self._engine.course.state
-        if self._local is None and self._is_local and state.epoch >= self._from_epoch:
-            self._go_local(state.step)
+        course = self._engine.course
+        if course.steps_per_epoch == 1:
+            self._since_s = perf_counter()  # else no step would have one before it
+        if self._local is None and self._is_local and course.state.epoch >= self._from_epoch:
+            self._go_local(course.state.step)
         if self._local is not None:
             self._local.begin_pass()
 
@@ -71,10 +75,9 @@ class AutoSync(StepSync):
         elif self.choice is None:
             self._measure()
 
-    def consensus(self) -> None:
+    def consensus(self) -> bool:
         """See `StepSync`."""
-        if self._local is not None:
-            self._local.consensus()
+        return self._local is not None and self._local.consensus()
 
     def lent(self) -> AbstractContextManager[None]:
         """See `StepSync`."""
@@ -96,15 +99,19 @@ class AutoSync(StepSync):
         if found is None:
             return ""
         if world_size != self._engine.group.world_size:
-            return (
+            again = (
                 f"--sync auto measures again: it chose for {world_size} workers, and now there are "
                 f"{self._engine.group.world_size}"
             )
+            return f"{again}. {ON_AVERAGE}" if were_apart(state.values) else again
         self._adopt(Choice.from_json(str(found)))
         values = state.values.get("local")
         if values is None:
             return ""
         assert isinstance(values, Mapping)
+        if not can_be_local(self._engine):
+            told = self._stay_alike()
+            return f"{told}. {ON_AVERAGE}" if were_apart(state.values) else told
         self._local = self._made_local()
         return self._local.restore(replace(state, values=values), world_size)
 
@@ -147,13 +154,14 @@ class AutoSync(StepSync):
         engine, group = self._engine, self._engine.group
         if self._full is None:
             profile = engine.profiler.profile(engine.course)
-            choice = first_choice(profile)
+            choice = first_choice(profile) if group.rank == 0 else None
             if profile is not None:
                 self._full = profile, step_s
         else:
-            local = may_be_local(engine.config)
-            trip_s = self._round_trip_s()
-            choice = final_choice(*self._full, step_s, trip_s, may_be_local=local)
+            local, trip_s = self._can_be_local(), self._round_trip_s()
+            choice = None
+            if group.rank == 0:
+                choice = final_choice(*self._full, step_s, trip_s, may_be_local=local)
         text = group.broadcast_text("" if choice is None else choice.to_json())
         if not text:
             self.compression.dtype = torch.bfloat16
@@ -165,16 +173,37 @@ class AutoSync(StepSync):
         self._adopt(replace(chosen, from_epoch=state.epoch + (not in_time)))
         if self._is_local and in_time:
             self._go_local(state.step)
+        if self._local is not None:
+            self._local.begin_pass()  # what is left of this one
         self._tell()
 
     def _adopt(self, choice: Choice) -> None:
         self.choice = choice
         self.compression.dtype = torch.bfloat16 if choice.sends_half else None
-        self._engine.profiler.sync = choice.method
+        if choice.method != "local":  # those begin later
+            self._engine.profiler.begin_method(choice.method)
 
     def _go_local(self, step: int) -> None:
+        """Begin local steps, where nothing has come up that forbids them. Collective."""
+        if not self._can_be_local():
+            told = self._stay_alike()
+            if self._engine.group.rank == 0:
+                self._engine.console.say(told)
+            return
         self._local = self._made_local()
         self._local.begin(step)
+
+    def _can_be_local(self) -> bool:
+        """Learn whether all workers can train on their own. Collective."""
+        own = torch.tensor([can_be_local(self._engine)], dtype=torch.uint8)
+        return bool(self._engine.group.gather_rows(own).all())
+
+    def _stay_alike(self) -> str:
+        """Put another way in the place of local steps; what to say of it. Local to the worker."""
+        assert self.choice is not None
+        method: SyncMethod = "bf16" if self.choice.sends_half else "allreduce"
+        self._adopt(Choice(method=method, why="local steps don't go with this training any more"))
+        return f"--sync {self.describe()}"
 
     def _made_local(self) -> LocalSync:
         assert self.choice is not None

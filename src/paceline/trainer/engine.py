@@ -1,7 +1,7 @@
 """What runs a training underneath the session: steps, exchanges, epochs, evaluation, snapshots."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import final
@@ -34,6 +34,7 @@ from paceline.trainer.rows import epoch_row, last_lr, progress, with_validation
 from paceline.trainer.seeding import RandomStreams
 from paceline.trainer.sharding import Sharding
 from paceline.trainer.signals import StopFlag
+from paceline.trainer.standin import StandIn
 from paceline.trainer.step import NEVER_STEPPED, Stepper
 from paceline.trainer.syncing import StepSync
 from paceline.trainer.watching import Watcher
@@ -79,7 +80,8 @@ class Engine:
     loaders: list[Loader | EvalLoader] = field(default_factory=list)
     logged: Figures = field(default_factory=dict)
     """Figures of the script's own for the epoch's row."""
-    _batch: Batch | None = None
+    batch: Batch | None = None
+    """What the script has been given to train on, while that step isn't over."""
     _unstepped: int = 0
     """Batches that have gone by without an update."""
     _counted: bool = False
@@ -88,8 +90,9 @@ class Engine:
     """Whether the body of `epochs` is running."""
     _passed: bool = False
     """Whether the epoch's pass over the training loader has begun."""
-    _standing_in: ExitStack | None = None
-    """Puts models back into the mode that they had before a stand-in."""
+    _left: bool = False
+    """Whether the script has left its loop early, and the pass hasn't been ended."""
+    _stand_in: StandIn = field(default_factory=StandIn)
     _trained: Totals | None = None
     _validated: bool = False
     _lr: float | None = None
@@ -101,9 +104,11 @@ class Engine:
         self.config = replace(self.config, loop=self.course.loop)
 
     def refuse_within_step(self, call: str) -> None:
-        """Refuse what all workers do together between two shards of a step. Local to the worker."""
+        """Refuse what all workers do together between two shards of a step; end a pass left."""
+        if self._left:
+            self._close_pass()
         if self.sharding is not None:
-            self.sharding.refuse_within(self._batch, call)
+            self.sharding.refuse_within(self.batch, call)
 
     def release(self) -> None:
         """End all reader processes, and give the models their own forward pass back. Local."""
@@ -144,11 +149,25 @@ class Engine:
         if not self._epoch_is_open:
             return
         self._epoch_is_open = False
-        if self._batch is not None:  # the script left its loop early
-            self.refuse_within_step("break")
-            self._close_step()
-        self._end_pass()
-        self._close_epoch()
+        self._close_pass()
+        if self._unstepped > 1:
+            self.stepper.report(NEVER_STEPPED)
+        trained = self._trained or self.agree().totals
+        state = self.course.state
+        state.train_loss = trained.mean_loss if trained.samples else None
+        lr = last_lr(self.course, self.parts.optimizers) if self._lr is None else self._lr
+        spent = self.profiler.close_epoch()
+        row = epoch_row(state, trained, self.counters.top or 0, lr, self.logged, spent)
+        row = with_validation(row, state) if self._validated else row
+        best = self.course.close_epoch(validated=self._validated)
+        self.recorder.add(row)
+        if state.step_in_epoch == 0:
+            self.counters.reset()
+        self._trained, self._validated, self._lr, self.logged = None, False, None, {}
+        with self.profiler.recording(self.course):
+            self.snapshot(best=best, must=True)
+        if self.course.stopping == "signal" and state.ended is None:
+            raise InterruptedTraining
 
     def steps(self, loader: Loader) -> Iterator[Batch]:
         """Give the batches of what is left of the epoch; after each, do what is due.
@@ -156,12 +175,15 @@ class Engine:
         Raises:
             UsageError: Not within `epochs`, or for a second time in one epoch.
         """
-        self._begin_pass()
+        refuse_pass(is_open=self._epoch_is_open, passed=self._passed)
+        self._passed, self._left = True, False
+        if self.sync is not None:
+            self.sync.begin_pass()
         course, meter, most = self.course, self.meter, loader.plan.micro_batch
         state, plain = course.state, self.sharding is None and self.watcher is None
         pace = self.stepper.pace
         pace.begin_pass(state.step)
-        source = loader.read(state.epoch, state.step_in_epoch)
+        epoch, source = state.epoch, loader.read(state.epoch, state.step_in_epoch)
         limit, say = self.config.data.max_batch_per_worker, self.console.say
         try:
             while course.stopping is None:
@@ -181,7 +203,7 @@ class Engine:
                     pace.mark("batch")
                 self._open_step(batch)
                 if plain and batch.local <= most:
-                    self._batch = batch
+                    self.batch = batch
                     yield batch
                 else:
                     yield from self._pieces(batch, most, source)
@@ -189,8 +211,9 @@ class Engine:
             self._trained = self.agree().totals
             self._lr = last_lr(self.course, self.parts.optimizers)
             self._heed_signal()
-            self._end_pass()
+            self._close_pass()
         except GeneratorExit:  # the script leaves its loop early
+            self._left = self._epoch_is_open and state.epoch == epoch
             self.note.operation = "script"
             raise
         self.note.operation = "script"
@@ -211,7 +234,7 @@ class Engine:
         self, loss: Tensor, outputs: Tensor | None = None, targets: Tensor | None = None
     ) -> bool:
         """See `Session.backward`."""
-        batch = self._batch
+        batch = self.batch
         if batch is None:
             refuse_eval_batch(self.loaders)
             self.stepper.backward_alone(loss)
@@ -227,7 +250,7 @@ class Engine:
 
     def update(self, optimizer: Optimizer | None = None) -> None:
         """See `Session.update`. Local to the worker."""
-        if self._batch is not None and not self._batch.last:
+        if self.batch is not None and not self.batch.last:
             return
         self._unstepped = 0
         self.stepper.update((optimizer,) if optimizer is not None else self.parts.optimizers)
@@ -297,17 +320,15 @@ class Engine:
             self._validated = True
             self.logged |= self.course.take_validation(figures, samples)
 
-    def _begin_pass(self) -> None:
-        refuse_pass(is_open=self._epoch_is_open, passed=self._passed)
-        self._passed = True
-        if self.sync is not None:
-            self.sync.begin_pass()
-
-    def _end_pass(self) -> None:
+    def _close_pass(self) -> None:
+        """End a pass over the data, with the step that the script has left its loop in."""
+        self._left = False
+        if self.batch is not None:
+            self.refuse_within_step("break")
+            self._close_step()
         if self.sync is not None:
             self.note.operation = "average"
-            with self.profiler.averaging(self.course.state.step):
-                self.sync.consensus()
+            self.profiler.consensus(self.sync, self.course.state.step)
 
     def _open_step(self, batch: Batch) -> None:
         state = self.course.state
@@ -320,9 +341,7 @@ class Engine:
         if self.meter is not None:
             self.meter.begin()
         if batch.local == 0:
-            # A stand-in: BatchNorm and the counters see nothing of it, its gradient weighs zero.
-            self._standing_in = ExitStack()
-            self._standing_in.enter_context(evaluating(self.parts.model))
+            self._stand_in.begin(self.parts.model)
 
     def _pieces(self, batch: Batch, most: int, source: Iterator[Batch]) -> Iterator[Batch]:
         """Go through this worker's shards, each cut to what fits into memory.
@@ -335,7 +354,7 @@ class Engine:
             if self.sharding is not None:
                 self.sharding.open(batch)
             for piece in pieces(batch, most):
-                self._batch = piece
+                self.batch = piece
                 self.stepper.hold_back(syncing=piece.last)
                 if self.meter is not None:
                     self.meter.begin()
@@ -347,10 +366,9 @@ class Engine:
             batch = next(source)
 
     def _close_step(self) -> None:
-        batch, self._batch = self._batch, None
-        if self._standing_in is not None:
-            self._standing_in.close()
-            self._standing_in = None
+        batch, self.batch = self.batch, None
+        if self._stand_in.mode is not None:
+            self._stand_in.end()
         course, state = self.course, self.course.state
         if self.meter is not None:
             self.meter.count_step()
@@ -361,8 +379,7 @@ class Engine:
         if batch is not None:
             state.samples_seen += batch.total
             if not batch.last:  # the script left in the middle of a batch
-                self.stepper.forget()
-                self.stepper.hold_back(syncing=True)
+                self.stepper.abandon()
         if self.sync is not None:
             self.profiler.after_step(self.sync, state.step)
         if self.guard is not None:
@@ -377,24 +394,4 @@ class Engine:
         if self.course.stopping == "signal":
             self.snapshot(must=True)
             self._epoch_is_open = False  # it stays as it was saved
-            raise InterruptedTraining
-
-    def _close_epoch(self) -> None:
-        if self._unstepped > 1:
-            self.stepper.report(NEVER_STEPPED)
-        trained = self._trained or self.agree().totals
-        state = self.course.state
-        state.train_loss = trained.mean_loss if trained.samples else None
-        lr = last_lr(self.course, self.parts.optimizers) if self._lr is None else self._lr
-        spent = self.profiler.close_epoch()
-        row = epoch_row(state, trained, self.counters.top or 0, lr, self.logged, spent)
-        row = with_validation(row, state) if self._validated else row
-        best = self.course.close_epoch(validated=self._validated)
-        self.recorder.add(row)
-        if state.step_in_epoch == 0:
-            self.counters.reset()
-        self._trained, self._validated, self._lr, self.logged = None, False, None, {}
-        with self.profiler.recording(self.course):
-            self.snapshot(best=best, must=True)
-        if self.course.stopping == "signal" and state.ended is None:
             raise InterruptedTraining

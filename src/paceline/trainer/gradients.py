@@ -30,6 +30,7 @@ class PowerSGDSync(StepSync):
     """Has every model's gradients approximated from the end of the warm-up on."""
 
     def __init__(self, engine: Engine) -> None:
+        """Begin with full averages."""
         self._engine = engine
         self._averagers: dict[str, PowerSGD] = {}
         """By the model's name."""
@@ -47,14 +48,16 @@ class PowerSGDSync(StepSync):
         if self._is_warm or step < self._warmup_steps:
             return
         self._is_warm = True
+        self._engine.profiler.begin_method("powersgd")
         for averager, replica in zip(self._averagers.values(), self._replicas, strict=True):
             replica.defer_to(averager)
 
     def begin_pass(self) -> None:
         """See `StepSync`: nothing is due."""
 
-    def consensus(self) -> None:
+    def consensus(self) -> bool:
         """See `StepSync`: the weights are the same all the time."""
+        return False
 
     def lent(self) -> AbstractContextManager[None]:
         """See `StepSync`: they stand for all already."""
@@ -108,9 +111,10 @@ class PowerSGDSync(StepSync):
         options, workers = self._engine.config.sync, self._engine.group.world_size
         scaler = self._engine.stepper.scaler
         scale = (lambda: 1.0) if scaler is None else scaler.get_scale
+        waiting = self._engine.stepper.pace.waiting
         for name in self._engine.parts.models:
             if name not in self._averagers:
-                self._averagers[name] = PowerSGD(workers, options.powersgd_rank, scale)
+                self._averagers[name] = PowerSGD(workers, options.powersgd_rank, scale, waiting)
 
     def _remembered(self) -> Iterator[tuple[str, Thin]]:
         """Go through what is remembered, in the same order on all workers."""

@@ -29,7 +29,7 @@ from paceline.trainer.numerics import NumericsRecord
 from paceline.trainer.parts import Parts
 from paceline.trainer.state import TrainState
 from paceline.trainer.statistics import Statistics
-from paceline.trainer.syncing import StepSync, SyncState
+from paceline.trainer.syncing import ON_AVERAGE, StepSync, SyncState, were_apart
 from paceline.trainer.weights import are_finite, load_weights
 
 
@@ -142,7 +142,7 @@ class SnapshotKeeper:
         )  # one walk over the modules: they cost more than sums
         finite = are_finite([parameter.detach() for _, parameter in named])
         if self.sync is not None:  # each worker may have weights of its own
-            finite = bool(self._group.gather_rows(torch.tensor([finite])).all())
+            finite = bool(self._group.gather_rows(torch.tensor([finite], dtype=torch.uint8)).all())
         if not finite:
             raise NonFiniteLossError(
                 f"the weights became NaN or infinite by step {state.step}. {self.advice()}"
@@ -330,6 +330,9 @@ class SnapshotKeeper:
         if found is None:  # an older Paceline wrote it, which had no other
             found = {"method": "ordered" if self._terms.division.is_fixed else "allreduce"}
         saved = _mapping(found)
+        values = _mapping(saved.get("values", {}))
+        if were_apart(values) and (saved.get("method") != now or self.sync is None):
+            self._report(ON_AVERAGE)
         if saved.get("method") != now:
             self._report(
                 f"The snapshot was written with --sync {saved.get('method')}; from here on it is "
@@ -337,7 +340,7 @@ class SnapshotKeeper:
             )
         elif self.sync is not None:
             tensors = snapshot.tensors.get("sync", {})
-            state = SyncState(tensors=tensors, values=_mapping(saved["values"]))
+            state = SyncState(tensors=tensors, values=values)
             told = self.sync.restore(state, int(str(snapshot.state.get("world_size"))))
             if told:
                 self._report(told)

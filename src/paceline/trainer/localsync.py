@@ -9,14 +9,19 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint.flatten import flatten_optimizer
+from paceline.checkpoint.values import encode
 from paceline.errors import SnapshotError
 from paceline.sync.local import LocalState, LocalSteps
 from paceline.sync.localplan import LocalTerms
 from paceline.trainer.engine import Engine
 from paceline.trainer.gradients import warmup_steps
+from paceline.trainer.methods import method_of
 from paceline.trainer.optimizermean import OptimizerMean, mean_state
 from paceline.trainer.ownstates import OwnState, gather_states
-from paceline.trainer.syncing import StepSync, SyncState
+from paceline.trainer.parts import Stateful
+from paceline.trainer.syncing import ON_AVERAGE, StepSync, SyncState
+
+_WORKERS = "worker-"
 
 
 @final
@@ -38,6 +43,7 @@ class LocalSync(StepSync):
             UsageError: The backend can't carry what is asked for.
         """
         self._engine = engine
+        self._terms = terms
         self._local = LocalSteps(terms, engine.group, engine.parts.named_parameters)
         self._optimizers = OptimizerMean(engine.group)
         self._warmup_steps = 0
@@ -54,9 +60,12 @@ class LocalSync(StepSync):
         return self._local.sent_bytes + self._optimizers.sent_bytes
 
     def begin(self, step: int) -> None:
-        """See `StepSync`. Local to the worker."""
+        """See `StepSync`. Local to the worker; the first round begins with the pass."""
         self._warmup_steps = warmup_steps(self._engine)
-        self._part_ways(step)
+        self._is_alone = step >= self._warmup_steps
+        if self._is_alone:
+            self._set_alone()
+        self._say_what_differs()
 
     def begin_pass(self) -> None:
         """See `StepSync`. Local to the worker."""
@@ -68,25 +77,30 @@ class LocalSync(StepSync):
         if self._is_alone:
             in_epoch = self._engine.course.state.step_in_epoch
             self._local.after(min(in_epoch, step - self._warmup_steps))
-        else:
-            self._part_ways(step)
+        elif step >= self._warmup_steps:  # each worker goes on alone
+            self._is_alone = True
+            self._set_alone()
+            self._local.start()
 
-    def consensus(self) -> None:
-        """See `StepSync`: weights by an outer step of all, optimizers' states by their mean."""
+    def consensus(self) -> bool:
+        """See `StepSync`: weights and optimizers' states become their means."""
         if not self._local.is_apart:
-            return
+            return False
         self._local.agree()
         parameters = self._engine.parts.named_parameters()
         for optimizer in self._engine.parts.optimizers:
             self._optimizers.agree(optimizer, parameters)
         self._agree_on_scale()
+        return True
 
     def lent(self) -> AbstractContextManager[None]:
         """See `StepSync`."""
+        self._heed_step()
         return self._local.lent()
 
     def gathered(self) -> SyncState:
-        """See `StepSync`. Collective; a copy of every worker's own state travels to the others."""
+        """See `StepSync`. Collective; a copy of every worker's own state travels to all others."""
+        self._heed_step()
         saved = self._local.state()
         if not self._local.is_apart:
             return SyncState(tensors=saved.shared)
@@ -123,7 +137,7 @@ class LocalSync(StepSync):
         same = same and state.values.get("warmup_steps") == warmup_steps(self._engine)
         if not (of_round and same and self._local.fits(of_round)):
             self._local.restore(LocalState(shared=shared, own={}, values={}))
-            return _ON_AVERAGE if of_round else ""
+            return ON_AVERAGE if of_round else ""
         workers, start = state.values["workers"], _worker(rank)
         assert isinstance(workers, list)
         own = OwnState(
@@ -148,14 +162,35 @@ class LocalSync(StepSync):
     def _scaler(self) -> torch.amp.GradScaler | None:
         return self._engine.keeper.scaler
 
-    def _part_ways(self, step: int) -> None:
-        """Have each worker go on alone from the end of the warm-up."""
-        if step < self._warmup_steps:
-            return
-        self._is_alone = True
+    def _heed_step(self) -> None:
+        """Within a step the script may have moved this worker's weights already."""
+        if self._is_alone and self._engine.batch is not None:
+            self._local.moved()
+
+    def _set_alone(self) -> None:
+        method = method_of(self._engine.config)
+        self._engine.profiler.begin_method("local" if method == "auto" else method)
         for replica in self._engine.stepper.replicas:
             replica.alone = True
-        self.begin_pass()
+
+    def _say_what_differs(self) -> None:
+        """Tell the user once what may be expected otherwise. Rank 0."""
+        engine, plan = self._engine, self._terms.plan
+        if engine.group.rank != 0:
+            return
+        steps = engine.course.steps_per_epoch
+        if steps is not None and plan.every > steps:
+            outer = "" if self._terms.is_plain else ", by their mean alone: without an outer step"
+            engine.console.say(
+                f"--sync-every {plan.every} is more than the {steps} steps of an epoch: what isn't "
+                f"averaged within it is averaged at its end{outer}"
+            )
+        own = [n for n, part in engine.parts.others.items() if _has_numbers(part, n)]
+        if own and engine.group.world_size > 1:
+            engine.console.say(
+                f"{', '.join(own)}, given to s.keep, holds tensors that follow each worker's own "
+                "weights: they aren't averaged, and snapshots hold those of the worker that writes"
+            )
 
     def _own(self, saved: LocalState) -> OwnState:
         """Put together what a snapshot needs of this worker."""
@@ -184,11 +219,11 @@ class LocalSync(StepSync):
         self._scaler.load_state_dict({**state, "scale": scale, "_growth_tracker": int(tracker)})
 
 
-_WORKERS = "worker-"
-_ON_AVERAGE = (
-    "Each worker had weights of its own where the snapshot was taken. These workers, or options of "
-    "--sync, are others: all go on from the average"
-)
+def _has_numbers(part: Stateful, name: str) -> bool:
+    """Tell whether a part has tensors that training may change: not a loader's state."""
+    tensors: dict[str, Tensor] = {}
+    encode(part.state_dict(), name, tensors)
+    return any(tensor.is_floating_point() for tensor in tensors.values())
 
 
 def _worker(rank: int) -> str:

@@ -1,6 +1,6 @@
 """One step looked at closely: what happened when, and what its time was spent on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
@@ -8,23 +8,49 @@ from typing import Literal
 
 import torch
 
+_KINDS = ("data", "forward", "backward", "wait", "optimizer", "other", "average")
+_ENDS: Mapping["Happening", str] = {
+    "batch": "data",
+    "backward": "forward",  # of a second model or the next piece too
+    "sent": "other",
+    "updated": "optimizer",
+    "averaged": "average",
+}
+"""What happenings are the end of, whatever came before."""
+
 Moment = float | torch.cuda.Event
 """By the host's clock, or in the order of the GPU's own work."""
 
 Happening = Literal[
-    "asked", "batch", "backward", "piece", "computed", "gradients", "updated", "closed"
+    "asked",
+    "batch",
+    "backward",
+    "piece",
+    "computed",
+    "sent",
+    "came",
+    "gradients",
+    "updated",
+    "stepped",
+    "averaged",
+    "closed",
 ]
 """What is noted of a step.
 
 asked: the next batch is asked for. batch: it is there. backward: a backward pass begins. piece: one
-ends whose gradients stay here. computed: autograd has gone through its graph. gradients: they are
-those of all workers. updated: an optimizer's step is done. closed: the step is over.
+ends whose gradients stay here. computed: autograd has gone through its graph. sent: what a method
+has computed of the gradients itself is on its way. came: it is there, of all workers. gradients:
+they are those of all workers. updated: an optimizer's step is done. stepped: averages of weights
+are due now. averaged: that is done. closed: the step is over.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What one worker spent a step on, in seconds; together they are the step."""
+    """What one worker spent a step on, in seconds; together they are the step.
+
+    But for averages of weights: their time is taken in every step.
+    """
 
     data_s: float = 0.0
     """Waiting for the batch."""
@@ -33,9 +59,10 @@ class Look:
     backward_s: float = 0.0
     """Autograd's own work."""
     wait_s: float = 0.0
-    """From its end until the gradients were those of all workers."""
+    """From its end until the gradients were those of all workers, but for what is computed then."""
     optimizer_s: float = 0.0
     other_s: float = 0.0
+    """What is left: what a method computes of gradients that autograd has made, counting."""
 
     @property
     def compute_s(self) -> float:
@@ -74,7 +101,7 @@ def share_out(marks: Sequence[tuple[Happening, float]]) -> Look:
     Args:
         marks: What happened, and when, in seconds; in the order in which it did.
     """
-    spent = dict.fromkeys(("data", "forward", "backward", "wait", "optimizer", "other"), 0.0)
+    spent = dict.fromkeys(_KINDS, 0.0)
     for (before, begun_s), (after, ended_s) in pairwise(marks):
         spent[_spent_on(before, after)] += ended_s - begun_s
     return Look(
@@ -88,12 +115,12 @@ def share_out(marks: Sequence[tuple[Happening, float]]) -> Look:
 
 
 def _spent_on(before: Happening, after: Happening) -> str:
-    if after == "batch":
-        return "data"
-    if after == "backward":
-        return "forward"  # of a second model or the next piece too
+    if after in _ENDS:
+        return _ENDS[after]
+    if (before, after) == ("came", "gradients"):
+        return "other"
     if before == "backward" or (before, after) == ("piece", "gradients"):
         return "backward"
-    if before == "computed":
+    if before in ("computed", "sent"):
         return "wait"
-    return "optimizer" if after == "updated" else "other"
+    return "other"

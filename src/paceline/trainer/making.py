@@ -1,9 +1,11 @@
 """Begins local steps in a training, at its start or later."""
 
 from paceline.errors import UsageError
+from paceline.sync.locallayout import has_gaps
 from paceline.sync.localplan import LocalTerms
 from paceline.trainer.engine import Engine
 from paceline.trainer.localsync import LocalSync
+from paceline.trainer.methods import may_be_local
 
 
 def make_local(engine: Engine, terms: LocalTerms) -> LocalSync | None:
@@ -27,3 +29,14 @@ def make_local(engine: Engine, terms: LocalTerms) -> LocalSync | None:
     engine.profiler.averaging_s = lambda: made.waited_s
     engine.profiler.averaging_bytes = lambda: made.sent_bytes
     return made
+
+
+def can_be_local(engine: Engine) -> bool:
+    """Tell whether `make_local` would do, for one who may choose it. Local to the worker."""
+    parameters = engine.parts.named_parameters().values()
+    return (
+        may_be_local(engine.config)
+        and engine.watcher is None
+        and not engine.stepper.has_stepped_alone
+        and not any(has_gaps(parameter) for parameter in parameters)
+    )

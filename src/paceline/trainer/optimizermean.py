@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from paceline.checkpoint.flatten import flatten_optimizer, restore_optimizer
 from paceline.dist.group import Group
 from paceline.sync.buffers import pack, unpack
-from paceline.sync.compression import ring_bytes
+from paceline.sync.network import ring_bytes
 from paceline.trainer.ownstates import OwnState, gather_states, merged
 
 _CHUNK_ELEMENTS = 1 << 23
@@ -45,6 +45,7 @@ class OptimizerMean:
     """Gives all workers' optimizers the same state."""
 
     def __init__(self, group: Group) -> None:
+        """Connect nothing yet: the group is there."""
         self.sent_bytes = 0.0
         """What this worker has sent for it, on the wire."""
         self._group = group

@@ -1,7 +1,8 @@
 """Where this worker's time goes: told by looking closely at one step in each half second."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import final
@@ -20,6 +21,8 @@ _KEPT = 64
 """Looks that are remembered, spread over the whole training."""
 _LAPS = 512
 _NEVER = 1 << 62
+_WAITS = (("computed", "gradients"), ("sent", "came"))
+"""What comes after what where a worker waits for gradients."""
 
 Marks = list[tuple[Happening, Moment]]
 
@@ -32,6 +35,8 @@ class Lap:
     seconds: float
     agreeing_s: float
     """The part of it that the exchange took: waiting for the other workers, mostly."""
+    until: int = 0
+    """Steps done at its end: the same lap of another worker has the same."""
 
 
 @final
@@ -68,7 +73,7 @@ class Pace:
         """Of each pass: until its first batch."""
         self.gradients = GradientTimes(on_gpu=device.type == "cuda")
         self._note = note
-        self._on_gpu = device.type == "cuda"
+        self.on_gpu = device.type == "cuda"
         self._alone = world_size == 1
         self._parameters = parameters
         self._planned = _NEVER
@@ -88,7 +93,7 @@ class Pace:
         self._stride = self._seen = 1
         self._lap_from: tuple[float, int] | None = None
         """When the lap under way began, and after how many steps."""
-        self._laps: deque[tuple[int, float, float]] = deque(maxlen=_LAPS)
+        self._laps: deque[tuple[int, float, float, int]] = deque(maxlen=_LAPS)
         self._agreeing_from_s = self._waited_s = 0.0
 
     def begin_pass(self, step: int) -> None:
@@ -117,14 +122,14 @@ class Pace:
         self.looked += 1
         if self._is_hooked:
             self.gradients.watch(self._parameters().values())
-        self._marks, self._waits = [("asked", now(on_gpu=self._on_gpu))], []
+        self._marks, self._waits = [("asked", now(on_gpu=self.on_gpu))], []
 
     def mark(self, happening: Happening) -> None:
         """Note that something has happened in the step that is looked at."""
         if happening == "piece" and self._marks[-1][0] != "backward":
             return  # the exchange of its gradients follows
-        moment = now(on_gpu=self._on_gpu)
-        if happening == "gradients" and self._marks[-1][0] == "computed":
+        moment = now(on_gpu=self.on_gpu)
+        if (self._marks[-1][0], happening) in _WAITS:
             self._waits.append((self._marks[-1][1], moment))
         self._marks.append((happening, moment))
         if happening == "batch" and self._pass_from_s is not None:
@@ -145,6 +150,15 @@ class Pace:
         self._note.leave()
         if self.is_looking:
             self.mark("gradients")
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Tell waiting for the other workers from what a method computes of gradients itself."""
+        if self.is_looking:
+            self.mark("sent")
+        yield
+        if self.is_looking:
+            self.mark("came")
 
     def close(self) -> float:
         """End the look under way, since an exchange begins.
@@ -179,7 +193,7 @@ class Pace:
 
     def laps(self) -> list[Lap]:
         """Give the newest laps."""
-        return [Lap(steps=n, seconds=s, agreeing_s=agreeing) for n, s, agreeing in self._laps]
+        return [Lap(steps=n, seconds=s, agreeing_s=a, until=end) for n, s, a, end in self._laps]
 
     def looks(self) -> dict[int, Look]:
         """Give the looks by step; those at steps unlike others where there is none else."""
@@ -206,9 +220,23 @@ class Pace:
         if self._lap_from is not None:
             self._lap_from = perf_counter(), step
 
+    def forget(self, step: int) -> None:
+        """Forget steps and laps, since those that come are others; gradients come as before.
+
+        Args:
+            step: The one that is next.
+        """
+        self.skip(step)
+        self._laps.clear()
+        self._odd.clear()
+        self._ordinary, self._waits = {}, []
+        self._stride = self._seen = self.looked = 1
+        self._waited_s, self.next_look = 0.0, step
+
     def _end_lap(self, step: int, now_s: float, agreeing_s: float) -> None:
         if self._lap_from is not None and step > self._lap_from[1]:
-            self._laps.append((step - self._lap_from[1], now_s - self._lap_from[0], agreeing_s))
+            begun_s, before = self._lap_from
+            self._laps.append((step - before, now_s - begun_s, agreeing_s, step))
 
     def _end_look(self) -> None:
         if not self.is_looking:
@@ -248,7 +276,7 @@ class Pace:
         torch.autograd.Variable._execution_engine.queue_callback(self._note_computed)
 
     def _note_computed(self) -> None:
-        moment = now(on_gpu=self._on_gpu)
+        moment = now(on_gpu=self.on_gpu)
         self.gradients.end(moment)
         if not self._alone and self.is_looking:
             self._marks.append(("computed", moment))

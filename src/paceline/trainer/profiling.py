@@ -22,6 +22,8 @@ from paceline.trainer.step import Stepper
 from paceline.trainer.summing import Told, parts_of, spread_of, step_of, told_of, workers_of
 from paceline.trainer.syncing import StepSync
 
+_KEPT = 256
+"""Waits for averages that are remembered."""
 _LEAST_S = 2.0
 """Epochs shorter than this don't each write a profile."""
 
@@ -37,6 +39,13 @@ class _Sums:
     wire_bytes: float = 0.0
 
     def add(self, agreed: Agreement, steps: int, wire_bytes: float) -> None:
+        """Count a lap: who waited least in it was the slowest, and waited for communication alone.
+
+        Args:
+            agreed: What the workers have told each other at its end.
+            steps: Of the lap.
+            wire_bytes: What this worker has sent in it.
+        """
         self.steps += steps
         self.lap_s += agreed.lap_s
         self.exposed_s += min(agreed.waits_s) * steps
@@ -44,6 +53,7 @@ class _Sums:
         self.wire_bytes += wire_bytes
 
     def communication(self) -> Communication | None:
+        """Give the shares of the laps' time; None without laps."""
         if not self.steps or self.lap_s <= 0:
             return None
         waiting_s = self.waited_s - self.exposed_s
@@ -69,7 +79,7 @@ class Profiler:
     wire_bytes: Callable[[], float]
     """Gives what this worker sends for a step's gradients."""
     averaging_s: Callable[[], float] | None = None
-    """Where weights are averaged: how long this worker has waited for it so far."""
+    """Where weights are averaged: how long this worker's steps have waited for it so far."""
     averaging_bytes: Callable[[], float] | None = None
     """What it has sent for it so far."""
     averages_s: list[float] = field(default_factory=list)
@@ -78,10 +88,19 @@ class Profiler:
     _all: _Sums = field(default_factory=_Sums)
     _epoch: _Sums = field(default_factory=_Sums)
     _lap: _Sums = field(default_factory=_Sums)
-    _average_s: float = 0.0
-    """At the end of this epoch's pass."""
+    _next_method: str | None = None
+    """Has begun, but no step of it has been done yet."""
+    _is_mixed: bool = False
+    """Whether a method began within the lap under way."""
     _synced_s: float = 0.0
-    """Spent on averages between steps."""
+    """Spent on averages between steps, since the method began."""
+    _synced_steps: int = 0
+    _waits_s: dict[int, float] = field(default_factory=dict)
+    """The newest waits for averages, by steps done."""
+    _waits_from: int = 0
+    """Steps done before the first of them could have come."""
+    _noted_s: float = 0.0
+    """How much of `averaging_s` they and those before come to."""
     _averaged_s: float = 0.0
     _averaged_bytes: float = 0.0
     _counted_steps: int | None = None
@@ -128,24 +147,37 @@ class Profiler:
             before, self._averaged_bytes = self._averaged_bytes, self.averaging_bytes()
             sent += self._averaged_bytes - before
         if self.averaging_s is not None:
-            self._averaged_s = self.averaging_s()
+            self._averaged_s = self._note_wait(step)
         self._counted_steps = step
         self._lap = _Sums()
-        for sums in (self._lap, self._epoch, self._all):
-            sums.add(agreed, steps, sent)
+        self._lap.add(agreed, steps, sent)
+        self._epoch.add(agreed, steps, sent)
+        if self._is_mixed:
+            self._is_mixed = False
+        else:
+            self._all.add(agreed, steps, sent)
         return self._lap.communication()
 
     def close_epoch(self) -> Communication | None:
         """Give what the epoch's steps spent on communication, and begin another. Local."""
         epoch, self._epoch = self._epoch, _Sums()
-        if self.averaging_s is not None:
-            self.averages_s.append(self._average_s)
-        self._average_s = 0.0
         return self._told(epoch)
 
     def total(self) -> Communication | None:
-        """Give what all steps of this process spent on communication. Local."""
-        return self._told(self._all)
+        """Give what all steps of the newest method spent on communication. Local."""
+        return self._told(self._all if self._all.steps else self._lap)
+
+    def begin_method(self, name: str) -> None:
+        """Note that gradients or weights become one in another way from the next step on. Local.
+
+        What was measured of the steps before stands until there is a step of the new kind.
+
+        Args:
+            name: Of the method.
+        """
+        self._next_method = name
+        if self.pace.looked == 0:
+            self._change_method()
 
     def after_step(self, sync: StepSync, step: int) -> None:
         """Have what makes the workers' work one do its part after a step. Collective, as that is.
@@ -154,22 +186,37 @@ class Profiler:
             sync: It.
             step: How many have been taken.
         """
-        begun_s = perf_counter()
+        if self._next_method is not None:
+            self.pace.forget(step)
+            self._waits_from, self._is_mixed = step, True
+            self._change_method()
+        if self.averaging_s is None:
+            sync.after_step(step)
+            return
+        if self.pace.is_looking:
+            self.pace.mark("stepped")
+        begun_s, before_s = perf_counter(), self._noted_s
         sync.after_step(step)
-        if self.averaging_s is not None:
-            self._synced_s += perf_counter() - begun_s
+        self._synced_s += perf_counter() - begun_s
+        self._synced_steps += 1
+        if not self.pace.on_gpu:  # whose waits are known later
+            self._synced_s -= self._note_wait(step) - before_s
+        if self.pace.is_looking:
+            self.pace.mark("averaged")
 
-    @contextmanager
-    def averaging(self, step: int) -> Iterator[None]:
-        """Take the time for which the end of a pass holds the training up, to average weights.
+    def consensus(self, sync: StepSync, step: int) -> None:
+        """Have the workers' weights made the same at the end of a pass. Collective, as that is.
 
         Args:
+            sync: Does it.
             step: How many have been taken.
         """
         self.pace.end_pass(step)
         begun_s = perf_counter()
-        yield
-        self._average_s += perf_counter() - begun_s
+        if sync.consensus():
+            self.averages_s.append(perf_counter() - begun_s)
+        if self.averaging_s is not None:
+            self._noted_s = self._averaged_s = self.averaging_s()
 
     @contextmanager
     def recording(self, course: Course) -> Iterator[None]:
@@ -211,11 +258,40 @@ class Profiler:
             The same on every worker but for the gradients, which are the worker's own; None where
             no step has been looked at.
         """
-        steps = max(1, self._all.steps)
-        waited_s, busy_s = self._averaged_s / steps, self._synced_s / steps
-        own = told_of(self.pace, socket.gethostname(), waited_s, max(0.0, busy_s - waited_s))
+        own = told_of(
+            self.pace,
+            socket.gethostname(),
+            averagings_s=self._waits_s,
+            averaging_steps=max(1, course.state.step - self._waits_from),
+            syncing_s=max(0.0, self._synced_s) / max(1, self._synced_steps),
+        )
         told = [Told.from_json(text) for text in self.group.gather_texts(own.to_json())]
         return self._made(course, told) if any(each.steps for each in told) else None
+
+    def _note_wait(self, step: int) -> float:
+        """Note what has been waited for averages since the last time.
+
+        Args:
+            step: How many have been taken.
+
+        Returns:
+            All that has been waited so far.
+        """
+        assert self.averaging_s is not None
+        so_far_s = self.averaging_s()
+        if so_far_s > self._noted_s:
+            self._waits_s[step] = self._waits_s.get(step, 0.0) + so_far_s - self._noted_s
+            self._noted_s = so_far_s
+            if len(self._waits_s) > _KEPT:
+                self._waits_from = next(iter(self._waits_s))
+                del self._waits_s[self._waits_from]
+        return so_far_s
+
+    def _change_method(self) -> None:
+        """Have what is measured from now on be of the next method."""
+        assert self._next_method is not None
+        self.sync, self._next_method = self._next_method, None
+        self._all, self._waits_s, self._synced_s, self._synced_steps = _Sums(), {}, 0.0, 0
 
     def _told(self, sums: _Sums) -> Communication | None:
         if self.group.world_size == 1:

@@ -72,6 +72,8 @@ class Stepper:
     counts_batches: bool = False
     """Whether only batches of the training loader may be trained on: where workers train on their
     own, what is due after a step is counted by them."""
+    has_stepped_alone: bool = False
+    """Whether something else than a batch of the training loader has been trained on."""
     is_updating: bool = False
     """Whether an optimizer's step is ours; one that a script takes itself would be on its own."""
     _unscaled: list[Optimizer] = field(default_factory=list)
@@ -120,6 +122,7 @@ class Stepper:
                 "with --shards a step is about a batch of the training loader, within the loop "
                 "over s.loader(...): only it knows its shard"
             )
+        self.has_stepped_alone = True
         self._run(loss, 1.0, settles=True)
 
     def _run(self, loss: Tensor, weight: float, *, settles: bool) -> None:
@@ -178,6 +181,13 @@ class Stepper:
         self._unscaled = []
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
+
+    def abandon(self) -> None:
+        """Drop what the pieces of an unfinished step have left, of which nothing is averaged."""
+        self.forget()
+        for replica in self.replicas:
+            replica.forget()
+        self.hold_back(syncing=True)
 
     def refuse_a_step_of_its_own(self, *_: object) -> None:
         """Stand before an optimizer's step (a hook): the workers would grow apart without a word.

@@ -1,7 +1,7 @@
 """What the workers tell of their steps, and what it comes to. Pure."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median, pstdev
 from typing import Self
@@ -10,6 +10,8 @@ from paceline.config.profile import Spread, StepParts, WorkerTime
 from paceline.trainer.pace import Lap, Pace
 
 _LOW, _HIGH = 0.1, 0.9
+_LAPS = 256
+"""The newest, of which a worker tells the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +32,14 @@ class Told:
     """Standard deviation of `compute_s`."""
     waits_s: Mapping[str, float]
     """How long it waited for gradients, by step."""
-    agreeing_s: float
-    """A step's share of the exchanges between the workers."""
-    averaging_s: float
-    """A step's share of waiting for averages of weights."""
+    agreements_s: Mapping[str, float]
+    """What exchanges between the workers took, by steps done."""
+    agreement_steps: int
+    """Steps that these exchanges are of."""
+    averagings_s: Mapping[str, float]
+    """How long it waited for averages of weights, by steps done."""
+    averaging_steps: int
+    """Steps that these averages are of."""
     syncing_s: float
     """A step's share of what else there is to do for averages."""
 
@@ -47,22 +53,32 @@ class Told:
         return cls(**json.loads(text))
 
 
-def told_of(pace: Pace, host: str, averaging_s: float, syncing_s: float) -> Told:
+def told_of(
+    pace: Pace,
+    host: str,
+    *,
+    averagings_s: Mapping[int, float],
+    averaging_steps: int,
+    syncing_s: float,
+) -> Told:
     """Say what a worker has to tell.
 
     Args:
         pace: What it has measured.
         host: Its name.
-        averaging_s: Of a step: waiting for averages of weights.
+        averagings_s: Waits for averages of weights, by steps done.
+        averaging_steps: How many steps these waits are of.
         syncing_s: Of a step: what else there is to do for them.
     """
-    laps, seen = pace.laps(), pace.looks()
+    laps, seen = pace.laps()[-_LAPS:], pace.looks()
     found = Told(
         host=host,
         steps=len(seen),
         waits_s={str(step): look.wait_s for step, look in seen.items()},
-        agreeing_s=sum(lap.agreeing_s for lap in laps) / max(1, sum(lap.steps for lap in laps)),
-        averaging_s=averaging_s,
+        agreements_s={str(lap.until): lap.agreeing_s for lap in laps if lap.agreeing_s > 0},
+        agreement_steps=max(1, sum(lap.steps for lap in laps)),
+        averagings_s={str(step): wait_s for step, wait_s in averagings_s.items()},
+        averaging_steps=averaging_steps,
         syncing_s=syncing_s,
     )
     looks = list(seen.values())
@@ -89,7 +105,9 @@ def parts_of(told: Sequence[Told], step_s: float) -> StepParts:
 
     In a step whose gradients are exchanged all workers are through at the same time. So the one
     that waited least was the slowest, and its wait is the communication's; what the others waited
-    longer, they waited for it.
+    longer, they waited for it. So it is with averages of weights and with exchanges of news, which
+    don't come in each step: they are shared out among the steps. Of exchanges each counts as the
+    usual one does, since the first ones, and some on a busy machine, take many times as long.
 
     Args:
         told: By every worker.
@@ -99,9 +117,15 @@ def parts_of(told: Sequence[Told], step_s: float) -> StepParts:
     waits = [[each.waits_s[step] for each in told] for step in common]
     exposed = median(min(step) for step in waits) if waits else 0.0
     waiting = median(fmean(step) - min(step) for step in waits) if waits else 0.0
-    averaging, agreeing = [e.averaging_s for e in told], [e.agreeing_s for e in told]
-    exposed += min(averaging)
-    waiting += fmean(averaging) - min(averaging) + fmean(agreeing) - min(agreeing)
+    averagings, agreements = (
+        _apart([each.averagings_s for each in told]),
+        _apart([each.agreements_s for each in told]),
+    )
+    exposed += sum(least for least, _ in averagings) / told[0].averaging_steps
+    waiting += sum(more for _, more in averagings) / told[0].averaging_steps
+    often = len(agreements) / told[0].agreement_steps
+    agreeing_s = often * _median(least for least, _ in agreements)
+    waiting += often * _median(more for _, more in agreements)
     found = [
         fmean(each.data_s for each in told),
         fmean(each.forward_s for each in told),
@@ -109,7 +133,7 @@ def parts_of(told: Sequence[Told], step_s: float) -> StepParts:
         exposed,
         waiting,
         fmean(each.optimizer_s for each in told),
-        fmean(each.other_s + each.syncing_s for each in told) + min(agreeing),
+        fmean(each.other_s + each.syncing_s for each in told) + agreeing_s,
     ]
     scale = step_s / (sum(found) or 1.0)
     data, forward, backward, exposed, waiting, optimizer, other = (p * scale for p in found)
@@ -122,6 +146,25 @@ def parts_of(told: Sequence[Told], step_s: float) -> StepParts:
         optimizer=optimizer,
         other=other,
     )
+
+
+def _apart(waits_s: Sequence[Mapping[str, float]]) -> list[tuple[float, float]]:
+    """Tell what all workers waited from what they waited longer, on average, for the slowest.
+
+    Args:
+        waits_s: Of each worker, by step; where one has none, it didn't wait.
+
+    Returns:
+        Both, for each step that has a wait.
+    """
+    found = {step for each in waits_s for step in each}
+    of_each = [[each.get(step, 0.0) for each in waits_s] for step in found]
+    return [(min(step), fmean(step) - min(step)) for step in of_each]
+
+
+def _median(values: Iterable[float]) -> float:
+    listed = list(values)
+    return median(listed) if listed else 0.0
 
 
 def workers_of(told: Sequence[Told]) -> tuple[WorkerTime, ...]:

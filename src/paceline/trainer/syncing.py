@@ -9,6 +9,11 @@ from torch import Tensor
 
 from paceline.trainer.ownstates import OwnState
 
+ON_AVERAGE = (
+    "Each worker had weights of its own where the snapshot was taken. These workers, or options of "
+    "--sync, are others: all go on from the average"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SyncState:
@@ -24,6 +29,12 @@ class SyncState:
     """Likewise of each optimizer: as `flatten_optimizer` gives it."""
     scaler: Mapping[str, object] | None = None
     """Likewise of the loss scaler."""
+
+
+def were_apart(values: Mapping[str, object]) -> bool:
+    """Tell by a snapshot's `SyncState.values` whether each worker had weights of its own."""
+    inner = values.get("local", values)  # --sync auto puts them there
+    return isinstance(inner, Mapping) and bool(inner.get("round"))
 
 
 class StepSync(ABC):
@@ -50,8 +61,12 @@ class StepSync(ABC):
         """
 
     @abstractmethod
-    def consensus(self) -> None:
-        """A pass over the training data is over: make all workers' weights the same."""
+    def consensus(self) -> bool:
+        """A pass over the training data is over: make all workers' weights the same.
+
+        Returns:
+            Whether there was anything to do.
+        """
 
     @abstractmethod
     def lent(self) -> AbstractContextManager[None]:

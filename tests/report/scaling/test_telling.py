@@ -10,7 +10,9 @@ from paceline.report.scaling.gaps import find_gaps
 from paceline.report.scaling.learning import trained_sizes
 from paceline.report.scaling.measured import Study
 from paceline.report.scaling.reading import read_study
+from paceline.report.scaling.series import size_name
 from paceline.report.scaling.state import describe_state
+from paceline.report.scaling.tables import study_table
 from paceline.report.scaling.telling import (
     tell_efficiency,
     tell_fixed,
@@ -18,7 +20,14 @@ from paceline.report.scaling.telling import (
     tell_steps,
     tell_throughput,
 )
-from tests.report.scaling.studies import BASELINE, Record, spread, study_record, write_study
+from tests.report.scaling.studies import (
+    BASELINE,
+    Record,
+    size_record,
+    spread,
+    study_record,
+    write_study,
+)
 
 
 def size_of(record: Record, place: int) -> Record:
@@ -59,6 +68,26 @@ def test_several_sizes(tmp_path: Path, four: Record) -> None:
     assert tell_fixed(study) == (
         "Besides its steps, an epoch with 8 workers takes 4.58 s (3.2 % of the epoch) for "
         "evaluation, snapshot and loader start. No way of combining gradients changes that."
+    )
+
+
+def test_one_worker_with_two_methods_is_told_apart(tmp_path: Path) -> None:
+    record = study_record((1, 2))
+    cast("list[Record]", record["sizes"]).append({**size_record(1), "method": "ordered"})
+    study = read(tmp_path, record)
+    names = [size_name(study, size) for size in study.sizes]
+    assert names == ["1 worker, allreduce", "1 worker, ordered", "2 workers"]
+    table = study_table(study)
+    place = table.header.index("method")
+    assert [row[place] for row in table.rows] == ["allreduce", "ordered", "allreduce"]
+
+
+def test_averaging_at_the_end_is_no_cost_of_every_method(tmp_path: Path, four: Record) -> None:
+    fixed = cast("Record", size_of(four, -1)["fixed"])
+    size_of(four, -1)["fixed"] = {**fixed, "averaging_s": 2.0}
+    assert tell_fixed(read(tmp_path, four)).endswith(
+        "Averaging (2.00 s) is what allreduce itself takes. No way of combining gradients changes "
+        "the rest."
     )
 
 

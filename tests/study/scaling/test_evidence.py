@@ -119,13 +119,17 @@ def test_a_size_of_unlike_nodes_counts_nothing(study: Path) -> None:
     told = json.loads((study / "study.json").read_text())
     told["sizes"].insert(3, size(4, PLAIN, workers=5))
     told["sizes"].insert(3, size(2, PLAIN, workers=4, global_batch=128))
+    told["asked"] = {"hosts": ["a", "b"]}
     (study / "study.json").write_text(json.dumps(told))
     evidence = read_evidence(study)
     assert [(each.nodes, each.per_node) for each in evidence.sizes] == [(2, 1), (2, 2), (4, 1)]
     foretold = foretell_study(study)
     assert foretold is not None
     assert foretold["gpus_per_node"] == 1
-    assert fitted_link(read_evidence(study), None, "nccl").network != TRUE
+    told["asked"] = {"hosts": ["a:3", "b:1"]}  # four workers there are three and one
+    told["sizes"] = [each for each in told["sizes"] if each["nodes"] < 4]
+    (study / "study.json").write_text(json.dumps(told))
+    assert read_evidence(study).sizes == ()
 
 
 def test_one_worker_is_taken_alone_and_auto_is_left_out(study: Path) -> None:
@@ -240,7 +244,8 @@ def test_a_doctor_without_links(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no measured link"):
         examined_link(diagnosis(path, None), None, "gloo")
     way = '{"round_trip_s": null, "bandwidth_bytes_per_s": "fast", "several_bytes_per_s": null}'
-    for text in ("[]", '{"links": [], "all_reduce": [1]}', f'{{"links": [{way}], "all_reduce": 0}}'):
+    unreadable = f'{{"links": [{way}], "all_reduce": 0}}'
+    for text in ("[]", '{"links": [], "all_reduce": [1]}', unreadable):
         path.write_text(text)
         with pytest.raises(UsageError, match=r"isn't what `paceline doctor --hosts \.\.\. --json`"):
             examined_link(path, None, "gloo")

@@ -14,6 +14,7 @@ from paceline.study.scaling.options import (
 def test_numbers_of_workers() -> None:
     assert parse_workers("8, 1,2") == (1, 2, 8)
     assert parse_workers("4") == (4,)
+    assert parse_workers("1..6") == (1, 2, 4, 6)
     assert parse_workers(None) == ()
 
 
@@ -30,11 +31,10 @@ def test_usual_numbers(most: int, chosen: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"workers": "1,zwei"}, "'zwei' is no number of workers"),
-        ({"workers": "1,,2"}, "'' is no number of workers"),
-        ({"workers": ""}, "'' is no number of workers"),
-        ({"workers": "0"}, "'0' is no number of workers"),
-        ({"workers": "1,2,2"}, "2 stands there twice"),
+        ({"workers": "1,zwei"}, "not numbers of workers"),
+        ({"workers": "1,,2"}, "not numbers of workers"),
+        ({"workers": ""}, "not numbers of workers"),
+        ({"workers": "0"}, "not numbers of workers"),
         ({"methods": "allreduce,fast"}, "'fast' is none. Known: allreduce, ordered, bf16"),
         ({"methods": "local,local"}, "local stands there twice"),
         ({"repeats": 0}, "--repeats must be at least 1, not 0"),

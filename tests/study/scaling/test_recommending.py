@@ -196,6 +196,13 @@ def test_any_method_alone_gets_an_answer(methods: str) -> None:
     assert recommend(outlook("100gbit", methods=PredictOptions(methods=methods)))
 
 
+@pytest.mark.parametrize(("delay", "every"), [(0, 16), (5, 8), (20, 32), (100, 101)])
+def test_steps_are_chosen_beyond_a_delay_that_was_given(delay: int, every: int) -> None:
+    asked = PredictOptions(methods="local", sync_delay=delay)
+    (forecast,) = outlook(STUDY, methods=asked).forecasts
+    assert (forecast.method.delay, forecast.method.sync_every) == (delay, every)
+
+
 def test_steps_that_were_given_arent_chosen() -> None:
     asked = PredictOptions(methods="local", sync_every=8).chosen_methods()
     question = Question(

@@ -115,7 +115,7 @@ def test_averages_that_are_too_rare_to_be_measured_are_noted() -> None:
     found = {own: [replace(measured(2, 0.5, sync="local"), method_options={"sync_every": 16})]}
     short = summarise(ASKED, [own], found, {"local": {"sync_every": 8}}, {})
     assert short.sizes[0].method_options == {"sync_every": 16}
-    assert "rounds of 16 steps after the first one fit into 20 s" in short.notes[0]  # the other: one worker wasn't measured
+    assert "rounds of 16 steps after the first one fit into 20 s" in short.notes[0]
     assert "at least 32 --seconds" in short.notes[0]
     assert summarise(replace(ASKED, seconds=32.0), [own], found, {}, {}).notes == short.notes[1:]
 

@@ -66,7 +66,9 @@ class Pretended:
         (run_dir / "snapshots").mkdir(parents=True, exist_ok=True)
         (run_dir / "run.json").write_text(json.dumps(self.run))
         (run_dir / "metrics.csv").write_text(METRICS)
-        (run_dir / "profile.json").write_text(profile(size.workers, 1.0, sync=self.sync or size.method).to_json())
+        (run_dir / "profile.json").write_text(
+            profile(size.workers, 1.0, sync=self.sync or size.method).to_json()
+        )
         summary = {"epochs": 2, "stopped_because": self.stopped_because}
         (run_dir / "summary.json").write_text(json.dumps(summary))
 

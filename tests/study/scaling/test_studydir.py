@@ -8,7 +8,7 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.study.scaling.studydir import OF_TRAINED, StudyDirectory
-from tests.study.scaling.studies import ASKED, ec2_like, keep_record, measured, size
+from tests.study.scaling.studies import ASKED, ec2_like, failed, keep_record, measured, size
 
 
 def test_a_new_directory_and_the_same_study_again(tmp_path: Path) -> None:
@@ -52,11 +52,54 @@ def test_what_holds_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(UsageError, match="holds no study"):
         StudyDirectory(tmp_path).prepare({})
-    (tmp_path / "study.json").write_text("[]")
-    with pytest.raises(UsageError, match="holds no study of scaling"):
+    for text in ("[]", "{}", '{"format": 1, "kind": "scale", "asked": 1}'):
+        (tmp_path / "study.json").write_text(text)
+        with pytest.raises(UsageError, match="can't be gone on with: it "):
+            StudyDirectory(tmp_path).prepare({})
+    (tmp_path / "study.json").write_text('{"format": 9, "kind": "scale", "asked": {}}')
+    with pytest.raises(UsageError, match="it has format 9, and this Paceline reads 1"):
         StudyDirectory(tmp_path).prepare({})
     with pytest.raises(UsageError, match="can't be used"):
         StudyDirectory(tmp_path / "mine.txt" / "study").prepare({})
+
+
+def test_options_of_a_method_may_come_with_it_but_not_change(tmp_path: Path) -> None:
+    place = StudyDirectory(tmp_path)
+    place.write(ASKED)
+    keep_record(tmp_path, measured(2, 1.0))
+    local = {**ASKED.asked, "--sync-every": 16}
+    place.prepare(local, ["allreduce", "local"])
+    place.write(place.begun(replace(ASKED, asked=local)))
+    keep_record(tmp_path, measured(2, 1.0, sync="local"))
+    place.prepare(local, ["local"])
+    place.prepare({**ASKED.asked, "--powersgd-rank": 2}, ["powersgd"])
+    for other in (ASKED.asked, {**ASKED.asked, "--sync-every": 8}):
+        with pytest.raises(UsageError, match="holds a study with --sync-every 16"):
+            place.prepare(other, ["allreduce", "local"])
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+def test_what_nothing_came_of_is_removed_and_nothing_else(tmp_path: Path, was_there: bool) -> None:
+    place = StudyDirectory(tmp_path / "study")
+    for mine in (False, True):
+        place.prepare(ASKED.asked)
+        with place.lock():
+            place.write(ASKED)
+            keep_record(place.path, failed(1, "unknown option", 2))
+            if mine:
+                (place.path / "mine.txt").write_text("mine")
+            place.discard(keep=was_there)
+        assert place.path.exists() == (was_there or mine)
+    assert [path.name for path in place.path.iterdir()] == ["mine.txt"]
+
+
+def test_what_was_measured_is_never_removed(tmp_path: Path) -> None:
+    place = StudyDirectory(tmp_path)
+    place.write(ASKED)
+    keep_record(tmp_path, measured(1, 0.8))
+    place.discard(keep=False)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["measured", "study.csv", "study.json"]
 
 
 def test_two_studies_do_not_share_a_directory(tmp_path: Path) -> None:

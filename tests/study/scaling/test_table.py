@@ -71,7 +71,7 @@ def test_a_study_of_nothing() -> None:
 def test_a_single_measurement_has_no_spread_and_what_is_missing_is_said() -> None:
     found = {size(1): [measured(1, 0.8)], size(2): []}
     text = as_text(summarise(ASKED, list(found), found, {}, {}))
-    assert "1 1 32 1.00e-4 650 40 1.00 - 1 8:44".split() in [x.split() for x in text.splitlines()]
+    assert "1 1 32 0.0001 650 40 1.00 - 1 8:44".split() in [x.split() for x in text.splitlines()]
     assert "- Not measured yet: 2 workers with allreduce" in text
 
 

@@ -85,17 +85,18 @@ def _of_study(path: Path) -> Evidence:
         sizes = [size for size in study["sizes"] if isinstance(size, dict)]
         alone = (size for size in sizes if size["workers"] == 1)
         profile = _alone(path, [size for size in alone if size["method"] == PLAIN])
+        slots = _slots(study)
         several = [size for size in sizes if size["workers"] > 1]
         return Evidence(
             profile=profile,
             source=str(path),
-            sizes=tuple(_measured(several, profile.global_batch)),
+            sizes=tuple(_measured(several, profile.global_batch, slots)),
             methods=tuple(dict.fromkeys(_method(s) for s in several if s["method"] != "auto")),
             mode="strong" if study["mode"] == "strong" else "weak",
             efficiencies={
                 (_method(size), size["nodes"], size["workers"] // size["nodes"]): reached["median"]
                 for size in several
-                if _is_even(size) and size["method"] != "auto"
+                if _is_even(size, slots) and size["method"] != "auto"
                 for reached in [size.get("efficiency")]
                 if reached
             },
@@ -115,9 +116,11 @@ def _alone(path: Path, sizes: Sequence[Mapping[str, Sequence[Mapping[str, str]]]
     return sorted(profiles, key=lambda one: one.step_s.median)[len(profiles) // 2]
 
 
-def _measured(sizes: Sequence[Mapping[str, Any]], batch: int) -> Iterator[SizeTime]:
+def _measured(
+    sizes: Sequence[Mapping[str, Any]], batch: int, slots: Sequence[int]
+) -> Iterator[SizeTime]:
     for size in sizes:
-        if size["method"] == PLAIN and _is_even(size) and size["step_s"]:
+        if size["method"] == PLAIN and _is_even(size, slots) and size["step_s"]:
             yield SizeTime(
                 nodes=size["nodes"],
                 per_node=size["workers"] // size["nodes"],
@@ -126,9 +129,19 @@ def _measured(sizes: Sequence[Mapping[str, Any]], batch: int) -> Iterator[SizeTi
             )
 
 
-def _is_even(size: Mapping[str, Any]) -> bool:
-    """Tell whether it is one of several nodes, with as many workers on each."""
-    return bool(size["nodes"] > 1 and size["workers"] % size["nodes"] == 0)
+def _slots(study: Mapping[str, Any]) -> tuple[int, ...]:
+    """Read how many workers each host takes, the first one first; none where it isn't known."""
+    asked = study.get("asked") or {}
+    slots = [str(host).rpartition(":")[2] for host in asked.get("hosts") or ()]
+    return tuple(int(number) for number in slots if number.isdecimal())
+
+
+def _is_even(size: Mapping[str, Any], slots: Sequence[int]) -> bool:
+    """Tell whether it is one of several nodes, with as many workers on each: the first slots."""
+    workers, nodes = size["workers"], size["nodes"]
+    each = workers // nodes
+    full = all(number == each for number in slots[: nodes - 1])
+    return bool(nodes > 1 and workers % nodes == 0 and full)
 
 
 def _method(size: Mapping[str, Any]) -> SyncOptions:
@@ -162,8 +175,8 @@ def stated_link(link: str, round_trip: str | None, library: Library) -> Link:
 def examined_link(path: Path, round_trip: str | None, library: Library) -> Link:
     """Take the network that `paceline doctor --json` has measured.
 
-    Its all-reduce counts where it went well and by the same library; otherwise the slowest way between two hosts, of one
-    stream for Gloo and of several for NCCL.
+    Its all-reduce counts where it went well and by the same library; otherwise the slowest way
+    between two hosts, of one stream for Gloo and of several for NCCL.
 
     Raises:
         UsageError: The file can't be read, or holds no link.

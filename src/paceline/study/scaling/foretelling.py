@@ -103,7 +103,11 @@ def foretell_study(study_dir: Path) -> dict[str, object] | None:
         gpus_per_node=per_node,
         methods=evidence.methods,
         assumed=assumed,
-        measured={(m, n): e for (m, n, each), e in evidence.efficiencies.items() if each == per_node},
+        measured={
+            (method, nodes): reached
+            for (method, nodes, each), reached in evidence.efficiencies.items()
+            if each == per_node
+        },
     )
     return as_json(look_out(question))
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from paceline.config.quantities import parse_sizes
 from paceline.errors import UsageError
 from paceline.sync.options import SyncMethod
 
@@ -18,8 +19,9 @@ class ScaleOptions:
     """What is measured, how often and for how long."""
 
     workers: str | None = None
-    """Numbers of workers, such as 1,2,4,8. One worker is always measured: efficiency is against it.
-    Default: 1, 2, 4 and so on, up to the workers that the hosts have, or GPUs or cores here."""
+    """Numbers of workers, such as 1,2,4,8, or 1..8 for the same. One worker is always measured:
+    efficiency is against it. Default: 1, 2, 4 and so on, up to the workers that the hosts have, or
+    GPUs or cores here."""
 
     mode: Mode = "weak"
     """weak: each worker has the same batch, so that the global batch grows with the workers.
@@ -61,20 +63,9 @@ def parse_workers(text: str | None) -> tuple[int, ...]:
     """Read numbers of workers, the smallest first; empty where nothing is said.
 
     Raises:
-        UsageError: A word is no number of workers, or stands there twice.
+        UsageError: They are none.
     """
-    numbers: list[int] = []
-    for word in (text or "").split(",") if text is not None else ():
-        word = word.strip()
-        if not (word.isascii() and word.isdecimal() and int(word) > 0):
-            wrong = f"{word!r} is no number of workers"
-        elif int(word) in numbers:
-            wrong = f"{int(word)} stands there twice"
-        else:
-            numbers.append(int(word))
-            continue
-        raise UsageError(f"--workers is {text}, but {wrong}: write for example 1,2,4")
-    return tuple(sorted(numbers))
+    return () if text is None else parse_sizes(text, "workers")
 
 
 def parse_methods(text: str | None) -> tuple[SyncMethod, ...]:

@@ -59,8 +59,8 @@ class PredictOptions:
     of them."""
 
     sync_every: int | None = None
-    """Steps between two averages of local and diloco. Default: the fewest, up to 64, that pay on
-    the most nodes."""
+    """Steps between two averages of local and diloco. Default: the fewest, up to 64, that reach an
+    efficiency of 0.9, or of --pays where that is more, on the most nodes."""
 
     sync_delay: int | None = None
     """Steps that go on while an average is under way. Default: half of the steps between two."""
@@ -143,9 +143,10 @@ class PredictOptions:
             return replace(method, powersgd_rank=self.powersgd_rank)
         if method.sync not in LOCAL_METHODS:
             return method
+        least = max(method.sync_every, (self.sync_delay or 0) + 1)
         return replace(
             method,
-            sync_every=self.sync_every or max(method.sync_every, (self.sync_delay or 0) + 1),
+            sync_every=least if self.sync_every is None else self.sync_every,
             sync_delay=self.sync_delay,
             sync_parts=self.sync_parts,
             sync_precision=self.sync_precision,

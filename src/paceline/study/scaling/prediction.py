@@ -202,9 +202,10 @@ def _draws(
 
 
 def _step_doubt(profile: StepProfile) -> float:
-    """How well the median step is known: the spread of normal steps, over the root of their number.
+    """How well the median step is known: what stretches differ by, over the root of their number.
 
-    1.253: a median's standard error against a mean's; 2.563: from the lowest tenth to the highest.
+    About one step of each stretch is looked at. 1.253: a median's standard error against a
+    mean's; 2.563: from the lowest tenth to the highest.
     """
     width = (profile.step_s.high - profile.step_s.low) / 2.563
     return 1.253 * width / profile.step_s.median / sqrt(max(1, profile.steps_seen))

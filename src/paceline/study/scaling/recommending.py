@@ -172,7 +172,8 @@ def _on_limits(best: Forecast, outlook: Outlook) -> Iterator[str]:
             f"on {nodes}: workers of one speed would help more than a faster network."
         )
     if last.available < _NOTABLE_FAILURES:
-        yield f"Failures take {1 - last.available:.0%} of the time on {nodes}: {_cure(last, outlook)}."
+        lost = f"{1 - last.available:.0%} of the time"
+        yield f"Failures take {lost} on {nodes}: {_cure(last, outlook)}."
     alone = outlook.question.profile.global_batch
     if last.global_batch > max(_LARGE_BATCH, alone):
         yield (

@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,13 +14,15 @@ from paceline.config.files import write_atomic, write_json
 from paceline.config.rundir import RunDirectory
 from paceline.errors import UsageError
 from paceline.launch.hosts.hostfile import Host
+from paceline.study.scaling.measured import Measured
 from paceline.study.scaling.options import parse_methods
-from paceline.study.scaling.plan import Size, first_slots
-from paceline.study.scaling.result import Study
+from paceline.study.scaling.plan import METHOD_OPTIONS, Size, first_slots, own_options
+from paceline.study.scaling.result import Study, what_is_wrong
 from paceline.study.scaling.table import as_csv
 
 OF_TRAINED = "options of --train"
 """What settles whole trainings; a study can go on with them and without."""
+_OF_STUDY = ("measured", "runs", "logs", "hosts", "trained", "run.lock")
 _NAME = re.compile(r"([1-9][0-9]*)-([a-z0-9]+)-([1-9][0-9]*)")
 
 
@@ -53,18 +55,19 @@ class StudyDirectory:
         """A row for each size and method."""
         return self.path / "study.csv"
 
-    def prepare(self, asked: Mapping[str, object]) -> bool:
-        """Make the directory, or see that it holds the same study. Returns whether it is new.
+    def prepare(self, asked: Mapping[str, object], methods: Sequence[str] = ()) -> bool:
+        """Make the directory, or see that it holds the same study. Returns whether that is new.
 
         Args:
             asked: What settles the study's measurements.
+            methods: That are asked for.
 
         Raises:
             UsageError: It holds something else, or can't be made.
         """
         try:
             if self.study_json.exists():
-                self._compare(asked)
+                self._compare(asked, methods)
                 return False
             if self.path.is_dir() and any(self.path.iterdir()):
                 raise UsageError(
@@ -126,9 +129,23 @@ class StudyDirectory:
         """Count the rounds that were measured, or are to be."""
         return max([least, *(int(found[3]) for found in self._measured())])
 
-    def discard(self) -> None:
-        """Remove a study that nothing came of."""
-        shutil.rmtree(self.path, ignore_errors=True)
+    def discard(self, *, keep: bool) -> None:
+        """Remove the files of a new study; one of which something was measured stays as it is.
+
+        Args:
+            keep: The directory itself, since it was there before.
+        """
+        records = (Measured.read(path) for path in (self.path / "measured").glob("*.json"))
+        if any(record is not None and record.problem is None for record in records):
+            return
+        for path in (self.study_json, self.study_csv, *(self.path / name for name in _OF_STUDY)):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        if not keep:
+            with suppress(OSError):  # something else has come there
+                self.path.rmdir()
 
     def _measured(self) -> list[re.Match[str]]:
         names = (path.stem for path in sorted((self.path / "measured").glob("*.json")))
@@ -139,11 +156,15 @@ class StudyDirectory:
             content = json.loads(self.study_json.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise UsageError(f"{self.study_json} can't be read: {error}") from error
-        if not isinstance(content, dict) or not isinstance(content.get("asked"), dict):
-            raise UsageError(f"{self.study_json} holds no study of scaling")
-        return content
+        wrong = what_is_wrong(content)
+        if wrong is None and not isinstance(content.get("asked"), dict):
+            wrong = "it doesn't say what was asked for"
+        if wrong is not None:
+            raise UsageError(f"{self.study_json} can't be gone on with: {wrong}")
+        told: Mapping[str, object] = content
+        return told
 
-    def _compare(self, asked: Mapping[str, object]) -> None:
+    def _compare(self, asked: Mapping[str, object], methods: Sequence[str]) -> None:
         """Refuse to go on with another study.
 
         Raises:
@@ -151,7 +172,10 @@ class StudyDirectory:
         """
         before = self._read()["asked"]
         assert isinstance(before, dict)
-        for name in sorted({*before, *asked}):
+        measured = {found[2] for found in self._measured()}
+        known = {name for method in measured & {*methods} for name in own_options(method)}
+        free = {_flag(name) for name in {*METHOD_OPTIONS} - known}
+        for name in sorted({*before, *asked} - free):
             if name == OF_TRAINED and None in (before.get(name), asked.get(name)):
                 continue
             if before.get(name) != asked.get(name):
@@ -160,6 +184,10 @@ class StudyDirectory:
                     f"there is {_told(name, asked.get(name))}: its figures couldn't be compared. "
                     "Give the same options, or another --study-dir"
                 )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _told(name: str, value: object) -> str:

@@ -68,8 +68,8 @@ def _main_table(study: Study) -> str:
         )
         for size in study.sizes
     ]
-    head = (*_who_head(study), "batch", "lr", "steps", "images/s", "efficiency", "spread", "n", "epoch")
-    return _table(head, rows)
+    head = ("batch", "lr", "steps", "images/s", "efficiency", "spread", "n", "epoch")
+    return _table((*_who_head(study), *head), rows)
 
 
 def _step_table(study: Study, measured: Sequence[SizeResult]) -> str:

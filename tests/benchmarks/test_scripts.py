@@ -1,7 +1,5 @@
 """Every script runs at a tiny size; what it measures then means nothing and isn't looked at."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +8,6 @@ import torch
 
 from benchmarks import input as input_benchmark
 from benchmarks import memory, overhead, restarts, snapshots, startup
-from benchmarks.commands import ROOT, environment
 from benchmarks.figures import Report
 from benchmarks.mnist_shaped import write_mnist_shaped
 from benchmarks.overhead import Match
@@ -84,15 +81,3 @@ def test_restarts(tmp_path: Path) -> None:
     found = restarts.disturbed(tmp_path / "disturbed", epochs=3, kills=1, seed=1)
     assert found.restarts == len(found.kills) == 1
     assert found.weights_sha256 == wanted
-
-
-def test_the_cost_of_a_step_is_within_its_budget() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.step_cost", "--check"],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr

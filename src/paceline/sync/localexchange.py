@@ -87,6 +87,9 @@ class LocalExchange:
                 )
             return  # no further groups either: averages are waited for where they begin
         self._lanes = another_group(of_device=group.device.type != "cpu")
+        # In a forked process the first to compute renews torch's pool of threads, and two at once
+        # find none ("Invalid thread pool"): this thread is first.
+        torch.set_num_threads(torch.get_num_threads())
         self._errands = Errands("paceline-average")
         if group.device.type != "cpu":
             self._stream = torch.Stream(device=group.device)

@@ -87,7 +87,9 @@ def cancel(job_id: str) -> None:
 def requeue(job_id: str) -> str:
     """Queue a running job again, from within. Returns what Slurm objects; empty for nothing."""
     done = _run(["scontrol", "requeue", job_id])
-    return "" if done.returncode == 0 else one_line(done.stderr or done.stdout) or "no reason given"
+    if done.returncode <= 0:  # killed: Slurm has queued the job, and ends all that is left of it
+        return ""
+    return one_line(done.stderr or done.stdout) or "no reason given"
 
 
 def one_line(text: str) -> str:

@@ -5,8 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TESTS ?= tests
-# Tests start several processes each: more of them at once than this would wait for cores.
-JOBS ?= 2
+# Tests start several processes each, and wait a third of their time: for leases, limits, signals.
+JOBS ?= 3
 CODE := src tests benchmarks docs examples
 
 .PHONY: help install demo test check format clean

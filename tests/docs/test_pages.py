@@ -132,6 +132,8 @@ FOREIGN = (
         "check",
         "first",
         "lines",
+        "only",
+        "compute-s",
     }
 )
 """Slurm's, torchrun's, those of the benchmarks, and what stands for others."""

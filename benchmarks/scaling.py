@@ -61,11 +61,18 @@ def local(name: str, delay: int, **settings: str) -> Method:
     return Method(name=name, settings={**rounds, **settings}, lead=lead, steps=EVERY)
 
 
+def power(rank: int) -> Method:
+    """PowerSGD after its warm-up."""
+    settings: Settings = {"sync": "powersgd", "powersgd_rank": rank, "sync_warmup_steps": 2}
+    return Method(name=f"PowerSGD, rank {rank}", settings=settings, lead=4)
+
+
 METHODS = (
     Method(name="all-reduce", settings={"sync": "allreduce"}),
     Method(name="bf16", settings={"sync": "bf16"}),
     Method(name="fp16", settings={"sync": "fp16"}),
-    Method(name="PowerSGD, rank 4", settings={"sync": "powersgd", "sync_warmup_steps": 2}, lead=4),
+    power(4),
+    power(1),
     local(f"local, H={EVERY}", EVERY // 2, sync="local"),
     local(f"local, H={EVERY}, waiting", 0, sync="local"),
     local(f"DiLoCo, H={EVERY}", EVERY // 2, sync="diloco"),

@@ -165,7 +165,7 @@ def main() -> int:
     """Measure and report."""
     arguments = parser(__doc__ or "").parse_args()
     quick: bool = arguments.quick
-    plan = Plan(pairs=6, block_steps=20) if quick else Plan(pairs=26, block_steps=40)
+    plan = Plan(pairs=6, block_steps=20) if quick else Plan(pairs=90, block_steps=40)
     measured = run_plan(plan)
     kept = slice(_DROPPED, None)
     speeds = ratios(measured.without[kept], measured.with_snapshots[kept])

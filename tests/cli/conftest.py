@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from paceline.cli.app import main
+from paceline.errors import ExitCode
 from tests.support.warm import WarmPython
 
 _DEADLINE_S = 120.0
@@ -86,6 +88,21 @@ def cold_paceline(tmp_path: Path) -> Iterator[Paceline]:
     command = Paceline(tmp_path, warm=False)
     yield command
     command.end()
+
+
+@pytest.fixture
+def refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Gives what the command, in an empty directory, says of wrong usage; it leaves nothing."""
+
+    def refused(*words: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        assert main(words) == ExitCode.USAGE
+        assert list(tmp_path.iterdir()) == []
+        return capsys.readouterr().err
+
+    return refused
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:

@@ -1,11 +1,11 @@
 """Services that start one process on each of several nodes, with several workers each."""
 
-import socket
 from collections.abc import Mapping
 
 import pytest
 
 from tests.cli.conftest import Paceline, summary
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.ranks
 
@@ -22,11 +22,6 @@ def _node(rank: int, port: int, workers: int) -> Mapping[str, str]:
     }
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 @pytest.fixture
 def paceline(cold_paceline: Paceline) -> Paceline:
     """Start from scratch: a node's launcher keeps a store, and can't be forked any more then."""
@@ -36,7 +31,7 @@ def paceline(cold_paceline: Paceline) -> Paceline:
 def test_nodes_with_unequal_workers_train_as_one_worker_would(paceline: Paceline) -> None:
     alone = paceline.run(*_TRAIN, "--workers", "1", "--run-dir", "alone")
     assert alone.code == 0, alone.err
-    port = _free_port()
+    port = free_port()
     nodes = [
         paceline.start(*_TRAIN, "--run-dir", "r", env=_node(rank, port, workers))
         for rank, workers in ((0, 2), (1, 1))
@@ -54,7 +49,7 @@ def test_a_failure_on_one_node_ends_the_other(paceline: Paceline) -> None:
         "def bad() -> paceline.Job:\n"
         "    raise ValueError('only here') if os.environ['RANK'] == '3' else TimeoutError('peer')\n"
     )
-    port = _free_port()
+    port = free_port()
     nodes = [
         paceline.start("train", "bad.py:bad", "--run-dir", "r", env=_node(rank, port, 2))
         for rank in (0, 1)

@@ -1,6 +1,5 @@
 """Workers started one by one, by hand or by a launcher's variables, in processes of their own."""
 
-import contextlib
 import json
 import socket
 import subprocess
@@ -12,7 +11,7 @@ import psutil
 import pytest
 
 from paceline.errors import ExitCode
-from tests.cli.conftest import Finished, Paceline, summary
+from tests.cli.conftest import Finished, Paceline, summary, wait_for_step, wait_until
 from tests.support import standin
 from tests.support.ports import free_port
 
@@ -181,25 +180,15 @@ def test_nothing_listens_on_all_interfaces(paceline: Paceline) -> None:
     started = [
         paceline.start(*by_hand(rank, address, epochs=100_000), "--lr", "1e-9") for rank in (0, 1)
     ]
-    deadline_s = time.monotonic() + 60
-    while not all(connected(process.pid) for process in started):  # Gloo listens by then
-        assert time.monotonic() < deadline_s
-        assert all(process.poll() is None for process in started)
-        time.sleep(0.05)
+    wait_until((paceline.directory / "runs").exists, "a run")
+    wait_until(lambda: any((paceline.directory / "runs").iterdir()), "its directory")
+    wait_for_step(only_run(paceline), 1)  # both listen, and heed signals, by then
     listening = {where for process in started for where in listening_at(process.pid)}
     for process in started:
         process.terminate()
     codes = [done.code for done in finish_all(paceline, started)]
     assert listening == {"127.0.0.1"}
     assert codes == [ExitCode.RESUMABLE] * 2
-
-
-def connected(pid: int) -> bool:
-    """Tell whether the process has a socket of Gloo, beside the one to the store."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        sockets = psutil.Process(pid).net_connections("inet")
-        return sum(entry.status == psutil.CONN_ESTABLISHED for entry in sockets) >= 2
-    return False
 
 
 def listening_at(pid: int) -> set[str]:

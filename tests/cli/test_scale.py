@@ -2,13 +2,12 @@
 
 import json
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.cli.app import main
 from paceline.cli.scale_asked import read
 from paceline.errors import ExitCode, UsageError
 from tests.cli.conftest import Paceline, wait_until
@@ -74,17 +73,8 @@ def test_a_study_is_interrupted_and_gone_on_with(paceline: Paceline, tmp_path: P
         (("digits", "--min-hosts", "1"), "unknown option '--min-hosts'"),
     ],
 )
-def test_wrong_usage(
-    words: tuple[str, ...],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["scale", *words]) == ExitCode.USAGE
-    assert message in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+def test_wrong_usage(words: tuple[str, ...], message: str, refusal: Callable[..., str]) -> None:
+    assert message in refusal("scale", *words)
 
 
 def test_the_commands_of_a_recipe(tmp_path: Path) -> None:

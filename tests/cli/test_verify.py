@@ -1,6 +1,7 @@
 """`paceline verify` on recipes and on scripts with a session; its usage, and what it leaves."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -102,16 +103,8 @@ def test_what_contradicts_the_script_is_wrong_usage(paceline: Paceline, tmp_path
         (("digits", "--", "more"), "arguments after -- are for a script"),
     ],
 )
-def test_usage(
-    words: tuple[str, ...],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["verify", *words]) == 2
-    assert message in capsys.readouterr().err
+def test_usage(words: tuple[str, ...], message: str, refusal: Callable[..., str]) -> None:
+    assert message in refusal("verify", *words)
 
 
 def test_help_of_a_recipe_lists_its_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from paceline.launch.stopping import StopRequestedError, stop_requests
 def test_a_signal_ends_a_wait_and_the_next_one_counts_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stopping, "_SAME_S", 0.0)
+    monkeypatch.setattr(stopping, "SAME_S", 0.0)
     with stop_requests() as stop:
         stop.sleep(0.01)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -8,8 +8,9 @@ from paceline.dist.group import Group
 from paceline.sync.compression import Compression
 from paceline.sync.network import ring_bytes
 from paceline.sync.replica import Replica
-from tests.support.branches import assert_close, bits, both, fresh, gradients, rows_of, scores_of
+from tests.support.branches import Branches, bits, both, gradients, scores_of
 from tests.support.ranks import run_ranks
+from tests.support.replicas import Gradients, assert_steps_close, train
 
 HALF = [torch.bfloat16, torch.float16]
 pytestmark = pytest.mark.ranks
@@ -73,20 +74,8 @@ def test_three_workers_have_the_same_bits_close_to_the_average(dtype: torch.dtyp
 
 
 def test_without_a_type_gradients_travel_as_they_are() -> None:
-    def body(group: Group) -> list[dict[str, Tensor | None]]:
-        model, found = fresh(), []
-        replica = Replica(model, group, compression=Compression(None))
-        for step in range(3):
-            model.zero_grad()
-            both(model, rows_of(group, step), step).backward()
-            replica.settle()
-            found.append(gradients(model))
-        return found
-
-    (expected,) = run_ranks(1, body)
-    for found in run_ranks(3, body):
-        for got, wanted in zip(found, expected, strict=True):
-            assert_close(got, wanted)
+    (expected,) = run_ranks(1, train, both, None, Compression(None), 3)
+    assert_steps_close(run_ranks(3, train, both, None, Compression(None), 3), expected)
 
 
 def test_it_may_be_switched_between_two_steps() -> None:
@@ -108,15 +97,11 @@ def test_it_may_be_switched_between_two_steps() -> None:
 
 
 def test_parameters_that_only_some_workers_use_count_with_zero() -> None:
-    def body(group: Group) -> list[dict[str, Tensor | None]]:
-        model, found = fresh(), []
-        replica = Replica(model, group, compression=Compression(torch.bfloat16))
-        for step in range(3):
-            model.zero_grad()
-            scores_of(model, rows_of(group, step), spare=group.rank == 0).sum().backward()
-            replica.settle()
-            found.append(gradients(model))
-        return found
+    def body(group: Group) -> list[Gradients]:
+        def use(model: Branches, rows: Tensor, step: int) -> Tensor:
+            return scores_of(model, rows, spare=group.rank == 0).sum()
+
+        return train(group, use, compression=Compression(torch.bfloat16), steps=3)
 
     first, second = run_ranks(2, body)
     for mine, theirs in zip(first, second, strict=True):

@@ -11,12 +11,10 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not de
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from paceline.dist.group import Group
-from paceline.errors import JobError
 from paceline.sync.powersgd import PowerSGD
 from paceline.sync.replica import Replica
-from tests.support.branches import assert_close, bits, both, fresh, gradients, one_head, rows_of
-from tests.support.ranks import RankError, run_ranks
-from tests.sync.test_replica import USES, Use
+from tests.support.branches import assert_close, bits, gradients
+from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
 SHAPES = {"conv": (16, 4, 3, 3), "wide": (24, 40), "bias": (24,), "small": (2, 3)}
@@ -196,6 +194,26 @@ def test_errors_follow_the_loss_scale() -> None:
             assert_close(dict(got), dict(wanted), tolerance=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_in_other_memory_orders_and_types_are_replaced_where_they_are(
+    dtype: torch.dtype,
+) -> None:
+    def body(group: Group) -> list[Tensor]:
+        averager, found = PowerSGD(group.world_size, 1), []
+        for step in range(3):
+            plain = gradients_of(group.rank, step)["conv"].to(dtype)
+            given = plain.to(memory_format=torch.channels_last)
+            averager.average_({"conv": given})
+            assert given.is_contiguous(memory_format=torch.channels_last)
+            found.append(given.float())
+        return found
+
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-2
+    for found, expected in zip(run_ranks(2, body), run_ranks(2, averaged, 1), strict=True):
+        for got, wanted in zip(found, expected, strict=False):
+            assert_close({"conv": got}, {"conv": wanted["conv"]}, tolerance=tolerance)
+
+
 def test_one_worker_gives_back_what_several_have_left_out() -> None:
     averager = PowerSGD(1, 2)
     averager.thin = PowerSGD(2, 2).thin
@@ -218,30 +236,6 @@ def test_bytes_on_the_wire() -> None:
 
 
 # As a replica's own
-
-
-def train(group: Group, use: Use, steps: int = 4) -> list[dict[str, Tensor | None]]:
-    """With 1,000 columns nothing is approximated: the averages are exact."""
-    model = fresh(seed=group.rank)
-    replica = Replica(model, group)
-    replica.defer_to(PowerSGD(group.world_size, 1000))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    found = []
-    for step in range(steps):
-        use(model, rows_of(group, step), step).backward()
-        replica.settle()
-        found.append(gradients(model))
-        optimizer.step()
-        optimizer.zero_grad()
-    return found
-
-
-@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
-def test_gradients_are_those_of_one_process_however_a_model_is_used(use: Use) -> None:
-    (expected,) = run_ranks(1, train, use)
-    for found in run_ranks(2, train, use):
-        for got, wanted in zip(found, expected, strict=True):
-            assert_close(got, wanted)
 
 
 def test_models_types_and_sizes_that_would_be_many_buckets_dont_wait_for_each_other() -> None:
@@ -269,88 +263,3 @@ def test_models_types_and_sizes_that_would_be_many_buckets_dont_wait_for_each_ot
 
     mine, theirs = run_ranks(2, body, limit_s=60)
     assert mine == theirs
-
-
-@pytest.mark.parametrize("freeze", [False, True])
-def test_two_models_in_turns(freeze: bool) -> None:
-    def body(group: Group) -> list[dict[str, Tensor | None]]:
-        torch.manual_seed(0)
-        generator, judge = nn.Sequential(nn.Linear(3, 3), nn.Tanh()), nn.Linear(3, 1)
-        replicas = [Replica(generator, group), Replica(judge, group)]
-        for replica in replicas:
-            replica.defer_to(PowerSGD(group.world_size, 1000))
-        found = []
-        for step in range(3):
-            fake = generator(rows_of(group, step + 50))
-            judged = judge(fake.detach()).mean() - judge(rows_of(group, step)).mean()
-            for loss, model in ((judged, judge), (None, generator)):
-                judge.requires_grad_(model is judge or not freeze)
-                (-judge(fake).mean() if loss is None else loss).backward()
-                for replica in replicas:
-                    replica.settle()
-                found.append(gradients(model))
-                judge.zero_grad()
-            judge.requires_grad_(True)
-            generator.zero_grad()
-        return found
-
-    (expected,) = run_ranks(1, body)
-    for found in run_ranks(2, body):
-        for got, wanted in zip(found, expected, strict=True):
-            assert_close(got, wanted)
-
-
-def test_parameters_thawed_and_frozen_later() -> None:
-    def body(group: Group) -> list[dict[str, Tensor | None]]:
-        model, found = fresh(), []
-        model.body.requires_grad_(False)
-        replica = Replica(model, group)
-        replica.defer_to(PowerSGD(group.world_size, 1000))
-        for step in range(6):
-            model.body.requires_grad_(step >= 2)
-            model.head.requires_grad_(step < 4)
-            model.zero_grad()
-            both(model, rows_of(group, step), step).backward()
-            replica.settle()
-            found.append(gradients(model))
-        return found
-
-    (expected,) = run_ranks(1, body)
-    for found in run_ranks(2, body):
-        for got, wanted in zip(found, expected, strict=True):
-            assert_close(got, wanted)
-
-
-def test_a_gradient_lost_later_is_an_error_that_names_it() -> None:
-    def body(group: Group) -> None:
-        model = fresh()
-        replica = Replica(model, group)
-        replica.defer_to(PowerSGD(group.world_size, 2))
-        for step in range(2):
-            model.zero_grad()
-            use = one_head if step == 1 and group.rank == 1 else both
-            use(model, rows_of(group), step).backward()
-            replica.settle()
-
-    with pytest.raises(RankError, match=f"{JobError.__name__}: spare.weight, spare.bias .* rank 1"):
-        run_ranks(2, body)
-
-
-def test_gradients_stay_local_until_they_are_to_be_exchanged() -> None:
-    def body(group: Group) -> list[float]:
-        model = nn.Linear(1, 1, bias=False)
-        replica = Replica(model, group)
-        replica.defer_to(PowerSGD(group.world_size, 2))
-        inputs, seen = torch.full((1, 1), float(group.rank)), []
-        for _ in range(2):
-            model.zero_grad()
-            for syncing in (False, True):
-                replica.syncing = syncing
-                model(inputs).sum().backward()
-                if syncing:
-                    replica.settle()
-                assert model.weight.grad is not None
-                seen.append(float(model.weight.grad))
-        return seen
-
-    assert run_ranks(2, body) == [[0.0, 1.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0]]

@@ -1,13 +1,12 @@
 """Gradients are those of plain DDP and of one process, however a model is used."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.dist.group import Group
+from paceline.errors import JobError
 from paceline.sync.powersgd import PowerSGD
 from paceline.sync.replica import Replica
 from tests.support.branches import (
@@ -22,12 +21,9 @@ from tests.support.branches import (
     scores_of,
 )
 from tests.support.ranks import RankError, run_ranks
+from tests.support.replicas import Use, assert_steps_close, replica_of, train
 
 WORLDS = [1, 2, 3]
-
-
-Use = Callable[[Branches, Tensor, int], Tensor]
-"""(model, rows, step) -> loss."""
 
 
 def by_turns(model: Branches, rows: Tensor, step: int) -> Tensor:
@@ -55,28 +51,15 @@ def method_first(model: Branches, rows: Tensor, step: int) -> Tensor:
 USES = [both, one_head, by_turns, by_method, by_submodule, method_later, method_first]
 
 
-def train(group: Group, use: Use, steps: int = 4) -> list[dict[str, Tensor | None]]:
-    model = fresh(seed=group.rank)  # rank 0's weights are what all start from
-    replica = Replica(model, group)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    found = []
-    for step in range(steps):
-        use(model, rows_of(group, step), step).backward()
-        replica.settle()
-        found.append(gradients(model))
-        optimizer.step()
-        optimizer.zero_grad()
-    return found
-
-
 @pytest.mark.ranks
+@pytest.mark.parametrize(("columns", "worlds"), [(None, (2, 3)), (1000, (2,))])
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
-def test_gradients_are_those_of_one_process_in_every_step(use: Use) -> None:
-    (expected,) = run_ranks(1, train, use)
-    for world_size in (2, 3):
-        for found in run_ranks(world_size, train, use):
-            for got, wanted in zip(found, expected, strict=True):
-                assert_close(got, wanted)
+def test_gradients_are_those_of_one_process_in_every_step(
+    use: Use, columns: int | None, worlds: tuple[int, ...]
+) -> None:
+    (expected,) = run_ranks(1, train, use, columns)
+    for world_size in worlds:
+        assert_steps_close(run_ranks(world_size, train, use, columns), expected)
 
 
 @pytest.mark.ranks
@@ -123,10 +106,11 @@ def test_buffers_stay_each_workers_own(world_size: int) -> None:
 
 
 @pytest.mark.ranks
-def test_gradients_stay_local_until_they_are_to_be_exchanged() -> None:
+@pytest.mark.parametrize("columns", [None, 2])
+def test_gradients_stay_local_until_they_are_to_be_exchanged(columns: int | None) -> None:
     def body(group: Group) -> list[float]:
         model = nn.Linear(1, 1, bias=False)
-        replica = Replica(model, group)
+        replica = replica_of(model, group, columns)
         inputs = torch.full((1, 1), float(group.rank))
         seen = []
         for _ in range(2):  # the first step, and one through DistributedDataParallel
@@ -229,10 +213,11 @@ def test_two_backward_passes_before_an_update(world_size: int) -> None:
 
 
 @pytest.mark.ranks
-def test_a_gradient_lost_later_is_an_error_that_names_it() -> None:
+@pytest.mark.parametrize("columns", [None, 2])
+def test_a_gradient_lost_later_is_an_error_that_names_it(columns: int | None) -> None:
     def body(group: Group) -> None:
         model = fresh()
-        replica = Replica(model, group)
+        replica = replica_of(model, group, columns)
         for step in range(2):
             model.zero_grad()
             if step == 1 and group.rank == 1:
@@ -241,7 +226,8 @@ def test_a_gradient_lost_later_is_an_error_that_names_it() -> None:
                 both(model, rows_of(group), step).backward()
             replica.settle()
 
-    with pytest.raises(RankError, match=r"spare.weight, spare.bias got no gradient .* rank 1"):
+    named = f"{JobError.__name__}: spare.weight, spare.bias got no gradient .* rank 1"
+    with pytest.raises(RankError, match=named):
         run_ranks(2, body)
 
 

@@ -23,15 +23,16 @@ from tests.support.branches import (
     rows_of,
 )
 from tests.support.ranks import run_ranks
+from tests.support.replicas import Gradients, assert_steps_close, replica_of
 
 WORLDS = [1, 2, 3]
 
 
-def gan_gradients(group: Group, freeze: bool) -> list[dict[str, Tensor | None]]:
+def gan_gradients(group: Group, freeze: bool, columns: int | None) -> list[Gradients]:
     """The usual order: the generator's forward pass stands before the discriminator's step."""
     torch.manual_seed(0)
     generator, judge = nn.Sequential(nn.Linear(3, 3), nn.Tanh()), nn.Linear(3, 1)
-    replicas = [Replica(generator, group), Replica(judge, group)]
+    replicas = [replica_of(model, group, columns) for model in (generator, judge)]
     found = []
     for step in range(3):
         real, noise = rows_of(group, step), rows_of(group, step + 50)
@@ -54,21 +55,21 @@ def gan_gradients(group: Group, freeze: bool) -> list[dict[str, Tensor | None]]:
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize(("columns", "worlds"), [(None, (2, 3)), (1000, (2,))])
 @pytest.mark.parametrize("freeze", [False, True])
-def test_two_models_in_turns(freeze: bool) -> None:
-    (expected,) = run_ranks(1, gan_gradients, freeze)
-    for world_size in (2, 3):
-        for found in run_ranks(world_size, gan_gradients, freeze):
-            for got, wanted in zip(found, expected, strict=True):
-                assert_close(got, wanted)
+def test_two_models_in_turns(freeze: bool, columns: int | None, worlds: tuple[int, ...]) -> None:
+    (expected,) = run_ranks(1, gan_gradients, freeze, columns)
+    for world_size in worlds:
+        assert_steps_close(run_ranks(world_size, gan_gradients, freeze, columns), expected)
 
 
 @pytest.mark.ranks
-def test_parameters_thawed_and_frozen_later_are_averaged_too() -> None:
-    def body(group: Group) -> list[dict[str, Tensor | None]]:
+@pytest.mark.parametrize("columns", [None, 1000])
+def test_parameters_thawed_and_frozen_later_are_averaged_too(columns: int | None) -> None:
+    def body(group: Group) -> list[Gradients]:
         model = fresh()
         model.body.requires_grad_(False)
-        replica = Replica(model, group)
+        replica = replica_of(model, group, columns)
         found = []
         for step in range(6):
             if step == 2:
@@ -85,9 +86,7 @@ def test_parameters_thawed_and_frozen_later_are_averaged_too() -> None:
     assert expected[0]["body.weight"] is None
     assert expected[2]["body.weight"] is not None
     assert expected[5]["head.weight"] is None
-    for found in run_ranks(2, body):
-        for got, wanted in zip(found, expected, strict=True):
-            assert_close(got, wanted)
+    assert_steps_close(run_ranks(2, body), expected)
 
 
 @pytest.mark.ranks

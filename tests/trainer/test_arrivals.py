@@ -3,7 +3,7 @@ from torch import Tensor, nn
 
 from paceline.config.profile import Arrival
 from paceline.trainer.arrivals import GradientTimes, merged
-from paceline.trainer.look import now
+from paceline.trainer.steplook import now
 
 
 def _net() -> nn.Sequential:

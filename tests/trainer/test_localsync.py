@@ -259,14 +259,13 @@ def test_a_parameter_without_gradients_on_one_worker_and_what_is_waited_for(
                     s.step(F.cross_entropy(scores, targets))
             state = [t for p in spare.parameters() for t in adam.state[p].values()]
             profiler = s.engine.profiler
-            assert profiler.averaging_s is not None
-            assert profiler.averaging_bytes is not None
+            assert profiler.averaging is not None
             assert profiler.wire_bytes() == 0  # of gradients
             return (
                 weights_of(model, spare),
                 state,
-                profiler.averaging_bytes(),
-                profiler.averaging_s(),
+                profiler.averaging.sent_bytes,
+                profiler.averaging.waited_s,
             )
 
     found = run_ranks(2, body)

@@ -1,6 +1,5 @@
 """Trains on hosts that ssh reaches: hands the request over, and says how it ended."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.cli.elsewhere import words
 from paceline.config.rundir import RunDirectory
-from paceline.errors import InfrastructureError, PacelineError, UsageError
+from paceline.errors import PacelineError, UsageError
 from paceline.launch.hosts.hostfile import Host
 from paceline.launch.hosts.options import HostsOptions
 from paceline.trainer.config import TrainConfig
@@ -42,10 +41,6 @@ def start_on_hosts(launch: "Launch", options: HostsOptions) -> int:
             stale.unlink(missing_ok=True)
         try:
             outcome = _launched(launch, options)
-        except InfrastructureError as error:
-            print(f"paceline: {error}", file=sys.stderr, flush=True)
-            _forget(run)
-            return error.exit_code
         except PacelineError:
             _forget(run)
             raise

@@ -1,14 +1,13 @@
 """Starts this node's workers where a service has started one process on each of several nodes."""
 
 import json
-import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from paceline.cli.ending import announce_end, announce_failure
 from paceline.cli.meeting import agree_on_run
 from paceline.dist.placement import NodePlacement
-from paceline.errors import ExitCode, InfrastructureError, UsageError
+from paceline.errors import ExitCode, UsageError
 from paceline.launch.seat import Seat
 from paceline.trainer.config import TrainConfig
 
@@ -25,7 +24,7 @@ def start_on_node(launch: "Launch", node: NodePlacement) -> int:
 
     Raises:
         UsageError: The nodes can't meet as it was said.
-        InfrastructureError: The nodes didn't meet.
+        InfrastructureError: The nodes didn't meet, or workers could not be started.
     """
     from paceline.cli.start import PRELOAD
     from paceline.launch.node import launch_node
@@ -37,20 +36,16 @@ def start_on_node(launch: "Launch", node: NodePlacement) -> int:
     with run.lock() if leads else nullcontext():
         if leads:
             run.summary_json.unlink(missing_ok=True)  # of an earlier start
-        try:
-            outcome = launch_node(
-                launch.entry,
-                launch.request.to_json(),
-                workers=launch.place.workers,
-                threads=launch.place.threads,
-                log_dir=run.logs,
-                seat=seat,
-                stop_s=given_s if given_s is not None else _STOP_S,
-                preload=PRELOAD,
-            )
-        except InfrastructureError as error:
-            print(f"paceline: {error}", file=sys.stderr, flush=True)
-            return error.exit_code
+        outcome = launch_node(
+            launch.entry,
+            launch.request.to_json(),
+            workers=launch.place.workers,
+            threads=launch.place.threads,
+            log_dir=run.logs,
+            seat=seat,
+            stop_s=given_s if given_s is not None else _STOP_S,
+            preload=PRELOAD,
+        )
         if leads and not outcome.failures:
             return announce_end(run, interrupted=_was_stopped(outcome))
         if outcome.failures and not outcome.interrupted:

@@ -136,6 +136,12 @@ def take_word(tokens: Sequence[str], usage: str, what: str) -> tuple[str, Sequen
     return tokens[0], tokens[1:]
 
 
+def part_script_args(tokens: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]]:
+    """Part Paceline's own words from a script's arguments, which come after `--`."""
+    place = list(tokens).index("--") if "--" in tokens else len(tokens)
+    return tokens[:place], tuple(tokens[place + 1 :])
+
+
 def show_help(command: str, about: str, options: Iterable[OptionField]) -> int:
     """Print a command's help. Returns the exit code."""
     with contextlib.suppress(HelpShown):

@@ -12,7 +12,7 @@ from paceline.cli.elsewhere import (
     take_elsewhere,
     words,
 )
-from paceline.cli.options import parse_options, show_help, wants_help
+from paceline.cli.options import parse_options, part_script_args, show_help, wants_help
 from paceline.cli.start import Launch, choose_place, start, warn_of_no_effect
 from paceline.cli.train import RUN_DIR, file_name
 from paceline.config.rundir import RunDirectory
@@ -35,7 +35,7 @@ def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     from paceline.cli.script_options import script_options
 
-    own, arguments = _split(tokens)
+    own, arguments = part_script_args(tokens)
     options = [*script_options().values(), RUN_DIR, *elsewhere_options()]
     if wants_help(own):
         return show_help(_USAGE, _ABOUT, options)
@@ -62,7 +62,7 @@ def main(tokens: Sequence[str]) -> int:
         recipe=Path(script).name,
         reference=str(Path(script).expanduser().absolute()),
         arguments={},
-        script_args=tuple(arguments),
+        script_args=arguments,
         settings=given,
         given=(*given, *(("run_dir",) if where is not None else ())),
         run_dir=str(run.path),
@@ -80,14 +80,6 @@ def main(tokens: Sequence[str]) -> int:
             entry=SCRIPT_ENTRY,
         )
     )
-
-
-def _split(tokens: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Part Paceline's options from the script's arguments."""
-    if "--" not in tokens:
-        return tokens, ()
-    place = list(tokens).index("--")
-    return tokens[:place], tokens[place + 1 :]
 
 
 def _take_script(tokens: Sequence[str]) -> tuple[str, Sequence[str]]:

@@ -5,7 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from paceline.cli.options import flag, parse_options, show_help, take_word, wants_help
+from paceline.cli.options import (
+    flag,
+    parse_options,
+    part_script_args,
+    show_help,
+    take_word,
+    wants_help,
+)
 from paceline.cli.options import with_defaults as shown_with
 from paceline.cli.scale_commands import ONLY_TRAINED, StudyCommands, fills, usual_method
 from paceline.cli.script_options import script_options
@@ -85,8 +92,7 @@ class Asked:
 
 def read(tokens: Sequence[str]) -> Asked | None:
     """Read the command line; None where help was asked for and shown."""
-    place = list(tokens).index("--") if "--" in tokens else len(tokens)
-    own, script_args = tokens[:place], tuple(tokens[place + 1 :])
+    own, script_args = part_script_args(tokens)
     target, own = take_word(own, USAGE, "what to measure")
     is_script = target.endswith(".py")
     recipe = None if is_script else load_recipe(reference_of(target))

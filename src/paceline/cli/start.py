@@ -147,6 +147,7 @@ def start(launch: Launch) -> int:
 
     Raises:
         UsageError: Something that can be checked by now is missing or in the way.
+        InfrastructureError: The workers could not be started.
     """
     if launch.config.metrics.tensorboard:
         require_tensorboard()
@@ -242,19 +243,15 @@ def _start_local(launch: Launch) -> int:
     with run.lock():
         run.summary_json.unlink(missing_ok=True)  # of an earlier start
         prepare(PRELOAD, place.threads)
-        try:
-            outcome = launch_local(
-                launch.entry,
-                launch.request.to_json(),
-                workers=place.workers,
-                threads=place.threads,
-                policy=launch.config.policy(),
-                log_dir=run.logs,
-                progress=run.newest_step,
-            )
-        except InfrastructureError as error:
-            print(f"paceline: {error}", file=sys.stderr)
-            return ExitCode.INFRASTRUCTURE
+        outcome = launch_local(
+            launch.entry,
+            launch.request.to_json(),
+            workers=place.workers,
+            threads=place.threads,
+            policy=launch.config.policy(),
+            log_dir=run.logs,
+            progress=run.newest_step,
+        )
         return announce(run, outcome)
 
 

@@ -8,7 +8,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.options import note, parse_options, show_help, take_word, wants_help
+from paceline.cli.options import (
+    note,
+    parse_options,
+    part_script_args,
+    show_help,
+    take_word,
+    wants_help,
+)
 from paceline.cli.options import with_defaults as shown_with
 from paceline.cli.script_options import script_options
 from paceline.cli.train import absolute_reference
@@ -101,7 +108,7 @@ def main(tokens: Sequence[str]) -> int:
 
 def _read(tokens: Sequence[str]) -> _Asked | None:
     """Read the command line; None where help was asked for and shown."""
-    own, script_args = _split(tokens)
+    own, script_args = part_script_args(tokens)
     target, own = take_word(own, _USAGE, "what to verify")
     if RunDirectory.named(target).run_json.exists():
         raise UsageError(f"{target} is a run directory: give the recipe or the script it is of")
@@ -133,11 +140,6 @@ def _read(tokens: Sequence[str]) -> _Asked | None:
         json=None if where is None else str(Path(str(where)).expanduser()),
     )
     return _checked(asked)
-
-
-def _split(tokens: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    place = list(tokens).index("--") if "--" in tokens else len(tokens)
-    return tokens[:place], tokens[place + 1 :]
 
 
 def _training_options(recipe: Recipe | None = None) -> list[OptionField]:

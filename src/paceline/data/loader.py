@@ -64,6 +64,7 @@ class _Requests:
         self.in_flight: deque[_Work] = deque()
 
     def start(self, work: Iterator[_Work]) -> None:
+        """Begin a pass; what was in flight of the one before is forgotten."""
         self._work = work
         self.in_flight.clear()
 

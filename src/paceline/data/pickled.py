@@ -100,6 +100,7 @@ class _Machine:
         self._memo: dict[int, object] = {}
 
     def run(self, content: bytes) -> object:
+        """Carry all instructions out; gives the value that is left at the end."""
         for opcode, argument, position in pickletools.genops(content):
             if opcode.name == "STOP":
                 return self._stack.pop()
@@ -112,6 +113,7 @@ class _Machine:
         raise ValueError("it ends too early")
 
     def push(self, value: object) -> None:
+        """Put a value on top."""
         self._stack.append(value)
 
     def since_mark(self) -> list[object]:
@@ -147,13 +149,16 @@ class _Machine:
         target.update(zip(flat[::2], flat[1::2], strict=True))
 
     def memoize(self, key: object) -> None:
+        """Remember the value on top, under the next number where none is given."""
         number = key if isinstance(key, int) else len(self._memo)
         self._memo[number] = self._stack[-1]
 
     def recall(self, key: object) -> None:
+        """Put what was remembered under a number on top."""
         self.push(self._memo[int(str(key))])
 
     def name(self, text: object) -> None:
+        """Put a name on top, where it is one of those that arrays need; nothing is imported."""
         if text is None:  # module and name lie on the stack
             text = " ".join(map(str, self.take(2)))
         if text not in _NAMES:

@@ -9,7 +9,7 @@ from typing import Protocol, final
 
 from paceline.launch.restarts import STOP_S
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_S = 0.5
 """Signals this close together are one: a wrapper often passes on what the group got already."""
 
@@ -69,8 +69,8 @@ class Interrupts:
     @contextmanager
     def caught(self) -> Iterator["Interrupts"]:
         """Handle the signals in the block. One that is ignored (nohup) stays ignored."""
-        before = {number: signal.getsignal(number) for number in _SIGNALS}
-        self._caught = [number for number in _SIGNALS if before[number] != signal.SIG_IGN]
+        before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+        self._caught = [number for number in STOP_SIGNALS if before[number] != signal.SIG_IGN]
         try:
             self.install()
             yield self
@@ -80,7 +80,7 @@ class Interrupts:
 
     def install(self) -> None:
         """Set the handlers (again: starting processes, the elastic agent sets its own)."""
-        for number in _SIGNALS:
+        for number in STOP_SIGNALS:
             signal.signal(number, self._handle if number in self._caught else signal.SIG_IGN)
 
     @contextmanager

@@ -14,9 +14,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import final
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SAME_S = 0.5
-"""Signals this close together are one: a wrapper often passes on what the group got already."""
+from paceline.launch.signals import SAME_S, STOP_SIGNALS
+
 _POLL_S = 0.05
 
 
@@ -30,13 +29,13 @@ class StopRequests:
 
     def __init__(self, reader: int, writer: int) -> None:
         self._reader, self._writer = reader, writer
-        self._last_s = -_SAME_S
+        self._last_s = -SAME_S
         self._is_wanted = False
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal: whoever waits is woken."""
         now_s = time.monotonic()
-        if now_s - self._last_s >= _SAME_S:
+        if now_s - self._last_s >= SAME_S:
             self._is_wanted = True
             os.write(self._writer, b"!")
         self._last_s = now_s
@@ -86,7 +85,7 @@ def stop_requests() -> Iterator[StopRequests]:
     """Heed the signals in the block; those that are ignored (by nohup) stay ignored."""
     reader, writer = os.pipe()
     requests = StopRequests(reader, writer)
-    before = {n: signal.getsignal(n) for n in _SIGNALS}
+    before = {n: signal.getsignal(n) for n in STOP_SIGNALS}
     heeded = [n for n, handler in before.items() if handler is not signal.SIG_IGN]
     try:
         for number in heeded:

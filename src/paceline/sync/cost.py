@@ -349,13 +349,13 @@ def _late_s(now: float, ends: deque[float], arriving: int) -> float:
 
 
 def _usual_spread_s(profile: StepProfile) -> float:
-    """Give the spread of steps without the few that took very long: 2.563 of it lie in 80 %.
+    """Give the spread of steps without the few that took very long.
 
     What was measured are means of stretches, which differ less than the steps in them.
     """
     step_s = profile.step_s
     steps = max(1.0, STRETCH_S / step_s.median) if step_s.median > 0 else 1.0
-    return (step_s.high - step_s.low) / 2.563 * sqrt(steps)
+    return step_s.deviation * sqrt(steps)
 
 
 def _arrivals(profile: StepProfile) -> tuple[Arrival, ...]:

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from paceline.dist.group import Group
 from paceline.errors import JobError
 from paceline.sync.bits import hash_bits
+from paceline.sync.naming import list_names
 
 _SHOWN = 3
 
@@ -108,8 +109,7 @@ def _message(
 ) -> str:
     """Say who has drifted, and in what: from the first worker that hasn't, or from rank 0."""
     right = next((rank for rank in range(len(hosts)) if rank not in strange), 0)
-    who = ", ".join(f"rank {rank} on {hosts[rank]}" for rank in strange[:_SHOWN])
-    more = f" and {len(strange) - _SHOWN} more" if len(strange) > _SHOWN else ""
+    who = list_names([f"rank {rank} on {hosts[rank]}" for rank in strange], _SHOWN)
     differ = (rows != rows[right]).any(0).tolist()
     listed = [name for name, differs in zip(names, differ, strict=True) if differs]
     shown = ", ".join(listed[:_SHOWN])
@@ -119,7 +119,7 @@ def _message(
     from_whom = "from the others" if right not in strange else "from each other"
     remedy = "leave that host out" if len(set(hosts)) > 1 else "try another machine"
     return (
-        f"{when} {who}{more} {verb} drifted {from_whom}: {shown}{rest} "
+        f"{when} {who} {verb} drifted {from_whom}: {shown}{rest} "
         f"{'differs' if len(listed) == 1 else 'differ'} in their bits. Either the script changes "
         "weights or rates on some ranks alone, or a device computes wrongly. The newest snapshot "
         f"may be from before: see `paceline resume`, and {remedy} if it happens again"

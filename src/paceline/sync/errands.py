@@ -15,8 +15,10 @@ class Errands:
     """Does errands in the order in which they are given, on one thread of its own."""
 
     def __init__(self, name: str) -> None:
-        """Args:
-        name: Of the thread.
+        """Start the thread; `end` ends it.
+
+        Args:
+            name: Of the thread.
         """
         self._errands: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None]
         self._errands = queue.SimpleQueue()

@@ -47,7 +47,7 @@ class LocalSteps:
     """Makes the workers' weights one, a part at a time, while they go on training."""
 
     def __init__(self, terms: LocalTerms, group: Group, parameters: Parameters) -> None:
-        """Connect the workers for averages. Collective.
+        """Connect the workers for averages, and start a thread that `release` ends. Collective.
 
         Args:
             terms: How the weights become one.

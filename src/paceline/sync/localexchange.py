@@ -57,7 +57,9 @@ class LocalExchange:
     """
 
     def __init__(self, group: Group, precision: SyncPrecision) -> None:
-        """Connect the workers. Collective.
+        """Connect the workers, in a group of their own, and start the thread; `release` ends both.
+
+        Collective.
 
         Raises:
             UsageError: The backend lacks what rounded numbers need.

@@ -17,11 +17,11 @@ from torch.utils.hooks import RemovableHandle
 from paceline.dist.group import Group
 from paceline.errors import JobError
 from paceline.sync.compression import Compression
+from paceline.sync.naming import list_names
 from paceline.sync.network import ring_bytes
 from paceline.sync.powersgd import PowerSGD
 
 Forward = Callable[..., object]
-_SHOWN = 5
 
 
 @final
@@ -289,9 +289,9 @@ class Replica:
     def _lost_gradients(self, held: Sequence[bool]) -> JobError:
         lost = [name for name, has in zip(self.parameters, held, strict=True) if not has]
         return JobError(
-            f"{_listed(lost)} got no gradient in this step on rank {self._group.rank}, but did in "
-            "the first step: the other workers wait for it. Use every parameter in every step, or "
-            "give those that are left out a share of zero: loss + 0 * parameter.sum()"
+            f"{list_names(lost)} got no gradient in this step on rank {self._group.rank}, but did "
+            "in the first step: the other workers wait for it. Use every parameter in every step, "
+            "or give those that are left out a share of zero: loss + 0 * parameter.sum()"
         )
 
 
@@ -366,12 +366,7 @@ def _agree_on_weights(module: nn.Module, group: Group) -> None:
             hosts = group.hosts()
             raise JobError(
                 f"the models of rank 0 on {hosts[0]} and rank {rank} on {hosts[rank]} differ: "
-                f"{_listed(different) or 'order'}. Every worker must build the same model"
+                f"{list_names(different) or 'order'}. Every worker must build the same model"
             )
     for tensor in state.values():
         group.broadcast_(tensor.detach())
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

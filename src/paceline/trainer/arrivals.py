@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from paceline.config.profile import Arrival
-from paceline.trainer.look import Moment, now, seconds_between
+from paceline.trainer.steplook import Moment, now, seconds_between
 
 _KEPT = 9
 """Steps that are remembered."""

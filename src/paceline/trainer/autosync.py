@@ -16,11 +16,9 @@ from paceline.sync.localplan import LocalTerms
 from paceline.sync.options import SyncMethod
 from paceline.trainer.autochoice import Choice, final_choice, first_choice
 from paceline.trainer.engine import Engine
-from paceline.trainer.gradients import warmup_steps
-from paceline.trainer.localsync import LocalSync
-from paceline.trainer.making import can_be_local, make_local
-from paceline.trainer.methods import describe_options
-from paceline.trainer.syncing import ON_AVERAGE, StepSync, SyncState, were_apart
+from paceline.trainer.localsync import LocalSync, can_be_local, make_local
+from paceline.trainer.methods import describe_options, warmup_steps
+from paceline.trainer.stepsync import ON_AVERAGE, StepSync, SyncState, were_apart
 
 _LEAST_STEPS, _MOST_STEPS, _LEAST_S = 8, 64, 2.0
 """A way is measured for this many steps, or this long, whichever comes first."""
@@ -169,7 +167,7 @@ class AutoSync(StepSync):
             return
         chosen = Choice.from_json(text)
         state = engine.course.state
-        in_time = state.step < warmup_steps(engine)
+        in_time = state.step < warmup_steps(engine.config, engine.course.steps_per_epoch)
         self._adopt(replace(chosen, from_epoch=state.epoch + (not in_time)))
         if self._is_local and in_time:
             self._go_local(state.step)

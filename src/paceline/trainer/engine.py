@@ -36,7 +36,7 @@ from paceline.trainer.sharding import Sharding
 from paceline.trainer.signals import StopFlag
 from paceline.trainer.standin import StandIn
 from paceline.trainer.step import NEVER_STEPPED, Stepper
-from paceline.trainer.syncing import StepSync
+from paceline.trainer.stepsync import StepSync
 from paceline.trainer.watching import Watcher
 
 
@@ -103,8 +103,8 @@ class Engine:
         self.course.loop = replace(self.config.loop, epochs=count)
         self.config = replace(self.config, loop=self.course.loop)
 
-    def refuse_within_step(self, call: str) -> None:
-        """Refuse what all workers do together between two shards of a step; end a pass left."""
+    def before_collective(self, call: str) -> None:
+        """End a pass that was left; refuse what all do together between two shards of a step."""
         if self._left:
             self._close_pass()
         if self.sharding is not None:
@@ -286,7 +286,7 @@ class Engine:
 
     def snapshot(self, *, best: bool = False, must: bool = False) -> None:
         """See `Session.snapshot`."""
-        self.refuse_within_step("s.snapshot()")
+        self.before_collective("s.snapshot()")
         agreed = self.agree(self.keeper.own_statistics())
         self.note.operation = "snapshot"
         self.course.saved()
@@ -300,7 +300,7 @@ class Engine:
         Args:
             save: Take a snapshot first where it will take long.
         """
-        self.refuse_within_step("s.evaluate(...)")
+        self.before_collective("s.evaluate(...)")
         if save and self.begun and self.course.expects_long_evaluation:
             self.snapshot(must=True)
         self.note.operation = "evaluate"
@@ -324,7 +324,7 @@ class Engine:
         """End a pass over the data, with the step that the script has left its loop in."""
         self._left = False
         if self.batch is not None:
-            self.refuse_within_step("break")
+            self.before_collective("break")
             self._close_step()
         if self.sync is not None:
             self.note.operation = "average"

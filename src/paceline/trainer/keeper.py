@@ -29,7 +29,7 @@ from paceline.trainer.numerics import NumericsRecord
 from paceline.trainer.parts import Parts
 from paceline.trainer.state import TrainState
 from paceline.trainer.statistics import Statistics
-from paceline.trainer.syncing import ON_AVERAGE, StepSync, SyncState, were_apart
+from paceline.trainer.stepsync import ON_AVERAGE, StepSync, SyncState, were_apart
 from paceline.trainer.weights import are_finite, load_weights
 
 

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from paceline.checkpoint.flatten import flatten_optimizer
 from paceline.checkpoint.values import encode
-from paceline.errors import SnapshotError
+from paceline.errors import SnapshotError, UsageError
 from paceline.sync.local import LocalState, LocalSteps
+from paceline.sync.locallayout import has_gaps
 from paceline.sync.localplan import LocalTerms
 from paceline.trainer.engine import Engine
-from paceline.trainer.gradients import warmup_steps
-from paceline.trainer.methods import method_of
+from paceline.trainer.methods import may_be_local, method_of, warmup_steps
 from paceline.trainer.optimizermean import OptimizerMean, mean_state
 from paceline.trainer.ownstates import OwnState, gather_states
 from paceline.trainer.parts import Stateful
-from paceline.trainer.syncing import ON_AVERAGE, StepSync, SyncState
+from paceline.trainer.stepsync import ON_AVERAGE, StepSync, SyncState
 
 _WORKERS = "worker-"
 
@@ -33,7 +33,7 @@ class LocalSync(StepSync):
     """
 
     def __init__(self, engine: Engine, terms: LocalTerms) -> None:
-        """Connect the workers for averages. Collective.
+        """Connect the workers for averages, and start a thread that `release` ends. Collective.
 
         Args:
             engine: Of the training.
@@ -61,7 +61,7 @@ class LocalSync(StepSync):
 
     def begin(self, step: int) -> None:
         """See `StepSync`. Local to the worker; the first round begins with the pass."""
-        self._warmup_steps = warmup_steps(self._engine)
+        self._warmup_steps = self._settle_warmup()
         self._is_alone = step >= self._warmup_steps
         if self._is_alone:
             self._set_alone()
@@ -134,7 +134,7 @@ class LocalSync(StepSync):
         shared = {n: t for n, t in state.tensors.items() if not n.startswith(_WORKERS)}
         of_round, rank = _mapping(state.values.get("round", {})), self._engine.group.rank
         same = world_size == self._engine.group.world_size
-        same = same and state.values.get("warmup_steps") == warmup_steps(self._engine)
+        same = same and state.values.get("warmup_steps") == self._settle_warmup()
         if not (of_round and same and self._local.fits(of_round)):
             self._local.restore(LocalState(shared=shared, own={}, values={}))
             return ON_AVERAGE if of_round else ""
@@ -166,6 +166,9 @@ class LocalSync(StepSync):
         """Within a step the script may have moved this worker's weights already."""
         if self._is_alone and self._engine.batch is not None:
             self._local.moved()
+
+    def _settle_warmup(self) -> int:
+        return warmup_steps(self._engine.config, self._engine.course.steps_per_epoch)
 
     def _set_alone(self) -> None:
         method = method_of(self._engine.config)
@@ -217,6 +220,39 @@ class LocalSync(StepSync):
         own = torch.tensor([float(state[name]) for name in names], dtype=torch.float64)
         scale, tracker = self._engine.group.gather_rows(own).amin(0).tolist()
         self._scaler.load_state_dict({**state, "scale": scale, "_growth_tracker": int(tracker)})
+
+
+def make_local(engine: Engine, terms: LocalTerms) -> LocalSync | None:
+    """Have the workers train on their own; None where a single one has nothing to average.
+
+    Collective.
+
+    Raises:
+        UsageError: The backend can't carry what is asked for, or somebody compares the workers'
+            steps.
+    """
+    if engine.watcher is not None:
+        raise UsageError(
+            "with --sync local or diloco each worker has weights of its own for some steps, so "
+            "that there is nothing to verify: leave --sync out to verify all the rest"
+        )
+    engine.stepper.counts_batches = True
+    if engine.group.world_size == 1 and terms.is_plain:
+        return None
+    made = LocalSync(engine, terms)
+    engine.profiler.begin_averaging(made)
+    return made
+
+
+def can_be_local(engine: Engine) -> bool:
+    """Tell whether `make_local` would do, for one who may choose it. Local to the worker."""
+    parameters = engine.parts.named_parameters().values()
+    return (
+        may_be_local(engine.config)
+        and engine.watcher is None
+        and not engine.stepper.has_stepped_alone
+        and not any(has_gaps(parameter) for parameter in parameters)
+    )
 
 
 def _has_numbers(part: Stateful, name: str) -> bool:

@@ -11,6 +11,8 @@ from paceline.trainer.config import TrainConfig
 _HALF = ("bf16", "fp16", "auto")
 """Methods that send, or may choose to send, half precision."""
 _WITHOUT_HALF = ("mpi", "smddp")
+_STREAM_WARMUP_STEPS = 100
+"""Steps of warm-up where an epoch has no known length."""
 _DEFAULTS: Mapping[str, OptionValue] = dict(vars(SyncOptions()))
 
 
@@ -68,6 +70,12 @@ def may_be_local(config: TrainConfig) -> bool:
     except UsageError:
         return False
     return True
+
+
+def warmup_steps(config: TrainConfig, steps_per_epoch: int | None) -> int:
+    """Say for how many steps gradients are averaged in full first. Pure."""
+    given = config.sync.sync_warmup_steps
+    return (steps_per_epoch or _STREAM_WARMUP_STEPS) if given is None else given
 
 
 def describe_method(config: TrainConfig) -> str:

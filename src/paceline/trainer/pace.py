@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from paceline.launch.note import StepNote
 from paceline.trainer.agreement import Status
 from paceline.trainer.arrivals import GradientTimes
-from paceline.trainer.look import Happening, Look, Moment, now, seconds_between, share_out
+from paceline.trainer.steplook import Happening, Look, Moment, now, seconds_between, share_out
 
 _EARLY = 5
 """Looks at the first steps, one after another; the first of all is like no other."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter
-from typing import final
+from typing import Protocol, final
 
 from paceline.config.files import write_atomic
 from paceline.config.profile import EpochCosts, StepProfile
@@ -19,8 +19,8 @@ from paceline.trainer.pace import Pace
 from paceline.trainer.parts import Parts
 from paceline.trainer.state import TrainState
 from paceline.trainer.step import Stepper
-from paceline.trainer.summing import Told, parts_of, spread_of, step_of, told_of, workers_of
-from paceline.trainer.syncing import StepSync
+from paceline.trainer.stepsync import StepSync
+from paceline.trainer.steptimes import Told, parts_of, spread_of, step_of, told_of, workers_of
 
 _KEPT = 256
 """Waits for averages that are remembered."""
@@ -64,6 +64,18 @@ class _Sums:
         )
 
 
+class Averaging(Protocol):
+    """Averages the workers' weights beside their steps."""
+
+    @property
+    def waited_s(self) -> float:
+        """How long this worker's steps have waited for averages so far."""
+
+    @property
+    def sent_bytes(self) -> float:
+        """What this worker has sent for averages so far, on the wire."""
+
+
 @final
 @dataclass(kw_only=True)
 class Profiler:
@@ -78,10 +90,8 @@ class Profiler:
     """The method that combines gradients."""
     wire_bytes: Callable[[], float]
     """Gives what this worker sends for a step's gradients."""
-    averaging_s: Callable[[], float] | None = None
-    """Where weights are averaged: how long this worker's steps have waited for it so far."""
-    averaging_bytes: Callable[[], float] | None = None
-    """What it has sent for it so far."""
+    averaging: Averaging | None = None
+    """What averages weights, where something does."""
     averages_s: list[float] = field(default_factory=list)
     evaluations_s: list[float] = field(default_factory=list)
     snapshots_s: list[float] = field(default_factory=list)
@@ -100,12 +110,20 @@ class Profiler:
     _waits_from: int = 0
     """Steps done before the first of them could have come."""
     _noted_s: float = 0.0
-    """How much of `averaging_s` they and those before come to."""
+    """How much of `averaging.waited_s` they and those before come to."""
     _averaged_s: float = 0.0
     _averaged_bytes: float = 0.0
     _counted_steps: int | None = None
     _hosts: list[str] = field(default_factory=list)
     _written_s: float | None = None
+
+    def begin_averaging(self, averaging: Averaging) -> None:
+        """Count what averages of weights take and send, too. Local; before any of them.
+
+        Args:
+            averaging: What makes them.
+        """
+        self.averaging = averaging
 
     def close(self, step: int) -> float:
         """End the look under way, since an exchange begins. Local.
@@ -117,12 +135,10 @@ class Profiler:
             How long this worker waits for communication in a step.
         """
         waited_s = self.pace.close()
-        if self.averaging_s is None:
-            return waited_s
-        if self._counted_steps is None:
+        if self.averaging is None or self._counted_steps is None:
             return waited_s
         steps = max(1, step - self._counted_steps)
-        return waited_s + (self.averaging_s() - self._averaged_s) / steps
+        return waited_s + (self.averaging.waited_s - self._averaged_s) / steps
 
     def count(
         self, agreed: Agreement, status: Status, steps: int, course: Course
@@ -143,10 +159,9 @@ class Profiler:
         if self.group.world_size == 1:
             return None
         sent = self.wire_bytes() * steps
-        if self.averaging_bytes is not None:
-            before, self._averaged_bytes = self._averaged_bytes, self.averaging_bytes()
+        if self.averaging is not None:
+            before, self._averaged_bytes = self._averaged_bytes, self.averaging.sent_bytes
             sent += self._averaged_bytes - before
-        if self.averaging_s is not None:
             self._averaged_s = self._note_wait(step)
         self._counted_steps = step
         self._lap = _Sums()
@@ -190,7 +205,7 @@ class Profiler:
             self.pace.forget(step)
             self._waits_from, self._is_mixed = step, True
             self._change_method()
-        if self.averaging_s is None:
+        if self.averaging is None:
             sync.after_step(step)
             return
         if self.pace.is_looking:
@@ -215,8 +230,8 @@ class Profiler:
         begun_s = perf_counter()
         if sync.consensus():
             self.averages_s.append(perf_counter() - begun_s)
-        if self.averaging_s is not None:
-            self._noted_s = self._averaged_s = self.averaging_s()
+        if self.averaging is not None:
+            self._noted_s = self._averaged_s = self.averaging.waited_s
 
     @contextmanager
     def recording(self, course: Course) -> Iterator[None]:
@@ -277,8 +292,8 @@ class Profiler:
         Returns:
             All that has been waited so far.
         """
-        assert self.averaging_s is not None
-        so_far_s = self.averaging_s()
+        assert self.averaging is not None
+        so_far_s = self.averaging.waited_s
         if so_far_s > self._noted_s:
             self._waits_s[step] = self._waits_s.get(step, 0.0) + so_far_s - self._noted_s
             self._noted_s = so_far_s
@@ -299,7 +314,7 @@ class Profiler:
         return sums.communication()
 
     def _made(self, course: Course, told: list[Told]) -> StepProfile:
-        averages = self.averaging_s is not None
+        averages = self.averaging is not None
         step_s = spread_of(self.pace.laps(), by_mean=averages) or step_of(told[0])
         parts = parts_of(told, step_s.median)
         gradients = self.pace.gradients.arrivals(parts.backward)

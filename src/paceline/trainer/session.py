@@ -14,7 +14,7 @@ from paceline.data.augment import Augment
 from paceline.data.source import BatchSource
 from paceline.errors import UsageError
 from paceline.trainer.averages import Figures, Judge, average
-from paceline.trainer.combining import replicated
+from paceline.trainer.chosenmethod import replicated
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.engine import Engine
 from paceline.trainer.loader import EvalLoader, Loader, Open, refuse_further, usual_eval_batch
@@ -332,7 +332,7 @@ class Session:
 
     def barrier(self) -> None:
         """Wait for all workers. Collective."""
-        self.engine.refuse_within_step("s.barrier()")
+        self.engine.before_collective("s.barrier()")
         self.engine.group.barrier()
 
     def sum(self, value: Tensor | float) -> Tensor:
@@ -341,7 +341,7 @@ class Session:
         Returns:
             A new tensor, the same on every worker.
         """
-        self.engine.refuse_within_step("s.sum(...)")
+        self.engine.before_collective("s.sum(...)")
         if isinstance(value, Tensor):
             return self.engine.group.sum_(value.detach().clone())
         kind = torch.int64 if isinstance(value, int) else torch.float64

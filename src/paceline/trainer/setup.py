@@ -17,7 +17,7 @@ from paceline.metrics.console import Console, make_console
 from paceline.metrics.counters import StepCounters
 from paceline.sync.drift import DriftGuard
 from paceline.trainer.balance import SpeedMeter
-from paceline.trainer.combining import make_sync
+from paceline.trainer.chosenmethod import make_sync
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.course import Course
 from paceline.trainer.engine import Engine

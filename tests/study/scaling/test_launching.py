@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -52,20 +53,29 @@ def test_a_command_that_fails_says_why(tmp_path: Path) -> None:
     assert (ended.problem or "").startswith("unknown recipe 'nothing-like-it'")
 
 
+@pytest.fixture
+def _none_left() -> Iterator[None]:
+    """See that no process is left but those that tests share."""
+    before = psutil.Process().children()
+    yield
+    assert set(psutil.Process().children()) <= set(before)
+
+
+@pytest.mark.usefixtures("_none_left")
 def test_a_command_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     ended = run_command(FOREVER, tmp_path / "log", 0.0, nothing)
     assert ended.exit_code == ExitCode.INFRASTRUCTURE
     assert "and was ended" in (ended.problem or "")
-    assert psutil.Process().children() == []
 
 
+@pytest.mark.usefixtures("_none_left")
 def test_a_command_that_has_run_for_long_enough_is_stopped_in_order(tmp_path: Path) -> None:
     log = tmp_path / "log"
     ended = run_command(IN_ORDER, log, 60.0, lambda: bool(log.read_text()))
     assert (ended.exit_code, ended.problem) == (0, None)
-    assert psutil.Process().children() == []
 
 
+@pytest.mark.usefixtures("_none_left")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_command_and_is_told(number: signal.Signals, tmp_path: Path) -> None:
     def interrupt() -> bool:
@@ -75,7 +85,6 @@ def test_a_signal_stops_the_command_and_is_told(number: signal.Signals, tmp_path
     before = signal.getsignal(number)
     with pytest.raises(InterruptedStudyError), signals_heeded():
         run_command(FOREVER, tmp_path / "log", 60.0, interrupt)
-    assert psutil.Process().children() == []
     assert signal.getsignal(number) is before
 
 

@@ -46,6 +46,7 @@ def fetch_host_keys(
     found: dict[str, tuple[str, ...]] = {}
 
     def ask() -> bool | None:
+        """Look through the missing nodes' consoles once; None while one shows no keys."""
         for node in list(missing):
             keys = read_host_keys(_console(aws, node.id))
             if keys:
@@ -69,6 +70,7 @@ def wait_for_ssh(
     missing = list(addresses)
 
     def ask() -> bool | None:
+        """Try the missing addresses once; None while one doesn't answer."""
         for address in list(missing):
             patience.check()
             if _answers(address, port):

@@ -99,6 +99,7 @@ def wait_until_made(aws: Aws, plan: Plan, patience: Patience) -> Stack:
     stack_id = plan.name
 
     def made() -> Stack | None:
+        """Give the stack once it is complete, None until then; raises where it failed."""
         nonlocal stack_id
         stack = find_stack(aws, stack_id)
         if stack is not None:

@@ -1,6 +1,5 @@
 """Makes the nodes: all of them or nothing, whatever comes in between."""
 
-import contextlib
 import secrets
 from collections.abc import Callable, Sequence
 
@@ -20,6 +19,7 @@ from paceline.launch.aws.stack import (
     wait_until_made,
 )
 from paceline.launch.aws.template import address_output
+from paceline.launch.hosts.showing import quietly
 from paceline.launch.signals import Interrupts
 
 _SSH_TIMEOUT_S = 10 * 60.0
@@ -50,7 +50,7 @@ def make_nodes(aws: Aws, plan: Plan, *, wait: bool, say: Say) -> list[Node]:
         KeyboardInterrupt: A signal asked to stop; nothing is left.
     """
     token = secrets.token_hex(16)
-    say = _whoever_listens(say)
+    say = quietly(say)  # a closed terminal must not keep anything from being deleted
     with Interrupts().caught() as interrupts:
         patience = Patience(lambda: interrupts.received)
         try:
@@ -65,16 +65,6 @@ def make_nodes(aws: Aws, plan: Plan, *, wait: bool, say: Say) -> list[Node]:
         except BaseException as error:
             _take_back(aws, plan, token, error, say)
             raise
-
-
-def _whoever_listens(say: Say) -> Say:
-    """Go on without a listener: a closed terminal must not keep anything from being deleted."""
-
-    def tell(line: str) -> None:
-        with contextlib.suppress(OSError):
-            say(line)
-
-    return tell
 
 
 def _address_nodes(aws: Aws, plan: Plan, stack: Stack) -> list[Node]:
@@ -149,6 +139,7 @@ def wait_for_nothing(
     left: list[str] = []
 
     def look() -> bool | None:
+        """Note what is left; None while there is something."""
         nonlocal left
         left = find_leftovers(aws, name)
         return None if left else True

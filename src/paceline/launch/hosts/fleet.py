@@ -20,6 +20,11 @@ class Fleet:
         self._connections = list(connections)
 
     @property
+    def all(self) -> list[Connection]:
+        """Those of use and the others, in the order in which the hosts were named."""
+        return list(self._connections)
+
+    @property
     def hosts(self) -> list[Connection]:
         """Those that are of use, in the order in which the hosts were named."""
         return [connection for connection in self._connections if not connection.lost]
@@ -45,7 +50,11 @@ class Fleet:
 
 @contextmanager
 def connect(
-    hosts: Sequence[Host], options: HostsOptions, store_port: int | None = None
+    hosts: Sequence[Host],
+    options: HostsOptions,
+    store_port: int | None = None,
+    *,
+    any_version: bool = False,
 ) -> Iterator[Fleet]:
     """Connect to all hosts at once; on leaving, everything that was started on them is ended.
 
@@ -53,6 +62,7 @@ def connect(
         hosts: Which.
         options: How ssh reaches them.
         store_port: Port of this machine's loopback address that the hosts are to reach.
+        any_version: Whether another version of Paceline there will do.
 
     Yields:
         The connections; hosts that can't be reached are in `lost`.
@@ -61,7 +71,7 @@ def connect(
     fleet = Fleet([])
 
     def make(place: int) -> None:
-        made[place] = Connection(hosts[place], options, store_port)
+        made[place] = Connection(hosts[place], options, store_port, any_version=any_version)
 
     try:
         # In threads, which no signal interrupts between the start of an ssh and the note of it.

@@ -116,9 +116,7 @@ def throughput_picture(study: Study) -> Picture:
     ]
     baseline, workers = study.baseline_images_per_s, _workers(study)
     if baseline is not None and len(workers) > 1:
-        ends = (workers[0], workers[-1])
-        ideal = tuple((float(n), n * baseline) for n in ends)
-        lines.insert(0, Line(label="ideal", value="", colour=0, points=ideal, stroke="ideal"))
+        lines.insert(0, _ideal(workers, lambda n: n * baseline))
     return Picture(
         slug="throughput",
         title="Images a second",
@@ -140,8 +138,7 @@ def efficiency_picture(study: Study) -> Picture:
         *_measured(study, methods, lambda size: _efficiency(study, size), wording.whole_percent),
     ]
     if len(workers) > 1:
-        ideal = ((float(workers[0]), 1.0), (float(workers[-1]), 1.0))
-        lines.insert(0, Line(label="ideal", value="", colour=0, points=ideal, stroke="ideal"))
+        lines.insert(0, _ideal(workers, lambda n: 1.0))
     return Picture(
         slug="efficiency",
         title="Efficiency",
@@ -196,6 +193,11 @@ def _learning_picture(study: Study, across: Across, sizes: tuple[Size, ...], nam
         wide=_lengths_differ(lines),
         log_up=_spans_decades(lines),
     )
+
+
+def _ideal(workers: tuple[int, ...], reach: Callable[[int], float]) -> Line:
+    ends = tuple((float(n), reach(n)) for n in (workers[0], workers[-1]))
+    return Line(label="ideal", value="", colour=0, points=ends, stroke="ideal")
 
 
 def _measured(

@@ -8,7 +8,7 @@ from paceline.config.figures import plural, show_bytes
 from paceline.config.profile import Spread
 from paceline.report import wording
 from paceline.report.reading import number, section, text
-from paceline.report.scaling.measured import Size, Study
+from paceline.report.scaling.measured import Size, Study, Trained
 from paceline.report.scaling.series import (
     efficiency,
     has_several_alone,
@@ -246,6 +246,15 @@ def _short_time(time_s: float) -> str:
     return f"{1e6 * time_s:.3g} µs" if time_s < 1e-3 else wording.seconds(time_s)
 
 
+def _of_training(title: str, write: Callable[[Trained], str]) -> _Column:
+    """Make a column of what the size's training reached, if it trained at all."""
+
+    def cell(_: Study, size: Size) -> str:
+        return wording.NOTHING if size.trained is None else write(size.trained)
+
+    return _Column(title=title, write=cell, always=False)
+
+
 _COLUMNS = (
     _Column(title="workers", write=lambda _, size: wording.count(size.workers)),
     _Column(title="nodes", write=lambda _, size: wording.count(size.nodes)),
@@ -260,38 +269,14 @@ _COLUMNS = (
     _Column(title="epoch time", write=lambda _, size: _time(size.epoch_s), always=False),
     _Column(title="images/s", write=_speed),
     _Column(title="efficiency", write=_efficiency),
-    _Column(
-        title="epochs trained",
-        write=lambda _, size: wording.count(size.trained.epochs if size.trained else None),
-        always=False,
+    _of_training("epochs trained", lambda trained: wording.count(trained.epochs)),
+    _of_training("best validation loss", lambda trained: wording.loss(trained.best_val_loss)),
+    _of_training(
+        "best validation accuracy", lambda trained: wording.percent(trained.best_val_accuracy)
     ),
-    _Column(
-        title="best validation loss",
-        write=lambda _, size: wording.loss(size.trained.best_val_loss if size.trained else None),
-        always=False,
-    ),
-    _Column(
-        title="best validation accuracy",
-        write=lambda _, size: wording.percent(
-            size.trained.best_val_accuracy if size.trained else None
-        ),
-        always=False,
-    ),
-    _Column(
-        title="test loss",
-        write=lambda _, size: wording.loss(size.trained.test_loss if size.trained else None),
-        always=False,
-    ),
-    _Column(
-        title="test top-1",
-        write=lambda _, size: wording.percent(size.trained.test_accuracy if size.trained else None),
-        always=False,
-    ),
-    _Column(
-        title="trained for",
-        write=lambda _, size: _time(size.trained.train_time_s if size.trained else None),
-        always=False,
-    ),
+    _of_training("test loss", lambda trained: wording.loss(trained.test_loss)),
+    _of_training("test top-1", lambda trained: wording.percent(trained.test_accuracy)),
+    _of_training("trained for", lambda trained: _time(trained.train_time_s)),
     _Column(title="ms a step", write=_step),
     _Column(
         title="sent a step",

@@ -1,14 +1,12 @@
 """Goes to the hosts: starts a probe on each, has them examined, and leaves nothing behind."""
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from socket import gethostname
 
 from paceline._version import __version__
 from paceline.config.figures import plural
-from paceline.launch.hosts.connection import Connection
-from paceline.launch.hosts.fleet import Fleet
+from paceline.launch.hosts.fleet import connect
 from paceline.launch.hosts.hostfile import Host
 from paceline.launch.hosts.options import HostsOptions
 from paceline.study.doctor.examination import Diagnosis, Examination, Wish
@@ -72,19 +70,9 @@ def examine_hosts(
         say: Is told what is being done.
     """
     say(f"connecting to {plural(len(hosts), 'host')}")
-    connections = [
-        Connection(replace(h, directory=_ROOT), options, None, any_version=True) for h in hosts
-    ]
-    try:
-        with ThreadPoolExecutor(len(hosts)) as pool:
-            list(pool.map(Connection.wait, connections))
-        lost = {c.host.name: c.lost for c in connections if c.lost}
-        reached = [
-            (host, connection)
-            for host, connection in zip(hosts, connections, strict=True)
-            if host.name not in lost
-        ]
-        tokens = asdict(Tokens.made())
+    at_root = [replace(host, directory=_ROOT) for host in hosts]
+    with connect(at_root, options, any_version=True) as fleet:
+        lost, tokens = fleet.lost, asdict(Tokens.made())
         patients = [
             Patient(
                 name=host.name,
@@ -94,15 +82,14 @@ def examine_hosts(
                 slots=host.slots,
                 address=host.address,
             )
-            for host, connection in reached
+            for host, connection in zip(hosts, fleet.all, strict=True)
+            if host.name not in lost
         ]
         found = Examination(Ward(patients), wish, say).run()
-        said = {c.host.name: c.introduction.paceline for c in connections if c.introduction}
+        said = {c.host.name: c.introduction.paceline for c in fleet.all if c.introduction}
         apart = tuple(judge_launcher(said, __version__))
         found = replace(found, findings=(*apart, *found.findings))
         return _with_lost(found, hosts, lost)
-    finally:
-        Fleet(connections).close()
 
 
 def _with_lost(found: Diagnosis, hosts: Sequence[Host], lost: Mapping[str, str]) -> Diagnosis:

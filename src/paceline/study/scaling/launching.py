@@ -15,9 +15,9 @@ from types import FrameType
 
 from paceline.errors import ExitCode
 from paceline.launch.lineage import die_with_parent
+from paceline.launch.signals import STOP_SIGNALS
 
 PROGRAM = (sys.executable, "-m", "paceline")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_S = 0.1
 _STOP_S = 60.0
 """Beyond what workers have to stop: they may be on other hosts."""
@@ -50,7 +50,7 @@ def signals_heeded() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
         for number, handler in before.items():
             if handler != signal.SIG_IGN:

@@ -125,13 +125,7 @@ def predict(
     Raises:
         UsageError: With strong scaling there are more workers than samples in a step.
     """
-    cluster = Cluster(
-        nodes=nodes,
-        per_node=gpus_per_node,
-        network=network,
-        within=within,
-        library=library_of(profile, assumed),
-    )
+    cluster = _cluster(profile, nodes, gpus_per_node, network, within, assumed)
     return _predict(profile, Compute.of(profile), method, cluster, assumed)
 
 
@@ -148,13 +142,7 @@ def predict_band(
 
     The draws are the same in every call. Arguments and errors are those of `predict`.
     """
-    cluster = Cluster(
-        nodes=nodes,
-        per_node=gpus_per_node,
-        network=network,
-        within=within,
-        library=library_of(profile, assumed),
-    )
+    cluster = _cluster(profile, nodes, gpus_per_node, network, within, assumed)
     compute = Compute.of(profile)
     drawn = [
         _predict(profile, compute, method, drawn_cluster, assumed, factors)
@@ -172,6 +160,23 @@ def predict_band(
         step_s=spread(lambda one: one.step_s),
         images_per_s=spread(lambda one: one.images_per_s),
         epoch_s=spread(lambda one: one.epoch_s or 0.0) if knows_epochs else None,
+    )
+
+
+def _cluster(
+    profile: StepProfile,
+    nodes: int,
+    gpus_per_node: int,
+    network: Network,
+    within: Network | None,
+    assumed: Assumptions,
+) -> Cluster:
+    return Cluster(
+        nodes=nodes,
+        per_node=gpus_per_node,
+        network=network,
+        within=within,
+        library=library_of(profile, assumed),
     )
 
 
@@ -205,10 +210,10 @@ def _step_doubt(profile: StepProfile) -> float:
     """How well the median step is known: what stretches differ by, over the root of their number.
 
     About one step of each stretch is looked at. 1.253: a median's standard error against a
-    mean's; 2.563: from the lowest tenth to the highest.
+    mean's.
     """
-    width = (profile.step_s.high - profile.step_s.low) / 2.563
-    return 1.253 * width / profile.step_s.median / sqrt(max(1, profile.steps_seen))
+    step_s = profile.step_s
+    return 1.253 * step_s.deviation / step_s.median / sqrt(max(1, profile.steps_seen))
 
 
 def _slower(network: Network, factor: float) -> Network:

@@ -5,7 +5,7 @@ import pytest
 
 from paceline.config.profile import Spread
 from paceline.trainer.pace import Lap
-from paceline.trainer.summing import Told, parts_of, spread_of
+from paceline.trainer.steptimes import Told, parts_of, spread_of
 
 
 def told(

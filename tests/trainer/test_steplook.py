@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from paceline.trainer.look import Happening, Look, share_out
+from paceline.trainer.steplook import Happening, Look, share_out
 
 Marks = Sequence[tuple[Happening, float]]
 

@@ -10,19 +10,9 @@ from torch import Tensor
 from paceline.sync.powersgd import PowerSGD, Thin
 from paceline.sync.replica import Replica
 from paceline.trainer.engine import Engine
+from paceline.trainer.methods import warmup_steps
 from paceline.trainer.ownstates import OwnState, gather_states
-from paceline.trainer.syncing import StepSync, SyncState
-
-STREAM_WARMUP_STEPS = 100
-"""Steps of warm-up where an epoch has no known length."""
-
-
-def warmup_steps(engine: Engine) -> int:
-    """Say for how many steps gradients are averaged in full first."""
-    given = engine.config.sync.sync_warmup_steps
-    if given is not None:
-        return given
-    return engine.course.steps_per_epoch or STREAM_WARMUP_STEPS
+from paceline.trainer.stepsync import StepSync, SyncState
 
 
 @final
@@ -39,7 +29,7 @@ class PowerSGDSync(StepSync):
 
     def begin(self, step: int) -> None:
         """See `StepSync`."""
-        self._warmup_steps = warmup_steps(self._engine)
+        self._warmup_steps = warmup_steps(self._engine.config, self._engine.course.steps_per_epoch)
         self._make()
         self.after_step(step)
 

@@ -9,10 +9,10 @@ from paceline.sync.options import LOCAL_METHODS
 from paceline.sync.replica import Forward, Replica
 from paceline.trainer.autosync import AutoSync
 from paceline.trainer.engine import Engine
-from paceline.trainer.gradients import PowerSGDSync
-from paceline.trainer.making import make_local
+from paceline.trainer.localsync import make_local
 from paceline.trainer.methods import method_of, refuse_backend
-from paceline.trainer.syncing import StepSync
+from paceline.trainer.powersgdsync import PowerSGDSync
+from paceline.trainer.stepsync import StepSync
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

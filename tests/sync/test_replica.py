@@ -244,7 +244,7 @@ def test_what_got_no_gradient_is_said_once_and_an_abandoned_step_counts_for_noth
         replica.defer_to(PowerSGD(group.world_size, 1))
         model(torch.ones(1, 2)).sum().backward()
         replica.forget()
-        return first, second, replica._reached
+        return first, second, set(replica._reached)
 
     for first, second, reached in run_ranks(2, body):
         assert set(first) == {"spare.weight", "spare.bias"}

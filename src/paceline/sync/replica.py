@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from paceline.dist.group import Group
 from paceline.errors import JobError
 from paceline.sync.compression import Compression
+from paceline.sync.departures import Departures
 from paceline.sync.naming import list_names
 from paceline.sync.network import ring_bytes
 from paceline.sync.powersgd import PowerSGD
@@ -62,8 +63,12 @@ class Replica:
         self._compression = compression
         self._averager: PowerSGD | None = None
         self._alone = group.world_size == 1
-        self._reached: set[str] = set()
-        """Parameters that backward passes have reached since the last averaging; where deferred."""
+        self._reached: dict[str, int] = {}
+        """Parameters that backward passes have reached since the last averaging, where deferred;
+        how often the last pass, which averages, did."""
+        self._departures: Departures | None = None
+        self._may_depart = True
+        """Whether it isn't known yet if buckets can leave during the backward pass."""
         self._watching: list[RemovableHandle] = []
         self._body = _Body(module, forward or module.forward)
         self._every = list(module.parameters())
@@ -89,12 +94,13 @@ class Replica:
         self._parallel, self.used = None, False
 
     def defer_to(self, averager: PowerSGD | None) -> None:
-        """Leave gradients as they are during the backward pass, and average them after it.
+        """Leave it to another than DistributedDataParallel to average gradients.
 
         To be called alike on all workers, between two steps.
 
         Args:
-            averager: What does so; None: they are averaged during the backward pass again.
+            averager: What does so: after the backward pass, and during it once a pass has shown
+                that every parameter gets one gradient. None: DistributedDataParallel does again.
         """
         self._averager = averager
         self._parallel, self.used = None, False
@@ -173,6 +179,7 @@ class Replica:
         if self._is_frozen():
             return ()
         held = [name in self._reached for name in self.parameters]
+        often = max(self._reached.values(), default=0)
         self._reached.clear()
         was_settled, without = self._settled, self._without(held)
         if without is None:
@@ -183,8 +190,25 @@ class Replica:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 gradients[name] = parameter.grad
-        averager.average_(gradients)
+        if self._departures is not None and self._departures.all_left:
+            self._departures.finish()
+        else:
+            averager.average_(gradients)
+        if self._may_depart and not self._partly:
+            self._prepare_departures(averager, often)
         return () if was_settled else tuple(without)
+
+    def _prepare_departures(self, averager: PowerSGD, often: int) -> None:
+        """Let gradients leave during backward passes from now on, if that can be. Collective.
+
+        Args:
+            averager: What averages them.
+            often: How many gradients a parameter got in the last backward pass.
+        """
+        self._may_depart = False
+        if self._group.gather_rows(torch.tensor([often])).max() <= 1 and not self._alone:
+            averager.open_stream(self._group.device)
+            self._departures = Departures(averager, self.parameters)
 
     def _without(self, held: Sequence[bool]) -> list[str] | None:
         """Say which parameters no worker has a gradient for. Collective where that may change.
@@ -220,7 +244,7 @@ class Replica:
         for handle in self._watching:
             handle.remove()
         self._reached.clear()
-        self._watching = []
+        self._watching, self._departures, self._may_depart = [], None, True
         if self._averager is not None:
             self._watching = [
                 parameter.register_post_accumulate_grad_hook(partial(self._reach, name))
@@ -228,7 +252,10 @@ class Replica:
             ]
 
     def _reach(self, name: str, parameter: Tensor) -> None:
-        self._reached.add(name)
+        self._reached[name] = self._reached.get(name, 0) + self.syncing
+        if self._departures is not None and self.syncing and self.used:
+            assert parameter.grad is not None
+            self._departures.arrive(name, parameter.grad)
 
     def _look(self) -> tuple[str, ...]:
         """Look once, after the first backward pass that was about this module."""

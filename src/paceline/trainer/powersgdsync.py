@@ -54,7 +54,9 @@ class PowerSGDSync(StepSync):
         return nullcontext()
 
     def release(self) -> None:
-        """See `StepSync`: nothing was begun."""
+        """See `StepSync`."""
+        for averager in self._averagers.values():
+            averager.release()
 
     def gathered(self) -> SyncState:
         """See `StepSync`. Collective: all workers' errors travel."""

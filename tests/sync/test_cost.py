@@ -165,6 +165,19 @@ def test_powersgd_sends_about_what_its_factors_have() -> None:
     assert powersgd_bytes([Arrival(at_s=0.0, bytes=256)], 4) == 256
 
 
+def test_powersgd_hides_all_buckets_but_the_last() -> None:
+    """Four matrices of 1 MB, each two factors of 12 kB; the last one is there at the end."""
+    size = 10**6
+    work = compute((0.5, size), (1.0, size), (1.5, size), (2.0, size))
+    factors = powersgd_bytes([Arrival(at_s=0.0, bytes=size)], 1)
+    there = Cluster(nodes=2, network=Network(bandwidth_bytes_per_s=10 * factors))
+    cost = step_cost(work, SyncOptions(sync="powersgd", powersgd_rank=1), there)
+    assert cost.exposed_s == pytest.approx(0.1)
+    slow = Cluster(nodes=2, network=Network(bandwidth_bytes_per_s=factors))
+    cost = step_cost(work, SyncOptions(sync="powersgd", powersgd_rank=1), slow)
+    assert cost.exposed_s == pytest.approx(0.5 + 4 * 1.0 - 2.0)
+
+
 def test_the_fewest_local_steps_that_suffice_are_chosen() -> None:
     chosen = choose_local(VGG, over(5.35e9, 8))
     assert (chosen.sync, chosen.sync_every, chosen.delay) == ("local", 4, 2)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
@@ -15,13 +16,22 @@ from paceline.trainer.autochoice import Choice
 from paceline.trainer.autosync import AutoSync
 from tests.support.ranks import run_ranks
 from tests.support.sessions import net, pair_of, points, session_on, sgd
-from tests.support.trainings import Outcome, StopAt, configure, noisy_job, run_training_on
+from tests.support.trainings import (
+    MakeJob,
+    Outcome,
+    StopAt,
+    configure,
+    noisy_job,
+    run_training_on,
+)
+from tests.trainer.test_powersgdsync import errors_of, wide_job
 
 pytestmark = pytest.mark.ranks
 AUTO: dict[str, OptionValue] = {"sync": "auto", "optimizer": "sgd", "momentum": 0.9}
 LOCAL = Choice(method="local", why="a test says so", every=3, delay=1, half_first=True)
 AUTO_SCRIPT: dict[str, OptionValue] = {"sync": "auto", "progress": "plain"}
 HALF = Choice(method="bf16", why="a test says so")
+THIN = Choice(method="powersgd", why="a test says so", half_first=True)
 
 
 def train(
@@ -31,17 +41,19 @@ def train(
     final: Choice | None,
     epochs: int,
     stop: StopAt | None,
+    job: MakeJob = noisy_job,
+    warmup_steps: int | None = None,
 ) -> Outcome:
     """Measure for eight steps each, and come to these choices; None: to what is measured."""
     autosync._LEAST_S = 0.0
     if first is not None or final is not None:
         chosen = {"first_choice": lambda _: first, "final_choice": lambda *_, **__: final}
         vars(autosync).update(chosen)
-    config = configure(epochs=epochs, **AUTO)
+    config = configure(epochs=epochs, sync_warmup_steps=warmup_steps, **AUTO)
     (directory / "run.json").parent.mkdir(exist_ok=True)
     if group.rank == 0 and not (directory / "run.json").exists():
         (directory / "run.json").write_text(json.dumps({"derived": {"device": "cpu"}}))
-    return run_training_on(group, directory, noisy_job, config, stop)
+    return run_training_on(group, directory, job, config, stop)
 
 
 def noted(directory: Path) -> dict[str, object]:
@@ -54,7 +66,7 @@ def test_what_it_measures_leads_to_a_choice(world_size: int, tmp_path: Path) -> 
     found = run_ranks(world_size, train, tmp_path, None, None, 3, None)
     chosen = {outcome.summary["sync_chosen"] for outcome in found}
     assert len(chosen) == 1
-    assert chosen <= {"allreduce", "bf16", "local"}
+    assert chosen <= {"allreduce", "bf16", "powersgd", "local"}
     assert {outcome.summary["sync"] for outcome in found} == {"auto"}
     told = str(noted(tmp_path)["sync"])
     assert told.startswith(f"auto: {chosen.pop()}")
@@ -89,6 +101,31 @@ def test_a_resumed_training_keeps_the_choice_exactly(
     assert resumed[0].rows[-1]["train_loss"] == whole[0].rows[-1]["train_loss"]
 
 
+# The steps as above: PowerSGD begins with the choice, or 2 steps later with the warm-up's end.
+@pytest.mark.parametrize(
+    ("forward", "warmup_steps"),
+    [(20, None), (25, None), (21, 22), (26, 22)],
+    ids=["chosen", "under-way", "warming-up", "warm"],
+)
+def test_a_resumed_training_goes_on_with_powersgd_exactly(
+    forward: int, warmup_steps: int | None, tmp_path: Path
+) -> None:
+    rest = (wide_job, warmup_steps)
+    whole = run_ranks(2, train, tmp_path / "whole", None, THIN, 4, None, *rest)
+    stop = StopAt(rank=1, forward=forward)
+    cut = run_ranks(2, train, tmp_path / "legs", None, THIN, 4, stop, *rest)
+    assert cut[0].step == forward
+    errors = errors_of(tmp_path / "legs")
+    assert bool(errors) == (forward > (warmup_steps or 20))
+    assert all(not torch.equal(*rows) for rows in errors.values())
+    resumed = run_ranks(2, train, tmp_path / "legs", None, None, 4, None, *rest)
+    assert resumed[0].summary["sync_chosen"] == "powersgd"
+    assert resumed[0].summary["weights_sha256"] == whole[0].summary["weights_sha256"]
+    assert all(map(torch.equal, resumed[1].parameters, whole[1].parameters))
+    assert resumed[0].optimizer == whole[0].optimizer
+    assert resumed[0].rows == whole[0].rows
+
+
 def test_bf16_is_tried_and_left_again(tmp_path: Path) -> None:
     plain = Choice(method="allreduce", why="a test says so")
     found = run_ranks(2, train, tmp_path, None, plain, 3, None)
@@ -104,6 +141,51 @@ def test_other_workers_measure_again(tmp_path: Path) -> None:
     found = run_ranks(3, train, tmp_path, LOCAL, None, 9, None)
     assert found[0].summary["sync_chosen"] == "local"
     assert found[0].step == 63
+
+
+def test_other_workers_measure_again_after_powersgd(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_ranks(2, train, tmp_path, None, THIN, 4, StopAt(rank=0, forward=25), wide_job)
+    assert errors_of(tmp_path)
+    found = run_ranks(3, train, tmp_path, HALF, None, 6, None, wide_job)
+    assert "auto measures again: it chose for 2 workers, and now there are 3" in (
+        capfd.readouterr().out
+    )
+    assert found[0].summary["sync_chosen"] == "bf16"
+    assert found[0].step == 42
+    assert all(map(torch.equal, found[0].parameters, found[1].parameters))
+
+
+# An epoch has 12 steps; of these 9 are needed for a choice.
+@pytest.mark.parametrize(("warmup_steps", "half_steps"), [(None, 3), (9, 0), (2, 0)])
+def test_powersgd_waits_for_the_warm_up_in_half_precision(
+    warmup_steps: int | None, half_steps: int, tmp_path: Path
+) -> None:
+    """What one worker sends for a step: in full, in bf16, and from the warm-up's end thin."""
+
+    def body(group: Group) -> list[float]:
+        autosync._LEAST_S = 0.0
+        vars(autosync).update({"first_choice": lambda _: THIN})
+        settings = {**AUTO_SCRIPT, "sync_warmup_steps": warmup_steps}
+        with session_on(group, tmp_path, settings) as s:
+            model = s.model(nn.Linear(30, 40))
+            s.optimizer(sgd(model))
+            rows = torch.randn(48, 30, generator=torch.Generator().manual_seed(3))
+            batches, sent = s.loader(TensorDataset(rows, rows), global_batch=4), []
+            for _ in s.epochs(2):
+                for batch in batches:
+                    sent.append(s.engine.stepper.replicas[0].wire_bytes)
+                    s.step(model(pair_of(batch)[0]).square().mean())
+            sync = s.engine.sync
+            assert isinstance(sync, AutoSync)
+            assert sync.compression.dtype is None
+            assert s.engine.profiler.sync == "powersgd"
+            return sent
+
+    full, thin = 4 * (30 * 40 + 40), 4 * (4 * (30 + 40) + 40)
+    for sent in run_ranks(2, body):
+        assert sent == [full] * 9 + [full / 2] * half_steps + [thin] * (15 - half_steps)
 
 
 def test_epochs_of_one_step_are_measured_as_well(tmp_path: Path) -> None:

@@ -4,8 +4,15 @@ import pytest
 
 from paceline.config.fields import OptionValue
 from paceline.errors import UsageError
+from paceline.sync.options import SyncMethod
 from paceline.trainer.config import TrainConfig, merge
-from paceline.trainer.methods import check_method, describe_method, method_of, refuse_backend
+from paceline.trainer.methods import (
+    check_method,
+    describe_method,
+    may_choose,
+    method_of,
+    refuse_backend,
+)
 
 
 def config(**given: OptionValue) -> TrainConfig:
@@ -70,6 +77,23 @@ def test_a_backend_that_was_found_is_refused_as_one_that_was_given() -> None:
     refuse_backend("bf16", "gloo")
     with pytest.raises(UsageError, match="--backend smddp"):
         refuse_backend("bf16", "smddp")
+
+
+@pytest.mark.parametrize(
+    ("given", "fitting"),
+    [
+        ({}, {"bf16", "powersgd", "local"}),
+        ({"check_every": 5}, {"bf16", "powersgd"}),
+        ({"sync_batchnorm": True}, {"bf16", "powersgd"}),
+        ({"backend": "mpi"}, {"powersgd", "local"}),
+        ({"shards": 4}, set()),
+    ],
+    ids=str,
+)
+def test_what_auto_may_choose(given: dict[str, OptionValue], fitting: set[SyncMethod]) -> None:
+    methods: tuple[SyncMethod, ...] = ("bf16", "powersgd", "local")
+    asked = config(**given, sync="auto")
+    assert {method for method in methods if may_choose(asked, method)} == fitting
 
 
 def test_another_method_than_the_recipes_leaves_the_recipes_options_out() -> None:

@@ -6,7 +6,7 @@ al.: "PyTorch Distributed" (VLDB 2020), section 3.2. Imports no torch.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import inf, sqrt
@@ -16,7 +16,7 @@ from typing import Self
 from paceline.config.profile import STRETCH_S, Arrival, StepProfile
 from paceline.sync.localplan import LocalPlan
 from paceline.sync.network import Cluster, ring_bytes
-from paceline.sync.options import LOCAL_METHODS, SyncOptions
+from paceline.sync.options import LOCAL_METHODS, POWERSGD_BUCKETS, SyncOptions
 
 FIRST_BYTES = 1 << 20
 """Where DistributedDataParallel closes its first bucket."""
@@ -213,14 +213,20 @@ def buckets(gradients: Sequence[Arrival], most: int | None = None) -> list[Arriv
         gradients: In the order in which the backward pass makes them.
         most: Bytes at which every bucket is closed. Default: 1 MiB for the first, then 25 MiB.
     """
-    done: list[Arrival] = []
-    size = 0
-    for place, arrival in enumerate(gradients):
-        size += arrival.bytes
-        if size >= (most or (MOST_BYTES if done else FIRST_BYTES)) or place == len(gradients) - 1:
-            done.append(Arrival(at_s=arrival.at_s, bytes=size))
-            size = 0
+    first, others = (most, most) if most else (FIRST_BYTES, MOST_BYTES)
+    groups = _filled(gradients, first, others)
+    done = [Arrival(at_s=group[-1].at_s, bytes=sum(a.bytes for a in group)) for group in groups]
     return [bucket for bucket in done if bucket.bytes]
+
+
+def _filled(gradients: Sequence[Arrival], first: int, most: int) -> Iterator[list[Arrival]]:
+    """Group gradients until each group has as many bytes."""
+    group: list[Arrival] = []
+    for place, arrival in enumerate(gradients):
+        group.append(arrival)
+        if sum(a.bytes for a in group) >= first or place == len(gradients) - 1:
+            yield group
+            group, first = [], most
 
 
 def expected_maximum(number: int) -> float:
@@ -269,11 +275,15 @@ def _averaged(
 
 
 def _powersgd(compute: Compute, rank: int, cluster: Cluster, machine: Machine) -> StepCost:
-    """One bucket, after the backward pass: one factor is averaged, then the other."""
+    """In each bucket one factor is averaged, then the other; buckets one after another."""
     sent = powersgd_bytes(compute.gradients, rank)
+    most, end_s = min(MOST_BYTES, compute.gradient_bytes // POWERSGD_BUCKETS), 0.0
+    for bucket in _filled(compute.gradients, most, most):
+        thin = powersgd_bytes(bucket, rank)
+        end_s = max(bucket[-1].at_s, end_s) + 2 * cluster.all_reduce_s(thin / 2)
     return StepCost(
         compute_s=compute.step_s,
-        exposed_s=2 * cluster.all_reduce_s(sent / 2),
+        exposed_s=max(0.0, end_s - compute.backward_s),
         codec_s=PASSES["powersgd"] * compute.gradient_bytes / machine.memory_bytes_per_s,
         sent_bytes=ring_bytes(sent, cluster.workers),
     )

@@ -23,12 +23,10 @@ from torch import Tensor
 from paceline.sync.buckets import MOST_BYTES, cut
 from paceline.sync.exchange import another_group
 from paceline.sync.network import ring_bytes
+from paceline.sync.options import POWERSGD_BUCKETS
 
 _LEAST_GAIN = 2
 """A matrix is left as it is unless this takes fewer bytes by more than this factor."""
-_BUCKETS = 4
-"""Into about as many the gradients are cut: what all but the last one take hides behind the
-backward pass, and each costs two rounds of small messages."""
 
 
 def _no_scale() -> float:
@@ -106,7 +104,7 @@ class PowerSGD:
         """
         names = list(like)[::-1]
         sizes = [like[name].nbytes for name in names]
-        most = min(MOST_BYTES, sum(sizes) // _BUCKETS)
+        most = min(MOST_BYTES, sum(sizes) // POWERSGD_BUCKETS)
         kinds = [f"{like[name].dtype} {like[name].device}" for name in names]
         return [[names[place] for place in places] for places in cut(sizes, kinds, most, most)]
 

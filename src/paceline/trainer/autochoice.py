@@ -13,7 +13,7 @@ from paceline.sync.options import SyncMethod, SyncOptions
 ENOUGH = 0.10
 """Share of a step for communication that nothing hides, below which nothing is changed."""
 TARGET = 0.9
-"""Efficiency that local steps are chosen for."""
+"""Efficiency that is enough of PowerSGD, and that local steps are chosen for."""
 _GAIN = 0.95
 """A method that may change the result has to save more than a twentieth of the time."""
 _SLOWEST, _FASTEST = 1e4, 1e12
@@ -31,17 +31,21 @@ class Choice:
     every: int = 1
     """With `local`: steps between two averages."""
     delay: int = 0
+    powersgd_rank: int = SyncOptions.powersgd_rank
+    """With `powersgd`: columns that are kept."""
     half_first: bool = False
-    """With `local`: whether bf16 is used until then."""
+    """With `local` and `powersgd`: whether bf16 is used until then."""
     from_epoch: int = 0
     """With `local`: the first epoch (from 0) that may have it."""
 
     @property
     def options(self) -> SyncOptions:
         """The same as options."""
-        if self.method != "local":
-            return SyncOptions(sync=self.method)
-        return SyncOptions(sync="local", sync_every=self.every, sync_delay=self.delay)
+        if self.method == "local":
+            return SyncOptions(sync="local", sync_every=self.every, sync_delay=self.delay)
+        if self.method == "powersgd":
+            return SyncOptions(sync="powersgd", powersgd_rank=self.powersgd_rank)
+        return SyncOptions(sync=self.method)
 
     @property
     def sends_half(self) -> bool:
@@ -82,16 +86,21 @@ def final_choice(
     half_s: float,
     round_trip_s: float,
     *,
-    may_be_local: bool = True,
+    powersgd_rank: int | None,
+    may_be_local: bool,
 ) -> Choice:
     """Choose after bf16 has been tried as well.
+
+    What changes results least goes first: bf16, PowerSGD, local steps.
 
     Args:
         profile: Of the steps with all-reduce.
         allreduce_s: Of such a step.
         half_s: Of a step with bf16.
         round_trip_s: Of a small message.
-        may_be_local: Whether local steps go with the other options.
+        powersgd_rank: Columns that PowerSGD would keep; None where it doesn't go with the other
+            options.
+        may_be_local: Whether local steps go with them.
     """
     share = exposed_share(profile)
     left = max(0.0, share * allreduce_s - (allreduce_s - half_s)) / half_s
@@ -100,25 +109,72 @@ def final_choice(
     if half_gains and left < ENOUGH:
         why = f"{told}; with half the bytes it is {left:.0%} of {_ms(half_s)}"
         return Choice(method="bf16", why=why)
-    compute, cluster = Compute.of(profile), fitted_cluster(profile, round_trip_s)
-    machine = Machine.usual(profile.device)
-    local = choose_local(compute, cluster, machine, TARGET)
-    local_s = step_cost(compute, local, cluster, machine).step_s
-    best_s = half_s if half_gains else allreduce_s
     told += f", and {left:.0%} of {_ms(half_s)} with half the bytes"
-    if may_be_local and local_s < _GAIN * best_s:
-        reached = efficiency(compute, local, cluster, machine)
-        return Choice(
-            method="local",
-            why=f"{told}; with averages of weights every {local.sync_every} steps, "
-            f"{reached:.0%} of the time should be computation",
-            every=local.sync_every,
-            delay=local.delay,
-            half_first=half_gains,
+    best = Choice(method="bf16" if half_gains else "allreduce", why=told)
+    model = _Model.of(profile, round_trip_s)
+    best, best_s = _or_powersgd(best, half_s if half_gains else allreduce_s, model, powersgd_rank)
+    if best.method == "powersgd" and model.reached(best.options) >= TARGET:
+        return best
+    if not may_be_local:
+        return replace(best, why=f"{best.why}; local steps don't go with the other options")
+    return _or_local(best, best_s, model)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Model:
+    """Predicts steps on the network that explains the measured ones."""
+
+    compute: Compute
+    cluster: Cluster
+    machine: Machine
+
+    @classmethod
+    def of(cls, profile: StepProfile, round_trip_s: float) -> Self:
+        return cls(
+            compute=Compute.of(profile),
+            cluster=fitted_cluster(profile, round_trip_s),
+            machine=Machine.usual(profile.device),
         )
-    why = "wouldn't be faster" if may_be_local else "don't go with the other options"
-    why = f"{told}; local steps {why}"
-    return Choice(method="bf16" if half_gains else "allreduce", why=why)
+
+    def step_s(self, method: SyncOptions) -> float:
+        return step_cost(self.compute, method, self.cluster, self.machine).step_s
+
+    def reached(self, method: SyncOptions) -> float:
+        return efficiency(self.compute, method, self.cluster, self.machine)
+
+    def told(self, name: str, method: SyncOptions) -> str:
+        return f"with {name}, {self.reached(method):.0%} of the time should be computation"
+
+
+def _or_powersgd(
+    best: Choice, best_s: float, model: _Model, rank: int | None
+) -> tuple[Choice, float]:
+    """Put PowerSGD into the place of the best so far if it gains; give a step's time as well."""
+    if rank is None:
+        return best, best_s
+    method = SyncOptions(sync="powersgd", powersgd_rank=rank)
+    why = f"{best.why}; {model.told(f'PowerSGD of rank {rank}', method)}"
+    thin_s = model.step_s(method)
+    if thin_s >= _GAIN * best_s:
+        return replace(best, why=f"{why}, which saves too little"), best_s
+    half_first = best.sends_half
+    return Choice(method="powersgd", why=why, powersgd_rank=rank, half_first=half_first), thin_s
+
+
+def _or_local(best: Choice, best_s: float, model: _Model) -> Choice:
+    """Put local steps into the place of the best so far if they gain."""
+    local = choose_local(model.compute, model.cluster, model.machine, TARGET)
+    if model.step_s(local) >= _GAIN * best_s:
+        return replace(best, why=f"{best.why}; local steps wouldn't be faster")
+    told = model.told(f"averages of weights every {local.sync_every} steps", local)
+    return Choice(
+        method="local",
+        why=f"{best.why}; {told}",
+        every=local.sync_every,
+        delay=local.delay,
+        half_first=best.sends_half,
+    )
 
 
 def exposed_share(profile: StepProfile) -> float:

@@ -16,8 +16,9 @@ from paceline.sync.localplan import LocalTerms
 from paceline.sync.options import SyncMethod
 from paceline.trainer.autochoice import Choice, final_choice, first_choice
 from paceline.trainer.engine import Engine
-from paceline.trainer.localsync import LocalSync, can_be_local, make_local
-from paceline.trainer.methods import describe_options, warmup_steps
+from paceline.trainer.localsync import can_be_local, make_local
+from paceline.trainer.methods import describe_options, may_choose, warmup_steps
+from paceline.trainer.powersgdsync import PowerSGDSync
 from paceline.trainer.stepsync import ON_AVERAGE, StepSync, SyncState, were_apart
 
 _LEAST_STEPS, _MOST_STEPS, _LEAST_S = 8, 64, 2.0
@@ -38,7 +39,8 @@ class AutoSync(StepSync):
         """What the gradients of all models travel in."""
         self.choice: Choice | None = None
         self._engine = engine
-        self._local: LocalSync | None = None
+        self._inner: StepSync | None = None
+        """What was chosen, once it has begun; with all-reduce and bf16 there is nothing to do."""
         self._full: tuple[StepProfile, float] | None = None
         """Once steps that average in full are measured: where their time goes, and how long."""
         self._times_s: list[float] = []
@@ -52,8 +54,8 @@ class AutoSync(StepSync):
 
     def begin(self, step: int) -> None:
         """See `StepSync`."""
-        if self._local is not None:
-            self._local.begin(step)
+        if self._inner is not None:
+            self._inner.begin(step)
 
     def begin_pass(self) -> None:
         """See `StepSync`."""
@@ -61,35 +63,38 @@ class AutoSync(StepSync):
         course = self._engine.course
         if course.steps_per_epoch == 1:
             self._since_s = perf_counter()  # else no step would have one before it
-        if self._local is None and self._is_local and course.state.epoch >= self._from_epoch:
-            self._go_local(course.state.step)
-        if self._local is not None:
-            self._local.begin_pass()
+        chosen = self._chosen("local")
+        if self._inner is None and chosen and course.state.epoch >= chosen.from_epoch:
+            self._take_over(course.state.step)
+        if self._inner is not None:
+            self._inner.begin_pass()
 
     def after_step(self, step: int) -> None:
         """See `StepSync`."""
-        if self._local is not None:
-            self._local.after_step(step)
+        if self._inner is not None:
+            self._inner.after_step(step)
         elif self.choice is None:
             self._measure()
+        elif self._chosen("powersgd") and self._is_warm(step):
+            self._take_over(step)
 
     def consensus(self) -> bool:
         """See `StepSync`."""
-        return self._local is not None and self._local.consensus()
+        return self._inner is not None and self._inner.consensus()
 
     def lent(self) -> AbstractContextManager[None]:
         """See `StepSync`."""
-        return nullcontext() if self._local is None else self._local.lent()
+        return nullcontext() if self._inner is None else self._inner.lent()
 
     def gathered(self) -> SyncState:
         """See `StepSync`."""
         if self.choice is None:
             return SyncState()
-        inner = SyncState() if self._local is None else self._local.gathered()
         values: dict[str, object] = {"choice": self.choice.to_json()}
-        if self._local is not None:
-            values["local"] = dict(inner.values)
-        return replace(inner, values=values)
+        if self._inner is None:
+            return SyncState(values=values)
+        inner = self._inner.gathered()
+        return replace(inner, values={**values, self.choice.method: dict(inner.values)})
 
     def restore(self, state: SyncState, world_size: int) -> str:
         """See `StepSync`."""
@@ -102,29 +107,29 @@ class AutoSync(StepSync):
                 f"{self._engine.group.world_size}"
             )
             return f"{again}. {ON_AVERAGE}" if were_apart(state.values) else again
-        self._adopt(Choice.from_json(str(found)))
-        values = state.values.get("local")
+        choice = Choice.from_json(str(found))
+        self._adopt(choice)
+        values = state.values.get(choice.method)
         if values is None:
             return ""
         assert isinstance(values, Mapping)
-        if not can_be_local(self._engine):
+        if choice.method == "local" and not can_be_local(self._engine):
             told = self._stay_alike()
             return f"{told}. {ON_AVERAGE}" if were_apart(state.values) else told
-        self._local = self._made_local()
-        return self._local.restore(replace(state, values=values), world_size)
+        self._inner = self._made(choice)
+        return self._inner.restore(replace(state, values=values), world_size)
 
     def release(self) -> None:
         """See `StepSync`."""
-        if self._local is not None:
-            self._local.release()
+        if self._inner is not None:
+            self._inner.release()
 
-    @property
-    def _is_local(self) -> bool:
-        return self.choice is not None and self.choice.method == "local"
+    def _chosen(self, method: SyncMethod) -> Choice | None:
+        """Give the choice if it is this one."""
+        return self.choice if self.choice and self.choice.method == method else None
 
-    @property
-    def _from_epoch(self) -> int:
-        return 0 if self.choice is None else self.choice.from_epoch
+    def _is_warm(self, step: int) -> bool:
+        return step >= warmup_steps(self._engine.config, self._engine.course.steps_per_epoch)
 
     def _measure(self) -> None:
         """Take the time of a step; now and then see whether that is enough. Collective then."""
@@ -156,40 +161,48 @@ class AutoSync(StepSync):
             if profile is not None:
                 self._full = profile, step_s
         else:
-            local, trip_s = self._can_be_local(), self._round_trip_s()
-            choice = None
-            if group.rank == 0:
-                choice = final_choice(*self._full, step_s, trip_s, may_be_local=local)
+            choice = self._last_word(*self._full, step_s)
         text = group.broadcast_text("" if choice is None else choice.to_json())
         if not text:
             self.compression.dtype = torch.bfloat16
             self._times_s, self._since_s = [], None
             return
-        chosen = Choice.from_json(text)
         state = engine.course.state
-        in_time = state.step < warmup_steps(engine.config, engine.course.steps_per_epoch)
-        self._adopt(replace(chosen, from_epoch=state.epoch + (not in_time)))
-        if self._is_local and in_time:
-            self._go_local(state.step)
-        if self._local is not None:
-            self._local.begin_pass()  # what is left of this one
+        is_warm = self._is_warm(state.step)
+        self._adopt(replace(Choice.from_json(text), from_epoch=state.epoch + is_warm))
+        if self._chosen("powersgd" if is_warm else "local"):  # else with the warm-up, or a pass
+            self._take_over(state.step)
+        if self._inner is not None:
+            self._inner.begin_pass()  # what is left of this one
         self._tell()
+
+    def _last_word(self, profile: StepProfile, full_s: float, half_s: float) -> Choice | None:
+        """Choose, after steps in full and with bf16. Collective; None but on rank 0."""
+        config, may_be_local = self._engine.config, self._can_be_local()
+        trip_s = self._round_trip_s()
+        if self._engine.group.rank != 0:
+            return None
+        rank = config.sync.powersgd_rank if may_choose(config, "powersgd") else None
+        return final_choice(
+            profile, full_s, half_s, trip_s, powersgd_rank=rank, may_be_local=may_be_local
+        )
 
     def _adopt(self, choice: Choice) -> None:
         self.choice = choice
         self.compression.dtype = torch.bfloat16 if choice.sends_half else None
-        if choice.method != "local":  # those begin later
+        if choice.method not in ("local", "powersgd"):  # those begin later
             self._engine.profiler.begin_method(choice.method)
 
-    def _go_local(self, step: int) -> None:
-        """Begin local steps, where nothing has come up that forbids them. Collective."""
-        if not self._can_be_local():
+    def _take_over(self, step: int) -> None:
+        """Begin what was chosen, where nothing has come up that forbids it. Collective."""
+        assert self.choice is not None
+        if self._chosen("local") and not self._can_be_local():
             told = self._stay_alike()
             if self._engine.group.rank == 0:
                 self._engine.console.say(told)
             return
-        self._local = self._made_local()
-        self._local.begin(step)
+        self._inner = self._made(self.choice)
+        self._inner.begin(step)
 
     def _can_be_local(self) -> bool:
         """Learn whether all workers can train on their own. Collective."""
@@ -203,9 +216,12 @@ class AutoSync(StepSync):
         self._adopt(Choice(method=method, why="local steps don't go with this training any more"))
         return f"--sync {self.describe()}"
 
-    def _made_local(self) -> LocalSync:
-        assert self.choice is not None
-        made = make_local(self._engine, LocalTerms.of(self.choice.options))
+    def _made(self, choice: Choice) -> StepSync:
+        """Make what sees to a choice from here on. Collective."""
+        if choice.method == "powersgd":
+            self.compression.dtype = None
+            return PowerSGDSync(self._engine)
+        made = make_local(self._engine, LocalTerms.of(choice.options))
         assert made is not None  # there are several workers
         return made
 

@@ -15,7 +15,7 @@ from paceline.sync.local import LocalState, LocalSteps
 from paceline.sync.locallayout import has_gaps
 from paceline.sync.localplan import LocalTerms
 from paceline.trainer.engine import Engine
-from paceline.trainer.methods import may_be_local, method_of, warmup_steps
+from paceline.trainer.methods import may_choose, method_of, warmup_steps
 from paceline.trainer.optimizermean import OptimizerMean, mean_state
 from paceline.trainer.ownstates import OwnState, gather_states
 from paceline.trainer.parts import Stateful
@@ -248,7 +248,7 @@ def can_be_local(engine: Engine) -> bool:
     """Tell whether `make_local` would do, for one who may choose it. Local to the worker."""
     parameters = engine.parts.named_parameters().values()
     return (
-        may_be_local(engine.config)
+        may_choose(engine.config, "local")
         and engine.watcher is None
         and not engine.stepper.has_stepped_alone
         and not any(has_gaps(parameter) for parameter in parameters)

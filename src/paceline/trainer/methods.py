@@ -63,10 +63,10 @@ def refuse_backend(method: SyncMethod, backend: str) -> None:
         )
 
 
-def may_be_local(config: TrainConfig) -> bool:
-    """Tell whether local steps go with the other options, for one who may choose them. Pure."""
+def may_choose(config: TrainConfig, method: SyncMethod) -> bool:
+    """Tell whether a method goes with the other options, for one who may choose it. Pure."""
     try:
-        _check_local(config, "local")
+        check_method(replace(config, sync=replace(config.sync, sync=method)))
     except UsageError:
         return False
     return True

@@ -69,7 +69,8 @@ def test_two_nodes_pay_eight_dont_and_rounded_gradients_do() -> None:
 
 
 def test_only_local_steps_pay() -> None:
-    found = outlook("100mbit", methods=PredictOptions(sync_precision="int8"))
+    ways = PredictOptions(methods="allreduce,bf16,local", sync_precision="int8")
+    found = outlook("100mbit", methods=ways)
     assert recommend(found)[:2] == (
         "All-reduce pays on none of these sizes: 2 nodes reach 0.02, and 0.80 is asked for.",
         "With local H=64 int8, 8 nodes pay (1.00): each worker trains alone in between, so compare "
@@ -78,8 +79,16 @@ def test_only_local_steps_pay() -> None:
     assert recommended(found).method.sync == "local"
 
 
+def test_powersgd_pays_before_local_steps() -> None:
+    found = outlook("100mbit")
+    assert recommend(found)[1] == (
+        "With powersgd rank 4, 8 nodes pay (0.92): gradients are approximated, so compare the "
+        "accuracy."
+    )
+
+
 def test_nothing_pays() -> None:
-    found = outlook("20mbit")
+    found = outlook("5mbit")
     assert "No way of combining gradients pays on 8 nodes: the best, " in told(found)
     assert "Use fewer nodes, larger batches" in told(found)
 

@@ -9,14 +9,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not declared there
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
-from torch.utils.checkpoint import checkpoint
 
 from paceline.dist.group import Group
-from paceline.errors import JobError
 from paceline.sync.powersgd import PowerSGD
 from paceline.sync.replica import Replica
 from tests.support.branches import assert_close, bits, gradients
-from tests.support.ranks import RankError, run_ranks
+from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
 SHAPES = {"conv": (16, 4, 3, 3), "wide": (24, 40), "bias": (24,), "small": (2, 3)}
@@ -265,79 +263,3 @@ def test_models_types_and_sizes_that_would_be_many_buckets_dont_wait_for_each_ot
 
     mine, theirs = run_ranks(2, body, limit_s=60)
     assert mine == theirs
-
-
-class Deep(nn.Module):
-    """Matrices of several sizes; the middle one is used twice, in segments of their own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 50), nn.Linear(50, 30)
-        self.middle = nn.Linear(50, 50)
-        self.twice = False
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        hidden = self.first(inputs)
-        for _ in range(1 + self.twice):
-            hidden = checkpoint(self.middle, hidden, use_reentrant=self.twice)
-        outputs: Tensor = self.last(hidden.tanh())
-        return outputs
-
-
-@pytest.mark.parametrize("twice", [False, True])
-def test_buckets_leave_during_the_backward_pass_with_the_same_bits(twice: bool) -> None:
-    """Not where one pass gives a parameter several gradients."""
-
-    def body(group: Group) -> list[list[str]]:
-        torch.manual_seed(0)
-        model, twin = Deep(), Deep()
-        twin.load_state_dict(model.state_dict())
-        model.twice = twin.twice = twice
-        averager, other = PowerSGD(group.world_size, 2), PowerSGD(group.world_size, 2)
-        when: list[list[str]] = []
-        start, running = averager.start, False
-
-        def noted(bucket: dict[str, Tensor]) -> None:
-            when[-1].append("during" if running else "after")
-            start(bucket)
-
-        averager.start = noted  # type: ignore[method-assign, assignment]
-        replica = Replica(model, group)
-        replica.defer_to(averager)
-        for step in range(4):
-            when.append([])
-            draw = torch.Generator().manual_seed(10 * step + group.rank)
-            inputs = torch.randn(5, 6, generator=draw)
-            running = True
-            model(inputs).square().mean().backward()
-            running = False
-            replica.settle()
-            twin(inputs).square().mean().backward()
-            found = {name: cast(Tensor, p.grad) for name, p in twin.named_parameters()}
-            other.average_(found)
-            assert bits(gradients(model)) == bits(dict(found))
-            model.zero_grad()
-            twin.zero_grad()
-        replica.release()
-        averager.release()
-        return when
-
-    for when in run_ranks(2, body):
-        first, *later = [set(step) for step in when]
-        assert first == {"after"}
-        assert later == [{"after" if twice else "during"}] * 3
-        assert len(when[-1]) > 1
-
-
-def test_a_second_gradient_later_is_an_error_that_names_it() -> None:
-    def body(group: Group) -> None:
-        model = Deep()
-        replica = Replica(model, group)
-        replica.defer_to(PowerSGD(group.world_size, 2))
-        for step in range(2):
-            model.twice = step == 1
-            model(torch.ones(2, 6)).mean().backward()
-            replica.settle()
-
-    with pytest.raises(RankError, match=f"{JobError.__name__}: middle.* got a second"):
-        run_ranks(2, body)

@@ -14,7 +14,7 @@ from paceline.config.fields import OptionValue
 from paceline.config.profile import StepProfile
 from paceline.dist.group import Group
 from paceline.metrics.table import read_table
-from paceline.sync import powersgd
+from paceline.sync import powersgd, thinning
 from paceline.sync.localexchange import LocalExchange, Travel
 from tests.support.ranks import run_ranks
 from tests.support.sessions import pair_of, session_on
@@ -164,13 +164,13 @@ def test_a_wait_for_an_average_counts_once(tmp_path: Path) -> None:
 
 
 def _with_slow_approximations(group: Group, directory: Path) -> None:
-    orthonormal = powersgd._orthonormal
+    orthonormal = thinning._orthonormal
 
     def slow_orthonormal(matrix: Tensor) -> Tensor:
         time.sleep(_SLOW_S)
         return orthonormal(matrix)
 
-    powersgd._orthonormal = slow_orthonormal
+    thinning._orthonormal = slow_orthonormal
     powersgd._LEAST_GAIN = 0
     _train(group, directory, {"sync": "powersgd", "powersgd_rank": 1, "sync_warmup_steps": 0})
 

@@ -9,11 +9,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from math import inf, sqrt
+from math import ceil, inf, sqrt
 from statistics import NormalDist
 from typing import Self
 
 from paceline.config.profile import STRETCH_S, Arrival, StepProfile
+from paceline.sync.grouping import group_by_bytes
 from paceline.sync.localplan import LocalPlan
 from paceline.sync.network import Cluster, ring_bytes
 from paceline.sync.options import LOCAL_METHODS, POWERSGD_BUCKETS, SyncOptions
@@ -22,10 +23,10 @@ FIRST_BYTES = 1 << 20
 """Where DistributedDataParallel closes its first bucket."""
 MOST_BYTES = 25 << 20
 """Where it closes the others."""
-PASSES = {"bf16": 3.0, "fp16": 3.0, "powersgd": 10.0, "int8": 5.0, "average": 6.0}
+PASSES = {"bf16": 3.0, "fp16": 3.0, "powersgd": 8.0, "int8": 5.0, "average": 6.0}
 """Bytes that are read or written in memory for each byte of fp32, counted in the arithmetic: two
-casts; two products, the correction and its update; quantised and back, twice; the difference of
-weights and what is added to them."""
+casts; the correction, two products, the remainder and the result; quantised and back, twice; the
+difference of weights and what is added to them."""
 _LONG_MATRIX = 3.0
 """A matrix of n numbers has rows and columns of about 3 sqrt(n) together: 2 sqrt(n) where it is
 square, 2.9 sqrt(n) in VGG's largest, 3.3 sqrt(n) in convolutions of 3 x 3."""
@@ -214,19 +215,14 @@ def buckets(gradients: Sequence[Arrival], most: int | None = None) -> list[Arriv
         most: Bytes at which every bucket is closed. Default: 1 MiB for the first, then 25 MiB.
     """
     first, others = (most, most) if most else (FIRST_BYTES, MOST_BYTES)
-    groups = _filled(gradients, first, others)
+    groups = _grouped(gradients, first, others)
     done = [Arrival(at_s=group[-1].at_s, bytes=sum(a.bytes for a in group)) for group in groups]
     return [bucket for bucket in done if bucket.bytes]
 
 
-def _filled(gradients: Sequence[Arrival], first: int, most: int) -> Iterator[list[Arrival]]:
-    """Group gradients until each group has as many bytes."""
-    group: list[Arrival] = []
-    for place, arrival in enumerate(gradients):
-        group.append(arrival)
-        if sum(a.bytes for a in group) >= first or place == len(gradients) - 1:
-            yield group
-            group, first = [], most
+def _grouped(gradients: Sequence[Arrival], first: int, most: int) -> Iterator[list[Arrival]]:
+    for places in group_by_bytes([arrival.bytes for arrival in gradients], first, most):
+        yield [gradients[place] for place in places]
 
 
 def expected_maximum(number: int) -> float:
@@ -277,8 +273,8 @@ def _averaged(
 def _powersgd(compute: Compute, rank: int, cluster: Cluster, machine: Machine) -> StepCost:
     """In each bucket one factor is averaged, then the other; buckets one after another."""
     sent = powersgd_bytes(compute.gradients, rank)
-    most, end_s = min(MOST_BYTES, compute.gradient_bytes // POWERSGD_BUCKETS), 0.0
-    for bucket in _filled(compute.gradients, most, most):
+    full, end_s = ceil(compute.gradient_bytes / POWERSGD_BUCKETS), 0.0
+    for bucket in _grouped(compute.gradients, full, full):
         thin = powersgd_bytes(bucket, rank)
         end_s = max(bucket[-1].at_s, end_s) + 2 * cluster.all_reduce_s(thin / 2)
     return StepCost(

@@ -5,7 +5,6 @@ from typing import final
 
 from torch import Tensor, nn
 
-from paceline.errors import JobError
 from paceline.sync.powersgd import PowerSGD
 
 
@@ -16,7 +15,7 @@ class Departures:
     def __init__(self, averager: PowerSGD, parameters: Mapping[str, nn.Parameter]) -> None:
         """Args:
         averager: What averages them; its stream is open.
-        parameters: All that get a gradient in every step, by name, in the order of the model.
+        parameters: Those that get a gradient, by name, in the order of the model.
         """
         self._averager = averager
         self._buckets = averager.buckets(parameters)
@@ -24,38 +23,49 @@ class Departures:
         self._come: list[dict[str, Tensor]] = [{} for _ in self._buckets]
         self._left = 0
 
-    @property
-    def all_left(self) -> bool:
-        """Whether all buckets are on their way."""
-        return self._left == len(self._buckets)
-
     def arrive(self, name: str, gradient: Tensor) -> None:
-        """Take a gradient that is complete. Doesn't block.
+        """Take a gradient that is complete, most likely. Collective, but waits for nobody.
+
+        If one comes again before `finish` (a second backward pass, or a segment of the model that
+        is run twice), what has left so far counts for nothing.
 
         Args:
             name: Of the parameter.
-            gradient: Changed once its bucket has left.
-
-        Raises:
-            JobError: It came before in the same backward pass.
+            gradient: As it is in the parameter.
         """
         come = self._come[self._place[name]]
         if name in come:
-            raise JobError(
-                f"{name} got a second gradient in one backward pass, which it didn't in the first "
-                "step: its first one is on its way to the other workers. Checkpointing with "
-                "use_reentrant=False gives one"
-            )
+            self.discard()
         come[name] = gradient
-        while not self.all_left and len(self._come[self._left]) == len(self._buckets[self._left]):
-            come = self._come[self._left]
-            self._averager.start({n: come[n] for n in self._buckets[self._left]})
-            self._left += 1
+        while self._left < len(self._buckets) and self._is_complete(self._left):
+            self._start(self._come[self._left])
         self._averager.poll()
 
-    def finish(self) -> None:
-        """Wait until all gradients are averages. Collective."""
+    def finish(self, gradients: Mapping[str, Tensor]) -> None:
+        """Send what hasn't left, and wait until all gradients are averages. Collective.
+
+        Args:
+            gradients: Of all parameters.
+        """
+        while self._left < len(self._buckets):
+            self._start(gradients)
         self._averager.finish()
+        self._forget()
+
+    def discard(self) -> None:
+        """Wait for what has left, and leave all gradients as they are. Collective."""
+        self._averager.finish(keep=False)
+        self._forget()
+
+    def _is_complete(self, place: int) -> bool:
+        return len(self._come[place]) == len(self._buckets[place])
+
+    def _start(self, gradients: Mapping[str, Tensor]) -> None:
+        """Let the next bucket go."""
+        self._averager.start({name: gradients[name] for name in self._buckets[self._left]})
+        self._left += 1
+
+    def _forget(self) -> None:
         self._left = 0
         for come in self._come:
             come.clear()

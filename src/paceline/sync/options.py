@@ -11,10 +11,10 @@ SyncMethod = Literal["allreduce", "ordered", "bf16", "fp16", "powersgd", "local"
 SyncPrecision = Literal["fp32", "bf16", "int8"]
 
 LOCAL_METHODS = ("local", "diloco")
-POWERSGD_BUCKETS = 4
-"""Into about as many PowerSGD cuts a model's gradients: what all but the last one take hides behind
-the backward pass, and each costs two rounds of small messages."""
 """Methods that average weights every few steps instead of gradients in each."""
+POWERSGD_BUCKETS = 4
+"""Into as many PowerSGD cuts a model's gradients at most: what all but the last one take hides
+behind the backward pass, and each costs two rounds of small messages."""
 
 _LOCAL = ("sync_warmup_steps", "sync_every", "sync_delay", "sync_parts", "sync_precision")
 OWN_OPTIONS: Mapping[str, tuple[str, ...]] = {

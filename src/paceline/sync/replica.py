@@ -21,6 +21,7 @@ from paceline.sync.departures import Departures
 from paceline.sync.naming import list_names
 from paceline.sync.network import ring_bytes
 from paceline.sync.powersgd import PowerSGD
+from paceline.sync.sameweights import agree_on_weights
 
 Forward = Callable[..., object]
 
@@ -67,8 +68,9 @@ class Replica:
         """Parameters that backward passes have reached since the last averaging, where deferred;
         how often the last pass, which averages, did."""
         self._departures: Departures | None = None
-        self._may_depart = True
-        """Whether it isn't known yet if buckets can leave during the backward pass."""
+        """Where gradients can leave during the backward pass."""
+        self._has_looked_at_a_pass = False
+        """Whether it is known if they can."""
         self._watching: list[RemovableHandle] = []
         self._body = _Body(module, forward or module.forward)
         self._every = list(module.parameters())
@@ -78,7 +80,7 @@ class Replica:
         self._settled = False
         """Whether a backward pass has shown which parameters get a gradient."""
         self._take_parameters()
-        _agree_on_weights(module, group)
+        agree_on_weights(module, group)
         if group.world_size > 1 or forward is not None:
             module.forward = _Router(self)
 
@@ -158,8 +160,9 @@ class Replica:
         return () if without is None else self._catch_up(without)
 
     def forget(self) -> None:
-        """Count nothing of the backward passes since the last averaging: their step isn't taken."""
+        """Count nothing of the backward passes since the last averaging. Collective."""
         self._reached.clear()
+        self._recall()
         self.used = False
 
     def _catch_up(self, without: list[str]) -> tuple[str, ...]:
@@ -179,7 +182,7 @@ class Replica:
         if self._is_frozen():
             return ()
         held = [name in self._reached for name in self.parameters]
-        often = max(self._reached.values(), default=0)
+        once = set(self._reached.values()) == {1}
         self._reached.clear()
         was_settled, without = self._settled, self._without(held)
         if without is None:
@@ -190,25 +193,28 @@ class Replica:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 gradients[name] = parameter.grad
-        if self._departures is not None and self._departures.all_left:
-            self._departures.finish()
+        if self._departures is not None and not without:
+            self._departures.finish(gradients)
         else:
+            self._recall()
             averager.average_(gradients)
-        if self._may_depart and not self._partly:
-            self._prepare_departures(averager, often)
+        if not self._has_looked_at_a_pass and not self._partly:
+            self._prepare_departures(averager, once=once)
         return () if was_settled else tuple(without)
 
-    def _prepare_departures(self, averager: PowerSGD, often: int) -> None:
-        """Let gradients leave during backward passes from now on, if that can be. Collective.
-
-        Args:
-            averager: What averages them.
-            often: How many gradients a parameter got in the last backward pass.
-        """
-        self._may_depart = False
-        if self._group.gather_rows(torch.tensor([often])).max() <= 1 and not self._alone:
+    def _prepare_departures(self, averager: PowerSGD, *, once: bool) -> None:
+        """Let gradients leave during backward passes, if the last gave each one. Collective."""
+        self._has_looked_at_a_pass = True
+        if self._alone or self._group.has_few_operations:
+            return
+        if self._group.gather_rows(torch.tensor([once], dtype=torch.uint8)).all():
             averager.open_stream(self._group.device)
             self._departures = Departures(averager, self.parameters)
+
+    def _recall(self) -> None:
+        """Take back what has left during a backward pass. Collective."""
+        if self._departures is not None:
+            self._departures.discard()
 
     def _without(self, held: Sequence[bool]) -> list[str] | None:
         """Say which parameters no worker has a gradient for. Collective where that may change.
@@ -244,7 +250,7 @@ class Replica:
         for handle in self._watching:
             handle.remove()
         self._reached.clear()
-        self._watching, self._departures, self._may_depart = [], None, True
+        self._watching, self._departures, self._has_looked_at_a_pass = [], None, False
         if self._averager is not None:
             self._watching = [
                 parameter.register_post_accumulate_grad_hook(partial(self._reach, name))
@@ -375,25 +381,3 @@ def _parallel(body: _Body, device: torch.device, *, partly: bool) -> Distributed
         find_unused_parameters=partly,
         **{buffers: False},  # type: ignore[arg-type]  # its name depends on torch's version
     )
-
-
-@torch.no_grad()
-def _agree_on_weights(module: nn.Module, group: Group) -> None:
-    """Compare the workers' parameters by name and shape, and give all of them rank 0's."""
-    if group.world_size == 1:
-        return
-    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    described = [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in state.items()]
-    lists = [text.splitlines() for text in group.gather_texts("\n".join(described))]
-    for rank, other in enumerate(lists):
-        different = [a for a in lists[0] if a not in other] + [
-            b for b in other if b not in lists[0]
-        ]
-        if different or other != lists[0]:
-            hosts = group.hosts()
-            raise JobError(
-                f"the models of rank 0 on {hosts[0]} and rank {rank} on {hosts[rank]} differ: "
-                f"{list_names(different) or 'order'}. Every worker must build the same model"
-            )
-    for tensor in state.values():
-        group.broadcast_(tensor.detach())

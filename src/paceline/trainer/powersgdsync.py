@@ -7,8 +7,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from paceline.sync.powersgd import PowerSGD, Thin
+from paceline.sync.powersgd import PowerSGD
 from paceline.sync.replica import Replica
+from paceline.sync.thinning import Thin
 from paceline.trainer.engine import Engine
 from paceline.trainer.methods import warmup_steps
 from paceline.trainer.ownstates import OwnState, gather_states

@@ -1,0 +1,198 @@
+"""Gradients as two thin matrices: what PowerSGD computes for each bucket, in two stages.
+
+Letters: a gradient is seen as a matrix (N, M); R columns are kept of it.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@final
+@dataclass(kw_only=True)
+class Thin:
+    """What is remembered of one parameter."""
+
+    error: Tensor
+    """(N, M): what this worker's gradients have been short of so far."""
+    basis: Tensor
+    """(M, R): alike on all workers; where the next approximation begins."""
+
+
+@final
+@dataclass(kw_only=True)
+class Thinned:
+    """A gradient that is approximated."""
+
+    gradient: Tensor
+    thin: Thin
+    matrix: Tensor
+    """(N, M): the gradient with its error, in memory of its own."""
+    left: Tensor
+    """(N, R)"""
+    right: Tensor
+    """(M, R)"""
+
+    def apply(self) -> None:
+        """Put the product into the gradient's place; all numbers are known to be finite."""
+        self.thin.error = self.matrix.addmm_(self.left, self.right.T, alpha=-1)
+        self.thin.basis = self.right
+        self.gradient.copy_((self.left @ self.right.T).view(self.gradient.shape))
+
+    def apply_where(self, finite: Tensor) -> None:
+        """Do so where all numbers are finite: (); otherwise show that they aren't."""
+        product = self.left @ self.right.T  # (N, M)
+        self.thin.error = torch.where(finite, self.matrix.sub_(product), self.thin.error)
+        self.thin.basis = torch.where(finite, self.right, self.thin.basis)
+        self.gradient.copy_(torch.where(finite, product, torch.nan).view(self.gradient.shape))
+
+
+@final
+@dataclass(kw_only=True)
+class Bucket:
+    """Gradients of one device on their way."""
+
+    workers: int
+    thinned: list[Thinned] = field(default_factory=list)
+    whole: list[Tensor] = field(default_factory=list)
+    """Gradients that travel as they are."""
+    sent: list[Tensor] = field(default_factory=list)
+    """What of them does: with what was left out before. From stage 2 on, their averages."""
+    sums: list["_Sum"] = field(default_factory=list)
+    """What is on the wire."""
+    finite: list[Tensor] = field(default_factory=list)
+    """(): whether all numbers of a sum are."""
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether the stage under way is complete, so that waiting for it takes no time."""
+        return all(one.has_arrived for one in self.sums)
+
+    def take(self, gradient: Tensor, thin: Thin) -> None:
+        """Project a gradient on its basis."""
+        matrix = as_matrix(gradient) + thin.error
+        left = _product(matrix, _orthonormal(thin.basis))
+        self.thinned.append(
+            Thinned(gradient=gradient, thin=thin, matrix=matrix, left=left, right=thin.basis)
+        )
+
+    def take_whole(self, gradient: Tensor, thin: Thin | None) -> None:
+        """Take one that travels as it is, with what is left of a time when it didn't."""
+        self.whole.append(gradient)
+        sent = gradient if thin is None else gradient + thin.error.view(gradient.shape)
+        self.sent.append(sent.to(gradient.dtype))
+
+    def project(self, group: dist.ProcessGroup | None) -> None:
+        """Let the messages of stage 1 leave. Collective."""
+        self._send([*self.sent, *(one.left for one in self.thinned)], group)
+
+    def project_back(
+        self, group: dist.ProcessGroup | None, waiting: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """Wait for the messages of stage 1, and let those of stage 2 leave. Collective."""
+        came = self._received(waiting)
+        self.sent = came[: len(self.whole)]
+        for one, left in zip(self.thinned, came[len(self.whole) :], strict=True):
+            one.left = _orthonormal(left)
+            one.right = _product(one.matrix.T, one.left)
+        self._send([one.right for one in self.thinned], group)
+
+    def end(self, waiting: Callable[[], AbstractContextManager[None]]) -> Tensor:
+        """Wait for the messages of stage 2; say whether all numbers are finite, ()."""
+        for one, right in zip(self.thinned, self._received(waiting), strict=True):
+            one.right = right
+        return torch.stack(self.finite).all()
+
+    def apply(self, finite: Tensor) -> None:
+        """Put the averages into the gradients' places.
+
+        Args:
+            finite: (): whether all numbers of all buckets are; otherwise nothing is remembered.
+        """
+        for gradient, mean in zip(self.whole, self.sent, strict=True):
+            gradient.copy_(mean)
+        is_known = finite.device.type == "cpu" and bool(finite)
+        for one in self.thinned:
+            if is_known:
+                one.apply()
+            else:
+                one.apply_where(finite.to(one.gradient.device))
+
+    def _send(self, tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
+        """Average tensors, those of each type together. Collective."""
+        places: dict[torch.dtype, list[int]] = {}
+        for place, tensor in enumerate(tensors):
+            places.setdefault(tensor.dtype, []).append(place)
+        self.sums = [_Sum(tensors, chosen, self.workers, group) for chosen in places.values()]
+
+    def _received(self, waiting: Callable[[], AbstractContextManager[None]]) -> list[Tensor]:
+        """Wait for the averages of what was sent, in that order."""
+        came: dict[int, Tensor] = {}
+        for one in self.sums:
+            with waiting():
+                came |= one.wait()
+            self.finite.append(one.content.isfinite().all())
+        return [came[place] for place in range(len(came))]
+
+
+@final
+class _Sum:
+    """An average of several tensors of one type, on its way. Collective to begin."""
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        places: Sequence[int],
+        workers: int,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        """Args:
+        tensors: Of which those in `places` are averaged; they stay as they are.
+        places: Which.
+        workers: How many there are.
+        group: Whose all-reduce it is.
+        """
+        self._like = {place: tensors[place] for place in places}
+        parts = [tensor.reshape(-1) for tensor in self._like.values()]
+        self.content = torch.cat(parts).div_(workers)
+        work = dist.all_reduce(self.content, group=group, async_op=True) if workers > 1 else None
+        self._work: dist.Work | None = work
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether it is complete."""
+        return self._work is None or self._work.is_completed()
+
+    def wait(self) -> dict[int, Tensor]:
+        """Wait for the averages, by place."""
+        if self._work is not None:
+            self._work.wait()
+        sizes = [tensor.numel() for tensor in self._like.values()]
+        parts = zip(self._like.items(), self.content.split(sizes), strict=True)
+        return {place: part.view(tensor.shape) for (place, tensor), part in parts}
+
+
+def as_matrix(tensor: Tensor) -> Tensor:
+    """See a gradient as a matrix, or copy it into one of fp32 at least: (N, M)."""
+    return tensor.reshape(tensor.shape[0], -1).to(wide(tensor.dtype))
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Give the type that is computed in: fp32 at least."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _product(matrix: Tensor, thin: Tensor) -> Tensor:
+    """Multiply (N, M) by (M, R): transposed, which the CPU does several times as fast."""
+    return (thin.T.contiguous() @ matrix.T).T
+
+
+def _orthonormal(matrix: Tensor) -> Tensor:
+    """Give an orthonormal basis of the columns; of what isn't finite, anything."""
+    basis: Tensor = torch.linalg.qr(matrix)[0]
+    return basis

@@ -153,7 +153,7 @@ def test_local_steps_where_powersgd_computes_for_too_long() -> None:
 
 def test_local_steps_have_to_gain_against_powersgd(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of PowerSGD that misses the target by little, less than a twentieth is to be gained."""
-    monkeypatch.setattr(autochoice, "TARGET", 0.999)
+    monkeypatch.setattr(autochoice, "POWERSGD_TARGET", 0.999)
     measured = profile(0.3, device="cuda", size=BYTES // 5)
     choice = final_choice(measured, 0.25, powersgd_rank=1)
     assert choice.method == "powersgd"
@@ -166,7 +166,7 @@ def test_powersgd_below_the_target_where_other_options_forbid_local_steps() -> N
     choice = final_choice(measured, 1.6, may_be_local=False)
     assert choice.method == "powersgd"
     assert choice.half_first
-    assert COMPUTE_S / predicted_s(measured, choice.options) < autochoice.TARGET
+    assert COMPUTE_S / predicted_s(measured, choice.options) < autochoice.POWERSGD_TARGET
     assert choice.why.endswith("; local steps don't go with the other options")
     assert final_choice(measured, 1.6).method == "local"
 

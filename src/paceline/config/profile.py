@@ -62,8 +62,8 @@ class StepParts:
     optimizer: float
     """Clipping, the optimizer's step, zeroing."""
     other: float
-    """What is left: counting, agreeing, showing progress; what PowerSGD computes, and what averages
-    of weights take besides waiting for them."""
+    """What is left: counting, agreeing, showing progress; what PowerSGD computes after the backward
+    pass, and what averages of weights take besides waiting for them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,9 @@ from paceline.sync.options import SyncMethod, SyncOptions
 ENOUGH = 0.10
 """Share of a step for communication that nothing hides, below which nothing is changed."""
 TARGET = 0.9
-"""Efficiency that is enough of PowerSGD, and that local steps are chosen for."""
+"""Efficiency that local steps are chosen for."""
+POWERSGD_TARGET = 0.85
+"""Efficiency from which on PowerSGD will do: it costs less accuracy than they do."""
 _GAIN = 0.95
 """A method that may change the result has to save more than a twentieth of the time."""
 _SLOWEST, _FASTEST = 1e4, 1e12
@@ -113,7 +115,7 @@ def final_choice(
     best = Choice(method="bf16" if half_gains else "allreduce", why=told)
     model = _Model.of(profile, round_trip_s)
     best, best_s = _or_powersgd(best, half_s if half_gains else allreduce_s, model, powersgd_rank)
-    if best.method == "powersgd" and model.reached(best.options) >= TARGET:
+    if best.method == "powersgd" and model.reached(best.options) >= POWERSGD_TARGET:
         return best
     if not may_be_local:
         return replace(best, why=f"{best.why}; local steps don't go with the other options")

@@ -26,7 +26,7 @@ def test_where_the_time_goes() -> None:
         "workers step data forward backward exposed waiting optimizer other".split()
     )
     assert lines[place + 4] == "8 1,756 10.0 250 500 956 0.00 30.0 10.0".split()
-    assert "8 workers with allreduce: 3.6 times the images/s of one; of a step 54%" in text
+    assert "8 workers with allreduce: 3.6 times the best images/s of one; of a step 54%" in text
     place = lines.index("workers evaluation snapshot loader start of the epoch sent".split())
     assert lines[place + 4] == "8 4.0 s 500 ms - 3% 7.0 kB".split()
 

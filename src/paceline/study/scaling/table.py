@@ -142,7 +142,7 @@ def _conclusions(measured: Sequence[SizeResult]) -> str:
 def _conclusion(size: SizeResult) -> str:
     assert size.efficiency is not None
     times = size.efficiency.median * size.workers
-    text = f"{size.workers} workers with {size.method}: {times:.1f} times the images/s of one"
+    text = f"{size.workers} workers with {size.method}: {times:.1f} times the best images/s of one"
     if size.parts is None or size.step_s is None or size.step_s.median <= 0:
         return f"{text}."
     whole_s = sum(asdict(size.parts).values()) or size.step_s.median

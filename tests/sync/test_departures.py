@@ -51,6 +51,7 @@ def test_buckets_leave_during_the_backward_pass_with_the_same_bits(twice: bool) 
             when[-1].append("during" if running else "after")
             start(bucket)
 
+        # A spy: it notes when the real one is called.
         averager.start = noted  # type: ignore[method-assign, assignment]
         replica = Replica(model, group)
         replica.defer_to(averager)
@@ -203,3 +204,19 @@ def test_what_was_abandoned_counts_for_nothing() -> None:
         return []
 
     run_ranks(2, body)
+
+
+def test_what_was_abandoned_keeps_the_error_of_what_is_approximated_no_more() -> None:
+    def body(group: Group) -> Tensor:
+        two, averager = PowerSGD(group.world_size, 2), PowerSGD(group.world_size, 1000)
+        two.begin("wide", torch.zeros(24, 40)).error.fill_(3.0)
+        averager.thin = two.thin
+        own = {"wide": torch.ones(24, 40)}
+        averager.start(own)
+        averager.finish(keep=False)
+        averager.average_(own)
+        averager.average_(own)
+        return own["wide"]
+
+    for found in run_ranks(2, body):
+        assert torch.equal(found, torch.full((24, 40), 4.0))

@@ -21,13 +21,13 @@ from paceline.dist.group import Group
 from paceline.errors import JobError, UsageError
 from paceline.sync.buckets import Bucket, Flat, Layout, bucket_bytes, lay_out
 from paceline.sync.exchange import Exchange
+from paceline.sync.naming import list_names
 from paceline.sync.tree import Node
 
 _KEPT = 2
 """Layouts whose buffers are kept: two models that are trained by turns have one each."""
 _NOBODY = -1
 """Instead of a shard: none of this worker's shards had a sample."""
-_SHOWN = 5
 _FIX = (
     "With --shards every shard of every step must give gradients to the same parameters: use each "
     "of them every time, or give those that are left out a share of zero: "
@@ -351,9 +351,9 @@ def _order_of(rows: Tensor, names: Sequence[str]) -> list[int] | None:
 def _differing(lost: Sequence[str], gained: Sequence[str], here: str, there: str) -> str:
     said = []
     if lost:
-        said.append(f"{_listed(lost)} got no gradient in {here}, but did {there}")
+        said.append(f"{list_names(lost)} got no gradient in {here}, but did {there}")
     if gained:
-        said.append(f"{_listed(gained)} got a gradient in {here}, but none {there}")
+        said.append(f"{list_names(gained)} got a gradient in {here}, but none {there}")
     return f"{'; '.join(said)}. {_FIX}"
 
 
@@ -365,8 +365,3 @@ def _twice() -> UsageError:
     return UsageError(
         "with --shards a step has one backward pass a shard: add the losses up before it"
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

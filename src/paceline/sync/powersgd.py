@@ -63,6 +63,8 @@ class PowerSGD:
         self._waiting = waiting
         self._first: deque[Bucket] = deque()
         self._second: list[Bucket] = []
+        self._given_back: list[str] = []
+        """Names of what is on its way as it is, with the error of a time when it wasn't."""
         self._kinds: set[str] = set()
         """Types of devices that gradients are on."""
         self._groups: tuple[dist.ProcessGroup | None, dist.ProcessGroup | None] = (None, None)
@@ -133,7 +135,8 @@ class PowerSGD:
                 if self._columns(gradient) > 0:
                     bucket.take(gradient, self.begin(name, gradient))
                 else:
-                    bucket.take_whole(gradient, self.thin.pop(name, None))
+                    bucket.take_whole(gradient, self.thin.get(name))
+                    self._given_back.append(name)
             bucket.project(self._groups[0])
             self._first.append(bucket)
             if self._stream is not None:
@@ -162,10 +165,13 @@ class PowerSGD:
                 finite = torch.stack([flag.to(flags[0].device) for flag in flags]).all()
                 for bucket in self._second:
                     bucket.apply(finite)
+                for name in self._given_back:
+                    self.thin.pop(name, None)
         if self._stream is not None:
             with self._waiting():
                 torch.accelerator.current_stream().wait_stream(self._stream)
         self._second.clear()
+        self._given_back.clear()
 
     def release(self) -> None:
         """Leave the process groups of its own. Local to the worker.

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from paceline.data.batch import Batch
 from paceline.errors import UsageError
 from paceline.optim.clip import clip_gradients
+from paceline.sync.naming import list_names
 from paceline.sync.replica import Replica
 from paceline.trainer.options import Precision
 from paceline.trainer.pace import Pace
@@ -225,8 +226,8 @@ def _has_gradients(optimizer: Optimizer) -> bool:
 
 def describe_unused(model: str, names: Sequence[str]) -> str:
     """Say which parameters get no gradient."""
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return (
-        f"{len(names)} parameters of {model} get no gradient and stay as they are: {shown}. "
+        f"{len(names)} parameters of {model} get no gradient and stay as they are: "
+        f"{list_names(names)}. "
         "Set requires_grad to False for them, or leave them out, if that is what you want"
     )

@@ -1,10 +1,13 @@
 """The ordered sum of shards (`--shards`) against DistributedDataParallel's all-reduce.
 
-    python -m benchmarks.ordered [--quick] [--only WORDS] [--seconds S] [--check] [--json FILE]
+    python -m benchmarks.ordered [--compute-s S] [--only WORDS] [--seconds S] [--quick] [--check]
+                                 [--json FILE]
 
 Both train the same network in the same processes, by turns (blocks ABBA); a step is forward,
 backward, combine and update, with one shard a worker. The workers are hosts of their own (network
 namespaces with links of a given rate; needs root and iproute2), or share the loopback interface.
+With `--compute-s` they wait instead of computing, as ResNet-50 would for a step of S seconds: as if
+each host had processors of its own. Without, eight of them compute on what this machine has.
 """
 
 import inspect
@@ -28,6 +31,7 @@ from torch import nn
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # not declared there
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.emulated import Emulated, resnet50
 from benchmarks.figures import Figure, Report, median_figure, parser, ratios
 from benchmarks.ordered_hosts import enter, hosts, sent_bytes, why_not
 from paceline.dist.environment import Placement
@@ -42,6 +46,8 @@ BATCH = 1
 """Samples a worker: little to compute, so that the exchange is what is measured."""
 MOST_ON_LINKS, MOST_ON_LOOPBACK, MOST_BYTES = 1.05, 1.3, 1.02
 _WARM_UP = 3
+_FIRST_STEPS = 24
+"""Of the ordered sum, in which it finds out how finely to cut."""
 _LEAST_PAIRS = 6
 
 Step = Callable[[], None]
@@ -55,6 +61,8 @@ class Setting:
     link: int | None
     """Mbit/s; None for loopback."""
     seconds: float
+    compute_s: float | None = None
+    """Of an emulated step; None where it is computed."""
 
     @property
     def title(self) -> str:
@@ -93,12 +101,30 @@ class Network(nn.Module):
         return F.cross_entropy(self.body(self.images), self.labels)
 
 
-def all_reduced() -> Step:
+@final
+class Waiting(nn.Module):
+    """ResNet-50 with a quarter of the channels, which waits instead of computing."""
+
+    def __init__(self, compute_s: float, rank: int) -> None:
+        super().__init__()
+        self.body = Emulated(resnet50(), compute_s, rank)
+
+    def forward(self) -> torch.Tensor:
+        loss: torch.Tensor = self.body(torch.zeros(1, requires_grad=True))
+        return loss
+
+
+def network_of(setting: Setting, rank: int) -> nn.Module:
+    """Make what is trained."""
+    return Network() if setting.compute_s is None else Waiting(setting.compute_s, rank)
+
+
+def all_reduced(trained: nn.Module) -> Step:
     """Make a step of plain DistributedDataParallel."""
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     network = DistributedDataParallel(
-        Network(),
+        trained,
         gradient_as_bucket_view=True,
         **{buffers: False},  # type: ignore[arg-type]  # its name depends on torch's version
     )
@@ -112,9 +138,8 @@ def all_reduced() -> Step:
     return step
 
 
-def ordered(group: Group) -> Step:
+def ordered(network: nn.Module, group: Group) -> Step:
     """Make a step of the ordered sum."""
-    network = Network()
     parameters = dict(network.named_parameters())
     gradients = OrderedSum(group, group.world_size)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
@@ -134,8 +159,13 @@ def ordered(group: Group) -> Step:
 
 def contest(setting: Setting, group: Group) -> tuple[Side, Side]:
     """Run the two sides by turns. Collective."""
-    steps = (ordered(group), all_reduced())
+    steps = (
+        ordered(network_of(setting, group.rank), group),
+        all_reduced(network_of(setting, group.rank)),
+    )
     sides = Side(), Side()
+    for _ in range(_FIRST_STEPS):
+        steps[0]()
     for step in (*steps, *steps):
         for _ in range(_WARM_UP):
             step()
@@ -245,20 +275,30 @@ def main() -> int:
     about = parser(__doc__ or "")
     about.add_argument("--only", default="", help="settings whose title has these words")
     about.add_argument("--seconds", type=float, default=20.0, help="of measuring a setting")
+    about.add_argument(
+        "--compute-s", type=float, help="wait so long a step instead of computing; links only"
+    )
     arguments = about.parse_args()
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that namespaces are removed
-    size = sum(p.numel() for p in Network().parameters())
+    given = {"seconds": arguments.seconds, "compute_s": arguments.compute_s}
+    if arguments.quick:
+        given["seconds"] = 2.0
+    network = network_of(Setting(workers=1, link=None, **given), rank=0)
+    size = sum(parameter.numel() for parameter in network.parameters())
     report = Report(name="ordered", remarks=[f"{size / 1e6:.1f} million parameters, batch {BATCH}"])
+    if arguments.compute_s is not None:
+        report.remarks[0] += f", {arguments.compute_s:g} s of emulated computation a step"
     missing = why_not()
     if missing:
         report.remarks.append(f"{missing}: only loopback was measured")
-    links = (None,) if missing else (*LINKS, None)
-    seconds = 2.0 if arguments.quick else arguments.seconds
+    links: tuple[int | None, ...] = () if missing else LINKS
+    if arguments.compute_s is None:
+        links = (*links, None)
     worlds = WORLDS[:2] if arguments.quick else WORLDS
     for workers in worlds:
         for link in links[-2:] if arguments.quick else links:
-            setting = Setting(workers=workers, link=link, seconds=seconds)
+            setting = Setting(workers=workers, link=link, **given)
             if arguments.only in setting.title:
                 sides = measure(setting)
                 report.figures += figures(setting, *sides)

@@ -20,9 +20,10 @@ SLICE_BYTES = 40 << 10
 """What one worker sends another at once, at least, for each worker that there is: every message
 costs each of the others some time, and many small ones cost more than they gain. Chosen over Gloo
 with 11 MB of gradients on 2, 4 and 8 workers of one machine (`benchmarks/ordered.py`)."""
-BETWEEN_NODES = 20
-"""Buckets, or parts of large ones. The exchange of each has two stages, and with many of them the
-second stage of one hides behind the first of the next."""
+BETWEEN_NODES = 12
+"""Buckets, or pieces of large ones: what `sync/grain.py` begins with and cuts further. The exchange
+of each has two stages, and with many of them the second one's of one hides behind the next one's
+first."""
 WITHIN_NODE = 6
 """The same where no network is in between: each costs about 0.4 ms of a core's time with Gloo, and
 there is little to hide."""
@@ -71,7 +72,6 @@ class Bucket:
         """Gradients of the open shard that haven't come."""
         self.is_ready = False
         """Whether the sums of this worker's shards are complete."""
-        self._lent: list[Flat] = []
         self._rooms: dict[int, Tensor] = {}
         self._free: list[Flat] = []
         self._every: list[Flat] = []
@@ -133,8 +133,8 @@ class Bucket:
 
     def begin(self) -> None:
         """Take all buffers back that the last step has used."""
-        self._free += self.tree.clear() + self._lent
-        self._lent = []
+        self.tree.clear()
+        self._free = list(self._every)  # in the same order, so that each is lent for the same again
         self.is_ready = False
 
     def free(self) -> None:
@@ -150,8 +150,7 @@ class Bucket:
 
     def _room(self, place: int, size: int) -> Tensor:
         if size == self.size:
-            self._lent.append(self.take())
-            return self._lent[-1].content
+            return self.take().content
         if place not in self._rooms:
             self._rooms[place] = torch.empty(size, dtype=self.dtype, device=self.device)
         return self._rooms[place]

@@ -4,10 +4,12 @@ Stage 1: every worker sends the sums of its subtrees, each worker a slice of its
 The worker that owns a slice adds them along the tree. Stage 2: all collect the slices (all-gather).
 """
 
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import pairwise
 from typing import final
 
 import torch
@@ -17,18 +19,41 @@ from torch import Tensor
 from paceline.dist.division import Division
 from paceline.dist.group import Group
 from paceline.errors import UsageError
+from paceline.sync.buckets import ALIGNMENT, rounded_up
+from paceline.sync.grain import CUTS, Cut, Grain
 from paceline.sync.tree import additions, roots
+
+LEAST_BYTES = 8 << 10
+"""What one worker sends another at once, at least: smaller messages gain nothing anywhere."""
 
 
 @dataclass(kw_only=True)
-class _Travel:
-    """A buffer on its way."""
+class _Part:
+    """What goes through the first stage at once."""
 
-    work: dist.Work
+    sums: list[Tensor]
+    """Of this worker's subtrees, each (workers * slice,)."""
+    room: Tensor
+    """(workers * subtrees * slice,): where they lie by receiver, if there are several."""
     received: Tensor
-    """(all subtrees, slice)"""
-    total: Tensor
-    """(workers * slice,): where the sum of all shards will be."""
+    """(all subtrees * slice,)"""
+    additions: list[tuple[Tensor, Tensor, Tensor]]
+    """Two to add, and where their sum goes; in this order."""
+    work: dist.Work | None = None
+
+
+@dataclass(kw_only=True)
+class _Piece:
+    """What goes through the second stage at once. Made once for buffers, used in every step."""
+
+    parts: list[_Part]
+    own: Tensor
+    """(slice,): where this worker's sums come."""
+    spread: Tensor
+    """(workers * slice,): where all workers' come."""
+    moves: list[tuple[Tensor, Tensor]]
+    """Where these go at last, and where they are; nothing if they are there."""
+    work: dist.Work | None = None
 
 
 @final
@@ -54,9 +79,13 @@ class Exchange:
         """As with powers of two: the sums are sent from where they are."""
         self._additions = additions([node for nodes in held for node in nodes], shards)
         self._workers = group.world_size
-        self._failures = torch.zeros(2, group.world_size, dtype=torch.int64)
-        self._first: deque[_Travel] = deque()
-        self._second: list[_Travel] = []
+        self._told = torch.zeros(2, group.world_size, 1 + len(CUTS), dtype=torch.int64)
+        """By worker: whether something failed, and the time of each cut."""
+        self._pieces: dict[tuple[int, ...], list[_Piece]] = {}
+        """By the buffers and the cut."""
+        self._first: deque[_Piece] = deque()
+        self._second: list[_Piece] = []
+        self._grain: Grain | None = None
         self._spreading: dist.ProcessGroup | None = None
         self._stream: torch.Stream | None = None
         if group.has_few_operations:
@@ -69,6 +98,11 @@ class Exchange:
         else:
             self._stream = torch.Stream(device=group.device)
 
+    @property
+    def cut(self) -> Cut:
+        """How buffers are cut in the present step."""
+        return CUTS[0] if self._grain is None else self._grain.cut
+
     def wire_bytes(self, total: int) -> float:
         """Count what this worker sends for buffers of so many bytes in all."""
         return (self._own + 1) * (self._workers - 1) / self._workers * total
@@ -80,6 +114,14 @@ class Exchange:
             return [size]
         return [sum(self._counts) * slices, self._own * size]
 
+    def try_cuts(self) -> None:
+        """Find out in the steps to come how finely to cut. On all workers in the same step.
+
+        Only on the CPU: with a GPU's backend both stages follow each other on its stream.
+        """
+        if self._spreading is not None and self._grain is None:
+            self._grain = Grain()
+
     def start(self, sums: Sequence[Tensor], room: Sequence[Tensor], most: int) -> None:
         """Send this worker's sums on their way. Collective, but doesn't block.
 
@@ -87,17 +129,20 @@ class Exchange:
             sums: Of its subtrees, each (workers * slice,); the first one becomes the sum of all.
             room: To work in, of the sizes that `room` says; neither may be touched or let go of
                 before `finish`.
-            most: Elements that travel at once, a multiple of the workers.
+            most: Elements that travel at once, a multiple of the workers' `ALIGNMENT`.
         """
-        size = len(sums[0])
-        for begin in range(0, size, most):
-            end = min(begin + most, size)
-            parts = [r[len(r) * begin // size : len(r) * end // size] for r in room]
-            self._start([s[begin:end] for s in sums], parts)
+        if self._grain is not None:
+            self._grain.begin()
+        cut = self.cut
+        key = (*map(id, sums), *map(id, room), *cut)
+        if key not in self._pieces:
+            self._pieces[key] = list(self._cut(sums, room, most, cut))
+        for piece in self._pieces[key]:
+            self._start(piece)
 
     def poll(self) -> None:
         """Go on with what has arrived. Doesn't block."""
-        while self._first and self._first[0].work.is_completed():
+        while self._first and all(_is_there(part) for part in self._first[0].parts):
             self._add_and_spread(self._first.popleft())
 
     def finish(self, failure: int) -> bool:
@@ -109,52 +154,120 @@ class Exchange:
         Returns:
             Whether something went wrong on any worker.
         """
-        told, heard = self._failures
-        told.fill_(failure)
+        told, heard = self._told
+        told[:, 0] = failure
+        if self._grain is not None and not self._grain.is_settled:
+            told[:, 1:] = torch.tensor(self._grain.tell())
         telling = _started(dist.all_to_all_single(heard, told, async_op=True))
         while self._first:
             self._add_and_spread(self._first.popleft())
         telling.wait()
-        for travel in self._second:
-            travel.work.wait()
+        for piece in self._second:
+            _waited(piece.work)
+            for there, here in piece.moves:
+                there.copy_(here)
         self._second.clear()
-        return bool(heard.any())
+        if self._grain is not None and self._grain.end(heard[:, 1:]):
+            self.forget()
+        return bool(heard[:, 0].any())
+
+    def forget(self) -> None:
+        """Let go of all buffers that were started; there will be others. Local to the worker."""
+        self._pieces.clear()
 
     def release(self) -> None:
         """Leave the second process group. Local to the worker."""
+        self.forget()
         if self._spreading is not None and dist.is_initialized():
             dist.destroy_process_group(self._spreading)
         self._spreading = None
 
-    def _start(self, sums: Sequence[Tensor], room: Sequence[Tensor]) -> None:
-        rows = room[0].view(sum(self._counts), -1)
-        work = self._scatter(sums, rows, room[-1])
-        travel = _Travel(work=work, received=rows, total=sums[0])
+    def _cut(
+        self, sums: Sequence[Tensor], room: Sequence[Tensor], most: int, cut: Cut
+    ) -> Iterator[_Piece]:
+        """Cut buffers into pieces and parts whose slices are aligned."""
+        slices, itemsize = len(sums[0]) // self._workers, sums[0].itemsize
+        least = LEAST_BYTES // itemsize * cut.parts
+        step = max(rounded_up(most // self._workers // cut.pieces, ALIGNMENT), least)
+        for begin in range(0, slices, min(step, most // self._workers)):
+            end = min(begin + min(step, most // self._workers), slices)
+            length = rounded_up(math.ceil((end - begin) / cut.parts), ALIGNMENT)
+            bounds = [*range(begin, end, length), end]
+            yield self._piece(sums, room, bounds)
+
+    def _piece(
+        self, sums: Sequence[Tensor], room: Sequence[Tensor], bounds: Sequence[int]
+    ) -> _Piece:
+        """Make a piece of the parts between these bounds, in elements of a slice."""
+        workers, count = self._workers, sum(self._counts)
+        begin, end = bounds[0], bounds[-1]
+        total = sums[0][workers * begin : workers * end]
+        received = room[0][count * begin : count * end].view(count, -1)
+        if len(bounds) == 2:
+            own, spread = received[0], total
+        else:  # where this worker's sums have been sent from, and where the others' have come
+            own, spread = total[: end - begin], received.view(-1)[: len(total)]
+        piece = _Piece(parts=[], own=own, spread=spread, moves=[])
+        columns = spread.view(workers, -1)
+        for low, high in pairwise(bounds):
+            rows = room[0][count * low : count * high].view(count, -1)
+            additions = [(rows[left], rows[right], rows[left]) for left, right in self._additions]
+            left, right, _ = additions[-1]
+            additions[-1] = left, right, own[low - begin : high - begin]
+            part = _Part(
+                sums=[s[workers * low : workers * high] for s in sums],
+                room=room[-1][self._own * workers * low : self._own * workers * high],
+                received=rows.view(-1),
+                additions=additions,
+            )
+            piece.parts.append(part)
+            if len(bounds) > 2:
+                there = sums[0][workers * low : workers * high].view(workers, -1)
+                piece.moves.append((there, columns[:, low - begin : high - begin]))
+        return piece
+
+    def _start(self, piece: _Piece) -> None:
+        for part in piece.parts:
+            part.work = self._scatter(part)
         if self._stream is None:
-            self._first.append(travel)
+            self._first.append(piece)
             return
         self._stream.wait_stream(torch.accelerator.current_stream())
         with self._stream:
-            self._add_and_spread(travel)
+            self._add_and_spread(piece)
 
-    def _scatter(self, sums: Sequence[Tensor], rows: Tensor, room: Tensor) -> dist.Work:
+    def _scatter(self, part: _Part) -> dist.Work:
         if self._is_even:
-            return _started(dist.all_to_all_single(rows.view(-1), sums[0], async_op=True))
-        size = rows.shape[1]
-        sent = room.view(self._workers, self._own, size)
-        torch.stack([s.view(self._workers, size) for s in sums], 1, out=sent)
+            return _started(dist.all_to_all_single(part.received, part.sums[0], async_op=True))
+        size = len(part.sums[0]) // self._workers
+        sent = part.room.view(self._workers, self._own, size)
+        torch.stack([s.view(self._workers, size) for s in part.sums], 1, out=sent)
         taken, given = [count * size for count in self._counts], [self._own * size] * self._workers
-        return _started(dist.all_to_all_single(rows.view(-1), room, taken, given, async_op=True))
-
-    def _add_and_spread(self, travel: _Travel) -> None:
-        travel.work.wait()
-        rows = travel.received
-        for left, right in self._additions:
-            rows[left].add_(rows[right])
-        travel.work = _started(
-            dist.all_gather_into_tensor(travel.total, rows[0], group=self._spreading, async_op=True)
+        return _started(
+            dist.all_to_all_single(part.received, part.room, taken, given, async_op=True)
         )
-        self._second.append(travel)
+
+    def _add_and_spread(self, piece: _Piece) -> None:
+        for part in piece.parts:
+            _waited(part.work)
+            for left, right, there in part.additions:
+                torch.add(left, right, out=there)
+        piece.work = _started(
+            dist.all_gather_into_tensor(
+                piece.spread, piece.own, group=self._spreading, async_op=True
+            )
+        )
+        self._second.append(piece)
+
+
+def _is_there(part: _Part) -> bool:
+    assert part.work is not None  # it has been started
+    return part.work.is_completed()
+
+
+def _waited(work: dist.Work | None) -> None:
+    assert work is not None  # it has been started
+    work.wait()
 
 
 def _started(work: dist.Work | None) -> dist.Work:

@@ -192,6 +192,8 @@ class OrderedSum:
         for hook in self._hooks.values():
             hook.remove()
         self._every, self._hooks, self._layouts, self._layout = [], {}, {}, None
+        if self._exchange is not None:
+            self._exchange.forget()
 
     def _take(self, trained: tuple[bool, ...], parameters: Mapping[str, nn.Parameter]) -> None:
         """Turn to another set of trained parameters."""
@@ -210,6 +212,8 @@ class OrderedSum:
         for layout in list(self._layouts.values())[:-_KEPT]:
             for bucket in layout.buckets:
                 bucket.free()
+            if self._exchange is not None:
+                self._exchange.forget()
 
     @torch.no_grad()
     def _arrive(self, place: int, parameter: Tensor) -> None:
@@ -302,6 +306,8 @@ class OrderedSum:
             return  # the global batch is empty
         layout = self._lay_out(order, within_node=bool(rows[0, -1]))
         self._layout = self._layouts[self._trained] = layout
+        if self._exchange is not None and not rows[0, -1]:
+            self._exchange.try_cuts()
         self._unused = tuple([self._names[place] for place in layout.without])
         for skipped in range(self.mine.start, self._next):
             self._push_zeros(layout, skipped)

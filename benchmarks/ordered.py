@@ -103,11 +103,13 @@ class Network(nn.Module):
 
 @final
 class Waiting(nn.Module):
-    """ResNet-50 with a quarter of the channels, which waits instead of computing."""
+    """ResNet-50 with a quarter of the channels (and of DDP's buckets), which only waits."""
 
     def __init__(self, compute_s: float, rank: int) -> None:
         super().__init__()
-        self.body = Emulated(resnet50(), compute_s, rank)
+        shape = resnet50()
+        self.body = Emulated(shape, compute_s, rank)
+        self.bucket_mb = shape.bucket_bytes / 2**20
 
     def forward(self) -> torch.Tensor:
         loss: torch.Tensor = self.body(torch.zeros(1, requires_grad=True))
@@ -125,6 +127,7 @@ def all_reduced(trained: nn.Module) -> Step:
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     network = DistributedDataParallel(
         trained,
+        bucket_cap_mb=trained.bucket_mb if isinstance(trained, Waiting) else None,
         gradient_as_bucket_view=True,
         **{buffers: False},  # type: ignore[arg-type]  # its name depends on torch's version
     )

@@ -127,8 +127,8 @@ class Exchange:
 
         Args:
             sums: Of its subtrees, each (workers * slice,); the first one becomes the sum of all.
-            room: To work in, of the sizes that `room` says; neither may be touched or let go of
-                before `finish`.
+            room: To work in, of the sizes that `room` says; neither may be touched before `finish`,
+                or let go of before `forget`.
             most: Elements that travel at once, a multiple of the workers' `ALIGNMENT`.
         """
         if self._grain is not None:
@@ -172,7 +172,7 @@ class Exchange:
         return bool(heard[:, 0].any())
 
     def forget(self) -> None:
-        """Let go of all buffers that were started; there will be others. Local to the worker."""
+        """Let go of all buffers that were ever started. Local to the worker."""
         self._pieces.clear()
 
     def release(self) -> None:
@@ -188,9 +188,10 @@ class Exchange:
         """Cut buffers into pieces and parts whose slices are aligned."""
         slices, itemsize = len(sums[0]) // self._workers, sums[0].itemsize
         least = LEAST_BYTES // itemsize * cut.parts
-        step = max(rounded_up(most // self._workers // cut.pieces, ALIGNMENT), least)
-        for begin in range(0, slices, min(step, most // self._workers)):
-            end = min(begin + min(step, most // self._workers), slices)
+        most_slices = most // self._workers
+        step = min(max(rounded_up(most_slices // cut.pieces, ALIGNMENT), least), most_slices)
+        for begin in range(0, slices, step):
+            end = min(begin + step, slices)
             length = rounded_up(math.ceil((end - begin) / cut.parts), ALIGNMENT)
             bounds = [*range(begin, end, length), end]
             yield self._piece(sums, room, bounds)

@@ -201,6 +201,23 @@ def test_its_lease_ends_where_nobody_speaks() -> None:
     assert not left.is_set()
 
 
+def test_it_ends_by_a_signal_that_interrupts_nothing() -> None:
+    source, speaks = os.pipe()
+    hears, target = os.pipe()
+    ending, ends = os.pipe()
+    try:
+        thread = threading.Thread(target=Guard(source, target, lambda: None, ending=ending).run)
+        thread.start()
+        os.write(speaks, b'{"do": "beat", "n": 1}\n')
+        assert json.loads(os.read(hears, 1000))["n"] == 1
+        os.write(ends, b"!")
+        thread.join(5)  # half a lease
+        assert not thread.is_alive()
+    finally:
+        for descriptor in (source, speaks, hears, target, ending, ends):
+            os.close(descriptor)
+
+
 def test_its_lease_ends_where_the_main_thread_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     left = threading.Event()
     stuck = threading.Event()

@@ -86,7 +86,12 @@ class Guard:
     """
 
     def __init__(
-        self, source: int, target: int, leave: Callable[[], None], lease_s: float = LEASE_S
+        self,
+        source: int,
+        target: int,
+        leave: Callable[[], None],
+        lease_s: float = LEASE_S,
+        ending: int | None = None,
     ) -> None:
         """Prepare; `run` serves.
 
@@ -95,9 +100,11 @@ class Guard:
             target: Descriptor for what is said to it.
             leave: Called by another thread where the lease ends and the main thread is stuck.
             lease_s: How long the launcher may give no sign of life.
+            ending: Descriptor that can be read once it is to end.
         """
         self._lease_s = lease_s
         self._source = source
+        self._awaited = [source] if ending is None else [source, ending]
         self._target = target
         self._leave = leave
         self._outbox: queue.Queue[bytes] = queue.Queue(_BACKLOG)
@@ -130,9 +137,11 @@ class Guard:
     def _serve(self) -> None:
         lines = LineBuffer()
         while (left_s := self._left_s()) > 0:
-            ready, _, _ = select.select([self._source], [], [], left_s)
+            ready, _, _ = select.select(self._awaited, [], [], left_s)
             if not ready:
                 continue
+            if self._source not in ready:
+                return
             chunk = os.read(self._source, _CHUNK)
             if not chunk:
                 return
@@ -309,10 +318,13 @@ def main() -> None:
     os.dup2(2, 1)  # what anything prints by mistake must not look like a message
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
+    ending, ends = os.pipe()
+    os.set_blocking(ends, False)
+    signal.set_wakeup_fd(ends)  # one that comes just before a wait begins wouldn't interrupt it
     signal.signal(signal.SIGTERM, lambda *_: _leave())
     adopt_orphans(True)
     try:
-        Guard(0, target, _leave).run()
+        Guard(0, target, _leave, ending=ending).run()
     finally:
         _leave()
 

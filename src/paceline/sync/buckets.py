@@ -17,9 +17,10 @@ FIRST_BYTES = 1 << 20
 MOST_BYTES = 25 << 20
 """DDP's bucket size."""
 SLICE_BYTES = 40 << 10
-"""What one worker sends another at once, at least, for each worker that there is: every message
-costs each of the others some time, and many small ones cost more than they gain. Chosen over Gloo
-with 11 MB of gradients on 2, 4 and 8 workers of one machine (`benchmarks/ordered.py`)."""
+"""What one worker sends another of a full bucket, at least, for each worker that there is: every
+message costs each of the others some time, and `sync/grain.py` finds out whether smaller ones gain
+more than they cost. Chosen over Gloo with 11 MB of gradients on 2, 4 and 8 workers of one machine
+(`benchmarks/ordered.py`)."""
 BETWEEN_NODES = 12
 """Buckets, or pieces of large ones: what `sync/grain.py` begins with and cuts further. The exchange
 of each has two stages, and with many of them the second one's of one hides behind the next one's

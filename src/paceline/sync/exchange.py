@@ -142,7 +142,9 @@ class Exchange:
 
     def poll(self) -> None:
         """Go on with what has arrived. Doesn't block."""
-        while self._first and all(_is_there(part) for part in self._first[0].parts):
+        while self._first and all(
+            _started(part.work).is_completed() for part in self._first[0].parts
+        ):
             self._add_and_spread(self._first.popleft())
 
     def finish(self, failure: int) -> bool:
@@ -163,7 +165,7 @@ class Exchange:
             self._add_and_spread(self._first.popleft())
         telling.wait()
         for piece in self._second:
-            _waited(piece.work)
+            _started(piece.work).wait()
             for there, here in piece.moves:
                 there.copy_(here)
         self._second.clear()
@@ -250,7 +252,7 @@ class Exchange:
 
     def _add_and_spread(self, piece: _Piece) -> None:
         for part in piece.parts:
-            _waited(part.work)
+            _started(part.work).wait()
             for left, right, there in part.additions:
                 torch.add(left, right, out=there)
         piece.work = _started(
@@ -261,18 +263,8 @@ class Exchange:
         self._second.append(piece)
 
 
-def _is_there(part: _Part) -> bool:
-    assert part.work is not None  # it has been started
-    return part.work.is_completed()
-
-
-def _waited(work: dist.Work | None) -> None:
-    assert work is not None  # it has been started
-    work.wait()
-
-
 def _started(work: dist.Work | None) -> dist.Work:
-    assert work is not None  # it is asynchronous
+    assert work is not None  # it is asynchronous, and has been started
     return work
 
 

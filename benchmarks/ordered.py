@@ -1,13 +1,14 @@
 """The ordered sum of shards (`--shards`) against DistributedDataParallel's all-reduce.
 
-    python -m benchmarks.ordered [--compute-s S] [--only WORDS] [--seconds S] [--quick] [--check]
-                                 [--json FILE]
+    python -m benchmarks.ordered [--compute-s S] [--congestion NAME] [--only WORDS] [--seconds S]
+                                 [--quick] [--check] [--json FILE]
 
 Both train the same network in the same processes, by turns (blocks ABBA); a step is forward,
 backward, combine and update, with one shard a worker. The workers are hosts of their own (network
 namespaces with links of a given rate; needs root and iproute2), or share the loopback interface.
-With `--compute-s` they wait instead of computing, as ResNet-50 would for a step of S seconds: as if
-each host had processors of its own. Without, eight of them compute on what this machine has.
+Hosts wait instead of computing, as ResNet-50 would for a step of S seconds: as if each had
+processors of its own. With `--compute-s 0` all of them compute on those of this machine, as workers
+on loopback always do.
 """
 
 import inspect
@@ -44,6 +45,9 @@ LINKS = (1000, 400, 200)
 """Mbit/s."""
 BATCH = 1
 """Samples a worker: little to compute, so that the exchange is what is measured."""
+COMPUTE_S = 0.2
+CONGESTION = "cubic"
+"""Linux's default. All-to-all is slower with BBR, which some machines have instead."""
 MOST_ON_LINKS, MOST_ON_LOOPBACK, MOST_BYTES = 1.05, 1.3, 1.02
 _WARM_UP = 3
 _FIRST_STEPS = 24
@@ -61,8 +65,10 @@ class Setting:
     link: int | None
     """Mbit/s; None for loopback."""
     seconds: float
-    compute_s: float | None = None
-    """Of an emulated step; None where it is computed."""
+    compute_s: float = 0.0
+    """Of an emulated step; 0 where it is computed."""
+    congestion: str = CONGESTION
+    """TCP's congestion control on links."""
 
     @property
     def title(self) -> str:
@@ -118,7 +124,7 @@ class Waiting(nn.Module):
 
 def network_of(setting: Setting, rank: int) -> nn.Module:
     """Make what is trained."""
-    return Network() if setting.compute_s is None else Waiting(setting.compute_s, rank)
+    return Waiting(setting.compute_s, rank) if setting.compute_s else Network()
 
 
 def all_reduced(trained: nn.Module) -> Step:
@@ -230,7 +236,7 @@ def _places(setting: Setting) -> Iterator[list[str]]:
     if setting.link is None:
         yield [""] * setting.workers
         return
-    with hosts(setting.workers, setting.link) as names:
+    with hosts(setting.workers, setting.link, congestion=setting.congestion) as names:
         yield names
 
 
@@ -273,35 +279,46 @@ def figures(setting: Setting, ours: Side, theirs: Side) -> list[Figure]:
     ]
 
 
+def remarks(compute_s: float) -> Iterator[str]:
+    """Say what is trained."""
+    size = sum(parameter.numel() for parameter in Network().parameters())
+    yield f"{size / 1e6:.1f} million parameters, batch {BATCH}"
+    if compute_s:
+        size = resnet50().bytes // 4
+        yield f"on links {size / 1e6:.1f} million, {compute_s:g} s of emulated computation a step"
+
+
 def main() -> int:
     """Measure all settings that are possible here."""
     about = parser(__doc__ or "")
     about.add_argument("--only", default="", help="settings whose title has these words")
     about.add_argument("--seconds", type=float, default=20.0, help="of measuring a setting")
     about.add_argument(
-        "--compute-s", type=float, help="wait so long a step instead of computing; links only"
+        "--compute-s",
+        type=float,
+        default=COMPUTE_S,
+        help="on links, wait so long a step instead of computing; 0 to compute",
+    )
+    about.add_argument(
+        "--congestion", default=CONGESTION, metavar="NAME", help="TCP's congestion control"
     )
     arguments = about.parse_args()
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that namespaces are removed
-    given = {"seconds": arguments.seconds, "compute_s": arguments.compute_s}
-    if arguments.quick:
-        given["seconds"] = 2.0
-    network = network_of(Setting(workers=1, link=None, **given), rank=0)
-    size = sum(parameter.numel() for parameter in network.parameters())
-    report = Report(name="ordered", remarks=[f"{size / 1e6:.1f} million parameters, batch {BATCH}"])
-    if arguments.compute_s is not None:
-        report.remarks[0] += f", {arguments.compute_s:g} s of emulated computation a step"
     missing = why_not()
+    report = Report(name="ordered", remarks=[*remarks(arguments.compute_s)])
     if missing:
         report.remarks.append(f"{missing}: only loopback was measured")
-    links: tuple[int | None, ...] = () if missing else LINKS
-    if arguments.compute_s is None:
-        links = (*links, None)
-    worlds = WORLDS[:2] if arguments.quick else WORLDS
-    for workers in worlds:
+    links: tuple[int | None, ...] = (None,) if missing else (*LINKS, None)
+    for workers in WORLDS[:2] if arguments.quick else WORLDS:
         for link in links[-2:] if arguments.quick else links:
-            setting = Setting(workers=workers, link=link, **given)
+            setting = Setting(
+                workers=workers,
+                link=link,
+                seconds=2.0 if arguments.quick else arguments.seconds,
+                compute_s=0.0 if link is None else arguments.compute_s,
+                congestion=arguments.congestion,
+            )
             if arguments.only in setting.title:
                 sides = measure(setting)
                 report.figures += figures(setting, *sides)

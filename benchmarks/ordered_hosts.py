@@ -15,18 +15,23 @@ def why_not() -> str | None:
     """Say what is missing for network namespaces."""
     if os.geteuid() != 0:
         return "links need network namespaces, and these need root"
-    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
-    return f"links need iproute2 ({' and '.join(missing)} not found)" if missing else None
+    missing = [tool for tool in ("ip", "tc", "sysctl") if shutil.which(tool) is None]
+    if missing:
+        return f"links need iproute2 and procps ({' and '.join(missing)} not found)"
+    return None
 
 
 @contextmanager
-def hosts(number: int, megabits_per_s: float, queue_ms: float = 50) -> Iterator[list[str]]:
+def hosts(
+    number: int, megabits_per_s: float, queue_ms: float = 50, congestion: str | None = None
+) -> Iterator[list[str]]:
     """Lend namespaces with an interface `eth0` each, of this rate in both directions.
 
     Args:
         number: How many.
         megabits_per_s: The rate.
         queue_ms: For how long a packet waits at most before it is dropped.
+        congestion: TCP's congestion control; None for this machine's own.
     """
     names = [f"ordered-{os.getpid()}-{i}" for i in range(number)]
     switch = _switch()
@@ -41,6 +46,9 @@ def hosts(number: int, megabits_per_s: float, queue_ms: float = 50) -> Iterator[
             _run(f"ip -n {name} addr add {address_of(i)}/24 dev eth0")
             _run(f"ip -n {name} link set lo up")
             _run(f"ip -n {name} link set eth0 up")
+            if congestion is not None:
+                setting = f"net.ipv4.tcp_congestion_control={congestion}"
+                _run(f"ip netns exec {name} sysctl -q -w {setting}")
         set_rate(names, megabits_per_s, queue_ms, verb="add")
         yield names
     finally:

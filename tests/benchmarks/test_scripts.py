@@ -1,5 +1,6 @@
 """Every script runs at a tiny size; what it measures then means nothing and isn't looked at."""
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,9 +8,11 @@ import pytest
 import torch
 
 from benchmarks import input as input_benchmark
-from benchmarks import memory, overhead, restarts, snapshots, startup
+from benchmarks import memory, ordered, overhead, restarts, snapshots, startup
+from benchmarks.emulated import resnet50
 from benchmarks.figures import Report
 from benchmarks.mnist_shaped import write_mnist_shaped
+from benchmarks.ordered_hosts import hosts, why_not
 from benchmarks.overhead import Match
 from benchmarks.stamps import read_stamps
 from paceline.launch import forkserver
@@ -59,6 +62,32 @@ def test_input() -> None:
     report = Report(name="input")
     input_benchmark.add_match(report, "nearest", blocks, 8.0)
     assert report.figures[0].at_least == 8.0
+
+
+def test_ordered_on_loopback() -> None:
+    setting = ordered.Setting(workers=2, link=None, seconds=0.1)
+    time, sent = ordered.figures(setting, *ordered.measure(setting))
+    assert time.count == sent.count == 6
+    assert (time.at_most, sent.at_most) == (1.3, 1.02)
+
+
+@pytest.mark.hosts
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_ordered_between_hosts() -> None:
+    setting = ordered.Setting(workers=2, link=2000, seconds=0.1, compute_s=0.01, congestion="reno")
+    ours, theirs = ordered.measure(setting)
+    gradients = resnet50().bytes  # what a ring of two sends of them
+    for side in (ours, theirs):
+        assert len(side.step_s) == 6
+        assert all(gradients < sent < 1.1 * gradients for sent in side.sent)
+
+
+@pytest.mark.hosts
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_hosts_have_the_congestion_control_that_is_named() -> None:
+    with hosts(1, 100, congestion="reno") as (name,):
+        asked = f"ip netns exec {name} sysctl -n net.ipv4.tcp_congestion_control"
+        assert subprocess.run(asked.split(), capture_output=True, text=True).stdout == "reno\n"
 
 
 def test_startup(tmp_path: Path) -> None:

@@ -134,6 +134,7 @@ FOREIGN = (
         "lines",
         "only",
         "compute-s",
+        "congestion",
     }
 )
 """Slurm's, torchrun's, those of the benchmarks, and what stands for others."""

@@ -25,7 +25,7 @@ BETWEEN_NODES = 12
 """Buckets, or pieces of large ones: what `sync/grain.py` begins with and cuts further. The exchange
 of each has two stages, and with many of them the second one's of one hides behind the next one's
 first."""
-WITHIN_NODE = 6
+WITHIN_NODE = 4
 """The same where no network is in between: each costs about 0.4 ms of a core's time with Gloo, and
 there is little to hide."""
 

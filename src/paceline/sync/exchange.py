@@ -4,12 +4,10 @@ Stage 1: every worker sends the sums of its subtrees, each worker a slice of its
 The worker that owns a slice adds them along the tree. Stage 2: all collect the slices (all-gather).
 """
 
-import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import pairwise
 from typing import final
 
 import torch
@@ -48,11 +46,10 @@ class _Piece:
 
     parts: list[_Part]
     own: Tensor
-    """(slice,): where this worker's sums come."""
-    spread: Tensor
-    """(workers * slice,): where all workers' come."""
-    moves: list[tuple[Tensor, Tensor]]
-    """Where these go at last, and where they are; nothing if they are there."""
+    """(parts, slice), or (slice,) for one part: where this worker's sums come."""
+    spread: Tensor | list[Tensor]
+    """Where all workers' come: (workers * slice,) for one part, else for each (parts, slice), which
+    isn't contiguous."""
     work: dist.Work | None = None
 
 
@@ -166,8 +163,6 @@ class Exchange:
         telling.wait()
         for piece in self._second:
             _started(piece.work).wait()
-            for there, here in piece.moves:
-                there.copy_(here)
         self._second.clear()
         if self._grain is not None and self._grain.end(heard[:, 1:]):
             self.forget()
@@ -187,36 +182,33 @@ class Exchange:
     def _cut(
         self, sums: Sequence[Tensor], room: Sequence[Tensor], most: int, cut: Cut
     ) -> Iterator[_Piece]:
-        """Cut buffers into pieces and parts whose slices are aligned."""
-        slices, itemsize = len(sums[0]) // self._workers, sums[0].itemsize
-        least = LEAST_BYTES // itemsize * cut.parts
-        most_slices = most // self._workers
-        step = min(max(rounded_up(most_slices // cut.pieces, ALIGNMENT), least), most_slices)
-        for begin in range(0, slices, step):
-            end = min(begin + step, slices)
-            length = rounded_up(math.ceil((end - begin) / cut.parts), ALIGNMENT)
-            bounds = [*range(begin, end, length), end]
-            yield self._piece(sums, room, bounds)
+        """Cut buffers into pieces, and these into equal parts whose slices are aligned."""
+        slices, most_slices = len(sums[0]) // self._workers, most // self._workers
+        finest, least = cut.parts * ALIGNMENT, cut.parts * LEAST_BYTES // sums[0].itemsize
+        step = min(max(most_slices // cut.pieces, least), most_slices)
+        for begin in range(0, slices, rounded_up(step, finest)):
+            end = min(begin + rounded_up(step, finest), slices)
+            yield self._piece(sums, room, begin, end, 1 if (end - begin) % finest else cut.parts)
 
     def _piece(
-        self, sums: Sequence[Tensor], room: Sequence[Tensor], bounds: Sequence[int]
+        self, sums: Sequence[Tensor], room: Sequence[Tensor], begin: int, end: int, parts: int
     ) -> _Piece:
-        """Make a piece of the parts between these bounds, in elements of a slice."""
-        workers, count = self._workers, sum(self._counts)
-        begin, end = bounds[0], bounds[-1]
+        """Make a piece of what lies between these elements of a slice."""
+        workers, count, length = self._workers, sum(self._counts), (end - begin) // parts
         total = sums[0][workers * begin : workers * end]
-        received = room[0][count * begin : count * end].view(count, -1)
-        if len(bounds) == 2:
-            own, spread = received[0], total
-        else:  # where this worker's sums have been sent from, and where the others' have come
-            own, spread = total[: end - begin], received.view(-1)[: len(total)]
-        piece = _Piece(parts=[], own=own, spread=spread, moves=[])
-        columns = spread.view(workers, -1)
-        for low, high in pairwise(bounds):
-            rows = room[0][count * low : count * high].view(count, -1)
+        if parts == 1:
+            piece = _Piece(parts=[], own=room[0][count * begin :][:length], spread=total)
+            own = [piece.own]
+        else:  # the sums come where what has been sent is no longer needed
+            spread = total.view(parts, workers, length).unbind(1)
+            piece = _Piece(parts=[], own=total[: end - begin].view(parts, length), spread=[*spread])
+            own = [*piece.own]
+        for low, there in zip(range(begin, end, length), own, strict=True):
+            high = low + length
+            rows = room[0][count * low : count * high].view(count, length)
             additions = [(rows[left], rows[right], rows[left]) for left, right in self._additions]
             left, right, _ = additions[-1]
-            additions[-1] = left, right, own[low - begin : high - begin]
+            additions[-1] = left, right, there
             part = _Part(
                 sums=[s[workers * low : workers * high] for s in sums],
                 room=room[-1][self._own * workers * low : self._own * workers * high],
@@ -224,9 +216,6 @@ class Exchange:
                 additions=additions,
             )
             piece.parts.append(part)
-            if len(bounds) > 2:
-                there = sums[0][workers * low : workers * high].view(workers, -1)
-                piece.moves.append((there, columns[:, low - begin : high - begin]))
         return piece
 
     def _start(self, piece: _Piece) -> None:
@@ -255,11 +244,12 @@ class Exchange:
             _started(part.work).wait()
             for left, right, there in part.additions:
                 torch.add(left, right, out=there)
-        piece.work = _started(
-            dist.all_gather_into_tensor(
-                piece.spread, piece.own, group=self._spreading, async_op=True
-            )
-        )
+        group, own, spread = self._spreading, piece.own, piece.spread
+        if isinstance(spread, Tensor):
+            work = dist.all_gather_into_tensor(spread, own, group=group, async_op=True)
+        else:
+            work = dist.all_gather(spread, own, group=group, async_op=True)
+        piece.work = _started(work)
         self._second.append(piece)
 
 

@@ -9,7 +9,6 @@ import os
 import resource
 import signal
 import sys
-from types import FrameType
 
 _NAMESPACES = 0x00020000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000  # mnt uts ipc pid net
 _PR_SET_PDEATHSIG = 1
@@ -21,6 +20,7 @@ _PASSED_ON = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
+_AWAITED = (*_PASSED_ON, signal.SIGCHLD)
 
 
 def main() -> None:
@@ -28,26 +28,27 @@ def main() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.setns(os.pidfd_open(process), _NAMESPACES) != 0:
         raise OSError(ctypes.get_errno(), f"can't enter the host of process {process}")
-    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     child = os.fork()
     if child == 0:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == 1:  # a parent outside of the host is 0; this one has died already
             os._exit(1)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
         os.chdir(directory)
         os.execvp(command[0], command)
     _end_as(_wait(child))
 
 
 def _wait(child: int) -> int:
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        os.kill(child, number)
-
-    for number in _PASSED_ON:
-        signal.signal(number, pass_on)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    while True:
+        number = signal.sigwait(_AWAITED)  # a handler could miss what comes just before a wait
+        if number != signal.SIGCHLD:
+            os.kill(child, number)
+            continue
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
 
 
 def _end_as(code: int) -> None:
@@ -55,6 +56,7 @@ def _end_as(code: int) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if -code not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-code, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [-code])
         os.kill(os.getpid(), -code)
     sys.exit(code)
 

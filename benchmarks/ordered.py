@@ -34,7 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.emulated import Emulated, resnet50
 from benchmarks.figures import Figure, Report, median_figure, parser, ratios
-from benchmarks.ordered_hosts import enter, hosts, sent_bytes, why_not
+from benchmarks.ordered_hosts import congestion_controls, enter, hosts, sent_bytes, why_not
 from paceline.dist.environment import Placement
 from paceline.dist.group import Group
 from paceline.models.wideresnet import WideResNet
@@ -279,10 +279,9 @@ def figures(setting: Setting, ours: Side, theirs: Side) -> list[Figure]:
     ]
 
 
-def remarks(compute_s: float) -> Iterator[str]:
-    """Say what is trained."""
-    size = sum(parameter.numel() for parameter in Network().parameters())
-    yield f"{size / 1e6:.1f} million parameters, batch {BATCH}"
+def remarks_on_links(compute_s: float, congestion: str) -> Iterator[str]:
+    """Say what the hosts' links are like, and what is trained there."""
+    yield f"on links TCP with {congestion}"
     if compute_s:
         size = resnet50().bytes // 4
         yield f"on links {size / 1e6:.1f} million, {compute_s:g} s of emulated computation a step"
@@ -300,15 +299,21 @@ def main() -> int:
         help="on links, wait so long a step instead of computing; 0 to compute",
     )
     about.add_argument(
-        "--congestion", default=CONGESTION, metavar="NAME", help="TCP's congestion control"
+        "--congestion",
+        default=CONGESTION,
+        choices=sorted({CONGESTION, *congestion_controls()}),
+        help="TCP's congestion control on links",
     )
     arguments = about.parse_args()
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that namespaces are removed
     missing = why_not()
-    report = Report(name="ordered", remarks=[*remarks(arguments.compute_s)])
+    size = sum(parameter.numel() for parameter in Network().parameters())
+    report = Report(name="ordered", remarks=[f"{size / 1e6:.1f} million parameters, batch {BATCH}"])
     if missing:
         report.remarks.append(f"{missing}: only loopback was measured")
+    else:
+        report.remarks += remarks_on_links(arguments.compute_s, arguments.congestion)
     links: tuple[int | None, ...] = (None,) if missing else (*LINKS, None)
     for workers in WORLDS[:2] if arguments.quick else WORLDS:
         for link in links[-2:] if arguments.quick else links:

@@ -21,6 +21,12 @@ def why_not() -> str | None:
     return None
 
 
+def congestion_controls() -> list[str]:
+    """List those that TCP can have here."""
+    known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+    return known.read_text().split() if known.exists() else []
+
+
 @contextmanager
 def hosts(
     number: int, megabits_per_s: float, queue_ms: float = 50, congestion: str | None = None

@@ -48,8 +48,8 @@ class _Piece:
     own: Tensor
     """(parts, slice), or (slice,) for one part: where this worker's sums come."""
     spread: Tensor | list[Tensor]
-    """Where all workers' come: (workers * slice,) for one part, else for each (parts, slice), which
-    isn't contiguous."""
+    """Where all workers' come: one tensor for all, (workers * slice,), or with several parts one
+    for each worker, (parts, slice), not contiguous."""
     work: dist.Work | None = None
 
 
@@ -182,13 +182,14 @@ class Exchange:
     def _cut(
         self, sums: Sequence[Tensor], room: Sequence[Tensor], most: int, cut: Cut
     ) -> Iterator[_Piece]:
-        """Cut buffers into pieces, and these into equal parts whose slices are aligned."""
+        """Cut buffers into pieces, and these into equal, aligned parts; a small rest stays one."""
         slices, most_slices = len(sums[0]) // self._workers, most // self._workers
         finest, least = cut.parts * ALIGNMENT, cut.parts * LEAST_BYTES // sums[0].itemsize
-        step = min(max(most_slices // cut.pieces, least), most_slices)
-        for begin in range(0, slices, rounded_up(step, finest)):
-            end = min(begin + rounded_up(step, finest), slices)
-            yield self._piece(sums, room, begin, end, 1 if (end - begin) % finest else cut.parts)
+        step = rounded_up(min(max(most_slices // cut.pieces, least), most_slices), finest)
+        for begin in range(0, slices, step):
+            end = min(begin + step, slices)
+            is_cut = end - begin >= least and (end - begin) % finest == 0
+            yield self._piece(sums, room, begin, end, cut.parts if is_cut else 1)
 
     def _piece(
         self, sums: Sequence[Tensor], room: Sequence[Tensor], begin: int, end: int, parts: int
@@ -196,14 +197,12 @@ class Exchange:
         """Make a piece of what lies between these elements of a slice."""
         workers, count, length = self._workers, sum(self._counts), (end - begin) // parts
         total = sums[0][workers * begin : workers * end]
-        if parts == 1:
-            piece = _Piece(parts=[], own=room[0][count * begin :][:length], spread=total)
-            own = [piece.own]
-        else:  # the sums come where what has been sent is no longer needed
-            spread = total.view(parts, workers, length).unbind(1)
-            piece = _Piece(parts=[], own=total[: end - begin].view(parts, length), spread=[*spread])
-            own = [*piece.own]
-        for low, there in zip(range(begin, end, length), own, strict=True):
+        own = room[0][count * begin :][: end - begin]  # where earlier parts have been added up
+        piece = _Piece(parts=[], own=own, spread=total)
+        if parts > 1:
+            piece.own = own.view(parts, length)
+            piece.spread = list(total.view(parts, workers, length).unbind(1))
+        for low, there in zip(range(begin, end, length), own.view(parts, length), strict=True):
             high = low + length
             rows = room[0][count * low : count * high].view(count, length)
             additions = [(rows[left], rows[right], rows[left]) for left, right in self._additions]

@@ -104,7 +104,7 @@ class Guard:
         """
         self._lease_s = lease_s
         self._source = source
-        self._awaited = [source] if ending is None else [source, ending]
+        self._ending = ending
         self._target = target
         self._leave = leave
         self._outbox: queue.Queue[bytes] = queue.Queue(_BACKLOG)
@@ -136,11 +136,12 @@ class Guard:
 
     def _serve(self) -> None:
         lines = LineBuffer()
+        awaited = [self._source] if self._ending is None else [self._source, self._ending]
         while (left_s := self._left_s()) > 0:
-            ready, _, _ = select.select(self._awaited, [], [], left_s)
+            ready, _, _ = select.select(awaited, [], [], left_s)
             if not ready:
                 continue
-            if self._source not in ready:
+            if self._ending in ready:
                 return
             chunk = os.read(self._source, _CHUNK)
             if not chunk:
@@ -320,7 +321,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     ending, ends = os.pipe()
     os.set_blocking(ends, False)
-    signal.set_wakeup_fd(ends)  # one that comes just before a wait begins wouldn't interrupt it
+    signal.set_wakeup_fd(ends)  # a SIGTERM just before a wait begins wouldn't interrupt it
     signal.signal(signal.SIGTERM, lambda *_: _leave())
     adopt_orphans(True)
     try:

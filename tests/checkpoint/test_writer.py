@@ -15,6 +15,7 @@ import paceline
 from paceline.checkpoint.format import HostSnapshot, Snapshot, read_snapshot
 from paceline.checkpoint.store import SnapshotStore
 from paceline.checkpoint.writer import SnapshotWriter
+from tests.support.needs import MEMORY_DISK, need
 
 MakeSnapshot = Callable[..., Snapshot]
 Same = Callable[[Snapshot, Snapshot], bool]
@@ -177,12 +178,8 @@ def test_a_mistake_in_the_snapshot_is_raised_by_offer_itself(writer: SnapshotWri
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     where = tmp_path / "disk"
     where.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(where)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if mounted.returncode != 0:
-        pytest.skip(f"a small disk can't be mounted here: {mounted.stderr.strip()}")
+    need(MEMORY_DISK)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(where)], check=True)
     try:
         yield where
     finally:

@@ -10,6 +10,7 @@ import pytest
 from paceline.errors import ExitCode
 from tests.cli.conftest import Paceline, newest_step, summary
 from tests.support.idx_files import write_mnist
+from tests.support.needs import MEMORY_DISK, need
 
 pytestmark = pytest.mark.ranks
 
@@ -72,14 +73,11 @@ def test_a_truncated_data_file(paceline: Paceline, tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MB, where the user may mount one."""
+    """A file system of 1 MB."""
     path = tmp_path / "small"
     path.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", path], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("mounting a small tmpfs needs root")
+    need(MEMORY_DISK)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", path], check=True)
     yield path
     subprocess.run(["umount", "-l", path], check=True)
 

@@ -1,6 +1,6 @@
 """Try the mutants of `list/`: do the tests notice?
 
-    python -m tests.mutants [--touched [BASE]] [--only PATTERN] [--jobs N] [--limit-s S] [--json FILE]
+    python -m tests.mutants [--touched [BASE]] [--only PATTERN] [--jobs N] [--json FILE]
 
 The source is copied; the working tree stays as it is. Ends with 1 where a mutant lives that isn't
 explained in the list, and with 2 where one can't be tried.
@@ -58,7 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--limit-s", type=float, default=120.0)
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--no-baseline", action="store_true", help="don't run the tests as they are")
+    parser.add_argument(
+        "--no-baseline", action="store_true", help="don't run the tests as they are"
+    )
     return parser
 
 

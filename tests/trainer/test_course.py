@@ -116,6 +116,16 @@ def test_a_snapshot_is_due_by_steps_but_at_an_epochs_end_that_one_is_enough() ->
     assert [step + 1 for step, is_due in enumerate(due) if is_due] == [5]
 
 
+def test_steps_between_snapshots_may_be_more_than_an_epoch_has() -> None:
+    course, due = make_course(every_steps=STEPS + 2), []
+    for _ in range(2):
+        for _ in range(STEPS):
+            go(course, 1)
+            due.append(course.due_to_save())
+        course.close_epoch(validated=False)
+    assert [step + 1 for step, is_due in enumerate(due) if is_due] == [STEPS + 2]
+
+
 def test_none_is_due_by_itself() -> None:
     course = make_course()
     go(course, 5)

@@ -242,7 +242,7 @@ class Disk:
 
     def fsync(self, descriptor: int) -> None:
         if self.directory.is_dir() and os.path.samestat(
-            os.fstat(descriptor), os.stat(self.directory)
+            os.fstat(descriptor), self.directory.stat()
         ):
             self.durable = self.names()
         self._fsync(descriptor)

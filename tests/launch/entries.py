@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from paceline.config.files import write_json
 from paceline.errors import InfrastructureError, JobError, UsageError
 from paceline.launch.note import note
 
@@ -50,6 +51,29 @@ def fail(payload: str) -> str:
         raise errors[payload]
     time.sleep(60)
     return ""
+
+
+def leave(payload: str) -> str:
+    """The ranks that the payload lists end their process with exit code 0; the others wait."""
+    note.step, note.operation = 20, "step"
+    if str(_rank()) in payload.split():
+        os._exit(0)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    time.sleep(60)
+    return ""
+
+
+def leave_when_done(payload: str) -> str:
+    """Rank 0's process ends with exit code 0 as soon as its result is there."""
+    from paceline.launch import worker
+
+    def deliver_and_leave(path: Path, result: str) -> None:
+        write_json(path, result)
+        os._exit(0)
+
+    if _rank() == 0:
+        worker.write_json = deliver_and_leave
+    return "done"
 
 
 def fail_first(payload: str) -> str:

@@ -115,6 +115,30 @@ def test_infrastructure_failures_are_retried_while_the_budget_lasts(
     assert [f"attempt {n}," in log for n in range(4)] == [True, True, True, False]
 
 
+@pytest.mark.parametrize(("ranks", "workers"), [("0", 1), ("1", 2), ("0 1", 2)])
+def test_a_worker_that_ends_with_0_before_its_end_is_a_failure(
+    launch: Launch, ranks: str, workers: int
+) -> None:
+    launch.max_restarts = 3
+    outcome = launch("leave", ranks, workers=workers)
+    cause = outcome.failures[0]
+    assert (outcome.restarts, outcome.results, outcome.interrupted) == (0, {}, False)
+    assert [str(failure.rank) for failure in outcome.failures] == ranks.split()
+    assert (cause.kind, cause.exit_code, cause.signal_name) == ("job", 0, None)
+    assert (cause.step, cause.operation) == (20, "step")
+    assert "ended its process with exit code 0 before the end" in cause.message
+
+
+def test_a_worker_that_ends_with_0_after_its_end_is_none(launch: Launch) -> None:
+    assert launch("leave_when_done", workers=1).results == {0: "done"}
+
+
+def test_a_worker_that_ends_with_0_before_its_end_leaves_a_record(launch: Launch) -> None:
+    cause = launch("leave", "0", workers=1).failures[0]
+    record = json.loads((launch.log_dir / "failure-rank-0.json").read_text())
+    assert WorkerFailure.from_json(record) == cause
+
+
 def test_a_killed_worker_is_retried_and_the_launch_succeeds(launch: Launch) -> None:
     launch.max_restarts = 2
     outcome = launch("fail_first", "2")

@@ -122,21 +122,48 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", path], check=True)
 
 
-def test_a_full_disk_doesnt_stop_training(paceline: Paceline, small_disk: Path) -> None:
-    run = small_disk / "run"
+def test_a_full_disk_doesnt_stop_training_and_its_end_waits_for_room(
+    paceline: Paceline, small_disk: Path
+) -> None:
+    run, filler = small_disk / "run", small_disk / "filler"
     command = "train digits --workers 2 --epochs 6 --target-accuracy none --run-dir"
-    with (small_disk / "filler").open("wb") as file:
-        file.write(b"x" * 300_000)
-    done = paceline.run(*command.split(), run)
+    filler.write_bytes(b"x" * 480_000)
+    process = paceline.start(*command.split(), run)
+    assert process.stdout is not None
+    shown = ""
+    while "trying again for 30 s" not in shown:
+        line = process.stdout.readline()
+        assert line, f"it didn't try again: {shown}"
+        shown += line
+    filler.unlink()
+    done = paceline.finish(process)
     assert done.code == 0, done.err
-    assert summary(run)["epochs"] == 6
-    assert "could not be written: No space left on device" in done.out
-    assert "training goes on" in done.out
+    found = summary(run)
+    assert found["epochs"] == 6
+    assert (run / "snapshots" / str(found["final_snapshot"])).is_dir()
+    assert newest_step(run) == found["steps"]
+    assert "could not be written: No space left on device" in shown
+    assert "training goes on" in shown
     shutil.rmtree(run)
+
+
+def test_final_weights_that_are_nowhere_are_a_failure(
+    paceline: Paceline, recipe: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    command = ("train", f"{recipe}:build", "--spoil", str(run / "snapshots"), "--timeout-s", "20")
+    done = paceline.run(*command, "--run-dir", run)
+    assert done.code == ExitCode.INFRASTRUCTURE, done.err
+    assert "its final weights, of step 145, are in no snapshot" in done.err
+    assert "Traceback" not in done.err
+    assert "start again" not in done.out + done.err
+    assert "Done" not in done.out
+    assert not (run / "summary.json").exists()
 
 
 _FAILING = '''
 import os
+import shutil
 import sys
 from torch import nn
 import paceline
@@ -161,10 +188,13 @@ class Net(nn.Module):
 
 @paceline.recipe(epochs=5, global_batch=50)
 def build(
-    *, boom_at: int = 0, nan_at: int = 0, leave_in: str = "", leave_by: str = ""
+    *, boom_at: int = 0, nan_at: int = 0, leave_in: str = "", leave_by: str = "", spoil: str = ""
 ) -> paceline.Job:
     """Fails on rank 1 when told to. One epoch is 29 steps and 4 evaluation batches."""
     def leave(place):
+        if place == "forward" and spoil and os.environ.get("RANK") == "0":
+            shutil.rmtree(spoil)
+            open(spoil, "w").close()  # no directory can be made there
         if place == leave_in and os.environ.get("RANK") == "1":
             sys.exit(0) if leave_by == "sys.exit" else os._exit(0)
 

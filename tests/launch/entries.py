@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from paceline.config.files import write_json
-from paceline.errors import InfrastructureError, JobError, UsageError
+from paceline.errors import InfrastructureError, JobError, StorageError, UsageError
 from paceline.launch.note import note
 
 
@@ -43,6 +43,7 @@ def fail(payload: str) -> str:
             "usage": UsageError("a bad option"),
             "job": JobError("a bad job"),
             "infrastructure": InfrastructureError("a bad link"),
+            "storage": StorageError("a full disk"),
         }
         if payload == "exit":
             os._exit(3)

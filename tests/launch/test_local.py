@@ -115,6 +115,14 @@ def test_infrastructure_failures_are_retried_while_the_budget_lasts(
     assert [f"attempt {n}," in log for n in range(4)] == [True, True, True, False]
 
 
+def test_what_would_fail_again_at_once_is_not_retried(launch: Launch) -> None:
+    launch.max_restarts = 3
+    outcome = launch("fail", "storage")
+    assert outcome.restarts == 0
+    assert (outcome.failures[0].kind, outcome.failures[0].exit_code) == ("infrastructure", 70)
+    assert launch.lines == []
+
+
 @pytest.mark.parametrize(("ranks", "workers"), [("0", 1), ("1", 2), ("0 1", 2)])
 def test_a_worker_that_ends_with_0_before_its_end_is_a_failure(
     launch: Launch, ranks: str, workers: int

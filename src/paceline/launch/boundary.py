@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paceline.config.files import write_json
-from paceline.errors import ExitCode, PacelineError
+from paceline.errors import ExitCode, PacelineError, StorageError
 from paceline.launch.failures import FailureKind, WorkerFailure, is_lost_peer
 from paceline.launch.note import note
 
@@ -76,6 +76,7 @@ def describe(error: BaseException, rank: int) -> WorkerFailure:
         traceback=_traceback(error),
         operation=note.operation,
         time_s=time.time(),
+        worth_restart=not isinstance(error, StorageError),
     )
 
 

@@ -47,6 +47,8 @@ class WorkerFailure:
     """When, in seconds since the epoch by that host's clock."""
     is_hang: bool = False
     """Whether it was ended because the training didn't go on."""
+    worth_restart: bool = True
+    """Whether starting again here at once may help: a disk that is full or read-only stays so."""
 
     def to_json(self) -> dict[str, object]:
         """Give the fields as a JSON object."""

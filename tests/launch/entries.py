@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -50,6 +51,17 @@ def fail(payload: str) -> str:
         if payload == "sys.exit":
             sys.exit(1)
         raise errors[payload]
+    time.sleep(60)
+    return ""
+
+
+def spoil(payload: str) -> str:
+    """Rank 1 makes the logs' directory unwritable, also for root, and fails."""
+    if _rank() == 1:
+        note.step = 11
+        shutil.rmtree(payload)
+        Path(payload).touch()
+        raise InfrastructureError("a bad link")
     time.sleep(60)
     return ""
 

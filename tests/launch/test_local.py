@@ -115,6 +115,21 @@ def test_infrastructure_failures_are_retried_while_the_budget_lasts(
     assert [f"attempt {n}," in log for n in range(4)] == [True, True, True, False]
 
 
+def test_where_nothing_can_be_written_the_cause_is_kept_and_nothing_is_started_again(
+    launch: Launch,
+) -> None:
+    launch.max_restarts = 3
+    outcome = launch("spoil", str(launch.log_dir))
+    cause = outcome.failures[0]
+    assert (cause.rank, cause.step, cause.message) == (1, 11, "a bad link")
+    assert "raise InfrastructureError" in cause.traceback
+    assert outcome.restarts == 0
+    (line,) = launch.lines
+    assert "aren't started again" in line
+    assert str(launch.log_dir) in line
+    assert "Not a directory" in line
+
+
 def test_what_would_fail_again_at_once_is_not_retried(launch: Launch) -> None:
     launch.max_restarts = 3
     outcome = launch("fail", "storage")

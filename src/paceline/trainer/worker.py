@@ -4,12 +4,11 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from socket import gethostname
 
 import torch
 
-from paceline.config.files import write_json
+from paceline.config.files import storing, write_json
 from paceline.config.rundir import RunDirectory
 from paceline.dist.allocator import keep_freed_memory
 from paceline.dist.cores import share_cores
@@ -138,7 +137,8 @@ def announce(engine: Engine, request: TrainRequest) -> None:
     run, attempt = engine.run, engine.group.placement.attempt
     start = describe_start(engine, attempt, resumed=run.run_json.exists())
     if engine.group.rank == 0:
-        write_run(run, description, start)
+        with storing(run.run_json):
+            write_run(run, description, start)
         opening = restart_line(engine) if attempt else opening_lines(engine, description, run)
         engine.console.say(opening)
 
@@ -169,7 +169,8 @@ def finish(
         mixed = (
             has_mixed(engine.run, engine.course.state.step) if engine.division.is_fixed else None
         )
-        _write_summary(engine.run.summary_json, summary | {"mixed_numerics": mixed})
+        with storing(engine.run.summary_json):
+            write_json(engine.run.summary_json, summary | {"mixed_numerics": mixed})
     return json.dumps({"stopped_because": summary["stopped_because"]})
 
 
@@ -198,13 +199,3 @@ def save_last(engine: Engine) -> None:
             f"are in no snapshot: {each}. It was tried again for {limit_s:.0f} s. Make room there, "
             "or make it writable, and go on: what comes after the newest snapshot is trained again"
         )
-
-
-def _write_summary(path: Path, summary: Mapping[str, object]) -> None:
-    try:
-        write_json(path, summary)
-    except OSError as error:
-        raise StorageError(
-            f"the training came to its end, and its snapshots are on disk, but {path} can't be "
-            f"written: {error.strerror}"
-        ) from error

@@ -81,6 +81,8 @@ def announce_failure(
     expected = cause.kind != "infrastructure" and cause.error_type in _TOLD_WITHOUT_TRACEBACK
     if cause.error_type == "InfrastructureError" and not run.run_json.exists():
         expected = True  # the workers didn't meet; nothing of the user's has run yet
+    if cause.error_type == "StorageError":
+        expected = True
     if cause.error_type == "DataError" and _WRAPPED in cause.traceback:
         expected = False  # the data set's own code raised: its traceback is wanted
     text = cause.message if expected else render(failures, run.logs)

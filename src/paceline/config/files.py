@@ -1,9 +1,44 @@
 """Files that a reader sees whole or not at all."""
 
+import errno
 import json
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from paceline.errors import StorageError
+
+_UNWRITABLE = {
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EEXIST,
+}
+
+
+@contextmanager
+def storing(path: Path) -> Iterator[None]:
+    """Say of what can't be written in the block that it can't be: a retry there is in vain.
+
+    Args:
+        path: What is written, where the error doesn't say.
+
+    Raises:
+        StorageError: A file system is full or read-only, or refuses.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        where = error.filename or path
+        raise StorageError(f"{where} can't be written: {error.strerror}") from error
 
 
 def fsync_directory(path: Path) -> None:

@@ -129,7 +129,8 @@ def attempt_here(crew: Crew, attempt: int) -> tuple[dict[int, str], tuple[Worker
 def _failures(
     task: WorkerTask, ending: Ending, results: Mapping[int, str], out_of_memory: bool
 ) -> tuple[WorkerFailure, ...]:
-    found = _recorded(task.log_dir, ending.exit_codes)
+    ranks = ending.exit_codes
+    found = _recorded(task.scratch, ranks) | _recorded(task.log_dir, ranks)
     for rank, code in unrecorded(ending, found, results).items():
         note = read_note(note_path(task.scratch, rank))
         found[rank] = silent_failure(

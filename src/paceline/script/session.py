@@ -25,7 +25,7 @@ from paceline.dist.device import pick_device, resolve_backend
 from paceline.dist.environment import current_placement, handed_request, look, surroundings
 from paceline.dist.group import Group, joined
 from paceline.dist.placement import Placement
-from paceline.errors import InterruptedTraining, UsageError
+from paceline.errors import InterruptedTraining, JobError, UsageError
 from paceline.launch.boundary import describe, record
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.engine import Engine
@@ -103,12 +103,29 @@ def session(
         except InterruptedTraining:
             finish(s.engine, request)
             raise
+        except SystemExit as error:
+            if launched or group.world_size > 1:
+                _refuse_to_leave(s.engine, error)
+            raise
         except Exception as error:
             record(describe(error, group.rank), run.logs)
             raise
         if s.engine.begun:
             s.engine.close_epoch()  # the script left its last one by `break`
             finish(s.engine, request)
+
+
+def _refuse_to_leave(engine: Engine, leaving: SystemExit) -> None:
+    """Make a failure of `sys.exit(0)` before the training's end: the other workers wait for it.
+
+    Raises:
+        JobError: There are epochs left.
+    """
+    if leaving.code in (None, 0) and engine.begun and engine.course.can_continue:
+        raise JobError(
+            f"the script ended itself by sys.exit({leaving.code!r}) before the end of the "
+            "training; to stop early, leave the loop by `break` on all workers"
+        ) from leaving
 
 
 def _announce(engine: Engine, request: TrainRequest) -> None:

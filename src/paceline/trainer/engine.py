@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from paceline.config.files import storing
 from paceline.config.rundir import RunDirectory
 from paceline.data.batch import Batch, pieces
 from paceline.dist.division import Division
@@ -122,13 +123,16 @@ class Engine:
         self.note.operation = "restore"
         self.course.begin()
         self.keeper.statistics.forget()  # the models may have been changed since they came in
-        if (restored := self.keeper.restore_newest()) is not None:
+        with storing(self.run.path):
+            restored = self.keeper.restore_newest()
+        if restored is not None:
             self.course.resume(restored)
         if self.sync is not None:
             self.sync.begin(self.course.state.step)
         if self.guard is not None:
             self.guard.look(0)
-        self.recorder.start(self.course.state)
+        with storing(self.run.metrics_csv):
+            self.recorder.start(self.course.state)
         self.parts.for_each_model(nn.Module.train)
         self.announce(self)
         if self.watcher is not None:

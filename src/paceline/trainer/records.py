@@ -115,6 +115,7 @@ def summarize(engine: Engine, recipe: str) -> dict[str, object]:
         "stopped_because": state.ended or engine.course.stopping,
         "weights_sha256": engine.keeper.fingerprint(),
         "state_sha256": engine.keeper.state_fingerprint(),
+        "final_snapshot": engine.keeper.snapshot_of(state.step),
         "snapshots_written": engine.keeper.written,
         "snapshots_skipped": engine.keeper.skipped,
         "restarts": group.placement.attempt,

@@ -14,7 +14,13 @@ from paceline.trainer.agreement import Agreement, steps_to_next
 from paceline.trainer.options import LoopOptions
 from paceline.trainer.plan import TrainPlan
 from paceline.trainer.state import TrainState, finite
-from paceline.trainer.stopping import fit_total_steps, note_validation, reserve_s, stop_reason
+from paceline.trainer.stopping import (
+    expected_eval_s,
+    fit_total_steps,
+    note_validation,
+    reserve_s,
+    stop_reason,
+)
 
 _LONG_EVALUATION_S = 2.0
 """Longer than this, and a snapshot is taken before it."""
@@ -32,6 +38,10 @@ class Course:
     """How an epoch is cut into steps; None until there is a training loader."""
     val_samples: int = 0
     """Samples of the last evaluation, or of the one to come where that is known."""
+    test_samples: int = 0
+    """Samples that are evaluated once more when the training is over."""
+    timed_eval_s: float | None = None
+    """How long an evaluation takes on the slowest worker, by its first batches."""
     rate: RateControl | None = None
     """The schedule of the learning rate, where it isn't the script's own."""
     state: TrainState = field(default_factory=TrainState)
@@ -46,6 +56,8 @@ class Course:
     _last_agreement: int = 0
     _lap_from_s: float = field(default_factory=perf_counter)
     _unsaved_s: float = 0.0
+    _kept_back_s: float = 0.0
+    _closing_eval_s: float = 0.0
 
     @property
     def steps_per_epoch(self) -> int:
@@ -148,6 +160,13 @@ class Course:
         self.state.elapsed_s += lap_s
         self._unsaved_s += lap_s
 
+    def add_evaluation(self, lap_s: float) -> None:
+        """Advance the clock by an evaluation."""
+        self.add_pause(lap_s)
+        self.state.eval_s = lap_s
+        if self.stopping is not None:
+            self._closing_eval_s += lap_s
+
     def close_epoch(self, *, validated: bool) -> bool:
         """Go on to the next epoch, or to the end.
 
@@ -213,11 +232,34 @@ class Course:
 
     def expected_eval_s(self) -> float:
         """Estimate how long the next evaluation takes."""
-        state = self.state
-        if state.eval_s is not None:
-            return state.eval_s
-        images_per_s = state.samples_seen / state.train_s if state.train_s > 0 else 0.0
-        return self.val_samples / images_per_s if images_per_s else 0.0
+        return expected_eval_s(self.state, self.timed_eval_s, self.val_samples)
+
+    def closing_evals_s(self) -> float:
+        """Estimate how long the evaluations at the end take: on the test set as well."""
+        test = self.test_samples / self.val_samples if self.val_samples else 0.0
+        return self.expected_eval_s() * (1.0 + test)
+
+    @property
+    def budget_s(self) -> float | None:
+        """The time budget in seconds."""
+        budget = self.loop.time_budget
+        return None if budget is None else parse_duration_s(budget)
+
+    def describe_budget(self, saving_s: float) -> dict[str, float] | None:
+        """Say what became of the time budget, and what the end of the training took of it.
+
+        Args:
+            saving_s: For the last snapshot, after all that the clock has counted.
+        """
+        if self.budget_s is None:
+            return None
+        return {
+            "budget_s": self.budget_s,
+            "used_s": self.state.elapsed_s + saving_s,
+            "kept_back_s": self._kept_back_s,
+            "evaluation_s": self._closing_eval_s,
+            "snapshot_s": saving_s,
+        }
 
     def _most_steps(self) -> int:
         return self.loop.epochs * self.steps_per_epoch
@@ -237,13 +279,14 @@ class Course:
     def _look_at_clock(self) -> None:
         """Stop where only the time for the last evaluation and snapshot is left."""
         budget = self._budget()
-        if budget is not None and self.state.elapsed_s >= budget[0] - budget[1]:
-            self.stopping = self.stopping or "time"
+        if budget is None or self.stopping is not None:
+            return
+        budget_s, kept_s = budget
+        if self.state.elapsed_s >= budget_s - kept_s:
+            self.stopping, self._kept_back_s = "time", kept_s
 
     def _budget(self) -> tuple[float, float] | None:
         """Give the time budget and what is kept back of it, in seconds."""
-        budget = self.loop.time_budget
-        if budget is None:
+        if self.budget_s is None:
             return None
-        budget_s = parse_duration_s(budget)
-        return budget_s, reserve_s(self.state, budget_s=budget_s, eval_samples=self.val_samples)
+        return self.budget_s, reserve_s(self.closing_evals_s(), budget_s=self.budget_s)

@@ -168,6 +168,30 @@ def test_a_timed_evaluation_ends_the_training_in_time(timed_s: float) -> None:
     assert budget["kept_back_s"] == pytest.approx(11.0, abs=0.01)
 
 
+def test_a_step_that_would_end_after_the_budget_is_not_begun() -> None:
+    loop = LoopOptions(time_budget="60s")
+    course = Course(loop=loop, snapshot_every_steps=None, snapshot_every_s=None)
+    course.state.eval_s = 4.0  # 6 s are kept back
+    stops = []
+    for lap_s in (20.0, 10.0, 10.0, 10.0):
+        course.state.step += 1
+        course.take_in(agreement_of(lap_s=lap_s))
+        stops.append((course.state.elapsed_s, course.stopping))
+    assert stops == [(20.0, None), (30.0, None), (40.0, None), (50.0, "time")]
+
+
+def test_an_epoch_that_ends_near_the_budgets_end_is_the_last() -> None:
+    """Another step would need another evaluation: 5 of 6 s that are kept back are gone."""
+    loop = LoopOptions(time_budget="60s", epochs=100)
+    course = Course(loop=loop, snapshot_every_steps=None, snapshot_every_s=None)
+    course.take_in(agreement_of(lap_s=53.0))
+    assert course.stopping is None
+    course.add_evaluation(4.0)
+    course.close_epoch(validated=True)
+    assert (course.state.epoch, course.state.ended) == (1, "time")
+    assert not course.can_continue
+
+
 def test_a_test_set_counts_in_what_is_kept_back() -> None:
     loop = LoopOptions(time_budget="100s")
     course = Course(loop=loop, snapshot_every_steps=None, snapshot_every_s=None, val_samples=100)

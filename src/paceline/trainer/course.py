@@ -25,6 +25,9 @@ from paceline.trainer.stopping import (
 _LONG_EVALUATION_S = 2.0
 """Longer than this, and a snapshot is taken before it."""
 
+_LONG_STEP_S = 1.0
+"""A step that is longer than this isn't begun where the time budget ends within it."""
+
 
 @final
 @dataclass(kw_only=True)
@@ -56,6 +59,7 @@ class Course:
     _last_agreement: int = 0
     _lap_from_s: float = field(default_factory=perf_counter)
     _unsaved_s: float = 0.0
+    _is_warm: bool = False
     _kept_back_s: float = 0.0
     _closing_eval_s: float = 0.0
 
@@ -148,9 +152,9 @@ class Course:
         self._unsaved_s += agreed.lap_s
         if agreed.signalled:
             self.stopping = "signal"
-        self._fit_schedule()
-        self._look_at_clock()
         steps = state.step - self._last_agreement
+        self._fit_schedule()
+        self._look_at_clock(self._until_next_s(agreed.lap_s, steps))
         self._last_agreement = state.step
         self.next_agreement = state.step + steps_to_next(agreed.lap_s, steps)
         return steps
@@ -178,6 +182,8 @@ class Course:
         """
         state = self.state
         complete = self.epoch_is_complete or self.stopping != "time"
+        if complete:
+            self._look_at_clock()  # one more step would need one more evaluation
         if complete:
             state.epoch += 1
             state.step_in_epoch = 0
@@ -276,14 +282,24 @@ class Course:
         if self.rate is not None:
             self.rate.schedule = self.rate.schedule.with_total_steps(self.state.total_steps)
 
-    def _look_at_clock(self) -> None:
+    def _look_at_clock(self, until_next_s: float = 0.0) -> None:
         """Stop where only the time for the last evaluation and snapshot is left."""
         budget = self._budget()
         if budget is None or self.stopping is not None:
             return
         budget_s, kept_s = budget
-        if self.state.elapsed_s >= budget_s - kept_s:
+        if self.state.elapsed_s + until_next_s >= budget_s - kept_s:
             self.stopping, self._kept_back_s = "time", kept_s
+
+    def _until_next_s(self, lap_s: float, steps: int) -> float:
+        """Estimate the time to the next look at the clock, where steps are so long that it counts.
+
+        The first step of a start is no measure: it warms up.
+        """
+        is_first, self._is_warm = not self._is_warm, self._is_warm or steps > 0
+        if is_first or not steps or lap_s / steps < _LONG_STEP_S:
+            return 0.0
+        return lap_s / steps
 
     def _budget(self) -> tuple[float, float] | None:
         """Give the time budget and what is kept back of it, in seconds."""

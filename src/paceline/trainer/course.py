@@ -119,6 +119,22 @@ class Course:
         """Tell whether it is time for an exchange: about twice a second."""
         return self.state.step >= self.next_agreement
 
+    def step_to_look_at(self) -> int:
+        """Choose the step, from 0, whose times are taken next.
+
+        The last one before the next exchange; where the epoch ends before that, the last but one of
+        the epoch: its last step may be a short one.
+        """
+        state, length = self.state, self.steps_per_epoch
+        ordinary = self.next_agreement - 1
+        if not length:
+            return ordinary
+        ends = state.step + length - state.step_in_epoch % length
+        within = ends - 2
+        if within < state.step:
+            within += length  # in the next epoch
+        return min(ordinary, within) if length > 2 else min(ordinary, ends - 1)
+
     def due_to_save(self) -> bool:
         """Tell whether a snapshot is due by steps or, since the last exchange, by time."""
         every, every_s, state = self.snapshot_every_steps, self.snapshot_every_s, self.state

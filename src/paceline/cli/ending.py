@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from paceline.cli.pages import WriteReport, write_report
 from paceline.config.commands import command_line
@@ -12,6 +13,7 @@ from paceline.config.rundir import RunDirectory
 from paceline.errors import ExitCode
 from paceline.launch.boundary import exit_code_of
 from paceline.launch.failures import WorkerFailure, one_line, render
+from paceline.report.ending import describe_exceeded
 
 _REASONS = {
     "epochs": "all epochs are done",
@@ -145,6 +147,8 @@ def _summary_text(summary: Mapping[str, object], run: RunDirectory) -> str:
     ]
     if "test_samples" in summary:
         lines.append(f"  test        {_test(summary)}")
+    if exceeded := describe_exceeded(summary.get("time_budget")):
+        lines.append(f"  time budget {exceeded}{_start(run)}")
     lines += [
         f"  weights     sha256 {str(summary.get('weights_sha256'))[:16]}",
         f"  report      {run.report_html}",
@@ -154,6 +158,23 @@ def _summary_text(summary: Mapping[str, object], run: RunDirectory) -> str:
     if run.read_run().get("kind") == "recipe":
         lines.append(f"  evaluate    {command_line('evaluate', run.path)}")
     return "\n".join(lines)
+
+
+def _start(run: RunDirectory) -> str:
+    """Say how long a training's only start took, which no budget counts."""
+    found = run.read_run()
+    history = found.get("history")
+    if not isinstance(history, list) or len(history) != 1 or not isinstance(history[0], dict):
+        return ""
+    try:
+        asked = datetime.fromisoformat(str(found.get("started_at")))
+        began = datetime.fromisoformat(str(history[0].get("started_at")))
+        start_s = (began - asked).total_seconds()
+    except (ValueError, TypeError):
+        return ""
+    if start_s < 1:
+        return ""
+    return f". Starting took {format_duration(start_s)} more, which isn't counted"
 
 
 def _test(summary: Mapping[str, object]) -> str:

@@ -43,9 +43,9 @@ def main(tokens: Sequence[str]) -> int:
     evidence = read_evidence(Path(where).expanduser())
     outlook = look_out(_question(evidence, options))
     if options.json:
-        print(json.dumps(as_json(outlook), indent=2))
+        print(json.dumps(as_json(outlook, evidence), indent=2))
     else:
-        print(as_text(outlook, evidence.source))
+        print(as_text(outlook, evidence))
     return ExitCode.DONE
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from socket import gethostname
+from time import perf_counter
 
 import torch
 
@@ -163,8 +164,13 @@ def finish(
     save_last(engine)
     engine.profiler.record(engine.course, must=True)
     summary = summarize(engine, request.recipe)
+    budget, begun_s = engine.course.describe_budget(engine.course.lap()), perf_counter()
     if summary["stopped_because"] != "signal":
         summary |= judge()
+    if budget is not None:
+        test_s = perf_counter() - begun_s
+        used_s = budget["used_s"] + test_s
+        summary["time_budget"] = budget | {"used_s": used_s, "test_s": test_s}
     if engine.group.rank == 0:
         mixed = (
             has_mixed(engine.run, engine.course.state.step) if engine.division.is_fixed else None

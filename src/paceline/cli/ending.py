@@ -1,6 +1,5 @@
 """What the user sees when a training is over: summary, or failure, and where things are."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -9,6 +8,7 @@ from paceline.cli.pages import WriteReport, write_report
 from paceline.config.commands import command_line
 from paceline.config.durations import format_duration
 from paceline.config.figures import plural, show_loss
+from paceline.config.files import read_json_object
 from paceline.config.rundir import RunDirectory
 from paceline.errors import ExitCode
 from paceline.launch.boundary import exit_code_of
@@ -119,10 +119,9 @@ _TOLD_WITHOUT_TRACEBACK = (
 
 def _read_summary(run: RunDirectory) -> Mapping[str, object]:
     try:
-        content = json.loads(run.summary_json.read_text())
+        return read_json_object(run.summary_json)
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _print_interrupted(run: RunDirectory, again: Sequence[str]) -> None:
@@ -130,7 +129,7 @@ def _print_interrupted(run: RunDirectory, again: Sequence[str]) -> None:
         run.discard()
         print("Stopped before the training began; nothing is left of it.", flush=True)
         return
-    step = max((int(path.name[5:]) for path in run.snapshots.glob("step-" + 12 * "?")), default=0)
+    step = max(0, run.newest_step())
     what = f"It can go on from step {step}" if step else "It can start again"
     if again:  # its snapshots are on the hosts
         what = "It can go on"

@@ -4,14 +4,13 @@ All files are decoded in one pass, by one worker of a node while the others wait
 kept beside the images under the tree's fingerprint: it holds as long as no file changes.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline.config.files import write_json
+from paceline.config.files import read_json_object, write_json
 from paceline.data.blocks import count_cores, run_in_order
 from paceline.data.decode import BrokenImageError, decode
 from paceline.data.download import locked
@@ -22,6 +21,7 @@ OnBroken = Literal["error", "skip"]
 Report = Callable[[str], None]
 
 _FOLDER = ".paceline"
+_KEPT_MAX_BYTES = 1 << 30
 _TASK_IMAGES = 64
 _TOLD_IMAGES = 400 * _TASK_IMAGES
 _SHOWN = 10
@@ -70,7 +70,7 @@ def find_broken(
             count = sum(map(len, tree.splits.values()))
             report(f"looking for broken images among the {count:,} of {tree.root} (once)")
             write_json(kept, dict(_look(tree, size, jobs or count_cores(), report)))
-        found = json.loads(kept.read_text())
+        found = read_json_object(kept, _KEPT_MAX_BYTES)
     return {str(path): str(reason) for path, reason in found.items()}
 
 

@@ -9,6 +9,7 @@ from json import loads
 from os import environ
 from pathlib import Path
 
+from paceline.config.files import read_json
 from paceline.config.rundir import log_path
 from paceline.errors import InfrastructureError
 from paceline.launch import forkserver, logs
@@ -156,6 +157,5 @@ def _recorded(log_dir: Path, ranks: Iterable[int]) -> dict[int, WorkerFailure]:
     found = {}
     for rank in ranks:
         with suppress(OSError, ValueError):
-            content = loads(failure_path(log_dir, rank).read_text())
-            found[rank] = WorkerFailure.from_json(content)
+            found[rank] = WorkerFailure.from_json(read_json(failure_path(log_dir, rank)))
     return found

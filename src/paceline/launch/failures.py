@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from paceline.config.fields import check_types
 from paceline.config.rundir import log_path
 
 FailureKind = Literal["usage", "job", "infrastructure"]
@@ -63,10 +64,7 @@ class WorkerFailure:
         """
         if not isinstance(content, dict) or content.get("kind") not in get_args(FailureKind):
             raise ValueError("not a failure record")
-        try:
-            return WorkerFailure(**content)
-        except TypeError as error:
-            raise ValueError(f"not a failure record: {error}") from error
+        return WorkerFailure(**check_types(WorkerFailure, content))
 
 
 def is_lost_peer(error_type: str, text: str) -> bool:

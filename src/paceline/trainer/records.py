@@ -12,7 +12,7 @@ from torch import nn
 
 from paceline._version import __version__
 from paceline.config.files import write_json
-from paceline.config.rundir import RunDirectory
+from paceline.config.rundir import RUN_FORMAT, RunDirectory
 from paceline.dist.describe import describe_placement
 from paceline.dist.device import cpu_name, describe_device
 from paceline.dist.group import Group
@@ -37,7 +37,7 @@ def describe_run(engine: Engine, request: TrainRequest) -> dict[str, object]:
     """
     settings = engine.config.settings()
     return {
-        "format": 1,
+        "format": RUN_FORMAT,
         "paceline": __version__,
         "kind": request.kind,
         "recipe": request.recipe,

@@ -26,7 +26,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from benchmarks.injection.draw import FORMS, Draw, draw, runs
+from benchmarks.injection.draw import FORMS, Draw, Form, draw, runs
 from benchmarks.injection.table import KINDS, missing, traits
 from benchmarks.injection.trial import Record, run_apart, undisturbed
 
@@ -96,13 +96,13 @@ def _do_all(
     return found
 
 
-def _has(todo: Iterable[Draw], form: str) -> bool:
+def _has(todo: Iterable[Draw], form: Form) -> bool:
     return any(drawn.form == form for drawn in todo)
 
 
-def _undisturbed_hash(form: str, rooms: Path) -> str:
+def _undisturbed_hash(form: Form, rooms: Path) -> str:
     room = rooms / f"undisturbed-{form}"
-    drawn = undisturbed(form)  # type: ignore[arg-type]  # one of FORMS
+    drawn = undisturbed(form)
     record = run_apart(drawn, room, None)
     if record.problems:
         raise SystemExit(f"the undisturbed training failed, see {room}: {record.problems[0]}")
@@ -111,7 +111,7 @@ def _undisturbed_hash(form: str, rooms: Path) -> str:
     return found
 
 
-def _do(drawn: Draw, rooms: Path, wanted: Mapping[str, str]) -> Record:
+def _do(drawn: Draw, rooms: Path, wanted: Mapping[Form, str]) -> Record:
     """Do a run; again where its fault came too late. The room of a failure is kept."""
     for number in range(_TRIES):
         room = rooms / f"run-{drawn.number}-{number}"

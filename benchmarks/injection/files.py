@@ -1,5 +1,6 @@
 """Faults of the files of a stopped training: flipped bits, torn, emptied, lost, foreign."""
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -109,7 +110,7 @@ def _of_run_json(name: str, damage: Damage, says: str) -> Kind:
 
 
 def _write_format_99(path: Path, training: Training) -> None:
-    path.write_text('{"format": 99, "kind": "recipe"}\n')
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
 
 
 def _nulls(path: Path, training: Training) -> None:
@@ -150,5 +151,5 @@ KINDS: Sequence[Kind] = (
     between("run.lock gone", _in_run("run.lock", remove), says="Done: "),
     _of_run_json("run.json truncated", truncate, r"run\.json can't be read|holds no training"),
     _of_run_json("run.json of NUL bytes", _nulls, r"run\.json"),
-    _of_run_json("run.json of a format to come", _write_format_99, r"run\.json.*99|format.*99"),
+    _of_run_json("run.json of a format to come", _write_format_99, r"run\.json.*99"),
 )

@@ -123,7 +123,7 @@ def slow_down_syncing(directory: Path) -> None:
         time.sleep(0.05)
         sync(descriptor)
 
-    os.fsync = slowly
+    os.fsync = slowly  # type: ignore[assignment]  # the same, but for its parameter's name
 
 
 def _raise() -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,11 +40,16 @@ def main(room: Path) -> None:
         scheduler = s.scheduler(torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))
         batches = s.loader(Points(1472, 1, inside), global_batch=64)
         test = s.eval_loader(Points(130, 2))
+
+        def loss_of(batch: Any) -> dict[str, Tensor]:
+            return {"loss": F.cross_entropy(model(batch[0]), batch[1])}
+
         for _ in s.epochs(4):
-            for inputs, targets in batches:
+            for batch in batches.batches():
+                inputs, targets = batch.pair()
                 s.step(inside.changed(F.cross_entropy(model(inputs), targets)))
             scheduler.step()
-            s.evaluate(lambda b: {"loss": F.cross_entropy(model(b[0]), b[1])}, test)
+            s.evaluate(loss_of, test)
 
 
 if __name__ == "__main__":

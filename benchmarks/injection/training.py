@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import BinaryIO, final
 
 import psutil
 
@@ -103,13 +103,13 @@ class Training:
         with self._output().open("wb") as file:
             self._process = self.popen(self.command(), file)
 
-    def popen(self, words: Sequence[str], file: object) -> "subprocess.Popen[bytes]":
+    def popen(self, words: Sequence[str], file: BinaryIO) -> "subprocess.Popen[bytes]":
         """Start a command as the training's own are: in a session, its output in a file."""
         return subprocess.Popen(
             words,
             cwd=self.room,
             stdin=subprocess.DEVNULL,
-            stdout=file,  # type: ignore[call-overload]  # an open file
+            stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             env={**environment(), "TMPDIR": str(self.temporary), **self.variables},
@@ -127,6 +127,8 @@ class Training:
         common = f"--workers {self.drawn.workers} --threads 1 --shards {SHARDS} --progress plain"
         common += f" --snapshot-every-steps {EVERY_STEPS} --device cpu --run-dir"
         options = [*common.split(), str(self.run_dir), *self.options]
+        if "--loader-workers" not in options:
+            options += ["--loader-workers", "0"]
         if self.drawn.form == "script":
             words = ["run", str(_HERE / "script.py"), *options, "--", str(self.room)]
         else:

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.commands import ROOT, environment
 from benchmarks.injection.checks import leftovers, problems_at_the_end
@@ -46,10 +47,10 @@ class Record:
     seconds: float
 
     @staticmethod
-    def from_json(content: Mapping[str, object]) -> "Record":
+    def from_json(content: Mapping[str, Any]) -> "Record":
         """Read what `asdict` gave, through JSON."""
-        lists = {name: tuple(content[name]) for name in ("kinds", "codes", "problems")}  # type: ignore[arg-type]
-        return Record(**{**content, **lists})  # type: ignore[arg-type]  # what asdict gave
+        lists = {name: tuple(content[name]) for name in ("kinds", "codes", "problems")}
+        return Record(**{**content, **lists})
 
 
 def run_apart(drawn: Draw, room: Path, wanted: str | None) -> Record:

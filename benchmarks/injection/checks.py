@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -99,6 +100,15 @@ def problems_at_the_end(run_dir: Path, wanted: str | None, epochs: int) -> list[
 
 
 def leftovers(directories: Iterable[Path]) -> list[str]:
-    """List what is in directories that should be empty: temporary files, shared memory."""
+    """List what is in directories that should be empty: temporary files, shared memory.
+
+    Paceline's own directory for such files may stay, empty.
+    """
     found = (path for directory in directories for path in sorted(directory.glob("*")))
-    return [str(path) for path in found if not path.name.startswith(_CACHES)]
+    return [str(path) for path in found if not _may_stay(path)]
+
+
+def _may_stay(path: Path) -> bool:
+    is_caches = path.name.startswith(_CACHES)
+    is_empty = path.is_dir() and not any(path.iterdir())
+    return is_caches or (is_empty and path.name == f"paceline-{os.geteuid()}")

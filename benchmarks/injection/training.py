@@ -59,16 +59,17 @@ class Ended:
 class Training:
     """One training in a room (a directory) of its own; its commands run one after the other."""
 
-    def __init__(self, room: Path, drawn: Draw) -> None:
+    def __init__(self, room: Path, drawn: Draw, temporary: Path) -> None:
         """Args:
         room: An empty directory.
         drawn: The run.
+        temporary: Where its commands put temporary files; made where it isn't there.
         """
         self.room = room
         self.drawn = drawn
         self.random = random.Random(f"{drawn.seed} inside {drawn.number}")
         self.run_dir = room / "run"
-        self.temporary = room / "tmp"
+        self.temporary = temporary
         self.options: list[str] = []
         """Further options of every command."""
         self.wrap: list[str] = []
@@ -83,8 +84,8 @@ class Training:
         """What the fault has put the command into."""
         self._process: subprocess.Popen[bytes] | None = None
         self._target = self._num_workers = 0
-        for directory in (self.temporary, room / STAMPS):
-            directory.mkdir()
+        for directory in (temporary, room / STAMPS):
+            directory.mkdir(exist_ok=True)
 
     # Commands.
 

@@ -24,7 +24,7 @@ from benchmarks.injection.kind import Kind, do_both
 from benchmarks.injection.table import KINDS
 from benchmarks.injection.training import EPOCHS, BrokenPromiseError, MissedError, Training
 
-_SHARED_MEMORY = Path("/dev/shm")
+_SHARED_MEMORY, _TEMPORARY = Path("/dev/shm"), Path("/mnt")
 _RESUMES = 3
 _LIMIT_S = 1200.0
 _PR_SET_CHILD_SUBREAPER = 36
@@ -136,10 +136,12 @@ def main(room: Path) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if not no_mounts():
         mount("-t", "tmpfs", "tmpfs", str(_SHARED_MEMORY))
+        # A short path: a socket's has 103 bytes at most.
+        mount("-t", "tmpfs", "tmpfs", str(_TEMPORARY))
     asked = json.loads((room / "asked.json").read_text())
     lists = {name: tuple(asked["drawn"][name]) for name in ("kinds", "resume_on")}
     drawn = Draw(**{**asked["drawn"], **lists})
-    training = Training(room, drawn)
+    training = Training(room, drawn, room / "tmp" if no_mounts() else _TEMPORARY)
     problems: Sequence[str] = ()
     missed = False
     began_s = time.monotonic()

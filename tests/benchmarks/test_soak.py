@@ -161,9 +161,12 @@ def test_files_that_no_page_names(name: str, run_dir: Path) -> None:
 
 def test_leftovers(tmp_path: Path) -> None:
     (tmp_path / "torchinductor_me").mkdir()
+    (tmp_path / f"paceline-{os.geteuid()}").mkdir()
     assert checks.leftovers([tmp_path]) == []
     (tmp_path / "paceline-xyz").mkdir()
-    assert checks.leftovers([tmp_path]) == [str(tmp_path / "paceline-xyz")]
+    (tmp_path / f"paceline-{os.geteuid()}" / "0a1b").mkdir()
+    names = sorted([f"paceline-{os.geteuid()}", "paceline-xyz"])
+    assert checks.leftovers([tmp_path]) == [str(tmp_path / name) for name in names]
 
 
 # What is kept and shown.

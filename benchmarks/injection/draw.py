@@ -43,6 +43,8 @@ class Draw:
     """For what no step marks: a start, a report, a second fault; in [0, 1.5)."""
     resume_on: tuple[int, ...]
     """Workers of each resume."""
+    loaders: int
+    """Loader processes of each worker; of a script."""
 
 
 def draw(seed: int, number: int, traits: Mapping[str, Traits]) -> Draw:
@@ -67,16 +69,18 @@ def draw(seed: int, number: int, traits: Mapping[str, Traits]) -> Draw:
     workers = max(least, chance.randint(1, _MOST_WORKERS))
     drawn = chance.choice(FORMS)
     resume_on = [max(least, chance.randint(1, _MOST_WORKERS)) for _ in range(_RESUMES)]
+    form = traits[first].form or drawn
     return Draw(
         seed=seed,
         number=number,
         kinds=tuple(kinds),
-        form=traits[first].form or drawn,
+        form=form,
         workers=workers,
         rank=chance.randrange(workers),
         moment=chance.uniform(0.05, 0.85),
         delay_s=chance.uniform(0.0, 1.5),
         resume_on=tuple(resume_on),
+        loaders=chance.randint(0, 1) if form == "script" else 0,
     )
 
 

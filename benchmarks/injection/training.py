@@ -129,7 +129,7 @@ class Training:
         common += f" --snapshot-every-steps {EVERY_STEPS} --device cpu --run-dir"
         options = [*common.split(), str(self.run_dir), *self.options]
         if "--loader-workers" not in options:
-            options += ["--loader-workers", "0"]
+            options += ["--loader-workers", str(self.drawn.loaders)]
         if self.drawn.form == "script":
             words = ["run", str(_HERE / "script.py"), *options, "--", str(self.room)]
         else:

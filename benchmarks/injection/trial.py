@@ -98,6 +98,7 @@ def undisturbed(form: Form) -> Draw:
         moment=0.5,
         delay_s=0.0,
         resume_on=(1,),
+        loaders=0,
     )
 
 

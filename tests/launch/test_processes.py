@@ -4,7 +4,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -124,29 +123,3 @@ def test_reaping_spares_what_was_there_and_finds_orphans(children: list[Child]) 
         adopt_orphans(False)
     assert not alive(orphan)
     assert children[0].process.poll() is None
-
-
-_SHARES = """
-import torch
-torch.multiprocessing.set_sharing_strategy("file_system")
-shared = torch.ones(9).share_memory_()
-print(flush=True)
-input()
-"""
-
-
-def test_reaping_leaves_no_shared_memory_of_data_loaders(
-    children: list[Child], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    spared = descendants()
-    adopt_orphans(True)
-    try:
-        children.append(Child(_SHARES))
-        until(lambda: any(tmp_path.glob("torch-shm-dir-*")))
-        reap(spared)
-    finally:
-        adopt_orphans(False)
-    assert not any(tmp_path.iterdir())
-    assert not any(Path("/dev/shm").glob(f"torch_{children[0].process.pid}_*"))
-    assert descendants() == spared

@@ -1,24 +1,23 @@
 """Ending processes for good: workers that outlive their time, and what they leave behind."""
 
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection
-from pathlib import Path
 from typing import final
 
 import psutil
+
+from paceline.launch.sharedmemory import manager_directories, remove_directories
 
 PEERS_S = 3.0
 """From the first worker's failure until its peers are killed; they may hang in a collective."""
 EXIT_S = 15.0
 """From the first worker's exit after all delivered results until the slowest is killed."""
 _REAP_S = 2.0
-_SHARED_MEMORY = Path("/dev/shm")
 _NEVER_S = float("inf")
 
 
@@ -134,30 +133,11 @@ def reap(spared: set[int]) -> None:
     """
     descendants = psutil.Process().children(recursive=True)
     doomed = [process for process in descendants if process.pid not in spared]
-    shared = [path for process in doomed for path in _shared_memory_directories(process)]
+    directories = [path for process in doomed for path in manager_directories(process)]
     for process in doomed:
         _end(process, psutil.Process.kill)
     psutil.wait_procs(doomed, timeout=_REAP_S)
-    for path in shared:
-        shutil.rmtree(path, ignore_errors=True)
-    for process in doomed if shared else ():
-        for path in _SHARED_MEMORY.glob(f"torch_{process.pid}_*"):
-            path.unlink(missing_ok=True)
-
-
-def _shared_memory_directories(process: psutil.Process) -> list[Path]:
-    """Name the temporary directory of torch's manager of shared memory, where this is one.
-
-    Data loaders' processes start it. It frees what they have handed over and removes its directory,
-    but ends 2 s after the last of them: too late for a command that is over.
-    """
-    try:
-        if not process.name().startswith("torch_shm_manag"):  # the kernel keeps 15 letters
-            return []
-        sockets = [Path(str(c.laddr)) for c in process.net_connections("unix") if c.laddr]
-    except psutil.Error:
-        return []
-    return sorted({s.parent for s in sockets if s.parent.name.startswith("torch-shm-dir-")})
+    remove_directories(directories)
 
 
 def descendants() -> set[int]:

@@ -10,7 +10,7 @@ Form = Literal["recipe", "file", "script"]
 FORMS: tuple[Form, ...] = ("recipe", "file", "script")
 
 _MOST_WORKERS = 3
-_SECOND_FAULT = 0.25
+_SECOND_FAULT = 0.4
 _RESUMES = 4
 
 
@@ -19,6 +19,8 @@ class Traits:
     """What has to be known of a kind of fault before it is drawn."""
 
     least_workers: int = 1
+    comes_first: bool = False
+    """Whether another fault can follow it: the training isn't done then."""
     comes_second: bool = False
     """Whether it can follow another fault."""
     form: Form | None = None
@@ -63,7 +65,7 @@ def draw(seed: int, number: int, traits: Mapping[str, Traits]) -> Draw:
     first = order[place]
     chance = random.Random(f"{seed} run {number}")
     kinds = [first]
-    if chance.random() < _SECOND_FAULT:
+    if chance.random() < _SECOND_FAULT and traits[first].comes_first:
         kinds.append(chance.choice(sorted(name for name in traits if traits[name].comes_second)))
     least = max(traits[name].least_workers for name in kinds)
     workers = max(least, chance.randint(1, _MOST_WORKERS))

@@ -11,9 +11,9 @@ from benchmarks.injection.training import BrokenPromiseError, MissedError, Train
 
 Act = Callable[[Training], object]
 
-RESUMES = r"paceline resume "
 STARTS_AGAIN = r"All workers start again from "
 STOPPED = r"Stopped\. It can (go on|start again)"
+STOPPED_EARLY = rf"{STOPPED}|Stopped before the training began"
 
 
 def nothing(training: Training) -> None:
@@ -88,7 +88,10 @@ def struck(  # noqa: PLR0913  # a row of a table, by keyword
         says=says,
         needs=needs,
         traits=Traits(
-            least_workers=least_workers, comes_second=comes_second and not alone, form=form
+            least_workers=least_workers,
+            form=form,
+            comes_first=0 not in codes or (codes == (0,) and not alone),
+            comes_second=comes_second and not alone,
         ),
     )
 
@@ -106,6 +109,7 @@ def inside(  # noqa: PLR0913  # a row of a table, by keyword
     needs: Callable[[], str] = nothing_is_missing,
     least_workers: int = 1,
     form: Form | None = None,
+    rank: int | None = None,
 ) -> Kind:
     """Make a kind that a worker does to itself, at the drawn moment.
 
@@ -121,20 +125,22 @@ def inside(  # noqa: PLR0913  # a row of a table, by keyword
         needs: Says what is missing here.
         least_workers: Of the training.
         form: The only form of training.
+        rank: Which worker does it; the drawn one by default.
     """
 
     def play(training: Training) -> None:
         before(training)
         training.options += options
         step = 0 if where == "build" else training.steps_to_do()
-        training.fault_inside(Fault(do=do, where=where, rank=training.rank, step=step))
+        on = training.rank if rank is None else rank
+        training.fault_inside(Fault(do=do, where=where, rank=on, step=step))
         training.start(held=False)
         training.end(codes, says)
         if not training.has_happened():
             raise BrokenPromiseError(f"the fault wasn't done: {do} in {where}")
         after(training)
 
-    traits = Traits(least_workers=least_workers, form=form)
+    traits = Traits(least_workers=least_workers, form=form, comes_first=0 not in codes)
     return Kind(name=name, play=play, codes=codes, says=says, needs=needs, traits=traits)
 
 
@@ -176,8 +182,8 @@ def stop_orderly(training: Training) -> None:
     training.end((75,), STOPPED)
 
 
-def do_both(training: Training, first: Kind, second: Kind) -> None:
-    """Do two faults to one command, the second a moment later, or not any more."""
+def do_both(training: Training, first: Kind, second: Kind) -> bool:
+    """Do two faults to one command, the second a moment later; tell whether that came in time."""
     assert first.strike is not None
     assert second.strike is not None
     training.start()
@@ -185,10 +191,11 @@ def do_both(training: Training, first: Kind, second: Kind) -> None:
     first.strike(training)
     training.release()
     time.sleep(training.drawn.delay_s)
-    codes, says = first.codes, first.says
     try:
         second.strike(training)
-        codes, says = (*codes, *second.codes), f"{says}|{second.says}"
     except MissedError:
-        pass
-    training.end(codes, says)
+        training.end(first.codes, first.says)
+        return False
+    # Which of them ends the command, and gets told, is a matter of moments.
+    training.end((*first.codes, *second.codes), f"{first.says}|{second.says}")
+    return True

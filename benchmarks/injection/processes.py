@@ -11,6 +11,7 @@ from benchmarks.injection.inside import SYNCING
 from benchmarks.injection.kind import (
     STARTS_AGAIN,
     STOPPED,
+    STOPPED_EARLY,
     Act,
     Kind,
     stop_orderly,
@@ -229,9 +230,9 @@ KINDS: Sequence[Kind] = (
     ),
     _at_the_start("SIGKILL to the launcher at its start", _launcher(signal.SIGKILL), (-9,)),
     _at_the_start(
-        "SIGTERM to the launcher at its start", _launcher(signal.SIGTERM), (75,), STOPPED
+        "SIGTERM to the launcher at its start", _launcher(signal.SIGTERM), (75,), STOPPED_EARLY
     ),
-    _at_the_start("SIGINT to the group at its start", _group(signal.SIGINT), (75,), STOPPED),
+    _at_the_start("SIGINT to the group at its start", _group(signal.SIGINT), (75,), STOPPED_EARLY),
     _at_a_resume("SIGKILL to the launcher at a resume", _launcher(signal.SIGKILL), (-9,)),
     _at_a_resume("SIGTERM to the launcher at a resume", _launcher(signal.SIGTERM), (75,), STOPPED),
     _at_a_resume("SIGKILL to the group at a resume", _group(signal.SIGKILL), (-9,)),

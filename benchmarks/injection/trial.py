@@ -36,6 +36,7 @@ class Record:
 
     number: int
     kinds: tuple[str, ...]
+    """The faults that were done."""
     form: str
     workers: int
     codes: tuple[int, ...]
@@ -102,28 +103,28 @@ def undisturbed(form: Form) -> Draw:
     )
 
 
-def perform(training: Training, kinds: Sequence[Kind]) -> None:
-    """Do the faults, then resume until the training is done.
+def perform(training: Training, kinds: Sequence[Kind]) -> tuple[str, ...]:
+    """Do the faults, then resume until the training is done; give those that came in time.
 
     Raises:
         BrokenPromiseError: Something wasn't as documented.
     """
     first, *more = kinds or (None,)
+    done = list(kinds)
     if first is not None and more and first.strike and first.codes == (0,):
-        do_both(training, first, more[0])
+        if not do_both(training, first, more[0]):
+            done.remove(more[0])
     else:
         for kind in kinds:
-            if not training.is_done():
-                kind.play(training)
+            kind.play(training)
     for _ in range(_RESUMES):
-        if training.is_done():
-            return
-        training.start(held=False)
-        training.end((0,))
+        if not training.is_done():
+            training.start(held=False)
+            training.end((0,))
+    return tuple(kind.name for kind in done)
 
 
-def _run(training: Training, wanted: str | None) -> Sequence[str]:
-    perform(training, [KINDS[name] for name in training.drawn.kinds])
+def _problems(training: Training, wanted: str | None) -> Sequence[str]:
     shared = [] if no_mounts() else [_SHARED_MEMORY]
     left = leftovers([training.temporary, *shared])
     return [
@@ -144,10 +145,11 @@ def main(room: Path) -> int:
     drawn = Draw(**{**asked["drawn"], **lists})
     training = Training(room, drawn, room / "tmp" if no_mounts() else _TEMPORARY)
     problems: Sequence[str] = ()
-    missed = False
+    done, missed = drawn.kinds, False
     began_s = time.monotonic()
     try:
-        problems = _run(training, asked["wanted"])
+        done = perform(training, [KINDS[name] for name in drawn.kinds])
+        problems = _problems(training, asked["wanted"])
     except MissedError as error:
         missed, problems = True, (str(error),)
     except BrokenPromiseError as error:
@@ -160,7 +162,7 @@ def main(room: Path) -> int:
             shutil.copytree(training.run_dir, room / "copied", symlinks=True)
     record = Record(
         number=drawn.number,
-        kinds=drawn.kinds,
+        kinds=done,
         form=drawn.form,
         workers=drawn.workers,
         codes=tuple(ended.code for ended in training.ended),

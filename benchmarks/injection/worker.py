@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import psutil
 
 from benchmarks.injection.cgroup import Cgroup, no_cgroup
-from benchmarks.injection.kind import RESUMES, STARTS_AGAIN, Kind, inside, struck
+from benchmarks.injection.kind import STARTS_AGAIN, Kind, inside, struck
 from benchmarks.injection.training import Training
 
-_BOOM = r"The training failed on rank \d.*boom.*" + RESUMES
+_BOOM = r"The training failed on rank \d.*boom"
+_EXIT_0 = r"rank \d.*ended its process with exit code 0 before the end"
 _NAN = r"became NaN or infinite at epoch \d.*on rank \d"
 _HANGS = ("--hang-after-s", "6")
 _HANG = r"The training hangs.*" + STARTS_AGAIN
@@ -42,13 +43,13 @@ def _unlimited(training: Training) -> None:
     training.cgroup.remove()
 
 
-_LIMIT_BYTES = 2500 << 20
+_LIMIT_BYTES = 2800 << 20
 
 KINDS: Sequence[Kind] = (
-    inside("exit code 0 in the build", "exit 0", "build", says=STARTS_AGAIN),
-    inside("exit code 0 in a step", "exit 0", "forward", says=STARTS_AGAIN),
+    inside("exit code 0 in the build", "exit 0", "build", codes=(65,), says=_EXIT_0),
+    inside("exit code 0 in a step", "exit 0", "forward", codes=(65,), says=_EXIT_0),
     inside("exit code 1 in a step", "exit 1", "forward", says="exit code 1.*" + STARTS_AGAIN),
-    inside("exit code 0 in the validation", "exit 0", "validation", says=STARTS_AGAIN),
+    inside("exit code 0 in the validation", "exit 0", "validation", codes=(65,), says=_EXIT_0),
     inside("sys.exit in a step", "sys.exit", "forward", codes=(65,), says=r"sys\.exit\(3\)"),
     inside("an exception in the build", "raise", "build", codes=(65,), says="boom"),
     inside("an exception in the model", "raise", "forward", codes=(65,), says=_BOOM),
@@ -91,12 +92,19 @@ KINDS: Sequence[Kind] = (
         after=_unlimited,
         needs=no_cgroup,
     ),
-    inside("no more open files", "no more files", "step", codes=(0, 65, 70), says="Too many open"),
+    inside(
+        "no more open files",
+        "no more files",
+        "step",
+        codes=(0, 65, 70),
+        says="Too many open files",
+        rank=0,
+    ),
     struck(
         "SIGKILL to a process that loads data",
         _kill_loader,
         before=_use_loaders,
-        says="is killed by signal.*" + STARTS_AGAIN,
+        says=r"(is killed by signal|DataLoader|[Cc]onnection).*" + STARTS_AGAIN,
         form="script",
     ),
 )

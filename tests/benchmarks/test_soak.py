@@ -54,12 +54,13 @@ def test_a_run_has_as_many_workers_as_its_faults_need() -> None:
         assert 0 <= found.rank < found.workers
         assert all(least <= workers <= 3 for workers in found.resume_on)
         assert all(KINDS[name].traits.comes_second for name in found.kinds[1:])
+        assert len(found.kinds) == 1 or KINDS[found.kinds[0]].traits.comes_first
         form = KINDS[found.kinds[0]].traits.form
         assert form in (None, found.form)
 
 
 def test_what_cant_be_done_here_leaves_all_other_runs_as_they_are() -> None:
-    some = {name: Traits(comes_second=name in "ab") for name in "abcd"}
+    some = {name: Traits(comes_first=True, comes_second=name in "ab") for name in "abcd"}
     everything = list(islice(runs(0, some), 100))
     fewer = list(islice(runs(0, some, left_out=["b"]), 50))
     assert fewer == [found for found in everything if "b" not in found.kinds][: len(fewer)]

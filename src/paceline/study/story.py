@@ -117,6 +117,8 @@ class Story:
     """Why the launch failed, in the launcher's words; empty where it didn't."""
     whereabouts: tuple[str, ...] = ()
     """Where each rank was when the ranks lost one another; empty where it failed otherwise."""
+    programs: tuple[str, ...] = ()
+    """Commands of other programs that the script has started: these aren't watched."""
 
     @property
     def in_session(self) -> bool:
@@ -142,7 +144,10 @@ class _Told:
 
 
 def tell(
-    ranks: Sequence[Sequence[Event]], failure: str = "", whereabouts: Sequence[str] = ()
+    ranks: Sequence[Sequence[Event]],
+    failure: str = "",
+    whereabouts: Sequence[str] = (),
+    programs: Sequence[str] = (),
 ) -> Story:
     """Put the events of all ranks of one launch together.
 
@@ -150,6 +155,7 @@ def tell(
         ranks: Each rank's events in order.
         failure: Why the launch failed, where it did.
         whereabouts: Where each rank was, where they lost one another.
+        programs: Commands that the script has started.
     """
     training = _training_loaders(ranks)
     first = ranks[0] if ranks else ()
@@ -168,6 +174,7 @@ def tell(
         in_shards=any(len({e.part for e in r if isinstance(e, Drawn)}) > 1 for r in ranks),
         failure=failure,
         whereabouts=tuple(whereabouts),
+        programs=tuple(programs),
     )
 
 

@@ -173,6 +173,11 @@ def _unseen(
             f"nothing to compare: on {plural(idle[0], 'worker')} no optimizer took a step "
             "(optimizers that inherit torch's are seen)"
         )
+        if programs := list(dict.fromkeys(p for story in stories for p in story.programs)):
+            yield (
+                f"what other programs do, which the script has started: {'; '.join(programs[:3])}. "
+                "Verify the script that trains"
+            )
         return
     if first.in_session:
         if not all(s.training() and s.training()[0].is_whole for s in stories):

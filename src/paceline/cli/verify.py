@@ -325,7 +325,7 @@ class _Launcher:
     def _threads(self) -> int:
         """Give all launches as many threads per worker: sums are split up by them."""
         most = max(self.asked.workers)
-        return threads_per_worker(self.asked.config.launch.threads, most, usable_cores())
+        return threads_per_worker(self.asked.config.worker_threads, most, usable_cores())
 
     def _trial(self, run: RunDirectory, records: Path, *, disturbed: bool) -> str:
         from dataclasses import replace

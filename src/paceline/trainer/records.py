@@ -3,7 +3,7 @@
 import json
 import platform
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 
@@ -158,6 +158,16 @@ def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDir
     return "\n".join(lines)
 
 
+def unseeded_line(names: Sequence[str]) -> str:
+    """Warn that the first weights of these models can't be had again. Pure."""
+    listed = ", ".join(names)
+    return (
+        f"The first weights of {listed} were drawn without a seed, before the session: this run "
+        "can't be repeated (all workers take rank 0's weights). Call torch.manual_seed(...) before "
+        "the model is built, or build it after paceline.session()"
+    )
+
+
 def _data_lines(engine: Engine) -> list[str]:
     plan, loader = engine.course.plan, engine.train_loader
     if plan is None or loader is None:
@@ -230,6 +240,7 @@ def _derived(engine: Engine) -> dict[str, object]:
         "snapshots_written": "once" if engine.keeper.shared else "once on each node",
         "val_samples": engine.course.val_samples,
         "parameters": parameter_count(model),
+        "unseeded_models": list(engine.parts.unseeded),
         "model": ", ".join(type(part).__name__ for part in engine.parts.models.values()),
     }
 

@@ -35,6 +35,7 @@ from paceline.trainer.records import (
     opening_lines,
     restart_line,
     summarize,
+    unseeded_line,
     write_run,
 )
 from paceline.trainer.reproducible import check_reproducible
@@ -142,6 +143,8 @@ def announce(engine: Engine, request: TrainRequest) -> None:
             write_run(run, description, start)
         opening = restart_line(engine) if attempt else opening_lines(engine, description, run)
         engine.console.say(opening)
+        if engine.parts.unseeded and not engine.course.state.step:
+            engine.console.warn(unseeded_line(engine.parts.unseeded))
 
 
 def finish(

@@ -121,8 +121,9 @@ def ended_with_its_block() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        went_well = isinstance(error, SystemExit) and error.code in (None, 0)
         for one in list(_open):
-            one.end(error)
+            one.end(None if went_well else error)
         raise
     for one in list(_open):
         one.end(None)

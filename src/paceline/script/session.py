@@ -118,7 +118,7 @@ def _opened(
             finish(s.engine, request)
             raise
         except SystemExit as error:
-            if launched or group.world_size > 1:
+            if is_launched or group.world_size > 1:
                 _refuse_to_leave(s.engine, error)
             raise
         except Exception as error:

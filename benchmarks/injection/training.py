@@ -210,14 +210,16 @@ class Training:
         """Wait for something while the command runs.
 
         Raises:
-            MissedError: The command ended before.
-            BrokenPromiseError: It takes too long.
+            MissedError: The command ended well before.
+            BrokenPromiseError: It failed before, or it takes too long.
         """
         deadline_s = time.monotonic() + _LIMIT_S
         while not condition():
             if self._process is not None and self._process.poll() is not None:
                 text = self._output().read_text(errors="replace")[-_TAIL:]
-                raise MissedError(f"ended with {self._process.returncode} before {what}:\n{text}")
+                code = self._process.returncode
+                how = MissedError if code == 0 else BrokenPromiseError
+                raise how(f"ended with {code} before {what}:\n{text}")
             if time.monotonic() > deadline_s:
                 raise BrokenPromiseError(f"{what}: not within {_LIMIT_S:.0f} s")
             time.sleep(0.003)

@@ -278,7 +278,19 @@ class Training:
 
     def fork_server(self) -> int:
         """Give the parent of the workers."""
-        return psutil.Process(self.worker()).ppid()
+        return self.relatives(self.worker())[0]
+
+    def relatives(self, pid: int) -> list[int]:
+        """List a process's parent and its children.
+
+        Raises:
+            MissedError: It is gone.
+        """
+        try:
+            process = psutil.Process(pid)
+            return [process.ppid(), *(child.pid for child in process.children())]
+        except psutil.NoSuchProcess:
+            raise MissedError("the process is gone") from None
 
     def _live_stamps(self) -> list[tuple[int, int, int]]:
         found = read_stamps(self.room / STAMPS)

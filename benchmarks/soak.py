@@ -81,16 +81,17 @@ def _do_all(
         return {}
     rooms = Path(tempfile.mkdtemp(prefix="paceline-soak-"))
     found: dict[int, Record] = {}
+    pool = ThreadPoolExecutor(asked.jobs)
     try:
         wanted = {form: _undisturbed_hash(form, rooms) for form in FORMS if _has(todo, form)}
-        with ThreadPoolExecutor(asked.jobs) as pool:
-            do = partial(_do, rooms=rooms, wanted=wanted)
-            for future in as_completed([pool.submit(do, drawn) for drawn in todo]):
-                record = future.result()
-                found[record.number] = record
-                print(describe(record, asked.seed, rooms), flush=True)
-                write_records(asked.json, asked.seed, {**before, **found})
+        do = partial(_do, rooms=rooms, wanted=wanted)
+        for future in as_completed([pool.submit(do, drawn) for drawn in todo]):
+            record = future.result()
+            found[record.number] = record
+            print(describe(record, asked.seed, rooms), flush=True)
+            write_records(asked.json, asked.seed, {**before, **found})
     finally:
+        pool.shutdown(cancel_futures=True)
         if not any(rooms.iterdir()):
             rooms.rmdir()
     return found

@@ -230,14 +230,14 @@ KINDS: Sequence[Kind] = (
         _remove,
         after=_begin_anew,
         codes=_FAILS,
-        says="run directory|No such file",
+        says="the run directory was removed, moved|No such file",
     ),
     struck(
         "the run directory moved",
         _move,
         after=_move_back,
         codes=_FAILS,
-        says="run directory|No such file",
+        says="the run directory was removed, moved|No such file",
     ),
     struck(
         "a power cut",

@@ -210,14 +210,16 @@ class Training:
         """Wait for something while the command runs.
 
         Raises:
-            MissedError: The command ended before.
-            BrokenPromiseError: It takes too long.
+            MissedError: The command ended well before.
+            BrokenPromiseError: It failed before, or it takes too long.
         """
         deadline_s = time.monotonic() + _LIMIT_S
         while not condition():
             if self._process is not None and self._process.poll() is not None:
                 text = self._output().read_text(errors="replace")[-_TAIL:]
-                raise MissedError(f"ended with {self._process.returncode} before {what}:\n{text}")
+                code = self._process.returncode
+                how = MissedError if code == 0 else BrokenPromiseError
+                raise how(f"ended with {code} before {what}:\n{text}")
             if time.monotonic() > deadline_s:
                 raise BrokenPromiseError(f"{what}: not within {_LIMIT_S:.0f} s")
             time.sleep(0.003)
@@ -276,7 +278,19 @@ class Training:
 
     def fork_server(self) -> int:
         """Give the parent of the workers."""
-        return psutil.Process(self.worker()).ppid()
+        return self.relatives(self.worker())[0]
+
+    def relatives(self, pid: int) -> list[int]:
+        """List a process's parent and its children.
+
+        Raises:
+            MissedError: It is gone.
+        """
+        try:
+            process = psutil.Process(pid)
+            return [process.ppid(), *(child.pid for child in process.children())]
+        except psutil.NoSuchProcess:
+            raise MissedError("the process is gone") from None
 
     def _live_stamps(self) -> list[tuple[int, int, int]]:
         found = read_stamps(self.room / STAMPS)

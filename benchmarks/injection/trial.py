@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -68,11 +69,17 @@ def run_apart(drawn: Draw, room: Path, wanted: str | None) -> Record:
     alone = [] if no_mounts() else ["unshare", "--mount", "--propagation", "private"]
     words = [*alone, sys.executable, "-m", "benchmarks.injection.trial", str(room)]
     began_s = time.monotonic()
-    with (room / "driver.txt").open("wb") as file:
-        code = subprocess.run(
-            words, cwd=ROOT, env=environment(), stdout=file, stderr=file, check=False,
+    told = room / "driver.txt"
+    with told.open("wb") as file, suppress(subprocess.TimeoutExpired):
+        subprocess.run(
+            words,
+            cwd=ROOT,
+            env=environment(),
+            stdout=file,
+            stderr=file,
+            check=False,
             timeout=_LIMIT_S,
-        ).returncode  # fmt: skip
+        )
     if answer.exists():
         return Record.from_json(json.loads(answer.read_text()))
     return Record(
@@ -81,7 +88,7 @@ def run_apart(drawn: Draw, room: Path, wanted: str | None) -> Record:
         form=drawn.form,
         workers=drawn.workers,
         codes=(),
-        problems=(f"the driver itself ended with {code}: {(room / 'driver.txt').read_text()}",),
+        problems=(f"the driver itself didn't come to its end: {told.read_text()}",),
         missed=False,
         seconds=time.monotonic() - began_s,
     )

@@ -1,8 +1,7 @@
 """Faults that a worker does to itself: it ends, raises, hangs, runs out of memory or files."""
 
+import signal
 from collections.abc import Sequence
-
-import psutil
 
 from benchmarks.injection.cgroup import Cgroup, no_cgroup
 from benchmarks.injection.kind import STARTS_AGAIN, Kind, inside, struck
@@ -16,14 +15,14 @@ _HANG = r"The training hangs.*" + STARTS_AGAIN
 
 
 def _kill_loader(training: Training) -> None:
-    found: list[psutil.Process] = []
+    found: list[int] = []
 
     def look() -> bool:
-        found[:] = psutil.Process(training.worker()).children()
+        found[:] = training.relatives(training.worker())[1:]
         return bool(found)
 
     training.until(look, "a process that loads data")
-    training.signal(9, found[0].pid)
+    training.signal(signal.SIGKILL, found[0])
 
 
 def _use_loaders(training: Training) -> None:

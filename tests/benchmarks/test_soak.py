@@ -208,6 +208,7 @@ _SEED = 1
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_a_wrong_hash_is_noticed(tmp_path: Path) -> None:
     drawn = replace(draw(_SEED, 0, traits()), kinds=("SIGKILL to a worker",), form="recipe")
     record = run_apart(drawn, tmp_path / "room", "0" * 64)
@@ -217,9 +218,10 @@ def test_a_wrong_hash_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(1500)
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
 def test_twenty_runs_end_as_documented(tmp_path: Path) -> None:
-    jobs = max(1, min(4, (os.cpu_count() or 1) // 2))
+    jobs = max(2, min(4, (os.cpu_count() or 1) // 2))
     words = ["--runs", "20", "--seed", str(_SEED), "--jobs", str(jobs)]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.soak", *words],

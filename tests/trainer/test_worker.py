@@ -191,6 +191,38 @@ def test_final_weights_that_are_in_no_snapshot_are_a_failure_on_every_worker(
     assert SnapshotStore(tmp_path / "snapshots", 3).steps() == [STEPS]
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_run_directory_that_was_moved_is_a_failure_on_every_worker(
+    world_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    publish = SnapshotStore.publish_host
+
+    def moved(store: SnapshotStore, host: HostSnapshot, *, best: bool) -> Path:
+        path = publish(store, host, best=best)
+        if host.step == STEPS:
+            run.rename(tmp_path / "elsewhere")
+        return path
+
+    monkeypatch.setattr(SnapshotStore, "publish_host", moved)
+    asked, store = request(run), AgentStore()
+    prepared(run)
+
+    def body(group: Group) -> str:
+        store.become_worker(group)
+        with pytest.raises(StorageError) as caught:
+            run_training(asked.to_json())
+        return str(caught.value)
+
+    for message in run_ranks(world_size, body):
+        assert message.startswith(
+            f"{run / 'run.json'} is gone: the run directory was removed, moved"
+        )
+    assert (tmp_path / "elsewhere" / "run.json").exists()
+    assert not (run / "summary.json").exists()
+
+
 def test_going_on_is_noted_in_the_history(tmp_path: Path) -> None:
     train(2, request(tmp_path, epochs=1))
     first = read(tmp_path / "summary.json")

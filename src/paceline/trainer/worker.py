@@ -189,18 +189,24 @@ def save_last(engine: Engine) -> None:
     Where one can't be written it is tried again for LAST_SNAPSHOT_S, or until a signal comes.
 
     Raises:
-        StorageError: It couldn't be written, at the end of a training that no signal stopped; on
-            every worker.
+        StorageError: It couldn't be written, at the end of a training that no signal stopped, or
+            the run directory is gone; on every worker.
     """
     course, flag = engine.course, engine.stop_flag
     was_stopped = course.stopping == "signal" and course.state.ended is None
     limit_s = 0.0 if was_stopped else min(LAST_SNAPSHOT_S, engine.config.dist.timeout_s / 2)
     engine.note.operation = "snapshot"
     reason = engine.keeper.save_last(limit_s, lambda: flag.name is not None)
-    told = [
-        json.loads(text) for text in engine.group.gather_texts(json.dumps([gethostname(), reason]))
-    ]
-    failed = {host: why for host, why in told if why}
+    is_gone = engine.group.rank == 0 and not engine.run.run_json.exists()
+    own = json.dumps([gethostname(), reason, is_gone])
+    told = [json.loads(text) for text in engine.group.gather_texts(own)]
+    if any(gone for _, _, gone in told):
+        raise StorageError(
+            f"{engine.run.run_json} is gone: the run directory was removed, moved or emptied while "
+            "the training ran. Where it was moved, move it back and go on; what is there now can't "
+            "be gone on with"
+        )
+    failed = {host: why for host, why, _ in told if why}
     if failed and not was_stopped:
         each = "; ".join(f"on {host}, {why}" for host, why in failed.items())
         raise StorageError(

@@ -12,8 +12,8 @@ _UNKNOWN = "its name isn't known there"
 _SURE_MTU = 1280
 """Every network that carries IPv6 takes packets of this size."""
 _ON_BBR = (
-    ". Where several hosts send to one at a time, an exchange took 1.25 to 1.77 times as long as the "
-    "link needs, and 1.11 to 1.20 times with cubic, Linux's default. To compare: "
+    ". Where several hosts send to one at a time, an exchange took 1.25 to 1.77 times as long as "
+    "the link needs, and 1.11 to 1.20 times with cubic, Linux's default. To compare: "
     "sysctl -w net.ipv4.tcp_congestion_control=cubic on all hosts"
 )
 Meanings = Mapping[str, Mapping[str, str | None]]

@@ -25,6 +25,7 @@ from paceline.config.commands import command_line
 from paceline.config.fields import OptionField, OptionValue
 from paceline.config.figures import plural
 from paceline.config.files import write_json
+from paceline.config.quantities import parse_count
 from paceline.config.rundir import RunDirectory
 from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
 from paceline.errors import ExitCode, JobError, UsageError
@@ -162,14 +163,15 @@ def _training_options(recipe: Recipe | None = None) -> list[OptionField]:
 def _numbers(text: str) -> tuple[int, ...]:
     numbers: list[int] = []
     for word in (word.strip() for word in text.split(",") if word.strip()):
-        if not (word.isascii() and word.isdecimal()):
+        number = parse_count(word)
+        if number is None:
             wrong = f"{word!r} is no number"
-        elif int(word) < 1:
+        elif number < 1:
             wrong = f"{word} is less than 1"
-        elif int(word) in numbers:
-            wrong = f"{int(word)} stands there twice"
+        elif number in numbers:
+            wrong = f"{number} stands there twice"
         else:
-            numbers.append(int(word))
+            numbers.append(number)
             continue
         raise UsageError(f"--workers is {text}, but {wrong}: give numbers of workers, such as 1,2")
     if len(numbers) < 2:

@@ -5,6 +5,7 @@ import resource
 import sys
 from pathlib import Path
 
+from paceline.config.quantities import parse_count
 from paceline.errors import UsageError
 
 MOST_WORKERS = 124
@@ -110,12 +111,13 @@ def threads_per_worker(
         return asked
     if omp_num_threads:
         first = omp_num_threads.split(",")[0].strip()  # a list gives one number per nesting level
-        if not first.isdecimal() or int(first) < 1:
+        number = parse_count(first)
+        if not number:
             raise UsageError(
                 f"OMP_NUM_THREADS is {omp_num_threads!r}, not a number of threads. "
                 "Unset it or say --threads"
             )
-        return int(first)
+        return number
     return max(1, cores // workers)
 
 

@@ -317,12 +317,18 @@ FAULTS = {
     ),
     "a sum as loss": Fault(
         "gradient-factor",
-        [("targets)\n        opt", "targets, reduction='sum')\n        opt"), ("lr=0.1", "lr=0.01")],
+        [
+            ("targets)\n        opt", "targets, reduction='sum')\n        opt"),
+            ("lr=0.1", "lr=0.01"),
+        ],
         told="gradients of step 0 are 2 times too small: the loss is a sum",
     ),
     "a sum as loss, and noise": Fault(
         "gradient-factor",
-        [("targets)\n        opt", "targets, reduction='sum')\n        opt"), ("lr=0.1", "lr=0.01")],
+        [
+            ("targets)\n        opt", "targets, reduction='sum')\n        opt"),
+            ("lr=0.1", "lr=0.01"),
+        ],
         NOISY,
         told="2 times too small",
     ),

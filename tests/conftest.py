@@ -6,12 +6,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Before torch is imported: tests run beside each other, and forked ranks can't use a thread pool.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Where programs of the system are; the PATH of an ordinary user, or after `su`, may lack these.
+os.environ["PATH"] += os.pathsep + os.pathsep.join(["/usr/sbin", "/sbin"])
 
 from paceline.launch.lineage import spare_children_our_garbage
+from tests.launch.waiting import PATIENCE
 from tests.support.leaks import find_leaks, look_around
+
+_TEST_LIMIT_S = 600.0
+os.environ.setdefault("PYTEST_TIMEOUT", str(_TEST_LIMIT_S * PATIENCE))  # read by pytest-timeout
+settings.register_profile("paceline", deadline=None)  # how long an example takes says nothing
+settings.load_profile("paceline")
 
 
 def pytest_configure() -> None:

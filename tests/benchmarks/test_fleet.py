@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.emulated import vgg19
 from benchmarks.fleet import Answer, Fleet, Seat, fleet
-from benchmarks.ordered_hosts import why_not
 from benchmarks.trials import Trial, achieved_bytes_per_s, measure_link, ring_step_s, run, serve
+from tests.support.needs import NAMESPACES, need
 
 pytestmark = pytest.mark.ranks
 TINY = Trial(network="vgg19", compute_s=0.01, workers=2, lead=2, steps=2)
@@ -61,8 +61,8 @@ def test_trainings_and_links_on_loopback() -> None:
 
 
 @pytest.mark.hosts
-@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 def test_hosts_send_what_a_ring_sends() -> None:
+    need(NAMESPACES)
     with fleet(2, serve, 2000.0) as workers:
         found = run(TINY, workers, "only")
         ring = vgg19().bytes  # 2 (n - 1) / n of them

@@ -12,10 +12,11 @@ from benchmarks import memory, ordered, overhead, restarts, snapshots, startup
 from benchmarks.emulated import resnet50
 from benchmarks.figures import Report
 from benchmarks.mnist_shaped import write_mnist_shaped
-from benchmarks.ordered_hosts import hosts, why_not
+from benchmarks.ordered_hosts import hosts
 from benchmarks.overhead import Match
 from benchmarks.stamps import read_stamps
 from paceline.launch import forkserver
+from tests.support.needs import NAMESPACES, need
 
 pytestmark = pytest.mark.ranks
 
@@ -72,8 +73,8 @@ def test_ordered_on_loopback() -> None:
 
 
 @pytest.mark.hosts
-@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 def test_ordered_between_hosts() -> None:
+    need(NAMESPACES)
     setting = ordered.Setting(workers=2, link=2000, seconds=0.1, compute_s=0.01, congestion="reno")
     ours, theirs = ordered.measure(setting)
     gradients = resnet50().bytes  # what a ring of two sends of them
@@ -83,8 +84,8 @@ def test_ordered_between_hosts() -> None:
 
 
 @pytest.mark.hosts
-@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 def test_hosts_have_the_congestion_control_that_is_named() -> None:
+    need(NAMESPACES)
     with hosts(1, 100, congestion="reno") as (name,):
         asked = f"ip netns exec {name} sysctl -n net.ipv4.tcp_congestion_control"
         assert subprocess.run(asked.split(), capture_output=True, text=True).stdout == "reno\n"

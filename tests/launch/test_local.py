@@ -115,6 +115,53 @@ def test_infrastructure_failures_are_retried_while_the_budget_lasts(
     assert [f"attempt {n}," in log for n in range(4)] == [True, True, True, False]
 
 
+def test_where_nothing_can_be_written_the_cause_is_kept_and_nothing_is_started_again(
+    launch: Launch,
+) -> None:
+    launch.max_restarts = 3
+    outcome = launch("spoil", str(launch.log_dir))
+    cause = outcome.failures[0]
+    assert (cause.rank, cause.step, cause.message) == (1, 11, "a bad link")
+    assert "raise InfrastructureError" in cause.traceback
+    assert outcome.restarts == 0
+    (line,) = launch.lines
+    assert "aren't started again" in line
+    assert str(launch.log_dir) in line
+    assert "Not a directory" in line
+
+
+def test_what_would_fail_again_at_once_is_not_retried(launch: Launch) -> None:
+    launch.max_restarts = 3
+    outcome = launch("fail", "storage")
+    assert outcome.restarts == 0
+    assert (outcome.failures[0].kind, outcome.failures[0].exit_code) == ("infrastructure", 70)
+    assert launch.lines == []
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [("0", 1), ("1", 2), ("0 1", 2)])
+def test_a_worker_that_ends_with_0_before_its_end_is_a_failure(
+    launch: Launch, ranks: str, workers: int
+) -> None:
+    launch.max_restarts = 3
+    outcome = launch("leave", ranks, workers=workers)
+    cause = outcome.failures[0]
+    assert (outcome.restarts, outcome.results, outcome.interrupted) == (0, {}, False)
+    assert [str(failure.rank) for failure in outcome.failures] == ranks.split()
+    assert (cause.kind, cause.exit_code, cause.signal_name) == ("job", 0, None)
+    assert (cause.step, cause.operation) == (20, "step")
+    assert "ended its process with exit code 0 before the end" in cause.message
+
+
+def test_a_worker_that_ends_with_0_after_its_end_is_none(launch: Launch) -> None:
+    assert launch("leave_when_done", workers=1).results == {0: "done"}
+
+
+def test_a_worker_that_ends_with_0_before_its_end_leaves_a_record(launch: Launch) -> None:
+    cause = launch("leave", "0", workers=1).failures[0]
+    record = json.loads((launch.log_dir / "failure-rank-0.json").read_text())
+    assert WorkerFailure.from_json(record) == cause
+
+
 def test_a_killed_worker_is_retried_and_the_launch_succeeds(launch: Launch) -> None:
     launch.max_restarts = 2
     outcome = launch("fail_first", "2")

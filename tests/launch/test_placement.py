@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from paceline.errors import UsageError
@@ -63,5 +65,12 @@ def test_impossible_threads_are_refused(asked: int | None, omp: str | None) -> N
         threads_per_worker(asked, 2, 8, omp)
 
 
-def test_there_is_a_core() -> None:
-    assert usable_cores() >= 1
+def test_cores_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `taskset` says; the machine's own number where a system knows no affinity."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 5, 7} if not process else {})
+    assert usable_cores() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert usable_cores() == 64
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert usable_cores() == 1

@@ -112,6 +112,7 @@ def _be_program(said: Mapping[str, Any], held: Iterable[int]) -> None:
     more = os.environ.get("PYTHONPATH", "")
     sys.path[:0] = more.split(os.pathsep) if more else []
     words = said["args"][1:]
+    sys.orig_argv = [sys.executable, *words]
     if words[0] == "-m":
         sys.argv = [words[1], *words[2:]]
         sys.path.insert(0, "")

@@ -1,17 +1,19 @@
 """What the user sees when a training is over: summary, or failure, and where things are."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from paceline.cli.pages import WriteReport, write_report
 from paceline.config.commands import command_line
 from paceline.config.durations import format_duration
 from paceline.config.figures import plural, show_loss
+from paceline.config.files import read_json_object
 from paceline.config.rundir import RunDirectory
 from paceline.errors import ExitCode
 from paceline.launch.boundary import exit_code_of
 from paceline.launch.failures import WorkerFailure, one_line, render
+from paceline.report.ending import describe_exceeded
 
 _REASONS = {
     "epochs": "all epochs are done",
@@ -81,6 +83,8 @@ def announce_failure(
     expected = cause.kind != "infrastructure" and cause.error_type in _TOLD_WITHOUT_TRACEBACK
     if cause.error_type == "InfrastructureError" and not run.run_json.exists():
         expected = True  # the workers didn't meet; nothing of the user's has run yet
+    if cause.error_type == "StorageError":
+        expected = True
     if cause.error_type == "DataError" and _WRAPPED in cause.traceback:
         expected = False  # the data set's own code raised: its traceback is wanted
     text = cause.message if expected else render(failures, run.logs)
@@ -115,10 +119,9 @@ _TOLD_WITHOUT_TRACEBACK = (
 
 def _read_summary(run: RunDirectory) -> Mapping[str, object]:
     try:
-        content = json.loads(run.summary_json.read_text())
+        return read_json_object(run.summary_json)
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _print_interrupted(run: RunDirectory, again: Sequence[str]) -> None:
@@ -126,7 +129,7 @@ def _print_interrupted(run: RunDirectory, again: Sequence[str]) -> None:
         run.discard()
         print("Stopped before the training began; nothing is left of it.", flush=True)
         return
-    step = max((int(path.name[5:]) for path in run.snapshots.glob("step-" + 12 * "?")), default=0)
+    step = max(0, run.newest_step())
     what = f"It can go on from step {step}" if step else "It can start again"
     if again:  # its snapshots are on the hosts
         what = "It can go on"
@@ -143,6 +146,8 @@ def _summary_text(summary: Mapping[str, object], run: RunDirectory) -> str:
     ]
     if "test_samples" in summary:
         lines.append(f"  test        {_test(summary)}")
+    if exceeded := describe_exceeded(summary.get("time_budget")):
+        lines.append(f"  time budget {exceeded}{_start(run)}")
     lines += [
         f"  weights     sha256 {str(summary.get('weights_sha256'))[:16]}",
         f"  report      {run.report_html}",
@@ -152,6 +157,23 @@ def _summary_text(summary: Mapping[str, object], run: RunDirectory) -> str:
     if run.read_run().get("kind") == "recipe":
         lines.append(f"  evaluate    {command_line('evaluate', run.path)}")
     return "\n".join(lines)
+
+
+def _start(run: RunDirectory) -> str:
+    """Say how long a training's only start took, which no budget counts."""
+    found = run.read_run()
+    history = found.get("history")
+    if not isinstance(history, list) or len(history) != 1 or not isinstance(history[0], dict):
+        return ""
+    try:
+        asked = datetime.fromisoformat(str(found.get("started_at")))
+        began = datetime.fromisoformat(str(history[0].get("started_at")))
+        start_s = (began - asked).total_seconds()
+    except (ValueError, TypeError):
+        return ""
+    if start_s < 1:
+        return ""
+    return f". Starting took {format_duration(start_s)} more, which isn't counted"
 
 
 def _test(summary: Mapping[str, object]) -> str:

@@ -341,7 +341,7 @@ class _Launcher:
 
     def threads(self, workers: int) -> int:
         """Give as many threads per worker as `paceline run` and `train` would."""
-        asked, omp = self.asked.config.launch.threads, os.environ.get("OMP_NUM_THREADS")
+        asked, omp = self.asked.config.worker_threads, os.environ.get("OMP_NUM_THREADS")
         return threads_per_worker(asked, workers, usable_cores(), omp)
 
     @contextmanager

@@ -4,13 +4,14 @@ The command line, `--help`, `run.json` and the check for unknown names are made 
 """
 
 import difflib
-from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from types import UnionType
-from typing import Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from docstring_parser import parse_from_object
 
+from paceline.config.files import describe_json
 from paceline.errors import UsageError
 
 OptionValue = str | int | float | bool | tuple[object, ...] | None
@@ -91,6 +92,50 @@ def _fits_tuple(value: object, parts: tuple[object, ...]) -> bool:
     if len(parts) == 2 and parts[1] is Ellipsis:
         return all(fits(item, parts[0]) for item in value)
     return len(value) == len(parts) and all(map(fits, value, parts))
+
+
+def check_types(kind: type, content: object) -> dict[str, Any]:
+    """Check what was read from a file against a dataclass: its names, and the type of each value.
+
+    Objects and lists are looked into no further than that they are ones.
+
+    Args:
+        kind: The dataclass that is to be made of it.
+        content: As JSON gave it.
+
+    Returns:
+        The content, fit for `kind(**...)`.
+
+    Raises:
+        ValueError: It is something else; the message names the first thing that is wrong.
+    """
+    if not isinstance(content, dict):
+        raise ValueError(f"a {kind.__name__} should be an object, not {describe_json(content)}")
+    hints = get_type_hints(kind)
+    needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
+    for name in sorted(needed - content.keys()):
+        raise ValueError(f"{name} is missing")
+    for name, value in content.items():
+        if name not in hints:
+            raise ValueError(f"{describe_json(name)} is unknown")
+        if not _fits_plain(value, hints[name]):
+            expected = describe_type(hints[name])
+            raise ValueError(f"{name} is {describe_json(value)}; it should be {expected}")
+    return content
+
+
+def _fits_plain(value: object, annotation: object) -> bool:
+    """Tell as `fits` whether a value is right, where JSON stands for what it can't carry."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return any(_fits_plain(value, part) for part in parts)
+    if origin is tuple:
+        return isinstance(value, list)
+    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+        return isinstance(value, dict)
+    if is_dataclass(annotation):
+        return isinstance(value, dict)
+    return fits(value, annotation)
 
 
 def describe_type(annotation: object) -> str:

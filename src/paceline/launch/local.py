@@ -1,5 +1,6 @@
 """Start the workers on this machine, restart them after a failure, and say how it ended."""
 
+import os
 import shutil
 import sys
 import tempfile
@@ -10,6 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from paceline.config.figures import plural
+from paceline.config.files import storing
+from paceline.errors import StorageError
 from paceline.launch import forkserver
 from paceline.launch.attempt import Crew, attempt_here
 from paceline.launch.boundary import failure_path
@@ -116,13 +119,28 @@ def _attempts(
         if done.interrupted or not failures:
             return done
         step = progress()
-        left = budget.spend(failures[0].kind, step, is_hang=failures[0].is_hang)
+        left = budget.after(failures[0], step)
         if left is None:
+            return done
+        if (problem := why_unwritable(crew.task.log_dir)) is not None:
+            say(f"The workers aren't started again: {problem}")
             return done
         budget = left
         attempt += 1
         set_aside(crew.task.log_dir, attempt - 1, failures)
         say(restart_line(failures[0], step, budget))
+
+
+def why_unwritable(log_dir: Path) -> str | None:
+    """Say why a run directory takes no files any more, so that new workers would fail as well."""
+    probe = log_dir / f".probe-{os.getpid()}"
+    try:
+        with storing(log_dir):
+            probe.touch()  # takes no room: a disk that is only full is no reason
+            probe.unlink()
+    except (StorageError, OSError) as error:
+        return str(error)
+    return None
 
 
 def set_aside(log_dir: Path, attempt: int, failures: Iterable[WorkerFailure]) -> None:

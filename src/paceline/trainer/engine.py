@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from paceline.config.files import storing
 from paceline.config.rundir import RunDirectory
 from paceline.data.batch import Batch, pieces
 from paceline.dist.division import Division
@@ -19,11 +20,11 @@ from paceline.launch.note import StepNote
 from paceline.metrics.console import Console
 from paceline.metrics.counters import StepCounters, Totals
 from paceline.trainer.agreement import NOTHING, Agreement, Status, agree, agree_on_pause
-from paceline.trainer.averages import Figures
+from paceline.trainer.averages import Figures, Judge
 from paceline.trainer.balance import SpeedMeter, rebalance
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.course import Course
-from paceline.trainer.evaluate import evaluating
+from paceline.trainer.evaluate import evaluating, time_batches
 from paceline.trainer.guard import Guard
 from paceline.trainer.keeper import SnapshotKeeper
 from paceline.trainer.loader import EvalLoader, Loader, refuse_eval_batch, refuse_pass
@@ -37,7 +38,11 @@ from paceline.trainer.signals import StopFlag
 from paceline.trainer.standin import StandIn
 from paceline.trainer.step import NEVER_STEPPED, Stepper
 from paceline.trainer.stepsync import StepSync
+from paceline.trainer.stopping import describe_too_long
 from paceline.trainer.watching import Watcher
+
+_TIMING_S = 2.0
+"""For timing an evaluation by its first batches, at most, or one batch."""
 
 
 @final
@@ -122,13 +127,16 @@ class Engine:
         self.note.operation = "restore"
         self.course.begin()
         self.keeper.statistics.forget()  # the models may have been changed since they came in
-        if (restored := self.keeper.restore_newest()) is not None:
+        with storing(self.run.path):
+            restored = self.keeper.restore_newest()
+        if restored is not None:
             self.course.resume(restored)
         if self.sync is not None:
             self.sync.begin(self.course.state.step)
         if self.guard is not None:
             self.guard.look(0)
-        self.recorder.start(self.course.state)
+        with storing(self.run.metrics_csv):
+            self.recorder.start(self.course.state)
         self.parts.for_each_model(nn.Module.train)
         self.announce(self)
         if self.watcher is not None:
@@ -304,13 +312,33 @@ class Engine:
         if save and self.begun and self.course.expects_long_evaluation:
             self.snapshot(must=True)
         self.note.operation = "evaluate"
-        started_s = self.course.state.elapsed_s
         model = self.parts.model
         with self.keeper.lent(), torch.no_grad(), evaluating(model):
             yield
-        self.course.add_pause(agree_on_pause(self.course.lap(), self.stop_flag, self.group))
-        self.course.state.eval_s = self.course.state.elapsed_s - started_s
+        self.course.add_evaluation(agree_on_pause(self.course.lap(), self.stop_flag, self.group))
         self.profiler.evaluated(self.course.state)
+
+    def time_evaluation(self, judge: Judge, loader: EvalLoader) -> None:
+        """Time an evaluation by its first batches, where a time budget must leave room for it.
+
+        Changes nothing that is trained, and counts as training time.
+        """
+        course, budget_s = self.course, self.course.budget_s
+        if budget_s is None or course.state.eval_s is not None or not loader.num_samples:
+            return
+        self.note.operation = "evaluate"
+        most_s = min(_TIMING_S, budget_s / 20)
+        with torch.no_grad(), evaluating(self.parts.model):
+            sample_s = time_batches(judge, loader.batches(), most_s)
+        share = -(-loader.num_samples // self.group.world_size)
+        found = torch.tensor([share * sample_s, course.lap()], dtype=torch.float64)
+        rows = self.group.gather_rows(found)  # (world_size, 2)
+        course.timed_eval_s = float(rows[:, 0].max())
+        course.add_pause(float(rows[0, 1]))
+        told = describe_too_long(course.closing_evals_s(), str(course.loop.time_budget), budget_s)
+        if told is not None and self.group.rank == 0:
+            self.console.warn(told)
+        self.note.operation = "script"
 
     def note_validation(self, figures: Figures, samples: int) -> None:
         """Make figures the open epoch's validation result; others are logged as they are. Local."""

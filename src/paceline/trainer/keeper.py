@@ -238,6 +238,22 @@ class SnapshotKeeper:
         if self._writer:
             self._writer.flush()
 
+    def save_last(self, limit_s: float, is_cut_short: Callable[[], bool]) -> str:
+        """Wait as `flush`; where the last snapshot isn't on disk, try again for a while. Local.
+
+        Args:
+            limit_s: For how long.
+            is_cut_short: Asked before each further try: whether to give up.
+
+        Returns:
+            Why it couldn't be written; empty where it is on disk, or another worker's to write.
+        """
+        return self._writer.save_last(limit_s, is_cut_short) if self._writer else ""
+
+    def snapshot_of(self, step: int) -> str | None:
+        """Name the snapshot of a step; None where there is none. Local."""
+        return self._store.path_of(step).name if step in self._store.steps() else None
+
     def close(self) -> None:
         """Flush, and end the writing thread."""
         if self._writer:

@@ -1,6 +1,6 @@
 """The loaders of a session: iterate them as a torch DataLoader."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import final
 
 from paceline.data.batch import Batch
@@ -147,7 +147,7 @@ class EvalLoader:
         """Give the batches as the data set makes them."""
         return (batch.content for batch in self.batches())
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Generator[Batch]:
         """Give the batches with their sample numbers."""
         self.is_running = True
         try:

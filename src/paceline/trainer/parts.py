@@ -32,6 +32,9 @@ class Parts:
     schedulers: list[LRScheduler] = field(default_factory=list)
     others: dict[str, Stateful] = field(default_factory=dict)
 
+    unseeded: list[str] = field(default_factory=list)
+    """Names of models whose first weights were drawn without a seed, before the session."""
+
     @property
     def model(self) -> nn.Module:
         """The model; with several, one module that holds them under their names."""

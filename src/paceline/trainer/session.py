@@ -1,8 +1,9 @@
 """A worker's handle on the training that it is part of; the same on 1 process and on 1,000."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TypeVar, TypeVarTuple, cast, final
+from types import TracebackType
+from typing import Self, TypeVar, TypeVarTuple, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -39,10 +40,17 @@ class Session:
     Methods that say "collective" are called by every worker, in the same order, and block.
     """
 
-    def __init__(self, engine: Engine, given: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        given: frozenset[str] = frozenset(),
+        *,
+        unseeded: bool = False,
+    ) -> None:
         """Args:
         engine: What runs underneath.
         given: Names of the options that the command line or the environment gave.
+        unseeded: Whether torch has drawn random numbers without a seed before the session.
         """
         self.engine = engine
         self.rank = engine.group.rank
@@ -50,12 +58,39 @@ class Session:
         self.local_rank = engine.group.placement.local_rank
         self.device = engine.group.device
         self._given = given
+        self._seeded = torch.get_rng_state() if unseeded else None
         self._others: list[Loader] = []
+        self._end: Callable[[BaseException | None], None] | None = None
 
     @property
     def config(self) -> TrainConfig:
         """All options, as far as they are settled."""
         return self.engine.config
+
+    # Its end
+
+    def ends_by(self, end: Callable[[BaseException | None], None]) -> None:
+        """Have `close` and the end of a `with` block call this, with the error that ended it."""
+        self._end = end
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._end is not None:
+            self._end(error)
+
+    def close(self) -> None:
+        """End the session: wait for its snapshots, write summary and report. Collective.
+
+        The end of a `with` block does it, and of the script, where neither has been before.
+        """
+        self.__exit__(None, None, None)
 
     # What a training consists of
 
@@ -77,6 +112,8 @@ class Session:
         self._before_begin("s.model")
         parts, compute = self.engine.parts, self.config.compute
         parts.check_name(name)
+        if self._seeded is not None and torch.equal(self._seeded, torch.get_rng_state()):
+            parts.unseeded.append(name)  # nothing has been drawn since: it was built before
         layout = takes_channels_last(module, compute)
         self.engine.channels_last |= layout
         ready = placed(module, compute, self.engine.group, channels_last=layout)

@@ -95,7 +95,7 @@ def test_what_breaks_the_rules_is_found(right: str, wrong: str, what: str) -> No
     assert any(what in broken for broken in broken_rules(text.replace(right, wrong)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     nodes=st.integers(1, 64),
     cards=st.integers(0, 32),

@@ -91,7 +91,7 @@ def test_what_is_not_said_is_left_to_slurm() -> None:
         assert f"--{name}" not in text
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(TEXT, min_size=1, max_size=4))
 def test_the_shell_runs_nothing_that_stands_in_an_argument(words: list[str]) -> None:
     command = ("paceline", "run", "train.py", "--", *words)

@@ -4,8 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from paceline.config.files import read_plain, why_unreadable
 from paceline.errors import UsageError
 from paceline.launch.hosts.hostfile import Host, parse_hostfile, parse_hosts
+
+_HOSTFILE_MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +68,9 @@ class HostsOptions:
             return ()
         path = Path(self.hostfile).expanduser()
         try:
-            text = path.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"the hostfile {path} can't be read: {error}") from error
+            text = read_plain(path, _HOSTFILE_MAX_BYTES).decode()
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"the hostfile {path} can't be read: {why_unreadable(error)}"
+            ) from error
         return parse_hostfile(text, str(path))

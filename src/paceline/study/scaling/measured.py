@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from paceline.config.files import write_json
+from paceline.config.fields import check_types
+from paceline.config.files import read_json_object, write_json
 from paceline.config.profile import StepProfile
 from paceline.config.rundir import RunDirectory
 from paceline.errors import DataError, ExitCode, UsageError
@@ -89,11 +90,11 @@ class Measured:
     def read(cls, path: Path) -> Self | None:
         """Read what `write` wrote; None where there is nothing, or nothing whole."""
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
+            told = check_types(cls, read_json_object(path))
             profile = told.pop("profile")
             whole = None if profile is None else StepProfile.from_json(json.dumps(profile))
             return cls(**told, profile=whole)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, DataError):
+        except (OSError, ValueError, KeyError):
             return None
 
 
@@ -152,9 +153,8 @@ def _method_options(method: str, settings: Mapping[str, object]) -> dict[str, ob
 
 def _chosen(run: RunDirectory) -> str | None:
     try:
-        summary = json.loads(run.summary_json.read_text(encoding="utf-8"))
-        chosen = summary.get("sync_chosen")
-    except (OSError, ValueError, AttributeError):
+        chosen = read_json_object(run.summary_json).get("sync_chosen")
+    except (OSError, ValueError):
         return None
     return chosen if isinstance(chosen, str) else None
 
@@ -170,7 +170,7 @@ def read_trained(run: RunDirectory, name: str) -> Trained:
         DataError: It left no summary.
     """
     try:
-        summary = json.loads(run.summary_json.read_text(encoding="utf-8"))
+        summary = read_json_object(run.summary_json)
         derived = _section(run.read_run(), "derived")
     except (OSError, ValueError, UsageError) as error:
         raise DataError(f"{run.path} has no summary of the training: {error}") from error

@@ -20,6 +20,9 @@ def test_faultless_scripts_are_not_accused(name: str, verify: Verify, tmp_path: 
     assert set(done.causes) <= MEANT
     expected = "same but for chance" if name == "augmented" else "same to rounding"
     assert done.verdicts == {1: "-", 2: expected}
+    assert "the end of an epoch wasn't reached" not in done.words
+    same = "has the same samples as" if name == "augmented" else "is the same as"
+    assert f"Conclusion: on 2 workers the training {same} on 1 worker" in done.words
 
 
 @pytest.mark.parametrize("name", FAULTS)

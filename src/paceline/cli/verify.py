@@ -1,6 +1,7 @@
 """`paceline verify`: is a training the same on any number of workers? Trains on each, compares."""
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -332,7 +333,9 @@ class _Launcher:
         places = whereabouts(records, events)
         if not (outcome.failures and lost_one_another(outcome.failures[0], places)):
             places = []
-        failure = _told(outcome.failures, records, traceback=not places)
+        failure = _told(
+            outcome.failures, self.asked.request.reference, records, traceback=not places
+        )
         story = tell(events, failure, places, programs_started(records))
         what = "disturbed: the yardstick" if disturbed else "trained"
         note(f"{plural(workers, 'worker')}: {plural(len(story.steps), 'step')} {what}")
@@ -406,7 +409,7 @@ def _temporary_files_in(place: Path) -> Iterator[None]:
         tempfile.tempdir = before
 
 
-def _told(failures: Sequence[WorkerFailure], records: Path, *, traceback: bool) -> str:
+def _told(failures: Sequence[WorkerFailure], script: str, records: Path, *, traceback: bool) -> str:
     """Give the cause of a failed launch in a line; its traceback may go to standard error.
 
     Raises:
@@ -421,7 +424,18 @@ def _told(failures: Sequence[WorkerFailure], records: Path, *, traceback: bool) 
         parts = [cause.traceback.strip("\n"), *_last_output(records, cause.rank)]
         parts += [_REFUSED_WRITES] * any(word in cause.traceback for word in _REFUSALS)
         print(*filter(None, parts), sep="\n", file=sys.stderr, flush=True)
-    return one_line(cause)
+    return one_line(cause) + _line_of_script(cause.traceback, script)
+
+
+def _line_of_script(traceback: str, script: str) -> str:
+    """Name the last line of the script itself that a traceback goes through."""
+    lines = traceback.splitlines()
+    for number in reversed(range(len(lines))):
+        found = re.match(rf'  File "{re.escape(script)}", line (\d+)', lines[number])
+        if found:
+            code = lines[number + 1].strip() if number + 1 < len(lines) else ""
+            return f" (line {found[1]} of {Path(script).name}: {code})"
+    return ""
 
 
 def _last_output(records: Path, rank: int) -> list[str]:

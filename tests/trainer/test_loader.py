@@ -17,6 +17,7 @@ from tests.support.sessions import (
     SAMPLES,
     assert_weights,
     net,
+    pair_of,
     plain_loop,
     points,
     session_on,
@@ -143,14 +144,14 @@ def test_a_whole_model_is_saved_as_it_would_be_without_a_session(tmp_path: Path)
             s.optimizer(sgd(model))
             batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
             for _ in s.epochs(1):
-                for x, y in batches:  # type: ignore[misc]
+                for batch in batches:
+                    x, y = pair_of(batch)
                     s.step(F.cross_entropy(model(x), y))
                 if s.is_main:
                     torch.save(model, tmp_path / "whole.pt")
             path = tmp_path / "whole.pt"
             if s.is_main:
-                classes = [nn.Sequential, nn.Linear, nn.Tanh, set]
-                with torch.serialization.safe_globals(classes):
+                with torch.serialization.safe_globals([nn.Sequential, nn.Linear, nn.Tanh, set]):
                     loaded = torch.load(path, weights_only=True)
                 assert vars(loaded).keys() == vars(net()).keys()
                 assert_weights(weights_of(loaded), weights_of(model), atol=0)

@@ -11,8 +11,10 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from paceline.config.fields import OptionValue
+from paceline.data.order import epoch_order
 from paceline.dist.group import Group
 from paceline.errors import UsageError
+from paceline.trainer.seeding import seed_everything
 from paceline.trainer.session import Session
 from tests.support.ranks import run_ranks
 from tests.support.sessions import (
@@ -39,7 +41,9 @@ SETTINGS: Mapping[str, Mapping[str, OptionValue]] = {
 Body = Callable[[Session, nn.Module, torch.optim.Optimizer, Tensor, Tensor], None]
 
 
-def train(group: Group, directory: Path, settings: Mapping[str, OptionValue], do: Body) -> object:
+def train(
+    group: Group, directory: Path, settings: Mapping[str, OptionValue], do: Body
+) -> list[Tensor]:
     with session_on(group, directory / str(group.world_size), settings) as s:
         model = s.model(net())
         optimizer = s.optimizer(sgd(model))
@@ -220,3 +224,62 @@ def test_a_rate_that_differs_between_shards_is_refused(tmp_path: Path) -> None:
             body(group)
 
     run_ranks(1, told)
+
+
+RING = torch.stack([torch.arange(50).cos(), torch.arange(50).sin()], 1)
+NOISE = RING.flip(1)
+"""Instead of noise, so that all workers have the same."""
+
+
+def nets() -> tuple[nn.Module, nn.Module]:
+    def make(outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, outputs))
+
+    return make(2), make(1)
+
+
+def adam(model: nn.Module) -> torch.optim.Adam:
+    return torch.optim.Adam(model.parameters(), 1e-2)
+
+
+def plain_gan() -> list[Tensor]:
+    """As DCGAN's example does it: two passes for the discriminator, one for the generator."""
+    seed_everything(0)
+    make, judge = nets()
+    making, judging = adam(make), adam(judge)
+    for epoch in range(EPOCHS):
+        for picked in torch.from_numpy(epoch_order(50, 0, epoch)).split(BATCH):
+            judge.zero_grad()
+            F.softplus(-judge(RING[picked])).mean().backward()
+            fake = make(NOISE[picked])
+            F.softplus(judge(fake.detach())).mean().backward()
+            judging.step()
+            make.zero_grad()
+            F.softplus(-judge(fake)).mean().backward()
+            making.step()
+    return weights_of(make, judge)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_gan_of_two_passes_and_two_optimizers(world_size: int, tmp_path: Path) -> None:
+    def body(group: Group) -> list[Tensor]:
+        with session_on(group, tmp_path) as s:
+            make, judge = nets()
+            making, judging = adam(make), adam(judge)
+            make, judge, making, judging = s.prepare(make, judge, making, judging)
+            batches = s.loader(TensorDataset(RING, NOISE), global_batch=BATCH)
+            for _ in s.epochs(EPOCHS):
+                for batch in batches:
+                    real, noise = pair_of(batch)
+                    judge.zero_grad()
+                    s.backward(F.softplus(-judge(real)).mean(), more=True)
+                    fake = make(noise)
+                    s.backward(F.softplus(judge(fake.detach())).mean())
+                    judging.step()
+                    make.zero_grad()
+                    s.backward(F.softplus(-judge(fake)).mean())
+                    making.step()
+            return weights_of(make, judge)
+
+    for found in run_ranks(world_size, body):
+        assert_weights(found, plain_gan(), atol=1e-5)

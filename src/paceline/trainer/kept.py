@@ -26,6 +26,9 @@ class Kept:
     def __getattr__(self, name: str) -> Any:  # whatever the script has put there
         raise AttributeError(f"nothing is kept as {name!r}: s.keep({name}=...) names it")
 
+    def __setattr__(self, name: str, value: Any) -> None:  # likewise
+        vars(self)[name] = value
+
     def state_dict(self) -> Mapping[str, object]:
         """Give the values."""
         return dict(vars(self))

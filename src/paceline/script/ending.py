@@ -44,9 +44,10 @@ class OpenSession:
         _open.remove(self)
         atexit.unregister(self._at_exit)
         sys.excepthook, sys.exit = self._hook, self._exit
-        self._context.__exit__(
-            None if error is None else type(error), error, error and error.__traceback__
-        )
+        if error is None:
+            self._context.__exit__(None, None, None)
+        else:
+            self._context.__exit__(type(error), error, error.__traceback__)
 
     def _failed(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None

@@ -75,6 +75,7 @@ def test_both_learn_the_same(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "column", "aim"), [("gan", "distance", 0), ("iterable", "slope", 3)]
 )
+@pytest.mark.slow
 def test_the_others_learn_on_two_workers(
     name: str, column: str, aim: float, tmp_path: Path
 ) -> None:

@@ -1,7 +1,6 @@
 """`paceline verify`: is a training the same on any number of workers? Trains on each, compares."""
 
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,6 +28,7 @@ from paceline.errors import ExitCode, JobError, UsageError
 from paceline.launch.failures import WorkerFailure, one_line
 from paceline.launch.placement import may_have_gpus, threads_per_worker, usable_cores
 from paceline.launch.restarts import Policy
+from paceline.launch.scratch import scratch_directory
 from paceline.recipes.registry import reference_of
 from paceline.trainer.config import TrainConfig, merge, training_options
 from paceline.trainer.recipe import Recipe, load_recipe
@@ -102,8 +102,8 @@ def main(tokens: Sequence[str]) -> int:
     asked = _read(tokens)
     if asked is None:
         return ExitCode.DONE
-    with tempfile.TemporaryDirectory(prefix="paceline-verify-") as place:
-        return _verify(asked, Path(place))
+    with scratch_directory() as place:
+        return _verify(asked, place)
 
 
 def _read(tokens: Sequence[str]) -> _Asked | None:

@@ -35,6 +35,7 @@ def _hostfile(directory: Path, **slots: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_unequal_hosts_train_the_same_and_their_files_come_back(
     paceline: Paceline, near: Mapping[str, str], tmp_path: Path
 ) -> None:
@@ -104,7 +105,6 @@ def test_a_recipe_of_ones_own_goes_on_where_a_host_was_lost(
     assert summary(run)["epochs"] == 3
 
 
-@pytest.mark.slow
 def test_snapshots_that_hosts_dont_have_are_not_forgotten(
     paceline: Paceline, near: Mapping[str, str], tmp_path: Path
 ) -> None:

@@ -75,6 +75,7 @@ def test_two_terminals(scheme: str, paceline: Paceline, usual_weights: object) -
         assert {worker["address"] for worker in found["workers"]} == {"127.0.0.1"}
 
 
+@pytest.mark.slow
 def test_where_a_worker_stood_is_not_resumed(paceline: Paceline) -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     for done in finish_all(paceline, [paceline.start(*by_hand(r, address)) for r in (0, 1)]):

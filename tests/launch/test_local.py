@@ -5,7 +5,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from paceline.launch import processes
 from paceline.launch.failures import WorkerFailure, render
+from paceline.launch.scratch import own_directory
 from tests.launch.launching import Launch
 from tests.launch.waiting import alive, until
 
@@ -247,6 +247,7 @@ def test_the_cause_stands_before_the_peers_that_lost_their_connection(launch: La
         assert "in all-reduce" in lines[0]
 
 
+@pytest.mark.slow
 def test_workers_killed_at_random_steps_start_again_each_time(
     launch: Launch, tmp_path: Path
 ) -> None:
@@ -307,15 +308,14 @@ def test_on_one_machine_nothing_listens_for_the_store() -> None:
     rendezvous.shutdown()
 
 
-def test_nothing_is_left_behind(
-    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_nothing_is_left_behind(launch: Launch, tmp_path: Path) -> None:
+    before = set(own_directory().glob("tmp*"))
     environment = dict(os.environ)
     handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     pids = [json.loads(text)["pid"] for text in launch("describe").results.values()]
     assert not [pid for pid in pids if alive(pid)]
     assert [path.name for path in tmp_path.iterdir()] == ["logs"]
+    assert set(own_directory().glob("tmp*")) == before
     assert dict(os.environ) == environment
     after = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     assert after == handlers

@@ -69,12 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"paceline: {shortened(text)}", file=sys.stderr)
         return error.exit_code
     except Exception as error:  # noqa: BLE001  # the process boundary: told whole
-        if isinstance(error, OSError) and error.errno in _NO_NAME:
-            text = f"{error.strerror}: {error.filename}"
-            print(f"paceline: {shortened(printable(text))}", file=sys.stderr)
-            return ExitCode.USAGE
-        if _is_directory_gone(error):
-            print(f"paceline: {_DIRECTORY_GONE}", file=sys.stderr)
+        if message := _misuse(error):
+            print(f"paceline: {shortened(printable(message))}", file=sys.stderr)
             return ExitCode.USAGE
         traceback.print_exception(error)
         return exit_code_of(kind_of(error))
@@ -83,21 +79,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.RESUMABLE
 
 
-_NO_NAME = (errno.ENAMETOOLONG,)
-_DIRECTORY_GONE = (
-    "the working directory has been removed. Change to one that is there (cd), and start again"
-)
-
-
-def _is_directory_gone(error: BaseException) -> bool:
-    """Tell whether a command failed since its working directory is gone."""
-    if not isinstance(error, FileNotFoundError):
-        return False
-    try:
-        os.getcwd()  # noqa: PTH109
-    except FileNotFoundError:
-        return True
-    return False
+def _misuse(error: Exception) -> str:
+    """Say what a command was given that the system refuses; '' for any other failure."""
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"{error.strerror}: {error.filename}"
+    if isinstance(error, FileNotFoundError):
+        try:
+            os.getcwd()  # noqa: PTH109
+        except FileNotFoundError:
+            return (
+                "the working directory has been removed. Change to one that is there (cd), and "
+                "start again"
+            )
+    return ""
 
 
 def _dispatch(tokens: list[str]) -> int:

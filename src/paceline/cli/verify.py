@@ -33,6 +33,7 @@ from paceline.errors import ExitCode, JobError, UsageError
 from paceline.launch.failures import WorkerFailure, one_line
 from paceline.launch.placement import may_have_gpus, threads_per_worker, usable_cores
 from paceline.launch.restarts import Policy
+from paceline.launch.scratch import scratch_directory
 from paceline.recipes.registry import reference_of
 from paceline.study.landlock import landlock_version
 from paceline.trainer.config import TrainConfig, merge, training_options
@@ -114,8 +115,8 @@ def main(tokens: Sequence[str]) -> int:
     asked = _read(tokens)
     if asked is None:
         return ExitCode.DONE
-    with tempfile.TemporaryDirectory(prefix="paceline-verify-") as place:
-        return _verify(asked, Path(place))
+    with scratch_directory() as place:
+        return _verify(asked, place)
 
 
 def _read(tokens: Sequence[str]) -> _Asked | None:

@@ -169,7 +169,8 @@ def test_a_worker_that_ends_with_0_before_its_end_is_a_failure(
     outcome = launch("leave", ranks, workers=workers)
     cause = outcome.failures[0]
     assert (outcome.restarts, outcome.results, outcome.interrupted) == (0, {}, False)
-    assert [str(failure.rank) for failure in outcome.failures] == ranks.split()
+    # Of two that leave, the second may be stopped before it has left.
+    assert {str(failure.rank) for failure in outcome.failures} <= set(ranks.split())
     assert (cause.kind, cause.exit_code, cause.signal_name) == ("job", 0, None)
     assert (cause.step, cause.operation) == (20, "step")
     assert "ended its process with exit code 0 before the end" in cause.message

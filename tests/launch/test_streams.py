@@ -64,4 +64,3 @@ def test_who_needs_a_reader_is_told_that_he_left() -> None:
         with pytest.raises(BrokenPipeError):
             print("said", file=stream, flush=True)
         os.close(writer)
-        stream = None  # its buffer goes with it

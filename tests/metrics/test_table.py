@@ -1,5 +1,6 @@
 import csv
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ def _zeroed(content: bytes, start: int) -> bytes:
     return content[:start] + bytes(len(content) - start)
 
 
-_DAMAGED = {
+_DAMAGED: dict[str, Callable[[bytes], bytes]] = {
     "zeros": lambda content: _zeroed(content, 0),
     "zeros from the second row": lambda content: _zeroed(content, content.index(b"\n2,") + 1),
     "nothing": lambda content: b"",

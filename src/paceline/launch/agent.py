@@ -185,8 +185,8 @@ class _Agent(LocalElasticAgent):
 
     def _exit_barrier(self) -> None:
         if self._waits:
-            nodes = self._worker_group.group_world_size
-            _wait_for_nodes(self._store, nodes, lambda: self._interrupts.received)
+            store, nodes = self._store, self._worker_group.group_world_size
+            _wait_for_nodes(store, nodes, lambda: self._interrupts.received)  # type: ignore[arg-type]  # torch declares both as None
 
 
 def _wait_for_nodes(store: Store, nodes: int, stopped: Callable[[], bool]) -> None:
@@ -278,6 +278,7 @@ def run_attempt(
         exit_codes=codes,
         first=outcome.failed_first,
         stopped=killed,
+        pids={rank: process.pid or 0 for rank, process in agent.processes.items()},
         stop_requested=interrupts.received,
     )
 

@@ -8,7 +8,7 @@ import io
 import os
 import sys
 from contextlib import suppress
-from typing import TextIO, final
+from typing import TextIO, cast, final
 
 _LOST = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF, errno.EFBIG}
 
@@ -46,9 +46,13 @@ def open_closed_streams() -> None:
         except OSError:
             null = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this
             os.set_inheritable(null, True)
-    sys.stdin = sys.__stdin__ = sys.stdin or os.fdopen(0, closefd=False)
-    sys.stdout = sys.__stdout__ = sys.stdout or os.fdopen(1, "w", closefd=False)
-    sys.stderr = sys.__stderr__ = sys.stderr or os.fdopen(2, "w", closefd=False)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    _use(sys.stdout or os.fdopen(1, "w", closefd=False), "stdout")
+    _use(sys.stderr or os.fdopen(2, "w", closefd=False), "stderr")
+
+
+def _use(stream: TextIO, name: str) -> None:
+    vars(sys).update({name: stream, f"__{name}__": stream})
 
 
 def tolerate_failing_output(*, needs_reader: bool = False) -> None:
@@ -57,8 +61,8 @@ def tolerate_failing_output(*, needs_reader: bool = False) -> None:
     Args:
         needs_reader: Raise BrokenPipeError nevertheless where nobody reads standard output.
     """
-    sys.stdout = sys.__stdout__ = tolerant(sys.stdout, 1, needs_reader=needs_reader)
-    sys.stderr = sys.__stderr__ = tolerant(sys.stderr, 2)
+    _use(tolerant(sys.stdout, 1, needs_reader=needs_reader), "stdout")
+    _use(tolerant(sys.stderr, 2), "stderr")
 
 
 def tolerant(stream: TextIO, descriptor: int, *, needs_reader: bool = False) -> TextIO:
@@ -74,7 +78,7 @@ def tolerant(stream: TextIO, descriptor: int, *, needs_reader: bool = False) -> 
     by_line = stream is sys.stderr or getattr(stream, "line_buffering", True)
     raised = frozenset({errno.EPIPE} if needs_reader else ())
     return io.TextIOWrapper(
-        io.BufferedWriter(_Tolerant(descriptor, raised, stream)),
+        io.BufferedWriter(cast(io.RawIOBase, _Tolerant(descriptor, raised, stream))),
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=by_line,

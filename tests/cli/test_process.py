@@ -120,6 +120,6 @@ def test_a_training_needs_nobody_to_tell(streams: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("streams", ["2>&-", "2>/dev/full"])
 def test_an_error_that_cannot_be_told_keeps_its_exit_code(streams: str) -> None:
-    command = ["bash", "-c", f'"$0" -m paceline trian {streams}', sys.executable]
+    command = ["bash", "-c", f'"$0" -m paceline nonsense {streams}', sys.executable]
     done = subprocess.run(command, timeout=60, check=False)
     assert done.returncode == ExitCode.USAGE

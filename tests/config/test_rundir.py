@@ -136,3 +136,26 @@ def test_a_lock_in_a_directory_that_is_gone(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "absent")
     with pytest.raises(UsageError, match="can't be written"), run.lock():
         pass
+
+
+def test_what_killed_writers_have_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.make()
+    left = [
+        run.path / ".profile.json.0123abcd",
+        run.path / ".metrics.csv.0123abcd",
+        run.logs / ".failure-rank-0.json.0123abcd",
+        run.logs / ".probe-host-12",
+        run.logs / "..probe-host-12.0123abcd",
+    ]
+    kept = [
+        run.run_json,
+        run.path / ".profile.json.mine",
+        run.path / ".notes",
+        run.logs / "failure-rank-0.json",
+    ]
+    for path in (*left, *kept):
+        path.touch()
+    run.sweep()
+    assert [path for path in left if path.exists()] == []
+    assert [path for path in kept if not path.exists()] == []

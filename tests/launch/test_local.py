@@ -67,6 +67,15 @@ def test_output_of_rank_0_is_shown_and_logged_that_of_others_only_logged(tmp_pat
         assert line in other
 
 
+def test_killed_workers_leave_nothing_in_the_temporary_directory(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    launch("fail_first", "9")
+    assert [path.name for path in tmp_path.iterdir()] == ["logs"]
+    assert tempfile.tempdir == str(tmp_path)
+
+
 def test_a_raising_worker_is_the_cause_and_its_traceback_is_whole(
     launch: Launch, capfd: pytest.CaptureFixture[str]
 ) -> None:

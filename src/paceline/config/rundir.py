@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -24,6 +25,13 @@ _TOKEN = ".launcher-"
 def log_path(log_dir: Path, rank: int) -> Path:
     """Name the log of one worker."""
     return log_dir / f"rank-{rank}.log"
+
+
+_LEFT = re.compile(
+    r"\.(run|summary|profile|workers|(.+-)?failure-rank-\d+)\.json\.[0-9a-f]{8}"
+    r"|\.(metrics\.csv|report\.html)\.[0-9a-f]{8}|\.{1,2}probe-.+"
+)
+"""Names under which files are written before they get their own."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +142,14 @@ class RunDirectory:
             probe.unlink()
         except OSError as error:
             raise self._unwritable(error) from error
+
+    def sweep(self) -> None:
+        """Remove what killed writers have left. Only for the owner, before workers run."""
+        for folder in (self.path, self.logs):
+            with suppress(OSError):
+                for path in list(folder.iterdir()):
+                    if _LEFT.fullmatch(path.name) and path.is_file():
+                        path.unlink(missing_ok=True)
 
     @contextmanager
     def token(self) -> Iterator[str]:

@@ -7,6 +7,7 @@ addresses of dead peers (the agent's own restarts do that, so they are switched 
 import logging
 import multiprocessing
 import socket
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -142,7 +143,11 @@ class _Agent(LocalElasticAgent):
         self.guard: WorkerGuard | None = None
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        pids: dict[int, Any] = super()._start_workers(worker_group)
+        usual, tempfile.tempdir = tempfile.tempdir, str(self._task.scratch)
+        try:  # torch leaves a file in there for each worker that is killed
+            pids: dict[int, Any] = super()._start_workers(worker_group)
+        finally:
+            tempfile.tempdir = usual
         self._interrupts.install()
         ranks = {pids[worker.local_rank]: worker.global_rank for worker in worker_group.workers}
         for process in multiprocessing.active_children():

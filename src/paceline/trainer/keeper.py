@@ -149,9 +149,7 @@ class SnapshotKeeper:
             NonFiniteLossError: A weight is NaN or infinite; on every worker.
         """
         model, numerics = self._parts.model, self._terms.numerics
-        named = list(
-            model.named_parameters()
-        )  # one walk over the modules: they cost more than sums
+        named = list(model.named_parameters())  # once: walking the modules costs more than sums
         finite = are_finite([parameter.detach() for _, parameter in named])
         if self.sync is not None:  # each worker may have weights of its own
             finite = bool(self._group.gather_rows(torch.tensor([finite], dtype=torch.uint8)).all())

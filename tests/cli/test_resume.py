@@ -191,10 +191,12 @@ def test_what_is_gone_is_told(paceline: Paceline, tmp_path: Path) -> None:
         refused = paceline.run("resume", run, *command)
         assert refused.code == ExitCode.USAGE
         assert what in refused.err
-    (run / "metrics.csv").unlink()
+    rows = (run / "metrics.csv").read_text().splitlines()
+    (run / "metrics.csv").write_bytes(bytes(100))
     done = paceline.run("resume", run, *"--on here --epochs 3 --allow-change epochs".split())
     assert done.code == 0, done.err
-    assert f"{run}/metrics.csv is gone: the epochs up to now are missing" in done.out
+    assert f"2 rows of {run}/metrics.csv had been lost or damaged: back from the sn" in done.out
+    assert (run / "metrics.csv").read_text().splitlines()[:3] == rows
     for snapshot in (run / "snapshots").glob("step-*"):
         shutil.rmtree(snapshot)
     done = paceline.run("resume", run, "--on", "here")

@@ -90,6 +90,12 @@ def test_output_of_rank_0_is_shown_and_logged_that_of_others_only_logged(tmp_pat
         assert line in other
 
 
+def test_killed_workers_leave_nothing_in_the_temporary_directory(launch: Launch) -> None:
+    before = set(own_directory().iterdir())
+    launch("fail_first", "9")
+    assert set(own_directory().iterdir()) == before
+
+
 def test_a_raising_worker_is_the_cause_and_its_traceback_is_whole(
     launch: Launch, capfd: pytest.CaptureFixture[str]
 ) -> None:

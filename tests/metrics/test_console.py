@@ -1,5 +1,6 @@
 import io
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -282,3 +283,15 @@ def test_which_console(
 ) -> None:
     monkeypatch.setattr(sys, "__stdout__", Terminal() if terminal else io.StringIO())
     assert type(make_console(kind, rank, tmp_path / "log")) is expected
+
+
+@pytest.mark.parametrize("make", [PlainConsole, SilentConsole])
+def test_an_output_that_cannot_be_written_is_no_error(
+    make: type[Console], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = Path("/dev/full").open("w", buffering=1)  # noqa: SIM115  # can't be closed in order
+    monkeypatch.setattr(sys, "stdout", full)
+    make().warn("said")
+    with suppress(OSError):
+        full.close()
+    make().warn("said to a closed stream")

@@ -162,8 +162,3 @@ def _say_what_is_gone(run: RunDirectory, step: int, *, alone: bool) -> None:
             f"{unless}",
             flush=True,
         )
-    elif not run.metrics_csv.exists():
-        print(
-            f"{run.metrics_csv} is gone: the epochs up to now are missing from it and the report",
-            flush=True,
-        )

@@ -242,6 +242,7 @@ def _start_local(launch: Launch) -> int:
     if launch.makes:
         run.create()
     with run.lock():
+        run.sweep()
         run.summary_json.unlink(missing_ok=True)  # of an earlier start
         prepare(PRELOAD, place.threads)
         outcome = launch_local(

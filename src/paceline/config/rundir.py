@@ -43,6 +43,13 @@ def log_path(log_dir: Path, rank: int) -> Path:
     return log_dir / f"rank-{rank}.log"
 
 
+_LEFT = re.compile(
+    r"\.(run|summary|profile|workers|(.+-)?failure-rank-\d+)\.json\.[0-9a-f]{8}"
+    r"|\.(metrics\.csv|report\.html)\.[0-9a-f]{8}|\.{1,2}probe-.+"
+)
+"""Names under which files are written before they get their own."""
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """Names of the files of one training; all paths follow from `path`."""
@@ -151,6 +158,14 @@ class RunDirectory:
             probe.unlink()
         except OSError as error:
             raise self._unwritable(error) from error
+
+    def sweep(self) -> None:
+        """Remove what killed writers have left. Only for the owner, before workers run."""
+        for folder in (self.path, self.logs):
+            with suppress(OSError):
+                for path in list(folder.iterdir()):
+                    if _LEFT.fullmatch(path.name) and path.is_file():
+                        path.unlink(missing_ok=True)
 
     @contextmanager
     def token(self) -> Iterator[str]:

@@ -16,6 +16,7 @@ from typing import TextIO, cast, final
 
 from paceline.config.files import storing
 from paceline.config.rundir import log_path
+from paceline.launch.streams import tolerant
 
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\-_]|\x07")
 _HEADER = "---- attempt "
@@ -71,9 +72,7 @@ def redirect_noise(log: TextIO) -> None:
     _buffer_by_line()
     terminal = os.dup(2)
     os.dup2(log.fileno(), 2)
-    sys.stderr = os.fdopen(
-        terminal, "w", buffering=1, encoding=sys.stderr.encoding, errors=sys.stderr.errors
-    )
+    sys.stderr = tolerant(sys.stderr, terminal)
 
 
 def _buffer_by_line() -> None:

@@ -133,7 +133,7 @@ class SilentConsole(Console):
 
     def warn(self, line: str) -> None:
         """Print the line (on ranks other than 0 it goes to the log)."""
-        print(line, flush=True)
+        _print(line)
 
     def advance(self, advance: Advance) -> None:
         """Do nothing."""
@@ -155,7 +155,7 @@ class PlainConsole(Console):
 
     def say(self, line: str) -> None:
         """Print the line."""
-        print(line, flush=True)
+        _print(line)
 
     def warn(self, line: str) -> None:
         """Print the line."""
@@ -192,7 +192,8 @@ class BarConsole(Console):
 
     def say(self, line: str) -> None:
         """Print the line above the bar and into the log."""
-        self._bar().console.print(line, markup=False, highlight=False, soft_wrap=True)
+        with suppress(OSError):  # the terminal is gone
+            self._bar().console.print(line, markup=False, highlight=False, soft_wrap=True)
         with suppress(OSError), self._log.open("a") as file:  # a full disk must not end a training
             file.write(line + "\n")
 
@@ -257,6 +258,11 @@ def make_console(
     if kind == "bar" or (kind == "auto" and terminal):
         return BarConsole(log, has_header=restarted)
     return PlainConsole(has_header=restarted)
+
+
+def _print(line: str) -> None:
+    with suppress(OSError, ValueError):  # full, left by its reader, closed: the training goes on
+        print(line, flush=True)
 
 
 def _percent(share: float) -> str:

@@ -148,7 +148,7 @@ class Engine:
         if self.guard is not None:
             self.guard.look(0)
         with storing(self.run.metrics_csv):
-            self.recorder.start(self.course.state)
+            self.recorder.start(self.course.state, self.keeper.restored_rows)
         self.parts.for_each_model(nn.Module.train)
         self.announce(self)
         if self.watcher is not None:
@@ -372,7 +372,8 @@ class Engine:
         agreed = self.agree(self.keeper.own_statistics())
         self.note.operation = "snapshot"
         self.course.saved()
-        self.keeper.save(self.course.state, agreed, best=best, must=must)
+        rows = self.recorder.saved
+        self.keeper.save(self.course.state, agreed, rows, best=best, must=must)
         self.stepper.pace.skip(self.course.state.step)
 
     @contextmanager

@@ -30,7 +30,7 @@ from paceline.checkpoint.manifest import (
     parse_manifest,
 )
 from paceline.checkpoint.overwriting import write_file
-from paceline.config.files import fsync_directory
+from paceline.config.files import fsync_directory, mode_within
 from paceline.config.quantities import parse_count
 from paceline.errors import InfrastructureError, SnapshotError
 
@@ -124,7 +124,7 @@ def write_snapshot(directory: Path, snapshot: Snapshot) -> None:
     Not atomic by itself: `SnapshotStore.publish` is.
 
     Args:
-        directory: Made here, mode 0700; its parent must exist.
+        directory: Made here, with its parent's permissions; that must exist.
         snapshot: What to write.
 
     Raises:
@@ -153,7 +153,7 @@ def write_host_snapshot(
         OSError: As `write_snapshot`.
     """
     if not over:
-        directory.mkdir(mode=0o700)
+        directory.mkdir(mode=mode_within(directory.parent))
     phase("begin")
     entries = {TENSORS: write_file(directory / TENSORS, host.tensors.chunks(), over=over)}
     phase(TENSORS)

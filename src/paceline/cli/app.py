@@ -2,12 +2,12 @@
 
 import errno
 import importlib
-import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import TextIOWrapper
+from pathlib import Path
 
 from paceline._version import __version__
 from paceline.config.fields import unknown_name
@@ -69,12 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"paceline: {shortened(text)}", file=sys.stderr)
         return error.exit_code
     except Exception as error:  # noqa: BLE001  # the process boundary: told whole
-        if isinstance(error, OSError) and error.errno in _NO_NAME:
-            text = f"{error.strerror}: {error.filename}"
-            print(f"paceline: {shortened(printable(text))}", file=sys.stderr)
-            return ExitCode.USAGE
-        if _is_directory_gone(error):
-            print(f"paceline: {_DIRECTORY_GONE}", file=sys.stderr)
+        if told := _told_of_paths(error):
+            print(f"paceline: {shortened(printable(told))}", file=sys.stderr)
             return ExitCode.USAGE
         traceback.print_exception(error)
         return exit_code_of(kind_of(error))
@@ -83,21 +79,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.RESUMABLE
 
 
-_NO_NAME = (errno.ENAMETOOLONG,)
 _DIRECTORY_GONE = (
     "the working directory has been removed. Change to one that is there (cd), and start again"
 )
 
 
-def _is_directory_gone(error: BaseException) -> bool:
-    """Tell whether a command failed since its working directory is gone."""
-    if not isinstance(error, FileNotFoundError):
-        return False
-    try:
-        os.getcwd()  # noqa: PTH109
-    except FileNotFoundError:
-        return True
-    return False
+def _told_of_paths(error: Exception) -> str:
+    """Say what is wrong with a path that no file can have; empty where it is something else."""
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"{error.strerror}: {error.filename}"
+    if isinstance(error, FileNotFoundError):
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            return _DIRECTORY_GONE
+    return ""
 
 
 def _dispatch(tokens: list[str]) -> int:

@@ -81,7 +81,7 @@ def launch_local(
     """
     say = report or to_stderr
     forkserver.prepare((), threads)
-    log_dir.mkdir(parents=True, exist_ok=True)
+    log_dir.mkdir(0o700, parents=True, exist_ok=True)
     for stale in log_dir.glob("*failure-rank-*.json"):
         stale.unlink(missing_ok=True)
     caught = Interrupts(policy.stop_s).caught()

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO, cast, final
 
+from paceline.config.files import open_within
 from paceline.config.rundir import log_path
 
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\-_]|\x07")
@@ -24,8 +25,10 @@ _TAIL_BYTES = 65536
 
 def open_log(log_dir: Path, rank: int, world_size: int, attempt: int) -> TextIO:
     """Open a worker's log for appending, with a line that says which attempt begins."""
-    log_dir.mkdir(parents=True, exist_ok=True)
-    log = log_path(log_dir, rank).open("a", encoding="utf-8", errors="replace", buffering=1)
+    log_dir.mkdir(0o700, parents=True, exist_ok=True)
+    log = open(  # noqa: SIM115  # the caller closes it
+        log_path(log_dir, rank), "a", 1, "utf-8", errors="replace", opener=open_within
+    )
     now = datetime.now(UTC).isoformat(timespec="seconds")
     log.write(
         f"{_HEADER}{attempt}, rank {rank} of {world_size}, process {os.getpid()} "

@@ -10,7 +10,8 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -285,9 +286,24 @@ def _verify(path: Path, entry: FileEntry, *, keep: bool) -> bytes:
     return b"".join(kept)
 
 
+@contextmanager
+def _named_for_rust(path: Path) -> Iterator[str]:
+    """Name a file as safetensors can take it: its names are UTF-8, those of files needn't be."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        descriptor = _open(path)
+        try:
+            yield f"/dev/fd/{descriptor}"
+        finally:
+            os.close(descriptor)
+    else:
+        yield str(path)
+
+
 def _load(path: Path, device: torch.device | str) -> dict[str, dict[str, Tensor]]:
     try:
-        with safe_open(str(path), framework="pt", device=str(device)) as file:
+        with _named_for_rust(path) as name, safe_open(name, "pt", device=str(device)) as file:
             noted: str = (file.metadata() or {}).get(GROUPS, "")
             groups: dict[str, dict[str, Tensor]] = {group: {} for group in noted.split()}
             for key in file.keys():  # noqa: SIM118

@@ -105,7 +105,8 @@ def _dispatch(tokens: list[str]) -> int:
         return ExitCode.DONE
     name, *rest = tokens
     if name not in COMMANDS:
-        print(f"paceline: {unknown_name(name, COMMANDS, 'command')}", file=sys.stderr)
+        told = printable(shortened(unknown_name(name, COMMANDS, "command")))
+        print(f"paceline: {told}", file=sys.stderr)
         return ExitCode.USAGE
     run = importlib.import_module(COMMANDS[name].module).main
     code: int = run(rest)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from paceline.config.figures import plural
+from paceline.config.text import printable
 from paceline.launch import forkserver
 from paceline.launch.attempt import Crew, attempt_here
 from paceline.launch.boundary import failure_path
@@ -170,4 +171,4 @@ def orphans_adopted() -> Iterator[None]:
 
 def to_stderr(line: str) -> None:
     """Tell the user a line."""
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)

@@ -10,9 +10,9 @@ from paceline.dist.environment import (
     chosen_interface,
     look,
     read_placement,
+    store_file,
     surroundings,
     use_interface,
-    store_file,
     uses_agent_store,
 )
 from paceline.dist.options import DistOptions

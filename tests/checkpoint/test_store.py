@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import paceline
 from paceline.checkpoint import manifest
 from paceline.checkpoint.format import Snapshot, read_snapshot
+from paceline.checkpoint.manifest import STATE, TENSORS
 from paceline.checkpoint.store import SnapshotStore
 from paceline.errors import SnapshotError, UsageError
 
@@ -210,6 +212,95 @@ def test_a_failed_write_leaves_what_there_was(
     assert found is not None
     assert same(found, newer if failing == "renamed" else make_snapshot(1))
     store.publish(newer, best=False)
+
+
+def test_a_failed_replacement_puts_the_old_one_back_at_once(
+    store: SnapshotStore, make_snapshot: MakeSnapshot, same: Same
+) -> None:
+    """Without a new start, which would sweep: the training goes on, and may resume from it."""
+
+    def fail(phase: str) -> None:
+        if phase == "replaced":
+            raise OSError(errno.EIO, "Input/output error")
+
+    store.publish(make_snapshot(1), best=True)
+    with pytest.raises(OSError, match="Input/output"):
+        store.publish(make_snapshot(1, size=50), best=False, phase=fail)
+    assert names(store) == ["best.json", "step-000000000001"]
+    assert same(read_snapshot(store.path_of(1)), make_snapshot(1))
+
+
+def test_what_wouldnt_fit_is_refused_before_it_is_written(store: SnapshotStore) -> None:
+    store.check_room(1)
+    with pytest.raises(OSError, match="No space left") as caught:
+        store.check_room(shutil.disk_usage(store.directory).total)
+    assert caught.value.errno == errno.ENOSPC
+
+
+class Disk:
+    """What a power cut would leave of a directory: the names of its last fsync."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.directory = directory
+        self.durable: dict[str, int] = {}
+        self._fsync, self._rmtree = os.fsync, shutil.rmtree
+        monkeypatch.setattr(os, "fsync", self.fsync)
+        monkeypatch.setattr(shutil, "rmtree", self.rmtree)
+
+    def fsync(self, descriptor: int) -> None:
+        if self.directory.is_dir() and os.path.samestat(
+            os.fstat(descriptor), self.directory.stat()
+        ):
+            self.durable = self.names()
+        self._fsync(descriptor)
+
+    def rmtree(self, path: Path, *, ignore_errors: bool = False) -> None:
+        """What another one replaces may go once a power cut can't take that one away."""
+        if path.name.startswith(".replaced-") and path.is_dir():
+            kept = path.name.removeprefix(".replaced-")
+            assert self.durable.get(kept) == self.names()[kept]
+        self._rmtree(path, ignore_errors=ignore_errors)
+
+    def names(self) -> dict[str, int]:
+        """Name the snapshots, with what tells one from another of the same name."""
+        steps = [path for path in self.directory.iterdir() if path.name.startswith("step-")]
+        return {path.name: path.stat().st_ino for path in steps}
+
+
+def test_what_is_published_outlives_a_power_cut(
+    store: SnapshotStore, make_snapshot: MakeSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(store.directory, monkeypatch)
+    for step in (1, 1, 2):
+        store.publish(make_snapshot(step), best=False)
+        assert disk.durable == disk.names()
+        assert store.path_of(step).name in disk.durable
+
+
+def test_what_is_received_outlives_a_power_cut(
+    store: SnapshotStore,
+    make_snapshot: MakeSnapshot,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = SnapshotStore(tmp_path / "source", keep_last=2)
+    path = source.publish(make_snapshot(1), best=False)
+    pieces = [(name, memoryview((path / name).read_bytes())) for name in (STATE, TENSORS)]
+    disk = Disk(store.directory, monkeypatch)
+    for _ in range(2):
+        store.receive(source.manifest(1), pieces)
+        assert disk.durable == disk.names()
+        assert store.path_of(1).name in disk.durable
+
+
+def test_what_a_new_start_puts_back_outlives_a_power_cut(
+    store: SnapshotStore, make_snapshot: MakeSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = store.publish(make_snapshot(1), best=False)
+    path.rename(store.directory / f".replaced-{path.name}")  # killed between two renames
+    disk = Disk(store.directory, monkeypatch)
+    store.sweep()
+    assert list(disk.durable) == [path.name]
 
 
 KILLER = """

@@ -13,10 +13,12 @@ from paceline.config.files import (
     read_json,
     read_json_object,
     read_plain,
+    storing,
     why_unreadable,
     write_atomic,
     write_json,
 )
+from paceline.errors import StorageError
 
 
 def test_the_new_content_replaces_the_old(tmp_path: Path) -> None:
@@ -76,6 +78,20 @@ def test_json_that_isnt_json_is_refused(tmp_path: Path) -> None:
         write_json(path, {"a": math.nan})
     assert path.read_text() == before
     assert before.endswith("\n")
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC])
+def test_what_cannot_be_written_is_named(tmp_path: Path, number: int) -> None:
+    words = f"{tmp_path} can't be written: {os.strerror(number)}"
+    with pytest.raises(StorageError, match=words), storing(tmp_path):
+        raise OSError(number, os.strerror(number))
+    with pytest.raises(StorageError, match=words), storing(Path("elsewhere")):
+        raise OSError(number, os.strerror(number), str(tmp_path))
+
+
+def test_other_errors_are_none_of_the_disks(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionResetError), storing(tmp_path):
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
 
 
 @pytest.fixture

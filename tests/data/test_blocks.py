@@ -46,5 +46,9 @@ def test_a_dying_process_is_told() -> None:
         list(run_in_order(_decode_block, range(5), 2))
 
 
-def test_there_is_a_core() -> None:
-    assert 1 <= count_cores() <= (os.cpu_count() or 1)
+def test_cores_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 5, 7} if not process else {})
+    assert count_cores() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert count_cores() == 64

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -7,7 +8,9 @@ from hypothesis import strategies as st
 
 from paceline.data.order import (
     EpochPlan,
+    cut,
     epoch_order,
+    plan_order,
     plan_shares,
     step_share,
     step_shares,
@@ -35,6 +38,15 @@ def test_the_order_sorts_splitmix64_keys() -> None:
     assert epoch_order(100, 3, 5).tolist() == sorted(range(100), key=keys.__getitem__)
 
 
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_unshuffled_samples_keep_their_own_order(epoch: int) -> None:
+    plan = EpochPlan(seed=7, epoch=epoch, global_batch=4, shuffle=False)
+    assert plan_order(plan, 10).tolist() == list(range(10))
+    assert (
+        plan_order(replace(plan, shuffle=True), 10).tolist() == epoch_order(10, 7, epoch).tolist()
+    )
+
+
 def test_no_sample_prefers_a_position() -> None:
     places = np.array([np.flatnonzero(epoch_order(8, 1, epoch) == 0)[0] for epoch in range(4000)])
     counts = np.bincount(places, minlength=8)
@@ -42,7 +54,7 @@ def test_no_sample_prefers_a_position() -> None:
 
 
 @given(num=SIZES, seed=st.integers(0, 2**63), epoch=st.integers(0, 10**6))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_an_order_is_a_permutation(num: int, seed: int, epoch: int) -> None:
     order = epoch_order(num, seed, epoch)
     assert order.dtype == np.int64
@@ -50,7 +62,7 @@ def test_an_order_is_a_permutation(num: int, seed: int, epoch: int) -> None:
 
 
 @given(total=st.integers(0, 1000), parts=st.integers(1, 40))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_shares_are_balanced_and_contiguous(total: int, parts: int) -> None:
     bounds = [share(total, part, parts) for part in range(parts)]
     sizes = [end - begin for begin, end in bounds]
@@ -68,7 +80,7 @@ def test_a_part_must_exist(part: int, parts: int) -> None:
 
 
 @given(num=SIZES, batch=st.integers(1, 80), data=st.data())
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_every_sample_once_while_the_world_changes_at_every_step(
     num: int, batch: int, data: st.DataObject
 ) -> None:
@@ -83,7 +95,7 @@ def test_every_sample_once_while_the_world_changes_at_every_step(
 
 
 @given(num=SIZES, batch=st.integers(1, 80), world=WORLDS, data=st.data())
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_a_plan_resumed_at_any_step_goes_on_exactly(
     num: int, batch: int, world: int, data: st.DataObject
 ) -> None:
@@ -104,6 +116,22 @@ def test_steps_in_epoch(num: int, batch: int, drop_last: bool, steps: int) -> No
     assert steps_in_epoch(num, batch, drop_last) == steps
     plan = EpochPlan(seed=0, epoch=0, global_batch=batch, drop_last=drop_last)
     assert len(list(plan_shares(plan, num))) == steps
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_resumed_epoch_goes_on_at_its_step(count: int) -> None:
+    plan = EpochPlan(seed=0, epoch=0, global_batch=4, parts=4, part=1, count=count)
+    whole = list(plan_shares(plan, 14))
+    rest = list(plan_shares(replace(plan, first_step=2), 14))
+    assert rest == [found for found in whole if found.batch_start >= 8]
+    assert len(rest) < len(whole)
+
+
+@pytest.mark.parametrize("total", [0, 1, 3, 7, 8])
+def test_unequal_parts_of_a_short_batch_cover_it(total: int) -> None:
+    cuts = [cut(total, part, 3, bounds=(0, 5, 7, 8)) for part in range(3)]
+    assert [begin for begin, _ in cuts] == [0, *(end for _, end in cuts[:-1])]
+    assert cuts[-1][1] == total
 
 
 @pytest.mark.parametrize(("num", "drop_last"), [(3, True), (0, False), (0, True)])
@@ -132,7 +160,6 @@ def test_a_plan_checks_its_numbers(wrong: dict[str, int]) -> None:
     shards=st.integers(1, 12),
     data=st.data(),
 )
-@settings(deadline=None)
 def test_shards_see_the_same_samples_whatever_the_worlds_are(
     num: int, batch: int, shards: int, data: st.DataObject
 ) -> None:

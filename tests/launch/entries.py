@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
 from pathlib import Path
 
-from paceline.errors import InfrastructureError, JobError, UsageError
+from paceline.config.files import write_json
+from paceline.errors import InfrastructureError, JobError, StorageError, UsageError
 from paceline.launch.note import note
 
 
@@ -42,6 +44,7 @@ def fail(payload: str) -> str:
             "usage": UsageError("a bad option"),
             "job": JobError("a bad job"),
             "infrastructure": InfrastructureError("a bad link"),
+            "storage": StorageError("a full disk"),
         }
         if payload == "exit":
             os._exit(3)
@@ -50,6 +53,40 @@ def fail(payload: str) -> str:
         raise errors[payload]
     time.sleep(60)
     return ""
+
+
+def spoil(payload: str) -> str:
+    """Rank 1 makes the logs' directory unwritable, also for root, and fails."""
+    if _rank() == 1:
+        note.step = 11
+        shutil.rmtree(payload)
+        Path(payload).touch()
+        raise InfrastructureError("a bad link")
+    time.sleep(60)
+    return ""
+
+
+def leave(payload: str) -> str:
+    """The ranks that the payload lists end their process with exit code 0; the others wait."""
+    note.step, note.operation = 20, "step"
+    if str(_rank()) in payload.split():
+        os._exit(0)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    time.sleep(60)
+    return ""
+
+
+def leave_when_done(payload: str) -> str:
+    """Rank 0's process ends with exit code 0 as soon as its result is there."""
+    from paceline.launch import worker
+
+    def deliver_and_leave(path: Path, result: str) -> None:
+        write_json(path, result)
+        os._exit(0)
+
+    if _rank() == 0:
+        worker.write_json = deliver_and_leave
+    return "done"
 
 
 def fail_first(payload: str) -> str:

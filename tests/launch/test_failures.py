@@ -113,6 +113,23 @@ def test_lost_peers_are_known_by_their_words(text: str) -> None:
     assert is_lost_peer("RuntimeError", text)
 
 
+def test_a_lost_peer_that_only_the_traceback_tells_of_comes_after_the_cause() -> None:
+    """As where a library wraps the error: `raise RuntimeError(...) from error`."""
+    wrapped = _failure(
+        0,
+        kind="infrastructure",
+        error_type="RuntimeError",
+        message="the step failed",
+        traceback=f"Traceback\nRuntimeError: {_GLOO}\n\nThe above exception was the direct cause "
+        "of the following exception:\n\nTraceback\nRuntimeError: the step failed",
+        time_s=1.0,
+    )
+    disk = _failure(1, kind="infrastructure", error_type="OSError", message="No space", time_s=2.0)
+    assert [failure.rank for failure in root_cause([wrapped, disk])] == [1, 0]
+    unrecorded_text = replace(wrapped, message=_GLOO, traceback="")
+    assert [failure.rank for failure in root_cause([unrecorded_text, disk])] == [1, 0]
+
+
 def test_lost_peers_are_known_by_their_type() -> None:
     assert is_lost_peer("DistBackendError", "whatever")
     assert not is_lost_peer("RuntimeError", "shapes don't match: (3, 4) and (4, 3)")
@@ -125,6 +142,13 @@ def test_workers_that_said_nothing() -> None:
         stopped=frozenset({5}),
     )
     assert unrecorded(ending, {2: _failure(2)}, [3, 7]) == {1: -9, 6: 3}
+
+
+def test_a_worker_that_ended_with_0_and_no_result_has_failed() -> None:
+    ending = Ending(exit_codes={0: 0, 1: 0, 2: 70}, first=2, stopped=frozenset())
+    assert unrecorded(ending, {2: _failure(2)}, [0]) == {1: 0}
+    assert _silent(1, 0).kind == "job"
+    assert root_cause([_lost_peer(2, time_s=1.0), _silent(1, 0)])[0].rank == 1
 
 
 def test_a_sigterm_from_outside_counts() -> None:

@@ -5,7 +5,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from paceline.launch import processes
 from paceline.launch.failures import WorkerFailure, render
+from paceline.launch.scratch import own_directory
 from tests.launch.launching import Launch
 from tests.launch.waiting import alive, until
 
@@ -138,6 +138,54 @@ def test_infrastructure_failures_are_retried_while_the_budget_lasts(
     assert [f"attempt {n}," in log for n in range(4)] == [True, True, True, False]
 
 
+def test_where_nothing_can_be_written_the_cause_is_kept_and_nothing_is_started_again(
+    launch: Launch,
+) -> None:
+    launch.max_restarts = 3
+    outcome = launch("spoil", str(launch.log_dir))
+    cause = outcome.failures[0]
+    assert (cause.rank, cause.step, cause.message) == (1, 11, "a bad link")
+    assert "raise InfrastructureError" in cause.traceback
+    assert outcome.restarts == 0
+    (line,) = launch.lines
+    assert "aren't started again" in line
+    assert str(launch.log_dir) in line
+    assert "Not a directory" in line
+
+
+def test_what_would_fail_again_at_once_is_not_retried(launch: Launch) -> None:
+    launch.max_restarts = 3
+    outcome = launch("fail", "storage")
+    assert outcome.restarts == 0
+    assert (outcome.failures[0].kind, outcome.failures[0].exit_code) == ("infrastructure", 70)
+    assert launch.lines == []
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [("0", 1), ("1", 2), ("0 1", 2)])
+def test_a_worker_that_ends_with_0_before_its_end_is_a_failure(
+    launch: Launch, ranks: str, workers: int
+) -> None:
+    launch.max_restarts = 3
+    outcome = launch("leave", ranks, workers=workers)
+    cause = outcome.failures[0]
+    assert (outcome.restarts, outcome.results, outcome.interrupted) == (0, {}, False)
+    # Of two that leave, the second may be stopped before it has left.
+    assert {str(failure.rank) for failure in outcome.failures} <= set(ranks.split())
+    assert (cause.kind, cause.exit_code, cause.signal_name) == ("job", 0, None)
+    assert (cause.step, cause.operation) == (20, "step")
+    assert "ended its process with exit code 0 before the end" in cause.message
+
+
+def test_a_worker_that_ends_with_0_after_its_end_is_none(launch: Launch) -> None:
+    assert launch("leave_when_done", workers=1).results == {0: "done"}
+
+
+def test_a_worker_that_ends_with_0_before_its_end_leaves_a_record(launch: Launch) -> None:
+    cause = launch("leave", "0", workers=1).failures[0]
+    record = json.loads((launch.log_dir / "failure-rank-0.json").read_text())
+    assert WorkerFailure.from_json(record) == cause
+
+
 def test_a_killed_worker_is_retried_and_the_launch_succeeds(launch: Launch) -> None:
     launch.max_restarts = 2
     outcome = launch("fail_first", "2")
@@ -200,6 +248,7 @@ def test_the_cause_stands_before_the_peers_that_lost_their_connection(launch: La
         assert "in all-reduce" in lines[0]
 
 
+@pytest.mark.slow
 def test_workers_killed_at_random_steps_start_again_each_time(
     launch: Launch, tmp_path: Path
 ) -> None:
@@ -260,15 +309,14 @@ def test_on_one_machine_nothing_listens_for_the_store() -> None:
     rendezvous.shutdown()
 
 
-def test_nothing_is_left_behind(
-    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_nothing_is_left_behind(launch: Launch, tmp_path: Path) -> None:
+    before = set(own_directory().glob("tmp*"))
     environment = dict(os.environ)
     handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     pids = [json.loads(text)["pid"] for text in launch("describe").results.values()]
     assert not [pid for pid in pids if alive(pid)]
     assert [path.name for path in tmp_path.iterdir()] == ["logs"]
+    assert set(own_directory().glob("tmp*")) == before
     assert dict(os.environ) == environment
     after = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     assert after == handlers

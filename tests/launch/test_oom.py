@@ -1,3 +1,4 @@
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -30,5 +31,14 @@ def test_without_a_counter_there_are_none(tmp_path: Path) -> None:
     assert oom_kills(cgroups, tmp_path) == 0
 
 
-def test_here_it_can_be_asked() -> None:
-    assert oom_kills() >= 0
+def test_here_it_is_what_the_shell_finds() -> None:
+    """The cgroup of version 2, of this process or the one that a container takes for the root."""
+    look = (
+        'path=$(sed -n "s/^0:://p" /proc/self/cgroup); '
+        'cat "/sys/fs/cgroup$path/memory.events" /sys/fs/cgroup/memory.events 2>/dev/null'
+    )
+    said = subprocess.run(["sh", "-c", look], capture_output=True, text=True, check=False).stdout
+    counts = [int(line.split()[1]) for line in said.splitlines() if line.startswith("oom_kill ")]
+    if not counts:
+        pytest.skip("no counter of cgroup version 2 here")
+    assert oom_kills() == counts[0]

@@ -1,13 +1,18 @@
 """Parts of the program that runs first in the container; the whole of it runs in tests/hosts."""
 
+import json
+import os
+import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline.launch import sagemaker_bootstrap
 from paceline.launch.sagemaker_bootstrap import has_smddp, install, variables, with_host
 from tests.support import standin
 
@@ -85,5 +90,57 @@ def test_what_is_installed(
     install("paceline==0.1.0")
     (tmp_path / "requirements.txt").unlink()
     install("paceline==0.1.0")
-    own = [] if has_paceline else [["paceline==0.1.0"]]
-    assert [words[6:] for words in asked] == [["-r", "requirements.txt"], *own, *own]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    own = [] if has_paceline else [[*pip, "paceline==0.1.0"]]
+    assert asked == [[*pip, "-r", "requirements.txt"], *own, *own]
+
+
+MAIN = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import bootstrap
+bootstrap.INPUT, bootstrap.CODE = Path(sys.argv[2]), Path(sys.argv[3])
+bootstrap.main()
+"""
+COMMAND = """
+import json, os, sys
+told = {name: os.environ.get(name) for name in ("PACELINE_NODE", "PYTHONUNBUFFERED")}
+json.dump({"words": sys.argv[1:], "directory": os.getcwd(), **told}, open("ran.json", "w"))
+"""
+
+
+def test_the_container_becomes_the_trainings_command_with_rank_0s_host(tmp_path: Path) -> None:
+    """The whole program in a process of its own, its folders elsewhere; `pip` is a stand-in."""
+    channel, given, code = (tmp_path / name for name in ("channel", "input", "code"))
+    channel.mkdir()
+    (given / "config").mkdir(parents=True)
+    shutil.copy(sagemaker_bootstrap.__file__, channel / "bootstrap.py")
+    (given / "config" / "resourceconfig.json").write_text(json.dumps(RESOURCES))
+    command = ["command.py", "--run-dir", "/r", "--", "train", "digits"]
+    job = {"requirement": "paceline==0.1.0", "command": command}
+    (channel / "job.json").write_text(json.dumps(job))
+    source = tmp_path / "source"
+    (source / "pip").mkdir(parents=True)
+    (source / "paceline").mkdir()
+    (source / "paceline" / "__init__.py").touch()
+    (source / "pip" / "__init__.py").touch()
+    pip = "import json, sys; json.dump(sys.argv[1:], open('installed.json', 'w'))"
+    (source / "pip" / "__main__.py").write_text(pip)
+    (source / "command.py").write_text(COMMAND)
+    (source / "requirements.txt").write_text("einops\n")
+    with tarfile.open(channel / "code.tar.gz", "w:gz") as archive:
+        archive.add(source, arcname=".")
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, str(channel), str(given), str(code)],
+        env={"PATH": os.environ["PATH"], "PACELINE_NODE": "7", "PYTHONPATH": str(source)},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads((code / "installed.json").read_text())[:2] == ["install", "--quiet"]
+    assert json.loads((code / "ran.json").read_text()) == {
+        "words": ["--run-dir", "/r", "--host", "algo-1", "--", "train", "digits"],
+        "directory": str(code),
+        "PACELINE_NODE": "7",  # what is set counts
+        "PYTHONUNBUFFERED": "1",
+    }

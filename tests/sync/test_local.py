@@ -1,5 +1,6 @@
 """Local steps: what is computed is what the algorithm says, and the same every time."""
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -313,6 +314,30 @@ def test_another_process_goes_on_where_one_stood() -> None:
     for of_rank in found:
         assert all(torch.equal(right, resumed) for right, resumed, _ in of_rank)
         assert {underway for _, _, underway in of_rank} == {True, False}
+
+
+def test_a_saved_round_is_gone_on_with_on_the_same_terms_alone() -> None:
+    def body(group: Group) -> list[bool]:
+        local = LocalSteps(terms(every=4, delay=1, parts=2), group, named(net()))
+        local.start()
+        local.moved()
+        saved = json.loads(json.dumps(local.state().values))
+        local.release()
+        others = [
+            terms(every=4, delay=1, parts=2),
+            terms(every=4, delay=1, parts=2, outer=OUTER[1]),
+        ]
+        others += [terms(every=5, delay=1, parts=2), terms(every=4, delay=2, parts=2)]
+        others += [terms(every=4, delay=1, parts=1), terms(4, 1, 2, precision="bf16")]
+        fits = []
+        for other in others:
+            local = LocalSteps(other, group, named(net()))
+            fits.append(local.fits(saved))
+            local.release()
+        return [*fits, local.fits({})]
+
+    (found,) = run_ranks(1, body)
+    assert found == [True, True, False, False, False, False, False]
 
 
 @pytest.mark.parametrize("delay", [0, 1])

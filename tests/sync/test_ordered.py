@@ -1,5 +1,6 @@
 """Gradients of shards have the same bits on any number of workers: those of a naive sum."""
 
+import gc
 from functools import partial
 
 import pytest
@@ -269,6 +270,45 @@ def test_memory_is_that_of_a_few_gradients(shards: int, workers: int) -> None:
     for held, size in run_ranks(workers, body):
         waiting = (shards // workers).bit_length() - 1
         assert held <= (waiting + (2 if workers > 1 else 1)) * size
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("workers", [1, 2])
+def test_layers_that_are_thawed_in_turn_leave_no_memory_behind(workers: int) -> None:
+    """What is left is of two sets of parameters, as many as are trained by turns."""
+
+    def body(group: Group) -> list[int]:
+        model, held = Wide(), []
+        ordered = OrderedSum(group, 2)
+        for turn in range(9):
+            for number, layer in enumerate(model):
+                layer.requires_grad_(number == turn % len(model))
+            wanted = expected_sums(model, 2, wide_loss)
+            run_step(ordered, model, wide_loss)
+            found = sums_of(model)
+            assert_same_bits({n: found[n] for n in wanted}, wanted)
+            model.zero_grad(set_to_none=True)
+            del found, wanted
+            held.append(tensor_bytes())
+        ordered.release()
+        return held
+
+    for held in run_ranks(workers, body):
+        # A few small messages are remembered; a buffer is as large as a layer, 16 KiB.
+        assert max(held[3:]) < held[2] + 4096
+
+
+def wide_loss(model: nn.Module, shard: int) -> Tensor:
+    loss: Tensor = model(torch.ones(1, 64) * (shard + 1)).sum()
+    return loss
+
+
+def tensor_bytes() -> int:
+    """Sum the memory that all tensors of this process hold, each once."""
+    gc.collect()
+    every = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
+    storages = [tensor.untyped_storage() for tensor in every]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 class Wide(nn.Sequential):

@@ -263,3 +263,14 @@ def test_models_types_and_sizes_that_would_be_many_buckets_dont_wait_for_each_ot
 
     mine, theirs = run_ranks(2, body, limit_s=60)
     assert mine == theirs
+
+
+def test_the_first_basis_is_settled_by_the_parameters_name_in_every_process() -> None:
+    """Workers on several hosts share no seed but this; `hash` differs between processes.
+
+    0xCBF43926 is the published check value of CRC-32: that of these nine digits.
+    """
+    thin = PowerSGD(2, 3).begin("123456789", torch.zeros(20, 30))
+    generator = torch.Generator().manual_seed(0xCBF43926)
+    assert torch.equal(thin.basis, torch.randn(30, 3, generator=generator))
+    assert torch.equal(thin.error, torch.zeros(20, 30))

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from paceline.dist.group import Group
+from paceline.errors import InterruptedTraining
 from paceline.metrics.counters import Totals
-from paceline.trainer.agreement import Agreement, Status, agree, steps_to_next
+from paceline.trainer.agreement import Agreement, Status, agree, agree_on_pause, steps_to_next
+from paceline.trainer.signals import StopFlag
 from tests.support.ranks import run_ranks
 
 
@@ -59,6 +61,27 @@ def test_of_two_bad_losses_the_earlier_step_is_named_and_then_the_lower_rank() -
         return agree(status(group.rank, None, bad), group).bad
 
     assert run_ranks(3, body, {0: 5, 1: 3, 2: 3}) == [(3, 1)] * 3
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_pause_is_as_long_as_rank_0_says(world_size: int) -> None:
+    def body(group: Group) -> float:
+        return agree_on_pause(2.5 + group.rank, StopFlag(under_launcher=True), group)
+
+    assert run_ranks(world_size, body) == [2.5] * world_size
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("told", [0, 1, 2])
+def test_an_evaluation_that_a_signal_cut_short_on_one_worker_ends_all(told: int) -> None:
+    def body(group: Group) -> None:
+        flag = StopFlag(under_launcher=True)
+        flag.cut_short = group.rank == told
+        with pytest.raises(InterruptedTraining):
+            agree_on_pause(1.0, flag, group)
+
+    run_ranks(3, body)
 
 
 @pytest.mark.parametrize(

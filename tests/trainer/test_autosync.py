@@ -14,8 +14,11 @@ from paceline.dist.group import Group
 from paceline.trainer import autosync
 from paceline.trainer.autochoice import Choice
 from paceline.trainer.autosync import AutoSync
+from paceline.trainer.engine import Engine
+from paceline.trainer.profiling import Profiler
 from tests.support.ranks import run_ranks
 from tests.support.sessions import net, pair_of, points, session_on, sgd
+from tests.support.tiers import slow
 from tests.support.trainings import (
     MakeJob,
     Outcome,
@@ -24,6 +27,7 @@ from tests.support.trainings import (
     noisy_job,
     run_training_on,
 )
+from tests.trainer.test_autochoice import profile
 from tests.trainer.test_powersgdsync import errors_of, wide_job
 
 pytestmark = pytest.mark.ranks
@@ -61,15 +65,54 @@ def noted(directory: Path) -> dict[str, object]:
     return found
 
 
+class Clock:
+    """Stands for `perf_counter`: steps take as long as a test says, by what gradients travel in.
+
+    A worker's own clock: those of other ranks than 0 go ten times as fast, and don't count.
+    """
+
+    def __init__(self, group: Group, full_s: float, half_s: float) -> None:
+        self._rate = 1.0 if group.rank == 0 else 10.0
+        self._full_s, self._half_s, self._now_s = full_s, half_s, 0.0
+        self.sync: AutoSync | None = None
+
+    def __call__(self) -> float:
+        half = self.sync is not None and self.sync.compression.dtype is torch.bfloat16
+        self._now_s += self._rate * (self._half_s if half else self._full_s)
+        return self._now_s
+
+
+# Of 100 ms of computation. Of bf16's 105 ms 5 are communication, as much as is allowed.
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_what_it_measures_leads_to_a_choice(world_size: int, tmp_path: Path) -> None:
-    found = run_ranks(world_size, train, tmp_path, None, None, 3, None)
-    chosen = {outcome.summary["sync_chosen"] for outcome in found}
-    assert len(chosen) == 1
-    assert chosen <= {"allreduce", "bf16", "powersgd", "local"}
+@pytest.mark.parametrize(
+    ("exposed_s", "half_s", "method", "why"),
+    [
+        (0.005, 0.105, "allreduce", "communication that nothing hides takes 5% of a step"),
+        (0.1, 0.105, "bf16", "communication takes 50% of a step of 200 ms; with half the bytes"),
+        (0.1, 0.2, "local", "communication takes 50% of a step of 200 ms, and 50% of 200 ms with"),
+    ],
+)
+def test_what_it_measures_leads_to_a_choice(
+    world_size: int, exposed_s: float, half_s: float, method: str, why: str, tmp_path: Path
+) -> None:
+    def body(group: Group) -> Outcome:
+        clock, init = Clock(group, 0.1 + exposed_s, half_s), AutoSync.__init__
+
+        def made(self: AutoSync, engine: Engine) -> None:
+            init(self, engine)
+            clock.sync = self
+
+        AutoSync.__init__ = made  # type: ignore[method-assign]  # this process ends with the test
+        Profiler.profile = lambda *_: profile(exposed_s, world_size)  # type: ignore[method-assign]
+        vars(autosync).update({"perf_counter": clock})
+        return train(group, tmp_path, None, None, 3, None)
+
+    found = run_ranks(world_size, body)
+    assert [outcome.summary["sync_chosen"] for outcome in found] == [method] * world_size
     assert {outcome.summary["sync"] for outcome in found} == {"auto"}
     told = str(noted(tmp_path)["sync"])
-    assert told.startswith(f"auto: {chosen.pop()}")
+    assert told.startswith(f"auto: {method}")
+    assert why in told
     assert noted(tmp_path)["device"] == "cpu"
     assert any(told in line for line in found[0].lines)
     assert all(map(torch.equal, found[0].parameters, found[1].parameters))
@@ -84,7 +127,7 @@ def test_one_worker_has_nothing_to_measure(tmp_path: Path) -> None:
 # at step 20, and `local` begins with the fourth epoch, at step 21.
 @pytest.mark.parametrize(
     ("final", "forward"),
-    [(LOCAL, 20), (LOCAL, 25), (HALF, 25)],
+    [slow(LOCAL, 20), (LOCAL, 25), slow(HALF, 25)],
     ids=["local-chosen", "local-under-way", "bf16"],
 )
 def test_a_resumed_training_keeps_the_choice_exactly(
@@ -104,7 +147,7 @@ def test_a_resumed_training_keeps_the_choice_exactly(
 # The steps as above: PowerSGD begins with the choice, or 2 steps later with the warm-up's end.
 @pytest.mark.parametrize(
     ("forward", "warmup_steps"),
-    [(20, None), (25, None), (21, 22), (26, 22)],
+    [slow(20, None), slow(25, None), slow(21, 22), (26, 22)],
     ids=["chosen", "under-way", "warming-up", "warm"],
 )
 def test_a_resumed_training_goes_on_with_powersgd_exactly(

@@ -69,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"paceline: {shortened(text)}", file=sys.stderr)
         return error.exit_code
     except Exception as error:  # noqa: BLE001  # the process boundary: told whole
-        if told := _told_of_paths(error):
-            print(f"paceline: {shortened(printable(told))}", file=sys.stderr)
+        if message := _misuse(error):
+            print(f"paceline: {shortened(printable(message))}", file=sys.stderr)
             return ExitCode.USAGE
         traceback.print_exception(error)
         return exit_code_of(kind_of(error))
@@ -79,20 +79,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.RESUMABLE
 
 
-_DIRECTORY_GONE = (
-    "the working directory has been removed. Change to one that is there (cd), and start again"
-)
-
-
-def _told_of_paths(error: Exception) -> str:
-    """Say what is wrong with a path that no file can have; empty where it is something else."""
+def _misuse(error: Exception) -> str:
+    """Say what a command was given that the system refuses; '' for any other failure."""
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return f"{error.strerror}: {error.filename}"
     if isinstance(error, FileNotFoundError):
         try:
             Path.cwd()
         except FileNotFoundError:
-            return _DIRECTORY_GONE
+            return (
+                "the working directory has been removed. Change to one that is there (cd), and "
+                "start again"
+            )
     return ""
 
 

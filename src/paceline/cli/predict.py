@@ -47,9 +47,9 @@ def main(tokens: Sequence[str]) -> int:
         raise UsageError(str(error)) from error
     outlook = look_out(_question(evidence, options))
     if options.json:
-        print(json.dumps(as_json(outlook), indent=2))
+        print(json.dumps(as_json(outlook, evidence), indent=2))
     else:
-        print(printable(as_text(outlook, evidence.source)))
+        print(printable(as_text(outlook, evidence)))
     return ExitCode.DONE
 
 

@@ -3,13 +3,17 @@ trust. What stands where a file of ours should be may be a pipe, a device or of 
 JSON may be anything.
 """
 
+import errno
 import json
 import os
 import secrets
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
+
+from paceline.errors import StorageError
 
 JSON_MAX_BYTES = 16 << 20
 """More than any JSON file of ours takes: `run.json` of 10,000 workers is a third of it."""
@@ -23,6 +27,35 @@ _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFSOCK: "a socket",
 }
+_UNWRITABLE = {
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EEXIST,
+}
+
+
+@contextmanager
+def storing(path: Path) -> Iterator[None]:
+    """Say of what can't be written in the block that it can't be: a retry there is in vain.
+
+    Args:
+        path: What is written, where the error doesn't say.
+
+    Raises:
+        StorageError: A file system is full or read-only, or refuses.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        where = error.filename or path
+        raise StorageError(f"{where} can't be written: {error.strerror}") from error
 
 
 def fsync_directory(path: Path) -> None:

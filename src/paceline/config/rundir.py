@@ -214,7 +214,12 @@ class RunDirectory:
     def _is_leftover(self) -> bool:
         """Tell whether nothing is here but what a training left that failed before it began."""
         ours = {self.snapshots.name, self.logs.name, self.slurm.name, self._lock_file.name}
-        here = {path.name for path in self.path.iterdir() if not path.match(f"{_TOKEN}*")}
+        unfinished = (f"{_TOKEN}*", f".{self.run_json.name}.*")  # its launcher was killed
+        here = {
+            path.name
+            for path in self.path.iterdir()
+            if not any(path.match(pattern) for pattern in unfinished)
+        }
         return here <= ours and not (
             self.snapshots.is_dir() and any(self.snapshots.glob("*step-*"))
         )

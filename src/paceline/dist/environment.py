@@ -22,12 +22,15 @@ __all__ = [
     "Placement",
     "chosen_interface",
     "current_placement",
+    "current_variables",
     "look",
     "numeric_variables",
     "store_file",
     "read_placement",
     "surroundings",
+    "thread_variables",
     "threads_are_set",
+    "threads_from_start",
     "use_interface",
     "uses_agent_store",
 ]
@@ -49,6 +52,10 @@ NUMERIC_VARIABLES = (
     "TORCH_BLAS_PREFER_CUBLASLT",
 )
 """Variables by which libraries choose their arithmetic."""
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""What thread pools read while they are imported, NumPy's as well."""
+PINNED_VARIABLE = "PACELINE_PINNED_THREADS"
+"""With how many CPU threads this process has run from the script's first line, where settled."""
 STORE_VARIABLE = "PACELINE_STORE"
 """In which the launcher names the workers' store, as PORT:FILE."""
 REQUEST_VARIABLE = "PACELINE_REQUEST"
@@ -177,6 +184,16 @@ def threads_are_set() -> bool:
     return bool(os.environ.get("OMP_NUM_THREADS"))
 
 
+def thread_variables(threads: int) -> dict[str, str]:
+    """Give the variables that settle a process's CPU threads from its first line."""
+    return dict.fromkeys((*THREAD_VARIABLES, PINNED_VARIABLE), str(threads))
+
+
+def threads_from_start() -> bool:
+    """Tell whether CPU threads were settled before the script's first line."""
+    return PINNED_VARIABLE in os.environ
+
+
 def numeric_variables() -> dict[str, str]:
     """Give the variables by which libraries choose their arithmetic, where they are set."""
     return {name: os.environ[name] for name in NUMERIC_VARIABLES if name in os.environ}
@@ -218,6 +235,11 @@ def _first_slurm_host(environment: Environment) -> str:
 def handed_request() -> str | None:
     """Give the request that `paceline run` has handed to the script in this process, if it has."""
     return os.environ.get(REQUEST_VARIABLE)
+
+
+def current_variables() -> dict[str, str]:
+    """Give all environment variables of this process."""
+    return dict(os.environ)
 
 
 def set_variables(variables: Mapping[str, str]) -> None:

@@ -8,18 +8,30 @@ it is a file that nobody else may open: a port would be open to every user of th
 import logging
 import multiprocessing
 import socket
+import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, final
 
-from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # not declared
-from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
+from torch.distributed import (  # type: ignore[attr-defined]  # not declared
+    HashStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -38,6 +50,9 @@ from paceline.launch.worker import WorkerTask, note_path, result_path, work
 _LOOPBACK = "127.0.0.1"
 _STORE_TIMEOUT = timedelta(seconds=60)
 _MONITOR_INTERVAL_S = 0.05
+_ENDED = "paceline/ended"
+_OTHER_NODES_S = 300.0
+"""For the other nodes to end theirs, once this node's workers have ended well."""
 _TORCH_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing")
 
 
@@ -165,9 +180,48 @@ class _Agent(LocalElasticAgent):
             )
         return pids
 
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.state != WorkerState.HEALTHY:
+            return result
+        return self._ended_by_themselves() or result
+
+    def _ended_by_themselves(self) -> RunResult | None:
+        """Find workers that ended with exit code 0, for whose return values torch waits forever.
+
+        A worker that comes to its end stays until all have: only `os._exit` ends it before.
+        """
+        ended = [rank for rank, process in self.processes.items() if process.exitcode == 0]
+        scratch = self._task.scratch
+        early = [rank for rank in ended if not result_path(scratch, rank).exists()]
+        if early:
+            pids = {rank: self.processes[rank].pid or 0 for rank in early}
+            failures = {rank: ProcessFailure(0, pid, 0, "") for rank, pid in pids.items()}
+            return RunResult(state=WorkerState.FAILED, failures=failures)
+        if len(ended) == len(self.processes):
+            return RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(ended, ""))
+        return None
+
     def _exit_barrier(self) -> None:
         if self._waits:
-            super()._exit_barrier()  # type: ignore[no-untyped-call]
+            nodes = self._worker_group.group_world_size
+            _wait_for_nodes(self._store, nodes, lambda: self._interrupts.received)
+
+
+def _wait_for_nodes(store: Store, nodes: int, stopped: Callable[[], bool]) -> None:
+    """Wait until all nodes have come here, by asking: torch's own wait is deaf to signals.
+
+    Args:
+        store: That all nodes see.
+        nodes: How many there are.
+        stopped: Whether to wait no longer.
+    """
+    deadline_s = time.monotonic() + _OTHER_NODES_S
+    with suppress(RuntimeError):  # the store is gone, with the node that kept it
+        ended = store.add(_ENDED, 1)
+        while ended < nodes and not stopped() and time.monotonic() < deadline_s:
+            time.sleep(_MONITOR_INTERVAL_S)
+            ended = store.add(_ENDED, 0)
 
 
 def _open_store(host: str, port: int) -> TCPStore:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO, cast, final
 
-from paceline.config.files import open_within
+from paceline.config.files import open_within, storing
 from paceline.config.rundir import log_path
 
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\-_]|\x07")
@@ -24,16 +24,22 @@ _TAIL_BYTES = 65536
 
 
 def open_log(log_dir: Path, rank: int, world_size: int, attempt: int) -> TextIO:
-    """Open a worker's log for appending, with a line that says which attempt begins."""
-    log_dir.mkdir(0o700, parents=True, exist_ok=True)
-    log = open(  # noqa: SIM115  # the caller closes it
-        log_path(log_dir, rank), "a", 1, "utf-8", errors="replace", opener=open_within
-    )
+    """Open a worker's log for appending, with a line that says which attempt begins.
+
+    Raises:
+        StorageError: It can't be written. A full disk is none: the log stays as it is.
+    """
+    with storing(log_dir):
+        log_dir.mkdir(0o700, parents=True, exist_ok=True)
+        log = open(  # noqa: SIM115  # the caller closes it
+            log_path(log_dir, rank), "a", 1, "utf-8", errors="replace", opener=open_within
+        )
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    log.write(
-        f"{_HEADER}{attempt}, rank {rank} of {world_size}, process {os.getpid()} "
-        f"on {socket.gethostname()}, {now} ----\n"
-    )
+    with suppress(OSError):
+        log.write(
+            f"{_HEADER}{attempt}, rank {rank} of {world_size}, process {os.getpid()} "
+            f"on {socket.gethostname()}, {now} ----\n"
+        )
     return log
 
 

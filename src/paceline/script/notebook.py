@@ -17,11 +17,12 @@ from typing import NoReturn
 import torch
 
 from paceline.config.fields import OptionValue
-from paceline.dist.environment import STORE_VARIABLE, set_variables
+from paceline.dist.environment import PINNED_VARIABLE, STORE_VARIABLE, set_variables
 from paceline.dist.meeting import meet_in_file
 from paceline.errors import InterruptedTraining, JobError, UsageError
 from paceline.launch.lineage import die_with_parent, spare_children_our_garbage
 from paceline.launch.placement import usable_cores
+from paceline.script.ending import ended_with_its_block
 
 _LOOPBACK = "127.0.0.1"
 _END_S = 5.0
@@ -123,7 +124,9 @@ def _be_worker(
     torch.set_num_threads(1)  # a pool of OpenMP threads doesn't survive a fork
     code = 0
     try:
-        told = json.dumps({"value": function(**arguments)}, default=_as_list)
+        with ended_with_its_block():
+            value = function(**arguments)
+        told = json.dumps({"value": value}, default=_as_list)
         _flush()  # the notebook ends its workers as soon as it has heard from all
         writing.send_bytes(told.encode())
     except InterruptedTraining as error:
@@ -165,6 +168,7 @@ def _environment(rank: int, workers: int, meeting: _Meeting, threads: int) -> di
         "GROUP_RANK": 0,
         "GROUP_WORLD_SIZE": 1,
         "OMP_NUM_THREADS": threads,
+        PINNED_VARIABLE: 1,  # what the function computes before its session
     }
     return {name: str(number) for name, number in numbers.items()} | {
         "MASTER_ADDR": _LOOPBACK,

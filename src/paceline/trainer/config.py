@@ -81,6 +81,15 @@ class TrainConfig:
         """List all options by their flat names, as they stand in `run.json`."""
         return {n: v for part in asdict(self).values() for n, v in part.items()}
 
+    @property
+    def worker_threads(self) -> int | None:
+        """CPU threads that every worker has to have; None where a share of the cores will do.
+
+        With shards never a share: it would follow the number of workers, and sums are split by it.
+        """
+        usual = None if self.data.shards is None else 1
+        return usual if self.launch.threads is None else self.launch.threads
+
     def policy(self) -> Policy:
         """Say how often workers are started again, and after how long they hang."""
         given_s = self.launch.stop_grace_s

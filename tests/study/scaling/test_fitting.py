@@ -1,5 +1,6 @@
 """Which network explains a study: one that was made up is found again; the EC2 study's."""
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -9,6 +10,7 @@ from paceline.study.scaling.fitting import Fitted, SizeTime, fit_link, fit_link_
 from paceline.sync.cost import Compute, step_cost
 from paceline.sync.network import Cluster, Network
 from paceline.sync.options import SyncOptions
+from tests.docs.pages import ROOT
 from tests.study.scaling.vgg import EPOCHS_S, STEP_S, STEPS, profile_of
 
 VGG = Compute.of(profile_of())
@@ -88,6 +90,21 @@ def test_a_fixed_cost_explains_it_as_well(
     assert fitted.misfit == pytest.approx(misfit, abs=0.001)
 
 
-def test_the_studys_own_efficiencies_want_325_steps_on_two_nodes() -> None:
-    assert EPOCHS_S[1] / (2 * EPOCHS_S[2]) == pytest.approx(0.81, abs=0.005)
-    assert STEP_S / (EPOCHS_S[2] / 375) == pytest.approx(0.94, abs=0.005)
+def test_the_page_has_the_studys_figures_and_what_follows_from_them() -> None:
+    """The table of docs/predict.md; N nodes are efficient as one's time over N times theirs."""
+    text = (ROOT / "docs" / "predict.md").read_text()
+    rows = {name: figures_of(text, name) for name in ("steps of an epoch", "epoch, minutes")}
+    nodes = [1, 2, 4, 8]
+    assert dict(zip(nodes, rows["steps of an epoch"], strict=True)) == STEPS
+    minutes = dict(zip(nodes, rows["epoch, minutes"], strict=True))
+    assert {n: 60 * of for n, of in minutes.items()} == pytest.approx(EPOCHS_S)
+    efficiency = [minutes[1] / (n * minutes[n]) for n in nodes]
+    # The study's own, which it cut rather than rounded.
+    assert figures_of(text, "efficiency") == pytest.approx(efficiency, abs=0.01)
+    with_375 = STEP_S / (EPOCHS_S[2] / 375)
+    assert f"with 375 it would be\n{with_375:.2f} a step" in text
+
+
+def figures_of(text: str, name: str) -> list[float]:
+    (line,) = re.findall(rf"^\| {name} \|(.*)\|$", text, re.MULTILINE)
+    return [float(cell) for cell in line.split("|")]

@@ -44,6 +44,10 @@ class Evidence:
     """As a study scaled."""
     efficiencies: Mapping[tuple[SyncOptions, int, int], float] = field(default_factory=dict)
     """That a study measured, by method, nodes and workers on each."""
+    not_reliable: str = ""
+    """Why no conclusion can be drawn from a study, in words; empty where one can be."""
+    warnings: tuple[str, ...] = ()
+    """What a reader of a study's figures should know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +104,8 @@ def _of_study(path: Path) -> Evidence:
                 for reached in [size.get("efficiency")]
                 if reached
             },
+            not_reliable=str(study.get("not_reliable", "")),
+            warnings=tuple(map(str, study.get("notes", ()))),
         )
     except (OSError, ValueError, ArithmeticError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, PacelineError):

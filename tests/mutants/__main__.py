@@ -1,0 +1,139 @@
+"""Try the mutants of `list/`: do the tests notice?
+
+The source is copied; the working tree stays as it is. Ends with 1 where a mutant lives that isn't
+explained in the list, and with 2 where one can't be tried.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.mutants.listing import REPOSITORY, Mutant, find_fault, read_list
+from tests.mutants.running import Result, preload, run_all
+
+_GOOD = ("caught", "timed out")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Try what is asked for and say what came of it."""
+    given = _parser().parse_args(words)
+    mutants = [m for m in read_list() if re.search(given.only, f"{m.file} {m.old} {m.harm}")]
+    if given.touched is not None:
+        mutants = touched_by(changed_files(given.touched), mutants)
+    faults = [fault for mutant in mutants if (fault := find_fault(mutant))]
+    if faults:
+        print("These can't be tried on today's source; mend the list:", *faults, sep="\n  ")
+        return 2
+    if not mutants:
+        print("No mutant to try.")
+        return 0
+    preload()
+    with tempfile.TemporaryDirectory(prefix="paceline-mutants-") as scratch:
+        if not given.no_baseline and not tests_pass(
+            mutants, Path(scratch) / "baseline", given.jobs, given.limit_s
+        ):
+            return 2
+        tasks = [(mutant, mutant.tests) for mutant in mutants]
+        results = []
+        for result in run_all(tasks, Path(scratch) / "copies", given.jobs, given.limit_s):
+            results.append(result)
+            print(_line(result), flush=True)
+    print(describe(results))
+    if given.json:
+        given.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
+    return _exit_code(results)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("--touched", nargs="?", const="HEAD~1", metavar="BASE")
+    parser.add_argument("--only", default="", metavar="PATTERN")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--limit-s", type=float, default=120.0)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--no-baseline", action="store_true", help="don't run the tests as they are"
+    )
+    return parser
+
+
+def changed_files(base: str) -> set[str]:
+    """List what differs from a commit, with what isn't committed yet."""
+    asked = ["git", "diff", "--name-only", base]
+    said = subprocess.run(asked, cwd=REPOSITORY, check=True, capture_output=True, text=True)
+    return set(said.stdout.split())
+
+
+def touched_by(changed: set[str], mutants: Sequence[Mutant]) -> list[Mutant]:
+    """Choose the mutants of which the file or a test has changed."""
+    return [
+        mutant
+        for mutant in mutants
+        if f"src/paceline/{mutant.file}" in changed
+        or any(f"tests/{test.split('::')[0]}" in changed for test in mutant.tests)
+    ]
+
+
+def tests_pass(mutants: Sequence[Mutant], scratch: Path, jobs: int, limit_s: float) -> bool:
+    """Run all tests that are named without a mutant: one that fails anyway proves nothing."""
+    named = dict.fromkeys(test for mutant in mutants for test in mutant.tests)
+    tests = [test for test in named if "::" not in test or test.split("::")[0] not in named]
+    parts = [tests[place :: 4 * jobs] for place in range(4 * jobs)]
+    tasks = [(None, part) for part in parts if part]
+    found = list(run_all(tasks, scratch, jobs, limit_s * max(map(len, parts))))
+    failed = [result.by for result in found if result.verdict not in ("lived", "skipped")]
+    if failed:
+        print("These fail, or take too long, without a mutant:", *failed, sep="\n  ")
+        return False
+    print(f"Without a mutant all {len(tests)} tests or files of tests pass.", flush=True)
+    return True
+
+
+def _line(result: Result) -> str:
+    mutant = result.mutant
+    assert mutant is not None
+    by = f"  [{result.by}]" if result.by else ""
+    change = f"{mutant.old!r} -> {mutant.new!r}" if result.verdict not in _GOOD else mutant.harm
+    return f"{result.verdict:9} {result.time_s:5.1f} s  {mutant.file}: {change}{by}"
+
+
+def describe(results: Sequence[Result]) -> str:
+    """Tabulate what came of the mutants by package, and list what needs a look."""
+    by_package: dict[str, Counter[str]] = {}
+    for result in results:
+        assert result.mutant is not None
+        for name in (result.mutant.package, "all"):
+            by_package.setdefault(name, Counter())[result.verdict] += 1
+    lines = [f"{'package':12} {'mutants':>7} {'caught':>7} {'lived':>7} {'other':>7}"]
+    for name, of in sorted(by_package.items(), key=lambda item: (item[0] == "all", item[0])):
+        caught = sum(of[verdict] for verdict in _GOOD)
+        rest = of.total() - caught - of["lived"]
+        lines.append(f"{name:12} {of.total():7} {caught:7} {of['lived']:7} {rest:7}")
+    return "\n".join([*lines, *_remarks(results)])
+
+
+def _remarks(results: Sequence[Result]) -> Iterator[str]:
+    for result in results:
+        known = result.mutant.lives if result.mutant is not None else ""
+        if result.verdict == "caught" and known:
+            yield f"is caught now, take its `lives` away: {_line(result)}"
+        elif result.verdict != "caught":
+            yield _line(result) + (f"\n          known: {known}" if known else "")
+
+
+def _exit_code(results: Sequence[Result]) -> int:
+    if any(result.verdict == "broken" for result in results):
+        return 2
+    lived = [r.mutant for r in results if r.verdict == "lived"]
+    return int(any(mutant is not None and not mutant.lives for mutant in lived))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -63,7 +63,9 @@ def test_another_submission_does_not_go_on_with_it(tmp_path: Path) -> None:
     run = tmp_path / "run"
     become(run)
     begin(run)
-    (run / "snapshots" / "step-000000000007").mkdir(parents=True)
+    snapshot = run / "snapshots" / "step-000000000007"
+    snapshot.mkdir(parents=True)
+    (snapshot / "manifest.json").write_text('{"step": 7}')
     assert become(run, submission="s2")[0] == "train"  # which refuses
     assert become(run, "--resume", submission="s3")[0] == "resume"
 
@@ -88,7 +90,9 @@ def test_without_a_newer_snapshot_it_gives_up(
     become(run, *options)
     begin(run)
     assert become(run, *options)[0] == "resume"
-    (run / "snapshots" / "step-000000000007").mkdir(parents=True)
+    snapshot = run / "snapshots" / "step-000000000007"
+    snapshot.mkdir(parents=True)
+    (snapshot / "manifest.json").write_text('{"step": 7}')
     assert become(run, *options)[0] == "resume"  # the new snapshot allows it one more
     words = ["--run-dir", str(run), "--submission", "s1", *options, "--", "train", "digits"]
     assert continuing.main(words) == ExitCode.JOB

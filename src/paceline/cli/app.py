@@ -2,12 +2,12 @@
 
 import errno
 import importlib
-import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import TextIOWrapper
+from pathlib import Path
 
 from paceline._version import __version__
 from paceline.config.fields import unknown_name
@@ -101,7 +101,7 @@ def _misuse(error: Exception) -> str:
         return f"{error.strerror}: {error.filename}"
     if isinstance(error, FileNotFoundError):
         try:
-            os.getcwd()  # noqa: PTH109
+            Path.cwd()
         except FileNotFoundError:
             return (
                 "the working directory has been removed. Change to one that is there (cd), and "
@@ -119,7 +119,8 @@ def _dispatch(tokens: list[str]) -> int:
         return ExitCode.DONE
     name, *rest = tokens
     if name not in COMMANDS:
-        print(f"paceline: {unknown_name(name, COMMANDS, 'command')}", file=sys.stderr)
+        told = printable(shortened(unknown_name(name, COMMANDS, "command")))
+        print(f"paceline: {told}", file=sys.stderr)
         return ExitCode.USAGE
     run = importlib.import_module(COMMANDS[name].module).main
     code: int = run(rest)

@@ -12,6 +12,7 @@ from cyclopts.exceptions import CycloptsError, UnknownOptionError, UnusedCliToke
 
 from paceline.cli.numbers import plain, strict
 from paceline.config.fields import OptionField, OptionValue, check_values, unknown_name
+from paceline.config.text import printable
 from paceline.errors import ExitCode, UsageError
 
 _ENVIRONMENT_PREFIX = "PACELINE_"
@@ -154,7 +155,7 @@ def show_help(command: str, about: str, options: Iterable[OptionField]) -> int:
 
 def note(line: str) -> None:
     """Say on standard error what the user should know beside a command's result."""
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def wants_help(tokens: Sequence[str]) -> bool:

@@ -9,6 +9,7 @@ from paceline.cli.options import parse_options, show_help, take_word, wants_help
 from paceline.config.durations import parse_duration_s
 from paceline.config.fields import OptionValue, option_fields
 from paceline.config.quantities import parse_bandwidth_bytes_per_s, parse_sizes
+from paceline.config.text import printable
 from paceline.errors import DataError, ExitCode, UsageError
 from paceline.study.scaling.options import PLAIN
 from paceline.study.scaling.plan import refuse_without_effect
@@ -48,7 +49,7 @@ def main(tokens: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(as_json(outlook, evidence), indent=2))
     else:
-        print(as_text(outlook, evidence))
+        print(printable(as_text(outlook, evidence)))
     return ExitCode.DONE
 
 

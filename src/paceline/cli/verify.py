@@ -28,6 +28,7 @@ from paceline.config.figures import plural
 from paceline.config.files import write_json
 from paceline.config.quantities import parse_count
 from paceline.config.rundir import RunDirectory
+from paceline.config.text import printable
 from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
 from paceline.errors import ExitCode, JobError, UsageError
 from paceline.launch.failures import WorkerFailure, one_line
@@ -239,7 +240,7 @@ def _verify(asked: _Asked, place: Path) -> int:
     from paceline.study.telling import as_json, as_text
 
     outcome = _study(_Launcher(asked, place, _is_on_cpu(asked)))
-    print(as_text(outcome), flush=True)
+    print(printable(as_text(outcome)), flush=True)
     if asked.json is not None:
         write_json(Path(asked.json), as_json(outcome))
     return ExitCode.DONE if outcome.is_good else ExitCode.JOB

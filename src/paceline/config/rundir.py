@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -55,6 +55,8 @@ class RunDirectory:
     """Names of the files of one training; all paths follow from `path`."""
 
     path: Path
+    shared: bool = field(default=False, compare=False)
+    """Whether what is made may be read by others, as the umask says; else by its owner alone."""
 
     @staticmethod
     def named(path: str | Path) -> "RunDirectory":
@@ -151,8 +153,7 @@ class RunDirectory:
             UsageError: It can't be made or written.
         """
         try:
-            self.snapshots.mkdir(parents=True, exist_ok=True)
-            self.logs.mkdir(exist_ok=True)
+            self.make_places()
             probe = self.logs / f".probe-{socket.gethostname()}-{os.getpid()}"
             write_json(probe, {})
             probe.unlink()
@@ -166,6 +167,16 @@ class RunDirectory:
                 for path in list(folder.iterdir()):
                     if _LEFT.fullmatch(path.name) and path.is_file():
                         path.unlink(missing_ok=True)
+
+    def make_places(self) -> None:
+        """Make the directories where they aren't there; those that are keep their permissions.
+
+        Raises:
+            OSError: They can't be made.
+        """
+        mode = 0o777 if self.shared else 0o700
+        for place in (self.path, self.snapshots, self.logs):
+            place.mkdir(mode, parents=True, exist_ok=True)
 
     @contextmanager
     def token(self) -> Iterator[str]:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO, cast, final
 
-from paceline.config.files import storing
+from paceline.config.files import open_within, storing
 from paceline.config.rundir import log_path
 from paceline.launch.streams import tolerant
 
@@ -31,8 +31,10 @@ def open_log(log_dir: Path, rank: int, world_size: int, attempt: int) -> TextIO:
         StorageError: It can't be written. A full disk is none: the log stays as it is.
     """
     with storing(log_dir):
-        log_dir.mkdir(parents=True, exist_ok=True)
-        log = log_path(log_dir, rank).open("a", encoding="utf-8", errors="replace", buffering=1)
+        log_dir.mkdir(0o700, parents=True, exist_ok=True)
+        log = open(  # noqa: SIM115  # the caller closes it
+            log_path(log_dir, rank), "a", 1, "utf-8", errors="replace", opener=open_within
+        )
     now = datetime.now(UTC).isoformat(timespec="seconds")
     with suppress(OSError):
         log.write(

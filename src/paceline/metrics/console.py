@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, final
 
 from paceline.config.durations import format_duration
 from paceline.config.figures import show_bytes, show_loss, show_rate
+from paceline.config.text import printable
 from paceline.metrics.communication import Communication
 from paceline.metrics.table import EpochRow
 
@@ -133,7 +134,7 @@ class SilentConsole(Console):
 
     def warn(self, line: str) -> None:
         """Print the line (on ranks other than 0 it goes to the log)."""
-        _print(line)
+        _print(printable(line))
 
     def advance(self, advance: Advance) -> None:
         """Do nothing."""
@@ -155,7 +156,7 @@ class PlainConsole(Console):
 
     def say(self, line: str) -> None:
         """Print the line."""
-        _print(line)
+        _print(printable(line))
 
     def warn(self, line: str) -> None:
         """Print the line."""
@@ -193,7 +194,9 @@ class BarConsole(Console):
     def say(self, line: str) -> None:
         """Print the line above the bar and into the log."""
         with suppress(OSError):  # the terminal is gone
-            self._bar().console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._bar().console.print(
+                printable(line), markup=False, highlight=False, soft_wrap=True
+            )
         with suppress(OSError), self._log.open("a") as file:  # a full disk must not end a training
             file.write(line + "\n")
 

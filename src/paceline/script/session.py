@@ -95,7 +95,8 @@ def _opened(
         )
         if config.launch.threads is None and config.data.shards is None:
             share_cores(group)
-        run = RunDirectory.named(request.run_dir)
+        named = RunDirectory.named(request.run_dir)
+        run = replace(named, shared=config.metrics.share_run_dir)
         if not is_launched:
             run = _agree_on_run(run, resume, group)
             stack.enter_context(_closing(run, group.rank))
@@ -213,7 +214,7 @@ def _agree_on_run(run: RunDirectory, resume: Resume, group: Group) -> RunDirecto
     if told[1]:
         raise UsageError(told[1])
     agreed = RunDirectory.named(told[0])
-    make_on_this_node(agreed)
+    make_on_this_node(replace(agreed, shared=run.shared))
     return agreed
 
 

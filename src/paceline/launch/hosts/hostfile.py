@@ -51,7 +51,8 @@ class Host:
             raise UsageError(f"{self.name}: {self.user!r} is no user name")
         if self.slots is not None and not 1 <= self.slots <= MOST_WORKERS:
             raise UsageError(
-                f"{self.name}: {self.slots} workers; it must be from 1 to {MOST_WORKERS:,}"
+                f"{self.name}: {self.slots} workers; it must be at least 1, at most "
+                f"{MOST_WORKERS:,}"
             )
         if self.port is not None and not 0 < self.port < 65536:
             raise UsageError(f"{self.name}: {self.port} is no port")

@@ -9,11 +9,12 @@ TESTS ?= tests
 JOBS ?= 3
 CODE := src tests benchmarks docs examples
 
-.PHONY: help install demo test check format clean
+.PHONY: help install demo test mutants check format clean
 
 help:
 	@echo 'make demo     train the embedded default on 2 workers to its target'
 	@echo 'make test     run the tests (TESTS=tests/optim for a part)'
+	@echo 'make mutants  put small faults into a copy of the source: do the tests notice? (TOUCHED=HEAD~1)'
 	@echo 'make check    format, lint, types, import order, spelling, cost of a step'
 	@echo 'make install  set up .venv'
 	@echo 'make format   format the code'
@@ -33,6 +34,9 @@ demo: install
 
 test: install
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(TESTS)
+
+mutants: install
+	$(BIN)/python -m tests.mutants --jobs $(JOBS) $(if $(TOUCHED),--touched $(TOUCHED))
 
 check: install
 	$(BIN)/ruff format --check $(CODE)

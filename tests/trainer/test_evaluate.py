@@ -67,3 +67,11 @@ def test_the_mode_comes_back_after_an_error() -> None:
     with pytest.raises(RuntimeError):
         fail()
     assert net.training
+
+
+def test_a_part_that_the_user_has_frozen_stays_so() -> None:
+    net = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout())
+    net[0].eval()
+    with evaluating(net):
+        assert [part.training for part in net] == [False, False]
+    assert [part.training for part in net] == [False, True]

@@ -12,13 +12,15 @@ _CLONE_NEWNET = 0x40000000  # <sched.h>
 
 
 def why_not() -> str | None:
-    """Say what is missing for network namespaces."""
-    if os.geteuid() != 0:
-        return "links need network namespaces, and these need root"
+    """Say what is missing for network namespaces with links: one is made and removed."""
     missing = [tool for tool in ("ip", "tc", "sysctl") if shutil.which(tool) is None]
     if missing:
         return f"links need iproute2 and procps ({' and '.join(missing)} not found)"
-    return None
+    try:
+        with hosts(1, 1000):
+            return None
+    except RuntimeError as error:
+        return f"links need network namespaces, which only root makes, if at all: {error}"
 
 
 def congestion_controls() -> list[str]:
@@ -102,4 +104,6 @@ def _switch() -> str:
 
 
 def _run(command: str) -> None:
-    subprocess.run(command.split(), check=True, timeout=30)
+    done = subprocess.run(command.split(), capture_output=True, text=True, timeout=30)
+    if done.returncode != 0:
+        raise RuntimeError(f"{command!r} ended with {done.returncode}: {done.stderr.strip()}")

@@ -53,6 +53,10 @@ class InfrastructureError(PacelineError, RuntimeError):
     """A host, a link, a port or a disk failed; a retry may well work."""
 
 
+class StorageError(InfrastructureError):
+    """The run directory can't be written: starting again there at once would fail the same way."""
+
+
 class InterruptedTraining(SystemExit):  # not an error: a wish, and the exit code for it
     """A signal asked the training to stop; its snapshot is saved. Ends the process with 75."""
 

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.emulated import vgg19
 from benchmarks.fleet import Answer, Fleet, Seat, fleet
-from benchmarks.ordered_hosts import why_not
 from benchmarks.trials import Trial, achieved_bytes_per_s, measure_link, ring_step_s, run, serve
+from tests.support.needs import NAMESPACES, need
 
 pytestmark = pytest.mark.ranks
 TINY = Trial(network="vgg19", compute_s=0.01, workers=2, lead=2, steps=2)
@@ -41,15 +41,18 @@ def test_a_failure_comes_with_its_traceback(workers: Fleet) -> None:
         workers.ask([{}, {"do": "fail"}])
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_leaves_its_last_words(workers: Fleet) -> None:
     with pytest.raises(RuntimeError, match="worker 1 ended:\nlast words"):
         workers.ask([{}, {"do": "die"}])
 
 
+@pytest.mark.slow
 def test_a_meeting_is_never_used_twice(workers: Fleet) -> None:
     assert workers.meeting() != workers.meeting()
 
 
+@pytest.mark.slow
 def test_trainings_and_links_on_loopback() -> None:
     with fleet(2, serve) as workers:
         for name in ("first", "second"):
@@ -61,8 +64,8 @@ def test_trainings_and_links_on_loopback() -> None:
 
 
 @pytest.mark.hosts
-@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 def test_hosts_send_what_a_ring_sends() -> None:
+    need(NAMESPACES)
     with fleet(2, serve, 2000.0) as workers:
         found = run(TINY, workers, "only")
         ring = vgg19().bytes  # 2 (n - 1) / n of them

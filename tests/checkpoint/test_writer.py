@@ -15,6 +15,7 @@ import paceline
 from paceline.checkpoint.format import HostSnapshot, Snapshot, read_snapshot
 from paceline.checkpoint.store import SnapshotStore
 from paceline.checkpoint.writer import SnapshotWriter
+from tests.support.needs import MEMORY_DISK, need
 
 MakeSnapshot = Callable[..., Snapshot]
 Same = Callable[[Snapshot, Snapshot], bool]
@@ -150,6 +151,84 @@ def test_the_first_write_failing_says_that_there_is_none(
     assert said[0].endswith("training goes on, there is none yet")
 
 
+class Refusing:
+    """A store whose disk is full for so many tries."""
+
+    def __init__(
+        self, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch, times: int | None
+    ) -> None:
+        self.tries = 0
+        publish = store.publish_host
+
+        def refused(host: HostSnapshot, *, best: bool) -> Path:
+            self.tries += 1
+            if times is None or self.tries <= times:
+                raise OSError(errno.ENOSPC, "No space left on device", "/there")
+            return publish(host, best=best)
+
+        monkeypatch.setattr(store, "publish_host", refused)
+
+
+def test_the_last_snapshot_is_tried_again(
+    writer: SnapshotWriter,
+    store: SnapshotStore,
+    said: list[str],
+    make_snapshot: MakeSnapshot,
+    monkeypatch: pytest.MonkeyPatch,
+    same: Same,
+) -> None:
+    disk = Refusing(store, monkeypatch, times=3)
+    writer.offer(make_snapshot(1), best=True)
+    assert writer.save_last(60, lambda: False) == ""
+    assert disk.tries == 4
+    assert same(read_snapshot(store.path_of(1)), make_snapshot(1))
+    assert store.best() == store.path_of(1)
+    assert "trying again for 60 s" in said[-1]
+    assert writer.written == 1
+
+
+def test_what_a_later_snapshot_replaces_is_not_tried_again(
+    writer: SnapshotWriter,
+    store: SnapshotStore,
+    make_snapshot: MakeSnapshot,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = Refusing(store, monkeypatch, times=1)
+    writer.offer(make_snapshot(1))
+    writer.offer(make_snapshot(2), wait=True)
+    assert writer.save_last(60, lambda: False) == ""
+    assert (disk.tries, store.steps()) == (2, [2])
+
+
+@pytest.mark.parametrize(("limit_s", "cut_short", "tries"), [(0, False, 1), (60, True, 1)])
+def test_a_last_snapshot_that_cannot_be_written_is_told(
+    writer: SnapshotWriter,
+    store: SnapshotStore,
+    make_snapshot: MakeSnapshot,
+    monkeypatch: pytest.MonkeyPatch,
+    limit_s: float,
+    cut_short: bool,
+    tries: int,
+) -> None:
+    disk = Refusing(store, monkeypatch, times=None)
+    writer.offer(make_snapshot(1))
+    reason = writer.save_last(limit_s, lambda: cut_short)
+    assert "the snapshot of step 1 could not be written: No space left on device" in reason
+    assert disk.tries == tries
+
+
+def test_a_last_snapshot_is_tried_until_the_time_is_over(
+    writer: SnapshotWriter,
+    store: SnapshotStore,
+    make_snapshot: MakeSnapshot,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = Refusing(store, monkeypatch, times=None)
+    writer.offer(make_snapshot(1))
+    assert writer.save_last(0.6, lambda: False)
+    assert disk.tries > 1
+
+
 @pytest.mark.parametrize("how", ["flush", "close", "offer"])
 def test_a_programming_error_on_the_thread_is_raised(
     store: SnapshotStore, make_snapshot: MakeSnapshot, monkeypatch: pytest.MonkeyPatch, how: str
@@ -177,12 +256,8 @@ def test_a_mistake_in_the_snapshot_is_raised_by_offer_itself(writer: SnapshotWri
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     where = tmp_path / "disk"
     where.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(where)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if mounted.returncode != 0:
-        pytest.skip(f"a small disk can't be mounted here: {mounted.stderr.strip()}")
+    need(MEMORY_DISK)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(where)], check=True)
     try:
         yield where
     finally:

@@ -1,8 +1,6 @@
 """Two hosts on one machine: network namespaces with a cable between them, 2 + 1 workers."""
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 import uuid
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Paceline, summary
+from tests.support.needs import NAMESPACES, need
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 
@@ -20,21 +19,10 @@ def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True, timeout=30)
 
 
-def can_make_hosts() -> bool:
-    if shutil.which("ip") is None or os.geteuid() != 0:
-        return False
-    name = f"pl{uuid.uuid4().hex[:6]}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, timeout=30)
-    if made.returncode == 0:
-        ip("netns", "del", name)
-    return made.returncode == 0
-
-
 @pytest.fixture
 def hosts() -> Iterator[tuple[str, str]]:
     """Two hosts by name; they reach each other and nothing else."""
-    if not can_make_hosts():
-        pytest.skip("needs root and network namespaces")
+    need(NAMESPACES)
     tag = uuid.uuid4().hex[:6]
     names = (f"pl{tag}a", f"pl{tag}b")
     try:
@@ -53,6 +41,7 @@ def hosts() -> Iterator[tuple[str, str]]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=30)
 
 
+@pytest.mark.hosts
 @pytest.mark.ranks
 def test_unequal_nodes_over_a_network(hosts: tuple[str, str], paceline: Paceline) -> None:
     common = ["train", "digits", "--epochs", "2", "--threads", "1", "--global-batch", "64"]

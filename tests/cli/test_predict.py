@@ -7,7 +7,10 @@ import pytest
 
 from paceline.cli.app import main
 from paceline.errors import ExitCode
+from paceline.study.scaling.result import summarise
 from tests.docs.pages import ROOT, blocks, commands
+from tests.study.scaling.studies import ASKED, measured, size
+from tests.study.scaling.studies import profile as made_profile
 from tests.study.scaling.vgg import profile_of
 
 PAGES = ROOT / "docs"
@@ -45,6 +48,34 @@ def test_json(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sizes[0]["step_s"] == pytest.approx(
         sum(sizes[0][part] for part in ("compute_s", "exposed_s", "codec_s", "waiting_s"))
     )
+
+
+@pytest.mark.parametrize("two_s", [0.99, 0.05])
+def test_what_a_study_warned_of_is_said_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], two_s: float
+) -> None:
+    found = {size(1): [measured(1, 0.8, steps_seen=3)], size(2): [measured(2, two_s)]}
+    study = summarise(ASKED, list(found), found, {}, {})
+    (tmp_path / "study.json").write_text(json.dumps(study.to_json()))
+    (tmp_path / "runs" / "1-allreduce-1").mkdir(parents=True)
+    profile = tmp_path / "runs" / "1-allreduce-1" / "profile.json"
+    profile.write_text(made_profile(1, 0.8, steps_seen=3).to_json())
+    words = ["predict", str(tmp_path), "--link", "6.4gbit"]
+
+    assert main(words) == ExitCode.DONE
+    text = capsys.readouterr().out
+    assert f"Of the measurements in {tmp_path}:\n- Fewer than 5 steps could be looked at" in text
+    assert main([*words, "--json"]) == ExitCode.DONE
+    told = json.loads(capsys.readouterr().out)
+    assert told["warnings"] == list(study.notes)
+    assert told["not_reliable"] == study.not_reliable
+    if two_s < 0.8:
+        assert "\nNot reliable: each of 2 workers" in text
+        assert told["recommended"] is None
+        assert told["text"] == [study.not_reliable]
+    else:
+        assert "Not reliable" not in text
+        assert told["recommended"]
 
 
 def test_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:

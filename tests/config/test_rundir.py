@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.config.files import write_json
 from paceline.config.rundir import RunDirectory
 from paceline.errors import UsageError
 
@@ -42,6 +43,24 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_a_training_killed_while_it_wrote_its_first_file_can_be_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.create()
+
+    def killed(descriptor: int) -> None:
+        os._exit(9)
+
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(os, "fsync", killed)
+        write_json(run.run_json, {})
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert any(path.name.startswith(".run.json.") for path in run.path.iterdir())
+    run.create()
+
+
 @pytest.mark.parametrize("where", ["", "below", "below/deeper"])
 def test_a_file_in_the_way(where: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
@@ -75,6 +94,7 @@ def test_a_run_json_that_cant_be_read(content: str | None, message: str, tmp_pat
 HOLD = """
 import sys
 from pathlib import Path
+from paceline.config.files import write_json
 from paceline.config.rundir import RunDirectory
 with RunDirectory(Path(sys.argv[1])).lock():
     print("locked", flush=True)
@@ -138,9 +158,11 @@ def test_a_lock_in_a_directory_that_is_gone(tmp_path: Path) -> None:
         pass
 
 
-def test_the_newest_snapshot_is_known_by_its_name(tmp_path: Path) -> None:
+def test_the_newest_snapshot_is_that_of_the_last_step(tmp_path: Path) -> None:
     run = RunDirectory.named(tmp_path)
     assert run.newest_step() == -1  # nor one of step 0
-    for name in ("step-000000000000", "step-000000000012", "step-000000000003", "step-x"):
-        (run.snapshots / name).mkdir(parents=True)
-        assert run.newest_step() == (12 if (run.snapshots / "step-000000000012").exists() else 0)
+    for step, newest in ((0, 0), (12, 12), (3, 12)):
+        path = run.snapshots / f"step-{step:012d}"
+        path.mkdir(parents=True)
+        (path / "manifest.json").write_text(f'{{"step": {step}}}')
+        assert run.newest_step() == newest

@@ -1,5 +1,6 @@
 import io
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from paceline.data import imagecheck
 from paceline.data.decode import decoded_to
-from paceline.data.imagecheck import find_broken
+from paceline.data.imagecheck import find_broken, read_file
 from paceline.data.imagefolder import load_image_folder
 from paceline.data.imagetree import scan_tree
 from paceline.errors import DataError
@@ -123,3 +124,19 @@ def test_a_split_without_good_images(tmp_path: Path) -> None:
         path.write_bytes(io.BytesIO(b"x").read())
     with pytest.raises(DataError, match="val: holds no image that could be used"):
         load_image_folder(tmp_path, on_broken="skip", jobs=1)
+
+
+def test_a_file_that_is_too_large_for_an_image_is_broken(tmp_path: Path) -> None:
+    write_image_folder(tmp_path)
+    large = tmp_path / "train" / "ant" / "000.jpg"
+    os.truncate(large, 1 << 40)
+    found = find_broken(scan_tree(tmp_path), 32, jobs=1)
+    assert found == {"train/ant/000.jpg": "its 1,099,511,627,776 bytes are too many for an image"}
+
+
+@pytest.mark.parametrize("what", ["pipe", "/dev/zero"])
+def test_what_has_become_no_regular_file_is_not_read(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "image.jpg"
+    os.mkfifo(path) if what == "pipe" else path.symlink_to(what)
+    with pytest.raises(DataError, match="and no file that could hold an image"):
+        read_file(path)

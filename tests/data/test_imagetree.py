@@ -64,3 +64,41 @@ def test_trees_that_do_not_fit(tmp_path: Path) -> None:
     (tmp_path / "val" / "dog").mkdir(parents=True)
     with pytest.raises(DataError, match="val: the class 'dog' has no training images in"):
         scan_tree(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [("train/ant/again", "train/ant"), ("train/bee/all", ""), ("val/cat/deep/more", "val/cat")],
+)
+def test_a_link_back_to_where_it_lies_is_refused(tmp_path: Path, name: str, target: str) -> None:
+    root = write_image_folder(tmp_path / "images")
+    link = root / name
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(root / target)
+    with pytest.raises(DataError, match=f"{link}.*leads back to .*Remove that link"):
+        scan_tree(root)
+
+
+def test_a_link_to_a_folder_elsewhere_is_followed(tmp_path: Path) -> None:
+    root = write_image_folder(tmp_path / "images")
+    (root / "train" / "ant").rename(tmp_path / "elsewhere")
+    (root / "train" / "ant").symlink_to(tmp_path / "elsewhere")
+    tree = scan_tree(root)
+    theirs = ImageFolder(root / "train")
+    assert [str(root / entry.path) for entry in tree.splits["train"]] == [p for p, _ in theirs.imgs]
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    write_image_folder(tmp_path)
+    path = tmp_path / "train" / "ant" / "pipe.jpg"
+    os.mkfifo(path)
+    with pytest.raises(DataError, match=f"{path}: is a named pipe"):
+        scan_tree(tmp_path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(DataError, match=f"{path}: is a device"):
+        scan_tree(tmp_path)
+    path.unlink()
+    path.symlink_to(path)
+    with pytest.raises(DataError, match=f"can't be listed: {path}"):
+        scan_tree(tmp_path)

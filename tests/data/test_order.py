@@ -54,7 +54,7 @@ def test_no_sample_prefers_a_position() -> None:
 
 
 @given(num=SIZES, seed=st.integers(0, 2**63), epoch=st.integers(0, 10**6))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_an_order_is_a_permutation(num: int, seed: int, epoch: int) -> None:
     order = epoch_order(num, seed, epoch)
     assert order.dtype == np.int64
@@ -62,7 +62,7 @@ def test_an_order_is_a_permutation(num: int, seed: int, epoch: int) -> None:
 
 
 @given(total=st.integers(0, 1000), parts=st.integers(1, 40))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_shares_are_balanced_and_contiguous(total: int, parts: int) -> None:
     bounds = [share(total, part, parts) for part in range(parts)]
     sizes = [end - begin for begin, end in bounds]
@@ -80,7 +80,7 @@ def test_a_part_must_exist(part: int, parts: int) -> None:
 
 
 @given(num=SIZES, batch=st.integers(1, 80), data=st.data())
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_every_sample_once_while_the_world_changes_at_every_step(
     num: int, batch: int, data: st.DataObject
 ) -> None:
@@ -95,7 +95,7 @@ def test_every_sample_once_while_the_world_changes_at_every_step(
 
 
 @given(num=SIZES, batch=st.integers(1, 80), world=WORLDS, data=st.data())
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_a_plan_resumed_at_any_step_goes_on_exactly(
     num: int, batch: int, world: int, data: st.DataObject
 ) -> None:
@@ -160,7 +160,6 @@ def test_a_plan_checks_its_numbers(wrong: dict[str, int]) -> None:
     shards=st.integers(1, 12),
     data=st.data(),
 )
-@settings(deadline=None)
 def test_shards_see_the_same_samples_whatever_the_worlds_are(
     num: int, batch: int, shards: int, data: st.DataObject
 ) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.needs import need
 from tests.hosts.overhosts import train_alone
 from tests.hosts.rig import Rig
+from tests.support.needs import HOSTS, need
 
 MakeRig = Callable[..., Rig]
 
@@ -16,7 +16,7 @@ MakeRig = Callable[..., Rig]
 @pytest.fixture
 def make_rig(tmp_path: Path) -> Iterator[MakeRig]:
     """Give the means to build a rig: `make_rig(hosts=3)`; it is torn down with the test."""
-    need()
+    need(HOSTS)
     with ExitStack() as stack:
 
         def make(
@@ -38,5 +38,5 @@ def rig(make_rig: MakeRig) -> Rig:
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> object:
     """Hash of the weights that the recipe with gates ends with, whatever happens on the way."""
-    need()
+    need(HOSTS)
     return train_alone(tmp_path_factory.mktemp("alone") / "training")

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-_PRIVATE = ("/run", "/dev/shm", "/srv")
+_PRIVATE = ("/run", "/dev/shm", "/media")
 
 
 def main() -> None:

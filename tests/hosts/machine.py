@@ -32,7 +32,7 @@ class Machine:
     """One host: runs commands, is killed, frozen, powered off and on again.
 
     Its namespaces have no names anywhere and end with its processes, so that nothing of it can be
-    left behind. /run, /dev/shm and /srv are its own; all else is the real machine's, like a file
+    left behind. /run, /dev/shm and /media are its own; all else is the real machine's, like a file
     system that hosts share.
     """
 

@@ -1,7 +1,7 @@
 """A network of hosts on this one machine, for tests of trainings over several hosts.
 
 Each host is a set of namespaces: it has an address, a name, processes, a loopback interface, /run,
-/dev/shm and /srv of its own, knows the others by name (/etc/hosts), and runs an ssh server with a
+/dev/shm and /media of its own, knows the others by name (/etc/hosts), and runs an ssh server with a
 host key of its own. Files elsewhere are shared, as on a cluster's file system. Besides the hosts
 there are `client`, from which a user starts trainings, and `stranger`, which has nothing to do with
 them; neither has an ssh server.

@@ -12,7 +12,6 @@ from tests.hosts.machine import Machine
 from tests.hosts.rig import Rig
 from tests.launch.waiting import until
 
-TOOLS = ("sbatch", "srun", "salloc", "slurmctld", "slurmd", "munged")
 CPUS = 4
 _LIMIT_S = 150.0
 _CONFIGURATION = """\

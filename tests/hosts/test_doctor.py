@@ -12,10 +12,10 @@ import pytest
 from paceline.errors import ExitCode
 from tests.hosts.conftest import MakeRig
 from tests.hosts.machine import Machine
-from tests.hosts.needs import need
 from tests.hosts.network import _ip
 from tests.hosts.rig import Rig
 from tests.launch.waiting import until
+from tests.support.needs import PACKET_FILTER, need
 
 pytestmark = [pytest.mark.hosts, pytest.mark.xdist_group("hosts")]
 
@@ -26,7 +26,7 @@ import torch
 import paceline
 from paceline.data.memory import TensorData
 
-def build(*, classes: Path = Path("/srv/classes")):
+def build(*, classes: Path = Path("/media/classes")):
     labels = torch.tensor([int(word) for word in classes.read_text().split()])
     data = TensorData(
         name="own", images=torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8), labels=labels,
@@ -106,7 +106,7 @@ def listening(machine: Machine) -> set[str]:
 
 
 def test_faults_are_found_and_named(make_rig: MakeRig, tmp_path: Path) -> None:
-    need("nft")
+    need(PACKET_FILTER)
     odd = tmp_path / "odd" / "numpy-1.0.0.dist-info"
     odd.mkdir(parents=True)
     (odd / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 1.0.0\n")
@@ -115,12 +115,12 @@ def test_faults_are_found_and_named(make_rig: MakeRig, tmp_path: Path) -> None:
     rig = make_rig(hosts=5, environments={0: {"PYTHONPATH": str(odd.parent)}})
     for n, host in enumerate(rig.hosts):
         labels = "0 1 1" if n == 3 else "0 1 0"
-        assert host.run(["sh", "-c", f"echo {labels} > /srv/classes"]).returncode == 0
+        assert host.run(["sh", "-c", f"echo {labels} > /media/classes"]).returncode == 0
     assert rig.host(1).run(["nft", "-f", tmp_path / "block.nft"]).returncode == 0
     rig.rate(2, "20mbit")
     _ip(rig.host(3), "link set eth0 mtu 1400")
     rig.kill(4)
-    told = finished(start(rig, ["own.py:build", "--run-dir", "/srv/runs/first"], tmp_path))
+    told = finished(start(rig, ["own.py:build", "--run-dir", "/media/runs/first"], tmp_path))
     bad = told.bad
     assert told.code == ExitCode.INFRASTRUCTURE
     assert "nothing listens at its ssh port" in bad["fault", "ssh", "h4"]
@@ -142,7 +142,7 @@ def test_faults_are_found_and_named(make_rig: MakeRig, tmp_path: Path) -> None:
         assert rate is not None
         assert (rate < 5e6) == ("h2" in ends), ends
     texts = [str(entry["text"]) for entry in told.content["findings"]]
-    assert "/srv is each host's own: each keeps its own snapshots" in texts
+    assert "/media is each host's own: each keeps its own snapshots" in texts
     wait_until_empty(rig)
 
 

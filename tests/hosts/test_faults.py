@@ -15,9 +15,9 @@ from tests.hosts.byhand import PORT, ByHand
 from tests.hosts.clocks import shifted
 from tests.hosts.conftest import MakeRig
 from tests.hosts.machine import Machine
-from tests.hosts.needs import need
 from tests.hosts.overhosts import OverHosts, worker_on
 from tests.launch.waiting import until
+from tests.support.needs import COMPILER, need
 
 pytestmark = [pytest.mark.hosts, pytest.mark.xdist_group("hosts")]
 
@@ -28,7 +28,7 @@ LEFT_BEHIND_S = 15.0
 def test_the_first_host_and_a_worker_are_lost_and_clocks_differ(
     make_rig: MakeRig, tmp_path: Path, undisturbed: object
 ) -> None:
-    need("cc")
+    need(COMPILER)
     rig = make_rig(hosts=3, environments=shifted(tmp_path, {1: 3600, 2: -30}))
     assert clock_ahead_s(rig.host(1)) > 3000
     assert clock_ahead_s(rig.host(2)) < -20

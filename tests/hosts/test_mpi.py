@@ -16,23 +16,21 @@ import pytest
 
 from tests.hosts.overhosts import COMMON, RECIPE
 from tests.launch.waiting import alive, until
+from tests.support.needs import AS_ROOT, MPICH, OPEN_MPI, Need, need
 from tests.support.ports import free_port
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("hosts")]
+pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.xdist_group("hosts")]
 
 WORKERS = 2
 _LIMIT_S = 120.0
-_ENVIRONMENT = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMP_NUM_THREADS": "1",
-}
+_ENVIRONMENT = {**AS_ROOT, "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
 class Mpi:
     """One of the two: how it is called, what it makes of signals and of exit codes."""
 
+    need: Need
     command: tuple[str, ...]
     source: str
     """As Paceline names it in run.json."""
@@ -42,11 +40,16 @@ class Mpi:
     code_of_killed: int
 
 
-OPEN_MPI = Mpi(
-    ("mpirun.openmpi", "--oversubscribe"), "openmpi", signal.SIGUSR2, frozenset({65}), 137
+_OPEN_MPI = Mpi(
+    OPEN_MPI,
+    ("mpirun.openmpi", "--oversubscribe"),
+    "openmpi",
+    signal.SIGUSR2,
+    frozenset({65}),
+    137,
 )
 # MPICH joins the codes of all workers bit by bit: with the 70 of a worker that lost its peer.
-MPICH = Mpi(("mpirun.mpich",), "mpich", signal.SIGINT, frozenset({65, 65 | 70}), 9)
+_MPICH = Mpi(MPICH, ("mpirun.mpich",), "mpich", signal.SIGINT, frozenset({65, 65 | 70}), 9)
 
 
 @dataclass
@@ -84,7 +87,7 @@ class Training:
 
     def _port(self) -> dict[str, str]:
         # MPICH's jobs have no names to derive ports from: all would meet at the usual one.
-        return {"MASTER_PORT": str(free_port())} if self.mpi is MPICH else {}
+        return {"MASTER_PORT": str(free_port())} if self.mpi is _MPICH else {}
 
     def reach_gate(self) -> None:
         gate, process = self.directory / "room" / "reached-0-1", self.started[-1]
@@ -105,12 +108,10 @@ def workers_of(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
     return [p for p in found if p.cmdline()[1:3] == ["-m", "paceline"]]
 
 
-@pytest.fixture(params=[OPEN_MPI, MPICH], ids=lambda mpi: mpi.source)
+@pytest.fixture(params=[_OPEN_MPI, _MPICH], ids=lambda mpi: mpi.source)
 def training(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Training]:
     mpi: Mpi = request.param
-    if shutil.which(mpi.command[0]) is None:
-        text = f"needs {mpi.command[0]}"
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(text)
+    need(mpi.need)
     training = Training(mpi, tmp_path)
     yield training
     for process in training.started:

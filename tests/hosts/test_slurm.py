@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from paceline.config.rundir import RunDirectory
-from tests.hosts.needs import need
 from tests.hosts.overhosts import COMMON, RECIPE
 from tests.hosts.rig import Rig
-from tests.hosts.slurm import TOOLS, Command, Slurm, kill_worker, paceline
+from tests.hosts.slurm import Command, Slurm, kill_worker, paceline
+from tests.support.needs import SLURM, need
 
 pytestmark = [pytest.mark.hosts, pytest.mark.xdist_group("hosts")]
 
@@ -23,7 +23,7 @@ HOSTS = 4
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    need(*TOOLS)
+    need(SLURM)
     with Rig(tmp_path_factory.mktemp("rig"), HOSTS, {}) as rig:
         yield rig
 
@@ -171,11 +171,11 @@ def test_what_slurm_refuses_or_lets_wait_is_said(
     assert waiting.end() == 75
     assert slurm.field(waiting.job_id, "JobState") == "CANCELLED"
 
-    # Each host has a /srv of its own.
+    # Each host has a /media of its own.
     apart = Command(
         rig,
         slurm,
-        paceline("train", "digits", "--on", "slurm", "--run-dir", "/srv/apart"),
+        paceline("train", "digits", "--on", "slurm", "--run-dir", "/media/apart"),
         tmp_path / "apart",
     )
     assert apart.end() == 70, apart.err

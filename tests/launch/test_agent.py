@@ -1,8 +1,10 @@
 import logging
+import threading
 
 import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # not declared
 
-from paceline.launch.agent import _quiet_torch
+from paceline.launch.agent import _quiet_torch, _wait_for_nodes
 
 _LOGGER = "torch.distributed.elastic.agent.server.api"
 
@@ -15,3 +17,25 @@ def test_what_torchs_agent_says_stays_unsaid(caplog: pytest.LogCaptureFixture) -
     assert caplog.messages == []
     logger.warning("said again")
     assert caplog.messages == ["said again"]
+
+
+def test_nodes_wait_for_each_other() -> None:
+    store, left = HashStore(), []
+    nodes = [
+        threading.Thread(target=lambda: left.append(_wait_for_nodes(store, 3, lambda: False)))
+        for _ in range(2)
+    ]
+    for node in nodes:
+        node.start()
+    nodes[0].join(0.2)
+    assert left == []
+    _wait_for_nodes(store, 3, lambda: False)
+    for node in nodes:
+        node.join(60)
+    assert len(left) == 2
+
+
+def test_a_node_that_is_to_stop_waits_no_longer() -> None:
+    asked = []
+    _wait_for_nodes(HashStore(), 2, lambda: asked.append(1) or len(asked) > 2)
+    assert len(asked) == 3

@@ -9,6 +9,7 @@ import pytest
 from paceline.errors import UsageError
 from paceline.launch import codefiles
 from paceline.launch.codefiles import code_files, pack
+from tests.support.needs import GIT, need
 
 
 def write(directory: Path, *names: str) -> None:
@@ -19,6 +20,7 @@ def write(directory: Path, *names: str) -> None:
 
 
 def git(directory: Path, *words: str) -> None:
+    need(GIT)
     own = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
     command = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", *words]
     subprocess.run(command, cwd=directory, env=os.environ | own, check=True, capture_output=True)

@@ -144,6 +144,13 @@ def test_workers_that_said_nothing() -> None:
     assert unrecorded(ending, {2: _failure(2)}, [3, 7]) == {1: -9, 6: 3}
 
 
+def test_a_worker_that_ended_with_0_and_no_result_has_failed() -> None:
+    ending = Ending(exit_codes={0: 0, 1: 0, 2: 70}, first=2, stopped=frozenset())
+    assert unrecorded(ending, {2: _failure(2)}, [0]) == {1: 0}
+    assert _silent(1, 0).kind == "job"
+    assert root_cause([_lost_peer(2, time_s=1.0), _silent(1, 0)])[0].rank == 1
+
+
 def test_a_sigterm_from_outside_counts() -> None:
     ending = Ending(exit_codes={0: -15, 1: -15}, first=1, stopped=frozenset())
     assert unrecorded(ending, {}, []) == {1: -15}

@@ -5,7 +5,16 @@ from pathlib import Path
 import pytest
 
 from paceline.config.rundir import log_path
+from paceline.errors import StorageError
 from paceline.launch.logs import Tee, open_log, plain_line, read_crash, teed
+
+
+def test_a_log_that_cannot_be_written_says_where_and_why(tmp_path: Path) -> None:
+    (tmp_path / "logs").touch()
+    with pytest.raises(StorageError, match="logs can't be written: File exists"):
+        open_log(tmp_path / "logs", 0, 1, 0)
+    with pytest.raises(StorageError, match=r"logs/in can't be written: Not a directory"):
+        open_log(tmp_path / "logs" / "in", 0, 1, 0)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,47 @@ def test_a_signal_ends_a_commands_wait(tmp_path: Path) -> None:
     with stop_requests() as stop, pytest.raises(StopRequestedError):
         stop.run([sys.executable, "-c", code], 60)
     assert started.exists()
+
+
+def test_a_signal_that_interrupts_no_wait_ends_it() -> None:
+    """As one does that comes just before the wait begins: here another thread receives it."""
+    reader, writer = os.pipe()
+    ended, in_time = threading.Event(), []
+
+    def send() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        time.sleep(0.1)  # were it too short, the test would be weaker, not wrong
+        os.kill(os.getpid(), signal.SIGTERM)
+        in_time.append(ended.wait(30))
+        os.close(writer)  # the wait ends in any case
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    thread = threading.Thread(target=send)
+    try:
+        with stop_requests() as stop:
+            thread.start()
+            with pytest.raises(StopRequestedError):
+                stop.wait_for_output(reader)
+            ended.set()
+            thread.join()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(reader)
+    assert in_time == [True]
+
+
+def test_other_signals_end_no_wait() -> None:
+    """A window that changes its size, say: its byte comes as well."""
+    before = signal.signal(signal.SIGWINCH, lambda *_: None)
+    try:
+        with stop_requests() as stop:
+            os.kill(os.getpid(), signal.SIGWINCH)
+            begun_s = time.monotonic()
+            stop.sleep(0.05)
+            assert time.monotonic() - begun_s >= 0.05
+            stop.check()
+    finally:
+        signal.signal(signal.SIGWINCH, before)
 
 
 def test_output_wakes_it_as_well() -> None:

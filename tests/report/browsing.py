@@ -1,15 +1,15 @@
 """Pages in a real Chromium: how tests start it, open a file, and look at what was asked for."""
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
+
+from tests.support.needs import BROWSER, find_browser, need
 
 FLAGS = (
     "--headless=new",
@@ -23,24 +23,15 @@ FLAGS = (
 )
 
 
-def find_program(*names: str) -> str:
-    for name in names:
-        if path := shutil.which(name):
-            return path
-    message = f"{' or '.join(names)} is missing"
-    if os.environ.get("CI") == "true":
-        pytest.fail(message)
-    pytest.skip(message)
-
-
 @contextmanager
 def start_browser(profile: Path) -> Iterator[Chrome]:
     options = ChromeOptions()
-    options.binary_location = find_program("chromium", "chromium-browser", "google-chrome")
+    need(BROWSER)
+    options.binary_location = find_browser()
     for flag in (*FLAGS, f"--user-data-dir={profile}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    driver = Chrome(options=options, service=Service(find_program("chromedriver")))
+    driver = Chrome(options=options, service=Service(shutil.which("chromedriver")))
     yield driver
     driver.quit()
 

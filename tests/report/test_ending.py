@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from paceline.config.rundir import RunDirectory
-from paceline.report.ending import describe_ending
+from paceline.report.ending import describe_ending, describe_exceeded
 from paceline.report.reading import read_run
 
 MakeRun = Callable[..., RunDirectory]
@@ -104,3 +104,15 @@ def test_nothing_to_resume_without_a_snapshot(make_run: MakeRun) -> None:
     for snapshot in run.snapshots.glob("step-*"):
         snapshot.rename(snapshot.with_name(f"{snapshot.name}.damaged"))
     assert describe_ending(read_run(run)).resume == ""
+
+
+def test_by_how_much_a_time_budget_was_exceeded_and_by_what() -> None:
+    kept = {"budget_s": 30.0, "used_s": 30.3, "evaluation_s": 5.0, "kept_back_s": 7.0}
+    assert not describe_exceeded(kept)
+    assert not describe_exceeded(None)
+    over = {"budget_s": 30, "used_s": 93.0, "kept_back_s": 15.0}
+    parts = {"evaluation_s": 12.0, "test_s": 60.0, "snapshot_s": 0.1}
+    assert describe_exceeded(over | parts) == (
+        "exceeded by 1:03: evaluating on the test set took 1:00, the last evaluation took 12 s, "
+        "15 s had been kept back for the end"
+    )

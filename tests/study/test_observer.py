@@ -126,12 +126,3 @@ def test_the_third_epoch_is_enough(observer: Observer) -> None:
     with watched(observer), pytest.raises(EnoughSeenError):
         train()
     assert epochs == 2
-
-
-def test_what_is_saved_goes_elsewhere(observer: Observer, tmp_path: Path) -> None:
-    mine = tmp_path / "model.pt"
-    mine.write_text("of the last real training")
-    with watched(observer):
-        torch.save({"w": torch.ones(1)}, mine)
-        assert torch.load(mine, weights_only=True)["w"].item() == 1
-    assert mine.read_text() == "of the last real training"

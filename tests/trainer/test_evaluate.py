@@ -1,3 +1,4 @@
+from collections.abc import Generator
 from contextlib import nullcontext
 
 import pytest
@@ -5,10 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from paceline.data.batch import Batch
 from paceline.data.memory import MemorySource
 from paceline.dist.group import Group
 from paceline.metrics.counters import Totals
-from paceline.trainer.evaluate import Evaluator, evaluating
+from paceline.trainer.evaluate import Evaluator, evaluating, time_batches
 from tests.support.ranks import run_ranks
 from tests.support.trainings import pictures, plain_net
 
@@ -75,3 +77,51 @@ def test_a_part_that_the_user_has_frozen_stays_so() -> None:
     with evaluating(net):
         assert [part.training for part in net] == [False, False]
     assert [part.training for part in net] == [False, True]
+
+
+class Ticking:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize(
+    ("most_s", "read", "sample_s"),
+    [
+        (0.0, [4], 9.0 / 4),  # at least one, however slow
+        (9.5, [4, 4], 1.0 / 4),  # the first warms up, and counts no more
+        (60.0, [4, 4, 4, 1], 3.0 / 9),
+    ],
+)
+def test_the_first_batches_of_an_evaluation_are_timed(
+    most_s: float, read: list[int], sample_s: float
+) -> None:
+    clock, seen = Ticking(), list[int]()
+    ended = []
+
+    def batches() -> Generator[Batch]:
+        try:
+            yield from MemorySource(pictures(13)).eval_batches(0, 1, 4)
+        finally:
+            ended.append(True)
+
+    def judge(content: object) -> dict[str, Tensor]:
+        assert isinstance(content, tuple)
+        clock.now_s += 1.0 if seen else 9.0
+        seen.append(len(content[1]))
+        return {"loss": torch.zeros(())}
+
+    assert time_batches(judge, batches(), most_s, clock) == pytest.approx(sample_s)
+    assert seen == read
+    assert ended, "the pass is ended at once: another one begins later"
+
+
+def test_nothing_to_evaluate_takes_no_time() -> None:
+    def none() -> Generator[Batch]:
+        yield from ()
+
+    assert time_batches(lambda _: {}, none(), 1.0) == 0.0

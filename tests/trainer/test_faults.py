@@ -1,5 +1,6 @@
 """Losses that aren't finite, signals, time budgets: every worker hears of them at the same step."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,23 @@ from paceline.checkpoint.store import SnapshotStore
 from paceline.data.order import epoch_order, step_share
 from paceline.dist.group import Group
 from paceline.errors import JobError, NonFiniteLossError
+from paceline.metrics.counters import Totals
+from paceline.trainer import engine as engine_module
+from paceline.trainer.agreement import Agreement
+from paceline.trainer.course import Course
 from paceline.trainer.job import Job
+from paceline.trainer.options import LoopOptions
+from paceline.trainer.setup import open_session
+from paceline.trainer.signals import StopFlag
+from paceline.trainer.training import prepare
 from tests.support.ranks import run_ranks
 from tests.support.trainings import (
     Outcome,
+    RecordingConsole,
     StopAt,
     configure,
+    listed_job,
+    noisy_job,
     pictures,
     plain_job,
     plain_net,
@@ -98,14 +110,109 @@ def test_a_time_budget_that_is_over_ends_with_an_evaluation_and_a_snapshot(tmp_p
 
 
 @pytest.mark.ranks
-def test_a_generous_time_budget_changes_nothing(tmp_path: Path) -> None:
-    def train(name: str, budget: str | None) -> Outcome:
-        config = configure(time_budget=budget, schedule="cosine")
-        return run_ranks(2, run_training_on, tmp_path / name, plain_job, config, None)[0]
+@pytest.mark.parametrize("make_job", [plain_job, noisy_job, listed_job])
+def test_a_generous_time_budget_changes_nothing(
+    tmp_path: Path, make_job: Callable[[], Job]
+) -> None:
+    """Timing an evaluation beforehand touches no random number and no running statistic."""
 
-    assert (
-        train("hour", "1h").summary["weights_sha256"]
-        == (train("free", None).summary["weights_sha256"])
+    def train(name: str, budget: str | None) -> list[Outcome]:
+        config = configure(time_budget=budget, schedule="cosine")
+        return run_ranks(2, run_training_on, tmp_path / name, make_job, config, None)
+
+    timed, free = train("hour", "1h"), train("free", None)
+    for name in ("weights_sha256", "state_sha256", "val_loss"):
+        assert timed[0].summary[name] == free[0].summary[name]
+    assert timed[0].rows == free[0].rows
+    for with_budget, without in zip(timed, free, strict=True):
+        assert len(with_budget.evaluated) == len(without.evaluated) + 1, "none was timed"
+
+
+@pytest.mark.ranks
+def test_all_workers_expect_the_evaluation_of_the_slowest(tmp_path: Path) -> None:
+    def body(group: Group) -> tuple[float | None, list[str]]:
+        def slow(*_: object) -> float:
+            return 2.0 if group.rank == 1 else 0.5
+
+        vars(engine_module)["time_batches"] = slow  # a forked process
+        config = configure(time_budget="30s")
+        with open_session(config, prepared(tmp_path), group, StopFlag(under_launcher=True)) as s:
+            training = prepare(s, plain_job(val_samples=13))
+            s.engine.console = console = RecordingConsole()
+            s.begin()
+            s.engine.time_evaluation(training.judge, training.validation)
+            return s.engine.course.timed_eval_s, console.lines
+
+    (timed_s, told), (other_s, other_told) = run_ranks(2, body)
+    assert timed_s == other_s == 14.0  # 7 of the 13 samples
+    assert not told
+    assert not other_told
+
+
+@pytest.mark.parametrize("timed_s", [8.0, 8.0001])
+def test_a_timed_evaluation_ends_the_training_in_time(timed_s: float) -> None:
+    """Of 30 s, 1.25 x 8 + 1 = 11 s are kept back: at 19 s it is over."""
+    loop = LoopOptions(time_budget="30s")
+    course = Course(loop=loop, snapshot_every_steps=None, snapshot_every_s=None, val_samples=100)
+    course.timed_eval_s = timed_s
+    course.add_pause(18.9999)
+    course.take_in(agreement_of(lap_s=0.0))
+    assert (course.stopping is not None) == (timed_s > 8)
+    course.take_in(agreement_of(lap_s=0.0001))
+    assert course.stopping == "time"
+    course.add_evaluation(12.0)
+    budget = course.describe_budget(saving_s=0.5)
+    assert budget is not None
+    assert budget["used_s"] == pytest.approx(31.5)
+    assert budget["evaluation_s"] == 12.0
+    assert budget["kept_back_s"] == pytest.approx(11.0, abs=0.01)
+
+
+def test_a_step_that_would_end_after_the_budget_is_not_begun() -> None:
+    loop = LoopOptions(time_budget="60s")
+    course = Course(loop=loop, snapshot_every_steps=None, snapshot_every_s=None)
+    course.state.eval_s = 4.0  # 6 s are kept back
+    stops = []
+    for lap_s in (20.0, 10.0, 10.0, 10.0):
+        course.state.step += 1
+        course.take_in(agreement_of(lap_s=lap_s))
+        stops.append((course.state.elapsed_s, course.stopping))
+    assert stops == [(20.0, None), (30.0, None), (40.0, None), (50.0, "time")]
+
+
+def test_an_epoch_that_ends_near_the_budgets_end_is_the_last() -> None:
+    """Another step would need another evaluation: 5 of 6 s that are kept back are gone."""
+    loop = LoopOptions(time_budget="60s", epochs=100)
+    course = Course(loop=loop, snapshot_every_steps=None, snapshot_every_s=None)
+    course.take_in(agreement_of(lap_s=53.0))
+    assert course.stopping is None
+    course.add_evaluation(4.0)
+    course.close_epoch(validated=True)
+    assert (course.state.epoch, course.state.ended) == (1, "time")
+    assert not course.can_continue
+
+
+def test_a_test_set_counts_in_what_is_kept_back() -> None:
+    loop = LoopOptions(time_budget="100s")
+    course = Course(loop=loop, snapshot_every_steps=None, snapshot_every_s=None, val_samples=100)
+    course.timed_eval_s, course.test_samples = 8.0, 300
+    course.add_pause(59.0)
+    course.take_in(agreement_of(lap_s=0.0))
+    assert course.stopping == "time"  # 1.25 x (8 + 24) + 1 = 41 s are kept back
+
+
+def agreement_of(lap_s: float) -> Agreement:
+    """Make news of nothing but time."""
+    nothing = torch.empty(0)
+    return Agreement(
+        signalled=False,
+        bad=None,
+        totals=Totals(),
+        lap_s=lap_s,
+        data_s=0.0,
+        waits_s=(0.0,),
+        counted=nothing,
+        more=nothing,
     )
 
 

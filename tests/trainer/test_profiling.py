@@ -16,6 +16,7 @@ from paceline.dist.group import Group
 from paceline.metrics.table import read_table
 from paceline.sync import powersgd, thinning
 from paceline.sync.localexchange import LocalExchange, Travel
+from paceline.trainer import agreement
 from tests.support.ranks import run_ranks
 from tests.support.sessions import pair_of, session_on
 
@@ -51,18 +52,21 @@ def _train(
     settings: dict[str, OptionValue],
     slow: str = "",
     steps: int = 8,
+    epochs: int = 2,
+    exchange_every_s: float = 0.0,
 ) -> None:
-    """Train for two epochs on 8 samples a step."""
+    """Train on 8 samples a step."""
     generator = torch.Generator().manual_seed(1)
     tensors = torch.randn(8 * steps, 4, generator=generator), torch.zeros(8 * steps).long()
     data = SlowData(*tensors) if slow == "data" else TensorDataset(*tensors)
     delay_s = _SLOW_S if slow == "worker" and group.rank == 1 else 0.0
     with session_on(group, directory, settings) as s:
+        agreement._EVERY_S = exchange_every_s  # a forked process
         model = s.model(nn.Sequential(nn.Linear(4, 3), Slow(delay_s)))
         s.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         batches = s.loader(data, global_batch=8)
         judged = s.eval_loader(TensorDataset(*tensors))
-        for _ in s.epochs(2):
+        for _ in s.epochs(epochs):
             for batch in batches:
                 inputs, targets = pair_of(batch)
                 s.step(F.cross_entropy(model(inputs), targets))
@@ -131,6 +135,20 @@ def test_a_training_of_a_few_steps_has_a_profile(tmp_path: Path, workers: int, s
     assert profile.steps_seen > 0
     assert profile.parts.backward > 0
     assert profile.parts.optimizer > 0
+
+
+def _with_rare_exchanges(group: Group, directory: Path, steps: int) -> None:
+    _train(group, directory, {}, "", steps, 12, 1e6)  # as if epochs were over in no time
+
+
+@pytest.mark.parametrize(("steps", "least"), [(2, 5), (3, 7), (8, 8)])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_steps_of_short_epochs_are_looked_at(
+    tmp_path: Path, workers: int, steps: int, least: int
+) -> None:
+    """An epoch that is shorter than the time between two exchanges has its look as well."""
+    run_ranks(workers, _with_rare_exchanges, tmp_path, steps)
+    assert StepProfile.read(tmp_path / "profile.json").steps_seen >= least
 
 
 def test_epochs_have_their_costs_and_rows_their_shares(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_once_unscaled_gradients_take_no_more() -> None:
     stepper.backward(losses(model, 0), batch, 1)
     stepper.backward(losses(model, 1), batch, 1)
     stepper.unscale([optimizer])
-    with pytest.raises(UsageError, match="with fp16 a step has one backward pass"):
+    with pytest.raises(UsageError, match="with fp16 the gradients have their true size"):
         stepper.backward(losses(model, 2), batch, 1)
 
 
@@ -186,7 +186,7 @@ def test_a_step_of_the_scripts_own_is_refused_after_updates_too(tmp_path: Path) 
         return str(told.value)
 
     (said,) = run_ranks(1, body)
-    assert said.startswith("optimizer.step() by the script itself: put s.step(loss)")
+    assert said.startswith("optimizer.step() by the script itself")
 
 
 class Two(nn.Module):

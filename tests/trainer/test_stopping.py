@@ -2,7 +2,14 @@ import pytest
 
 from paceline.trainer.options import LoopOptions
 from paceline.trainer.state import StopReason, TrainState
-from paceline.trainer.stopping import fit_total_steps, note_validation, reserve_s, stop_reason
+from paceline.trainer.stopping import (
+    describe_too_long,
+    expected_eval_s,
+    fit_total_steps,
+    note_validation,
+    reserve_s,
+    stop_reason,
+)
 
 Results = list[tuple[float | None, float | None]]
 """(validation accuracy, validation loss) an epoch."""
@@ -92,11 +99,23 @@ def test_the_limits_of_a_fit(step: int, elapsed_s: float, fitted: int) -> None:
     assert fit_total_steps(state, most_steps=1000, budget_s=60.0, reserve_s=5.0) == fitted
 
 
-def test_time_kept_back_for_the_last_evaluation() -> None:
-    fresh = TrainState()
-    assert reserve_s(fresh, budget_s=100.0, eval_samples=500) == 1.0
+def test_how_long_an_evaluation_is_expected_to_take() -> None:
+    assert expected_eval_s(TrainState(), None, 500) == 0.0
     trained = TrainState(samples_seen=1000, train_s=10.0)
-    assert reserve_s(trained, budget_s=100.0, eval_samples=500) == pytest.approx(1.25 * 5 + 1)
+    assert expected_eval_s(trained, None, 500) == pytest.approx(5.0)
+    assert expected_eval_s(trained, 3.0, 500) == 3.0
     measured = TrainState(samples_seen=1000, train_s=10.0, eval_s=2.0)
-    assert reserve_s(measured, budget_s=100.0, eval_samples=500) == pytest.approx(3.5)
-    assert reserve_s(measured, budget_s=4.0, eval_samples=500) == 1.0
+    assert expected_eval_s(measured, 3.0, 500) == 2.0
+
+
+@pytest.mark.parametrize(("eval_s", "kept_s"), [(0.0, 1.0), (2.0, 3.5), (70.0, 50.0)])
+def test_time_kept_back_for_the_last_evaluation(eval_s: float, kept_s: float) -> None:
+    assert reserve_s(eval_s, budget_s=100.0) == pytest.approx(kept_s)
+
+
+def test_an_evaluation_that_does_not_fit_is_told_beforehand() -> None:
+    assert describe_too_long(15.0, "30s", 30.0) is None
+    told = describe_too_long(78.0, "30s", 30.0)
+    assert told is not None
+    assert "about 1:18 by their first batches" in told
+    assert "time budget of 30s: it will end after about 1:33" in told

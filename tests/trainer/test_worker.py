@@ -1,5 +1,6 @@
 """A worker from its first line to its last, and the records that it leaves."""
 
+import errno
 import json
 import socket
 from contextlib import suppress
@@ -9,13 +10,14 @@ import pytest
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from paceline.checkpoint.format import read_snapshot
+from paceline.checkpoint.format import HostSnapshot, read_snapshot
 from paceline.checkpoint.store import SnapshotStore
 from paceline.config.fields import OptionValue
 from paceline.config.rundir import RunDirectory
 from paceline.dist.group import Group
-from paceline.errors import InterruptedTraining
+from paceline.errors import ExitCode, InterruptedTraining, StorageError
 from paceline.metrics.table import read_table
+from paceline.trainer import worker
 from paceline.trainer.config import TrainConfig, merge
 from paceline.trainer.judge import find_snapshot, judge
 from paceline.trainer.past import PastRun
@@ -144,6 +146,7 @@ def check_summary(content: dict[str, object], world_size: int) -> None:
         "val_samples": 355,
         "stopped_because": "epochs",
         "snapshots_written": 2,
+        "final_snapshot": f"step-{2 * STEPS:012d}",
         "snapshots_skipped": 0,
         "restarts": 0,
     }
@@ -156,6 +159,73 @@ def check_summary(content: dict[str, object], world_size: int) -> None:
         assert value > 0, name
     assert content["best_epoch"] in (1, 2)
     assert len(str(content["weights_sha256"])) == 64
+
+
+def _full_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    publish = SnapshotStore.publish_host
+
+    def refused(store: SnapshotStore, host: HostSnapshot, *, best: bool) -> Path:
+        if host.step > step:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return publish(store, host, best=best)
+
+    monkeypatch.setattr(SnapshotStore, "publish_host", refused)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_final_weights_that_are_in_no_snapshot_are_a_failure_on_every_worker(
+    world_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _full_after(monkeypatch, STEPS)
+    monkeypatch.setattr(worker, "LAST_SNAPSHOT_S", 0.1)
+    asked, store = request(tmp_path), AgentStore()
+    prepared(tmp_path)
+
+    def body(group: Group) -> tuple[str, int]:
+        store.become_worker(group)
+        with pytest.raises(StorageError) as caught:
+            run_training(asked.to_json())
+        return str(caught.value), int(caught.value.exit_code)
+
+    for message, code in run_ranks(world_size, body):
+        assert f"its final weights, of step {2 * STEPS}, are in no snapshot" in message
+        assert f"on {socket.gethostname()}, the snapshot of step {2 * STEPS} could not" in message
+        assert "No space left on device" in message
+        assert code == ExitCode.INFRASTRUCTURE
+    assert not (tmp_path / "summary.json").exists()
+    assert SnapshotStore(tmp_path / "snapshots", 3).steps() == [STEPS]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_run_directory_that_was_moved_is_a_failure_on_every_worker(
+    world_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    publish = SnapshotStore.publish_host
+
+    def moved(store: SnapshotStore, host: HostSnapshot, *, best: bool) -> Path:
+        path = publish(store, host, best=best)
+        if host.step == STEPS:
+            run.rename(tmp_path / "elsewhere")
+        return path
+
+    monkeypatch.setattr(SnapshotStore, "publish_host", moved)
+    asked, store = request(run), AgentStore()
+    prepared(run)
+
+    def body(group: Group) -> str:
+        store.become_worker(group)
+        with pytest.raises(StorageError) as caught:
+            run_training(asked.to_json())
+        return str(caught.value)
+
+    for message in run_ranks(world_size, body):
+        assert message.startswith(
+            f"{run / 'run.json'} is gone: the run directory was removed, moved"
+        )
+    assert (tmp_path / "elsewhere" / "run.json").exists()
+    assert not (run / "summary.json").exists()
 
 
 def test_going_on_is_noted_in_the_history(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.config.files import parse_json
 from paceline.errors import SnapshotError
 
 FORMAT = 2
@@ -69,14 +70,13 @@ def decode_body(content: bytes, path: Path) -> Mapping[str, object]:
         SnapshotError: A bit of it differs.
     """
     try:
-        body = json.loads(content)
-        body.pop("sha256")
-        whole = type(body["format"]) is int and _encode(body) == content
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        whole = False
-    if not whole:
+        found = parse_json(content)
+    except ValueError:
+        found = None
+    body = {n: v for n, v in found.items() if n != "sha256"} if isinstance(found, dict) else {}
+    if type(body.get("format")) is not int or _encode(body) != content:
         raise SnapshotError(f"{path} is damaged: it doesn't match its own SHA-256")
-    return dict(body)
+    return body
 
 
 def parse_manifest(body: Mapping[str, object], path: Path) -> Manifest:

@@ -5,7 +5,6 @@ Written by one process at a time (the owner of the run directory's lock); read b
 
 import contextlib
 import errno
-import json
 import os
 import re
 import secrets
@@ -29,7 +28,7 @@ from paceline.checkpoint.format import (
     read_snapshot,
     write_host_snapshot,
 )
-from paceline.config.files import fsync_directory, write_json
+from paceline.config.files import fsync_directory, read_json_object, write_json
 from paceline.errors import SnapshotError, UsageError
 
 _NAME = re.compile(r"step-([0-9]{12})")
@@ -38,6 +37,7 @@ _GENERATION = "generation.json"
 _WRITING = ".tmp-"
 _REPLACED = ".replaced-"
 _TRASH = ".trash-"
+_LEFT = (_WRITING, _TRASH, _REPLACED, f".{_BEST}.", f".{_GENERATION}.")
 _NONE_LEFT = "and there is none before it"
 _BEGINNING = ": the training starts from the beginning"
 # A file system that is about to be full fails in more places than the files themselves.
@@ -175,8 +175,8 @@ class SnapshotStore:
     def generation(self) -> int:
         """Give the number noted by `note_generation`; 0 where there is none."""
         try:
-            number = json.loads((self.directory / _GENERATION).read_bytes())["generation"]
-        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            number = read_json_object(self.directory / _GENERATION).get("generation")
+        except (OSError, ValueError):
             return 0
         return number if type(number) is int and number > 0 else 0
 
@@ -256,8 +256,8 @@ class SnapshotStore:
     def best(self) -> Path | None:
         """Give the directory of the best snapshot, or None where none is marked or it is gone."""
         try:
-            name = json.loads((self.directory / _BEST).read_bytes())["snapshot"]
-        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            name = read_json_object(self.directory / _BEST).get("snapshot")
+        except (OSError, ValueError):
             return None
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             return None
@@ -279,7 +279,9 @@ class SnapshotStore:
         if which == "best":
             found = self.best()
         elif which == "last":
-            found = self.path_of(steps[-1]) if steps else None
+            # A directory without a manifest merely has a snapshot's name.
+            places = map(self.path_of, reversed(steps))
+            found = next((path for path in places if (path / MANIFEST).is_file()), None)
         else:
             candidates = (Path(which), self.directory / which)
             found = next((path for path in candidates if (path / MANIFEST).is_file()), None)
@@ -299,13 +301,11 @@ class SnapshotStore:
             return
         for path in sorted(self.directory.iterdir()):
             original = self.directory / path.name.removeprefix(_REPLACED)
-            if path.name.startswith(_REPLACED) and not original.exists():
+            if path.name.startswith(_REPLACED) and not os.path.lexists(original):
                 path.rename(original)
                 fsync_directory(self.directory)
-            elif path.name.startswith((_WRITING, _TRASH, _REPLACED)):
-                shutil.rmtree(path)
-            elif path.name.startswith((f".{_BEST}.", f".{_GENERATION}.")):
-                path.unlink()
+            elif path.name.startswith(_LEFT):
+                _remove(path)
 
     def _take_spare(self, needed_bytes: int) -> Path | None:
         """Give a spare directory where there is one to write over, and check that there is room."""
@@ -341,12 +341,12 @@ class SnapshotStore:
     def _rename_into_place(
         self, writing: Path, final_path: Path, phase: Callable[[str], None]
     ) -> None:
-        if not final_path.exists():
+        if not os.path.lexists(final_path):
             writing.rename(final_path)
             phase("renamed")
             return
         replaced = self.directory / f"{_REPLACED}{final_path.name}"
-        shutil.rmtree(replaced, ignore_errors=True)
+        _remove(replaced)
         # A directory can't be renamed over another; `sweep` puts it back if we die between the two
         # renames.
         final_path.rename(replaced)
@@ -358,7 +358,7 @@ class SnapshotStore:
             raise
         phase("renamed")
         fsync_directory(self.directory)
-        shutil.rmtree(replaced, ignore_errors=True)
+        _remove(replaced)
 
     def _remove_old(self, just_published: int, *, keep_spare: bool) -> None:
         old = [step for step in self.steps()[: -self.keep_last] if step != just_published]
@@ -377,10 +377,19 @@ class SnapshotStore:
             shutil.rmtree(trash, ignore_errors=True)
 
 
+def _remove(path: Path) -> None:
+    """Remove a directory with all that is in it, or whatever else has its name; a link alone."""
+    if path.is_symlink() or not path.is_dir():
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def _set_aside(path: Path, why: str) -> str:
     number = 0
     aside = path.with_name(f"{path.name}.{why}")
-    while aside.exists():
+    while os.path.lexists(aside):
         number += 1
         aside = path.with_name(f"{path.name}.{why}-{number}")
     try:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -13,6 +14,7 @@ from paceline.checkpoint.hosttensors import HostTensors
 from paceline.checkpoint.store import SnapshotStore
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_RETRY_EVERY_S = 0.5
 
 
 @final
@@ -34,6 +36,7 @@ class SnapshotWriter:
         self._memory: HostTensors | None = None
         self._in_flight: Future[None] | None = None
         self._failures: list[str] = []
+        self._unsaved: tuple[HostSnapshot, bool] | None = None
         self._written = self._skipped = 0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paceline-snapshots")
 
@@ -86,6 +89,35 @@ class SnapshotWriter:
         failures, self._failures = self._failures, []
         return failures
 
+    def save_last(self, limit_s: float, is_cut_short: Callable[[], bool]) -> str:
+        """Wait as `flush`; where the last snapshot offered isn't on disk, try again for a while.
+
+        Args:
+            limit_s: For how long.
+            is_cut_short: Asked before every try but the first: whether to give up.
+
+        Returns:
+            Why it couldn't be written; empty where it is on disk, or none was offered.
+
+        Raises:
+            Exception: A programming error met on the thread.
+        """
+        failures = self.flush()
+        if self._unsaved is None:
+            return ""
+        if limit_s > 0:
+            self._report(f"the last snapshot isn't on disk: trying again for {limit_s:.0f} s")
+        deadline_s = time.monotonic() + limit_s
+        reason = "; ".join(failures[-1:])
+        while self._unsaved and time.monotonic() < deadline_s and not is_cut_short():
+            host, best = self._unsaved
+            try:
+                self._thread.submit(self._publish_now, host, best).result()
+            except OSError as error:
+                reason = self._explain(host, error)
+                time.sleep(_RETRY_EVERY_S)
+        return reason if self._unsaved else ""
+
     def close(self) -> None:
         """Wait as `flush` and end the thread; `offer` can't be called any more.
 
@@ -119,26 +151,31 @@ class SnapshotWriter:
                 self._in_flight = None
 
     def _publish(self, host: HostSnapshot, best: bool) -> None:
+        self._unsaved = host, best
         try:
-            self._store.publish_host(host, best=best)
+            self._publish_now(host, best)
         except OSError as error:
-            message = self._explain(host, error)
+            message = f"{self._explain(host, error)}; training goes on, {self._newest()}"
             self._failures.append(message)
             self._report(message)
-        else:
-            self._written += 1
+
+    def _publish_now(self, host: HostSnapshot, best: bool) -> None:
+        self._store.publish_host(host, best=best)
+        self._unsaved = None
+        self._written += 1
 
     def _explain(self, host: HostSnapshot, error: OSError) -> str:
         reason = error.strerror or str(error)
         if error.errno in _NO_ROOM:
             reason += f" (needs {_size(host.num_bytes)}{self._free()})"
+        elif error.filename:
+            reason += f" ({error.filename})"
+        done = "marked as best or synced" if host.step in self._store.steps() else "written"
+        return f"the snapshot of step {host.step} could not be {done}: {reason}"
+
+    def _newest(self) -> str:
         steps = self._store.steps()
-        newest = f"the newest good snapshot is step {steps[-1]}" if steps else "there is none yet"
-        done = "marked as best or synced" if host.step in steps else "written"
-        return (
-            f"the snapshot of step {host.step} could not be {done}: {reason}; "
-            f"training goes on, {newest}"
-        )
+        return f"the newest good snapshot is step {steps[-1]}" if steps else "there is none yet"
 
     def _free(self) -> str:
         with contextlib.suppress(OSError):

@@ -1,17 +1,20 @@
 """What the user sees when a training is over: summary, or failure, and where things are."""
 
-import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from paceline.cli.pages import WriteReport, write_report
 from paceline.config.commands import command_line
 from paceline.config.durations import format_duration
 from paceline.config.figures import plural, show_loss
+from paceline.config.files import read_json_object
 from paceline.config.rundir import RunDirectory
 from paceline.errors import ExitCode
 from paceline.launch.boundary import exit_code_of
 from paceline.launch.failures import WorkerFailure, one_line, render
+from paceline.report.ending import describe_exceeded
 
 _REASONS = {
     "epochs": "all epochs are done",
@@ -19,6 +22,7 @@ _REASONS = {
     "patience": "the validation result no longer improves",
     "time": "the time budget is used up",
     "signal": "a signal asked it to stop",
+    "script": "the script's loop is over",
 }
 
 
@@ -81,6 +85,8 @@ def announce_failure(
     expected = cause.kind != "infrastructure" and cause.error_type in _TOLD_WITHOUT_TRACEBACK
     if cause.error_type == "InfrastructureError" and not run.run_json.exists():
         expected = True  # the workers didn't meet; nothing of the user's has run yet
+    if cause.error_type == "StorageError":
+        expected = True
     if cause.error_type == "DataError" and _WRAPPED in cause.traceback:
         expected = False  # the data set's own code raised: its traceback is wanted
     text = cause.message if expected else render(failures, run.logs)
@@ -115,10 +121,9 @@ _TOLD_WITHOUT_TRACEBACK = (
 
 def _read_summary(run: RunDirectory) -> Mapping[str, object]:
     try:
-        content = json.loads(run.summary_json.read_text())
+        return read_json_object(run.summary_json)
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _print_interrupted(run: RunDirectory, again: Sequence[str]) -> None:
@@ -126,7 +131,7 @@ def _print_interrupted(run: RunDirectory, again: Sequence[str]) -> None:
         run.discard()
         print("Stopped before the training began; nothing is left of it.", flush=True)
         return
-    step = max((int(path.name[5:]) for path in run.snapshots.glob("step-" + 12 * "?")), default=0)
+    step = max(0, run.newest_step())
     what = f"It can go on from step {step}" if step else "It can start again"
     if again:  # its snapshots are on the hosts
         what = "It can go on"
@@ -137,12 +142,13 @@ def _summary_text(summary: Mapping[str, object], run: RunDirectory) -> str:
     reason = _REASONS.get(str(summary.get("stopped_because")), "it ended")
     lines = [
         f"Done: {reason}. {_count(summary, 'epoch')}, {_count(summary, 'step')} in "
-        f"{format_duration(_number(summary, 'train_time_s'))}, "
-        f"{_number(summary, 'images_per_s'):,.0f} images/s",
+        f"{format_duration(_number(summary, 'train_time_s'))}{_speed(summary)}",
         f"  validation  {_validation(summary)}",
     ]
     if "test_samples" in summary:
         lines.append(f"  test        {_test(summary)}")
+    if exceeded := describe_exceeded(summary.get("time_budget")):
+        lines.append(f"  time budget {exceeded}{_start(run)}")
     lines += [
         f"  weights     sha256 {str(summary.get('weights_sha256'))[:16]}",
         f"  report      {run.report_html}",
@@ -152,6 +158,29 @@ def _summary_text(summary: Mapping[str, object], run: RunDirectory) -> str:
     if run.read_run().get("kind") == "recipe":
         lines.append(f"  evaluate    {command_line('evaluate', run.path)}")
     return "\n".join(lines)
+
+
+def _start(run: RunDirectory) -> str:
+    """Say how long a training's only start took, which no budget counts."""
+    found = run.read_run()
+    history = found.get("history")
+    if not isinstance(history, list) or len(history) != 1 or not isinstance(history[0], dict):
+        return ""
+    try:
+        asked = datetime.fromisoformat(str(found.get("started_at")))
+        began = datetime.fromisoformat(str(history[0].get("started_at")))
+        start_s = (began - asked).total_seconds()
+    except (ValueError, TypeError):
+        return ""
+    if start_s < 1:
+        return ""
+    return f". Starting took {format_duration(start_s)} more, which isn't counted"
+
+
+def _speed(summary: Mapping[str, object]) -> str:
+    """Give the images a second, where it is known how many a step had."""
+    speed = _number(summary, "images_per_s")
+    return "" if math.isnan(speed) else f", {speed:,.0f} images/s"
 
 
 def _test(summary: Mapping[str, object]) -> str:
@@ -164,14 +193,19 @@ def _test(summary: Mapping[str, object]) -> str:
 def _validation(summary: Mapping[str, object]) -> str:
     if summary.get("val_samples") == 0:
         return "none: there is no validation set, or it is empty"
-    accuracy = summary.get("val_accuracy")
+    accuracy, others = summary.get("val_accuracy"), summary.get("figures")
     shown = []
-    if accuracy is None or summary.get("val_loss") is not None:
+    if summary.get("val_loss") is not None:
         shown.append(f"loss {show_loss(_number(summary, 'val_loss'))}")
     if accuracy is not None:
         text = f"accuracy {_number(summary, 'val_accuracy'):.2%}"
         text += f" (best {_number(summary, 'best_val_accuracy'):.2%}"
         shown.append(f"{text} in epoch {summary.get('best_epoch')})")
+    if not shown and isinstance(others, dict):
+        own = {n.removeprefix("val_"): v for n, v in others.items() if n.startswith("val_")}
+        shown = [f"{name} {_number(own, name):.4g}" for name in own]
+    if not shown:
+        return "none: no epoch had an s.evaluate(...) with a result"
     return f"{', '.join(shown)} on {_count(summary, 'sample', 'val_samples')}"
 
 

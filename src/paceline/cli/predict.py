@@ -9,7 +9,7 @@ from paceline.cli.options import parse_options, show_help, take_word, wants_help
 from paceline.config.durations import parse_duration_s
 from paceline.config.fields import OptionValue, option_fields
 from paceline.config.quantities import parse_bandwidth_bytes_per_s, parse_sizes
-from paceline.errors import ExitCode
+from paceline.errors import DataError, ExitCode, UsageError
 from paceline.study.scaling.options import PLAIN
 from paceline.study.scaling.plan import refuse_without_effect
 from paceline.study.scaling.predict_options import PredictOptions
@@ -40,12 +40,15 @@ def main(tokens: Sequence[str]) -> int:
     from paceline.study.scaling.foretelling import as_json, as_text
     from paceline.study.scaling.outlook import look_out
 
-    evidence = read_evidence(Path(where).expanduser())
+    try:
+        evidence = read_evidence(Path(where).expanduser())
+    except DataError as error:  # what the user has named: nothing was started
+        raise UsageError(str(error)) from error
     outlook = look_out(_question(evidence, options))
     if options.json:
-        print(json.dumps(as_json(outlook), indent=2))
+        print(json.dumps(as_json(outlook, evidence), indent=2))
     else:
-        print(as_text(outlook, evidence.source))
+        print(as_text(outlook, evidence))
     return ExitCode.DONE
 
 

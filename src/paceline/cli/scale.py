@@ -122,7 +122,7 @@ def _end(asked: Asked, study: Study, runner: Runner, *, interrupted: bool) -> in
 
 def _with_prediction(place: StudyDirectory, study: Study) -> Study:
     """Add what follows for more hosts, where several were measured."""
-    if study.baseline_images_per_s is None:
+    if study.baseline_images_per_s is None or study.not_reliable:
         return study
     try:
         told = foretell_study(place.path)

@@ -17,6 +17,7 @@ from paceline.cli.meeting import agree_on_run
 from paceline.cli.pages import write_report_apart
 from paceline.config.rundir import RunDirectory
 from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
+from paceline.dist.environment import set_variables, thread_variables
 from paceline.dist.options import DistOptions
 from paceline.dist.placement import NodePlacement
 from paceline.errors import ExitCode, InfrastructureError, UsageError
@@ -215,7 +216,7 @@ def local_place(
     return Place(
         here=False,
         workers=workers,
-        threads=threads_per_worker(config.launch.threads, workers, cores, omp),
+        threads=threads_per_worker(config.worker_threads, workers, cores, omp),
     )
 
 
@@ -305,6 +306,9 @@ def _work_here(launch: Launch) -> object:
     from paceline.launch.worker import run_here
 
     payload, logs, place = launch.request.to_json(), launch.run.logs, launch.place
+    threads = launch.config.worker_threads
+    if threads is not None:  # before torch and NumPy are imported, which read it
+        set_variables(thread_variables(threads))
     text = run_here(
         launch.entry, payload, logs, place.rank, place.attempt, world_size=place.workers
     )

@@ -1,8 +1,11 @@
 """`paceline verify`: is a training the same on any number of workers? Trains on each, compares."""
 
+import os
+import re
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,13 +26,16 @@ from paceline.config.commands import command_line
 from paceline.config.fields import OptionField, OptionValue
 from paceline.config.figures import plural
 from paceline.config.files import write_json
+from paceline.config.quantities import parse_count
 from paceline.config.rundir import RunDirectory
 from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
 from paceline.errors import ExitCode, JobError, UsageError
 from paceline.launch.failures import WorkerFailure, one_line
 from paceline.launch.placement import may_have_gpus, threads_per_worker, usable_cores
 from paceline.launch.restarts import Policy
+from paceline.launch.scratch import scratch_directory
 from paceline.recipes.registry import reference_of
+from paceline.study.landlock import landlock_version
 from paceline.trainer.config import TrainConfig, merge, training_options
 from paceline.trainer.recipe import Recipe, load_recipe
 from paceline.trainer.request import TrainRequest
@@ -45,8 +51,8 @@ _ABOUT = (
     "Train the same steps on several numbers of workers, one after the other, and compare samples, "
     "losses, gradients and weights step by step. A script may be written for paceline.session(), "
     "or be plain PyTorch as torchrun starts it: it runs unchanged. Where there are fewer GPUs than "
-    "workers, all train on the CPU. What it saves by torch.save is kept apart. Exit code 0: the "
-    "same bits, or the same to rounding; 65: something differs or is wrong."
+    "workers, all train on the CPU. What it writes is kept apart, and thrown away. Exit code 0: "
+    "the same bits, or the same to rounding; 65: something differs or is wrong."
 )
 _OPTIONS = (
     OptionField(
@@ -83,6 +89,13 @@ _OWN = {option.name for option in _OPTIONS}
 _NOT_OURS = {"workers", "max_restarts", "on", "rank", "world_size", "local_rank", "init_method"}
 """Options of training that say where workers run: the verification does."""
 _TIMEOUT_S = 120.0
+_LAST_LINES = 20
+_REFUSALS = ("Permission denied", "os error 13")
+_REFUSED_WRITES = (
+    "If it was refused to write a file: verify keeps what Python code writes in a directory of its "
+    "own, and has the kernel refuse what C code and other programs write elsewhere. Leave that "
+    "out where PACELINE_VERIFIED_WORKER is set, or write it by Python's open()."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +115,8 @@ def main(tokens: Sequence[str]) -> int:
     asked = _read(tokens)
     if asked is None:
         return ExitCode.DONE
-    with tempfile.TemporaryDirectory(prefix="paceline-verify-") as place:
-        return _verify(asked, Path(place))
+    with scratch_directory() as place:
+        return _verify(asked, place)
 
 
 def _read(tokens: Sequence[str]) -> _Asked | None:
@@ -152,14 +165,15 @@ def _training_options(recipe: Recipe | None = None) -> list[OptionField]:
 def _numbers(text: str) -> tuple[int, ...]:
     numbers: list[int] = []
     for word in (word.strip() for word in text.split(",") if word.strip()):
-        if not (word.isascii() and word.isdecimal()):
+        number = parse_count(word)
+        if number is None:
             wrong = f"{word!r} is no number"
-        elif int(word) < 1:
+        elif number < 1:
             wrong = f"{word} is less than 1"
-        elif int(word) in numbers:
-            wrong = f"{int(word)} stands there twice"
+        elif number in numbers:
+            wrong = f"{number} stands there twice"
         else:
-            numbers.append(int(word))
+            numbers.append(number)
             continue
         raise UsageError(f"--workers is {text}, but {wrong}: give numbers of workers, such as 1,2")
     if len(numbers) < 2:
@@ -290,6 +304,7 @@ class _Launcher:
             KeyboardInterrupt: A signal came.
         """
         from paceline.launch.local import launch_local, prepare
+        from paceline.study.children import programs_started, refused
         from paceline.study.events import read_events
         from paceline.study.story import tell
         from paceline.study.trial import record_path
@@ -299,33 +314,64 @@ class _Launcher:
         run.create()
         records = run.path / "seen"
         records.mkdir()
-        threads = self._threads()
+        threads = self.threads(workers)
         prepare(PRELOAD, threads)
-        outcome = launch_local(
-            ENTRY,
-            self._trial(run, records, disturbed=disturbed),
-            workers=workers,
-            threads=threads,
-            policy=Policy(),
-            log_dir=run.logs,
-            progress=lambda: -1,
-        )
+        with _temporary_files_in(self.place), self._changes_told():
+            outcome = launch_local(
+                ENTRY,
+                self._trial(run, records, disturbed=disturbed),
+                workers=workers,
+                threads=threads,
+                policy=Policy(),
+                log_dir=run.logs,
+                progress=lambda: -1,
+            )
         if outcome.interrupted:
             raise KeyboardInterrupt
+        if told := refused(records):
+            raise UsageError(told)
         events = [read_events(record_path(records, r)) for r in range(workers)]
         places = whereabouts(records, events)
         if not (outcome.failures and lost_one_another(outcome.failures[0], places)):
             places = []
-        failure = _told(outcome.failures, traceback=not places)
-        story = tell(events, failure, places)
+        failure = _told(
+            outcome.failures, self.asked.request.reference, records, traceback=not places
+        )
+        story = tell(events, failure, places, programs_started(records))
         what = "disturbed: the yardstick" if disturbed else "trained"
         note(f"{plural(workers, 'worker')}: {plural(len(story.steps), 'step')} {what}")
         return story
 
-    def _threads(self) -> int:
-        """Give all launches as many threads per worker: sums are split up by them."""
-        most = max(self.asked.workers)
-        return threads_per_worker(self.asked.config.launch.threads, most, usable_cores())
+    def threads(self, workers: int) -> int:
+        """Give as many threads per worker as `paceline run` and `train` would."""
+        asked, omp = self.asked.config.worker_threads, os.environ.get("OMP_NUM_THREADS")
+        return threads_per_worker(asked, workers, usable_cores(), omp)
+
+    @contextmanager
+    def _changes_told(self) -> Iterator[None]:
+        """Say what a script has changed all the same, where the kernel can't forbid it."""
+        from paceline.study.holding import changes, files_below
+
+        if self.confines or not self.holds_back:
+            yield
+            return
+        places = dict.fromkeys((Path.cwd(), Path(self.asked.request.reference).parent))
+        before = [files_below(place) for place in places]
+        yield
+        after = [files_below(place) for place in places]
+        for path in (p for pair in zip(before, after, strict=True) for p in changes(*pair)):
+            note(f"WARNING: the script has changed {path}: C code or another program wrote it")
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether there is code of the user's, which may write anything."""
+        request = self.asked.request
+        return request.kind == "script" or not request.reference.startswith("paceline.")
+
+    @property
+    def confines(self) -> bool:
+        """Whether the kernel can forbid workers to write."""
+        return landlock_version() > 0
 
     def _trial(self, run: RunDirectory, records: Path, *, disturbed: bool) -> str:
         from dataclasses import replace
@@ -339,6 +385,8 @@ class _Launcher:
         return Trial(
             request=request.to_json(),
             records=str(records),
+            place=str(self.place) if self.holds_back else "",
+            confines=self.confines,
             steps=self.asked.steps,
             disturbed=disturbed,
             keeps_dropout=self.keeps_dropout,
@@ -352,7 +400,17 @@ class _Launcher:
         return config.dist.timeout_s if "timeout_s" in self.asked.request.given else _TIMEOUT_S
 
 
-def _told(failures: Sequence[WorkerFailure], *, traceback: bool) -> str:
+@contextmanager
+def _temporary_files_in(place: Path) -> Iterator[None]:
+    """Have the launcher's temporary files where workers may write: they leave results there."""
+    before, tempfile.tempdir = tempfile.tempdir, str(place)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
+def _told(failures: Sequence[WorkerFailure], script: str, records: Path, *, traceback: bool) -> str:
     """Give the cause of a failed launch in a line; its traceback may go to standard error.
 
     Raises:
@@ -364,5 +422,29 @@ def _told(failures: Sequence[WorkerFailure], *, traceback: bool) -> str:
     if cause.kind == "usage":
         raise UsageError(cause.message)
     if traceback:
-        print(cause.traceback.strip("\n"), file=sys.stderr, flush=True)
-    return one_line(cause)
+        parts = [cause.traceback.strip("\n"), *_last_output(records, cause.rank)]
+        parts += [_REFUSED_WRITES] * any(word in cause.traceback for word in _REFUSALS)
+        print(*filter(None, parts), sep="\n", file=sys.stderr, flush=True)
+    return one_line(cause) + _line_of_script(cause.traceback, script)
+
+
+def _line_of_script(traceback: str, script: str) -> str:
+    """Name the last line of the script itself that a traceback goes through."""
+    lines = traceback.splitlines()
+    for number in reversed(range(len(lines))):
+        found = re.match(rf'  File "{re.escape(script)}", line (\d+)', lines[number])
+        if found:
+            code = lines[number + 1].strip() if number + 1 < len(lines) else ""
+            return f" (line {found[1]} of {Path(script).name}: {code})"
+    return ""
+
+
+def _last_output(records: Path, rank: int) -> list[str]:
+    """Show what the script itself has said last, which may explain its failure."""
+    from paceline.study.trial import output_path
+
+    path = output_path(records, rank)
+    lines = path.read_text(errors="replace").splitlines()[-_LAST_LINES:] if path.exists() else []
+    return [f"The last of what the script printed on rank {rank}:", *(f"  {x}" for x in lines)] * (
+        len(lines) > 0
+    )

@@ -1,9 +1,61 @@
-"""Files that a reader sees whole or not at all."""
+"""Small files: written so that a reader sees them whole or not at all, read with nothing taken on
+trust. What stands where a file of ours should be may be a pipe, a device or of any size, and its
+JSON may be anything.
+"""
 
+import errno
 import json
 import os
 import secrets
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
+
+from paceline.errors import StorageError
+
+JSON_MAX_BYTES = 16 << 20
+"""More than any JSON file of ours takes: `run.json` of 10,000 workers is a third of it."""
+JSON_MAX_DEPTH = 100
+_MAX_DIGITS = 100
+_SHOWN = 40
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFSOCK: "a socket",
+}
+_UNWRITABLE = {
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EEXIST,
+}
+
+
+@contextmanager
+def storing(path: Path) -> Iterator[None]:
+    """Say of what can't be written in the block that it can't be: a retry there is in vain.
+
+    Args:
+        path: What is written, where the error doesn't say.
+
+    Raises:
+        StorageError: A file system is full or read-only, or refuses.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        where = error.filename or path
+        raise StorageError(f"{where} can't be written: {error.strerror}") from error
 
 
 def fsync_directory(path: Path) -> None:
@@ -45,3 +97,134 @@ def write_json(path: Path, content: object) -> None:
     """
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     write_atomic(path, text.encode())
+
+
+def read_plain(path: Path, most_bytes: int = JSON_MAX_BYTES) -> bytes:
+    """Read a small file whole; never waits for a pipe's writer and never reads without end.
+
+    Args:
+        path: The file, or a link to it.
+        most_bytes: More than so many are refused.
+
+    Raises:
+        OSError: It can't be opened or read.
+        ValueError: It isn't a plain file, or is larger; the message is a sentence without the path.
+    """
+    # O_NONBLOCK: opening a pipe that nobody writes to must not hang; plain files don't heed it.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    try:
+        kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+        if kind != stat.S_IFREG:
+            raise ValueError(f"it is {_KINDS.get(kind, 'something else')}, not a plain file")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            content = file.read(most_bytes + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > most_bytes:
+        raise ValueError(f"it is larger than {most_bytes:,} bytes, which no such file can be")
+    return content
+
+
+def parse_json(content: bytes | str) -> object:
+    """Read JSON as `write_json` writes it, whoever has written it.
+
+    Raises:
+        ValueError: It isn't JSON in UTF-8, names something twice, is nested too deeply, or holds a
+            number that is none (NaN), infinite or of more digits than make sense.
+    """
+    try:
+        found: object = json.loads(
+            content if isinstance(content, str) else content.decode(),
+            object_pairs_hook=_each_once,
+            parse_constant=_refuse_number,
+            parse_float=_finite,
+            parse_int=_whole,
+        )
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    _check_depth(found)
+    return found
+
+
+def read_json(path: Path, most_bytes: int = JSON_MAX_BYTES) -> object:
+    """Read a JSON file; see `read_plain` and `parse_json`.
+
+    Raises:
+        OSError: It can't be opened or read.
+        ValueError: It isn't a plain file, too large, or not JSON.
+    """
+    return parse_json(read_plain(path, most_bytes))
+
+
+def read_json_object(path: Path, most_bytes: int = JSON_MAX_BYTES) -> dict[str, object]:
+    """Read a JSON file that holds an object.
+
+    Raises:
+        OSError: It can't be opened or read.
+        ValueError: It isn't a plain file, too large, not JSON, or holds something else.
+    """
+    found = read_json(path, most_bytes)
+    if not isinstance(found, dict):
+        raise ValueError(f"it should hold a JSON object, not {describe_json(found)}")
+    return found
+
+
+def why_unreadable(error: OSError | ValueError) -> str:
+    """Say why a file couldn't be read, without its path: the caller names that."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"it isn't UTF-8 (byte {error.start})"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def describe_json(value: object) -> str:
+    """Say what a value read from JSON is, in a few words."""
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "a list"
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+_TOO_DEEP = f"it is nested more than {JSON_MAX_DEPTH} deep"
+
+
+def _check_depth(found: object) -> None:
+    """Refuse what our own code, which may recurse, couldn't walk through."""
+    level, depth = [found], 0
+    while level:
+        if depth > JSON_MAX_DEPTH:
+            raise ValueError(_TOO_DEEP)
+        depth += 1
+        level = [child for each in level for child in _children(each)]
+
+
+def _children(value: object) -> Sequence[object]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else ()
+
+
+def _each_once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"it names {describe_json(twice)} twice")
+    return found
+
+
+def _refuse_number(text: str) -> float:
+    raise ValueError(f"{text} is no number in JSON")
+
+
+def _finite(text: str) -> float:
+    if len(text) > _MAX_DIGITS or not isfinite(float(text)):
+        raise ValueError(f"the number {text[:_SHOWN]}… is too large or too long")
+    return float(text)
+
+
+def _whole(text: str) -> int:
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"the number {text[:_SHOWN]}… has {len(text):,} digits")
+    return int(text)

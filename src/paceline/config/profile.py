@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Self
 
+from paceline.config.fields import check_types
+from paceline.config.files import parse_json, read_plain, why_unreadable
 from paceline.errors import DataError
 
 FORMAT = 1
@@ -141,15 +143,22 @@ class StepProfile:
             DataError: The text is something else.
         """
         try:
-            told = json.loads(text)
+            told = parse_json(text)
+            if not isinstance(told, dict) or "format" not in told:
+                raise ValueError("it names no format")
             if told["format"] != FORMAT:
                 raise DataError(
                     f"the profile has format {told['format']}; this Paceline reads {FORMAT}"
                 )
-            plain = {f.name: told[f.name] for f in fields(cls)}
-            return cls(**plain | _nested(plain))
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"the text isn't a profile of Paceline: {error!r}") from error
+            known = {f.name for f in fields(cls)}  # a later version may have more
+            plain = check_types(cls, {n: v for n, v in told.items() if n in known})
+            profile = cls(**plain | _nested(plain))
+            _check_ranges(profile)
+            return profile
+        except ValueError as error:
+            if isinstance(error, DataError):
+                raise
+            raise DataError(f"the text isn't a profile of Paceline: {error}") from error
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -159,18 +168,32 @@ class StepProfile:
             DataError: There is none, or it is damaged; the message names it.
         """
         try:
-            return cls.from_json(path.read_bytes().decode())
-        except OSError as error:
-            raise DataError(f"can't read {path}: {error.strerror}") from error
-        except (DataError, UnicodeDecodeError) as error:
+            return cls.from_json(read_plain(path).decode())
+        except DataError as error:
             raise DataError(f"{path}: {error}") from error
+        except (OSError, ValueError) as error:
+            raise DataError(f"can't read {path}: {why_unreadable(error)}") from error
+
+
+def _check_ranges(profile: StepProfile) -> None:
+    """Refuse figures that no training can have: what reads them divides by them.
+
+    Raises:
+        ValueError: There is one.
+    """
+    for name in ("world_size", "nodes", "global_batch"):
+        if getattr(profile, name) < 1:
+            raise ValueError(f"{name} is {getattr(profile, name)}; it should be at least 1")
+    for name in ("steps_per_epoch", "steps_seen", "images_per_s", "gradient_bytes"):
+        if getattr(profile, name) < 0:
+            raise ValueError(f"{name} is {getattr(profile, name)}; it should be at least 0")
+    if profile.step_s.median <= 0:
+        raise ValueError(f"a step takes {profile.step_s.median} s; it should be more than 0")
 
 
 def _nested(plain: Mapping[str, object]) -> dict[str, object]:
     def made(kind: type, value: object) -> object:
-        if not isinstance(value, dict):
-            raise TypeError(f"a {kind.__name__} should be an object, not {value!r}")
-        return kind(**value)
+        return kind(**check_types(kind, value))
 
     def one(kind: type, name: str) -> object:
         return made(kind, plain[name])
@@ -178,8 +201,7 @@ def _nested(plain: Mapping[str, object]) -> dict[str, object]:
     def several(kind: type, name: str) -> tuple[object, ...]:
         """Read a list of objects of one kind."""
         value = plain[name]
-        if not isinstance(value, list):
-            raise TypeError(f"{name} should be a list, not {value!r}")
+        assert isinstance(value, list)  # checked before
         return tuple(made(kind, each) for each in value)
 
     return {

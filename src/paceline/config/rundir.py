@@ -1,23 +1,40 @@
 """The run directory: what one training leaves behind, and who may write into it."""
 
 import fcntl
-import json
 import os
+import re
 import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from paceline.config.commands import command_line
-from paceline.config.files import write_json
+from paceline.config.files import describe_json, read_json_object, why_unreadable, write_json
 from paceline.errors import UsageError
 
+RUN_FORMAT = 1
+"""The version of `run.json` that is written and read."""
+
+_RUN_PARTS: Mapping[type, Sequence[str]] = {
+    str: ("recipe", "reference", "started_at"),
+    dict: ("recipe_arguments", "settings", "derived", "versions", "numerics", "placement"),
+    list: ("script_args", "given", "hosts", "command", "history"),
+}
+_RUN_LISTS: Mapping[str, type] = {
+    "script_args": str,
+    "given": str,
+    "command": str,
+    "hosts": dict,
+    "history": dict,
+}
+_IN_WORDS: Mapping[type, str] = {str: "text", dict: "an object", list: "a list"}
 _ASKING_S = 0.2
+_SNAPSHOT = re.compile(r"step-([0-9]{12})")
 _TOKEN = ".launcher-"
 
 
@@ -151,9 +168,18 @@ class RunDirectory:
             path.unlink(missing_ok=True)
 
     def newest_step(self) -> int:
-        """Give the newest snapshot's step by its name; -1 where there is none."""
-        names = (path.name.removeprefix("step-") for path in self.snapshots.glob("step-*"))
-        return max((int(name) for name in names if name.isdecimal()), default=-1)
+        """Give the newest snapshot's step; -1 where there is none.
+
+        Its manifest must say the same step, so that what merely has such a name doesn't count; it
+        isn't verified here.
+        """
+        steps = (_SNAPSHOT.fullmatch(path.name) for path in self.snapshots.glob("step-*"))
+        for step in sorted((int(found[1]) for found in steps if found), reverse=True):
+            with suppress(OSError, ValueError):
+                manifest = self.snapshots / f"step-{step:012d}" / "manifest.json"
+                if read_json_object(manifest).get("step") == step:
+                    return step
+        return -1
 
     def _unwritable(self, error: OSError) -> UsageError:
         return UsageError(
@@ -177,7 +203,12 @@ class RunDirectory:
     def _is_leftover(self) -> bool:
         """Tell whether nothing is here but what a training left that failed before it began."""
         ours = {self.snapshots.name, self.logs.name, self.slurm.name, self._lock_file.name}
-        here = {path.name for path in self.path.iterdir() if not path.match(f"{_TOKEN}*")}
+        unfinished = (f"{_TOKEN}*", f".{self.run_json.name}.*")  # its launcher was killed
+        here = {
+            path.name
+            for path in self.path.iterdir()
+            if not any(path.match(pattern) for pattern in unfinished)
+        }
         return here <= ours and not (
             self.snapshots.is_dir() and any(self.snapshots.glob("*step-*"))
         )
@@ -198,13 +229,12 @@ class RunDirectory:
             UsageError: The directory holds no training, or `run.json` isn't readable.
         """
         try:
-            content = json.loads(self.run_json.read_text())
+            content = read_json_object(self.run_json)
+            _check_run(content)
         except FileNotFoundError:
             raise UsageError(f"{self.path} holds no training (no {self.run_json.name})") from None
         except (OSError, ValueError) as error:
-            raise UsageError(f"{self.run_json} can't be read: {error}") from error
-        if not isinstance(content, dict):
-            raise UsageError(f"{self.run_json} should hold a JSON object")
+            raise UsageError(f"{self.run_json} can't be read: {why_unreadable(error)}") from error
         return content
 
     def is_locked(self) -> bool:
@@ -248,6 +278,35 @@ class RunDirectory:
             yield
         finally:
             os.close(descriptor)
+
+
+def _check_run(content: Mapping[str, object]) -> None:
+    """Check the parts of a `run.json` that are there.
+
+    Raises:
+        ValueError: It is of another format, or a part isn't of the type that it should be.
+    """
+    if content.get("format", RUN_FORMAT) != RUN_FORMAT:
+        told = describe_json(content["format"])
+        raise ValueError(f"it has format {told}, and this Paceline reads {RUN_FORMAT}")
+    if content.get("kind", "recipe") not in ("recipe", "script"):
+        raise ValueError(f"kind is {describe_json(content['kind'])}; it is recipe or script")
+    for kind, names in _RUN_PARTS.items():
+        for name in names:
+            value = content.get(name, kind())
+            if not isinstance(value, kind):
+                raise ValueError(
+                    f"{name} is {describe_json(value)}; it should be {_IN_WORDS[kind]}"
+                )
+    for name, kind in _RUN_LISTS.items():
+        items = content.get(name, [])
+        assert isinstance(items, list)  # checked above
+        for item in items:
+            if not isinstance(item, kind):
+                raise ValueError(
+                    f"{name} holds {describe_json(item)}; it should be a list, "
+                    f"each {_IN_WORDS[kind]}"
+                )
 
 
 def _lock(descriptor: int) -> None:

@@ -4,26 +4,29 @@ All files are decoded in one pass, by one worker of a node while the others wait
 kept beside the images under the tree's fingerprint: it holds as long as no file changes.
 """
 
-import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline.config.files import write_json
+from paceline.config.files import read_json_object, write_json
 from paceline.data.blocks import count_cores, run_in_order
 from paceline.data.decode import BrokenImageError, decode
 from paceline.data.download import locked
-from paceline.data.imagetree import ImageTree
+from paceline.data.imagetree import ImageTree, regular_file
 from paceline.errors import DataError
 
 OnBroken = Literal["error", "skip"]
 Report = Callable[[str], None]
 
 _FOLDER = ".paceline"
+_KEPT_MAX_BYTES = 1 << 30
 _TASK_IMAGES = 64
 _TOLD_IMAGES = 400 * _TASK_IMAGES
 _SHOWN = 10
+_MOST_BYTES = 1 << 30
+"""More than Pillow takes from one image: about 179 million pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ def find_broken(
             count = sum(map(len, tree.splits.values()))
             report(f"looking for broken images among the {count:,} of {tree.root} (once)")
             write_json(kept, dict(_look(tree, size, jobs or count_cores(), report)))
-        found = json.loads(kept.read_text())
+        found = read_json_object(kept, _KEPT_MAX_BYTES)
     return {str(path): str(reason) for path, reason in found.items()}
 
 
@@ -116,10 +119,16 @@ def read_file(path: Path) -> bytes:
     """Read an image file.
 
     Raises:
-        DataError: It can't be read (which doesn't make it a broken image).
+        DataError: It can't be read, or is no regular file (which doesn't make it a broken image).
+        BrokenImageError: It is larger than an image can be.
     """
     try:
-        return path.read_bytes()
+        # Without O_NONBLOCK opening a named pipe waits until somebody writes to it.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            size = regular_file(path, os.fstat(file.fileno())).st_size
+            if size > _MOST_BYTES:
+                raise BrokenImageError(f"its {size:,} bytes are too many for an image")
+            return file.read(size)
     except OSError as error:
         raise DataError(f"{path}: the file can't be read: {error.strerror}") from error
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,13 +84,58 @@ def _list_split(root: Path, split: str, names: Sequence[str]) -> Iterator[ImageE
             f"{root / 'train'}; classes there: {', '.join(names[:20])}"
         )
     for label, name in enumerate(names):
-        for folder, _, files in sorted(os.walk(root / split / name, followlinks=True)):
+        top = root / split / name
+        for folder, files in sorted(_walk(top)) if top.is_dir() else []:
             for file in sorted(files):
                 if file.lower().endswith(tuple(SUFFIXES)):
                     path = Path(folder, file)
-                    stat = path.stat()
+                    status = regular_file(path, path.stat())
                     relative = path.relative_to(root).as_posix()
-                    yield ImageEntry(relative, label, stat.st_size, stat.st_mtime_ns)
+                    yield ImageEntry(relative, label, status.st_size, status.st_mtime_ns)
+
+
+def _walk(top: Path) -> Iterator[tuple[str, list[str]]]:
+    """List a folder and those below it, as `os.walk` does that follows links: path and files.
+
+    Raises:
+        DataError: A link leads back to a folder that it lies in.
+    """
+    left: list[tuple[str, Mapping[tuple[int, int], str]]] = [(str(top), {})]
+    while left:
+        folder, above = left.pop()
+        status = os.stat(folder)  # noqa: PTH116  # a text, for which a Path would be made anew
+        key = status.st_dev, status.st_ino
+        if key in above:
+            raise DataError(
+                f"{folder}: leads back to {above[key]}, the folder that it lies in, so that its "
+                "images would count again and again. Remove that link"
+            )
+        with os.scandir(folder) as entries:
+            listed = [(entry.is_dir(), entry.name) for entry in entries]
+        yield folder, [name for is_folder, name in listed if not is_folder]
+        within = {**above, key: folder}
+        left += [(f"{folder}/{name}", within) for is_folder, name in listed if is_folder]
+
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+
+
+def regular_file(path: Path, status: os.stat_result) -> os.stat_result:
+    """Refuse what isn't a regular file: reading it may never end.
+
+    Raises:
+        DataError: It is something else; the message says what.
+    """
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+        raise DataError(f"{path}: is {kind}, and no file that could hold an image. Remove it")
+    return status
 
 
 def _check_classes(root: Path, names: Sequence[str], train: Sequence[ImageEntry]) -> None:

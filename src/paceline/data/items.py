@@ -16,6 +16,7 @@ import torch.multiprocessing
 
 from paceline.data.splitmix import Domain, derive_key
 from paceline.errors import DataError, PacelineError
+from paceline.launch.sharedmemory import note_sharing
 
 
 class MapDataset(Protocol):
@@ -111,6 +112,7 @@ def start_loader_process(worker_id: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.multiprocessing.set_sharing_strategy("file_system")
+    note_sharing()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -6,21 +6,22 @@
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from paceline.config.files import write_json
+from paceline.config.files import read_json_object, write_json
 from paceline.data.imagefolder import IMAGENET_MEAN, IMAGENET_STD
 from paceline.data.memory import TensorData
 from paceline.errors import DataError
 
 FORMAT = 1
 """Changes whenever older readers couldn't read what is written."""
+_INDEX_MAX_BYTES = 1 << 30
 INDEX = "index.json"
 _CHUNK_BYTES = 1 << 22
 
@@ -83,7 +84,7 @@ def read_index(directory: Path) -> PackIndex:
     """
     path = directory / INDEX
     try:
-        content = json.loads(path.read_text())
+        content: Any = read_json_object(path, _INDEX_MAX_BYTES)
         if content["format"] != FORMAT:
             raise DataError(
                 f"{path}: written in the format {content['format']}, but this Paceline reads "
@@ -95,7 +96,7 @@ def read_index(directory: Path) -> PackIndex:
             f"{directory} holds no packed images: there is no {INDEX}. Make it with "
             f"`paceline pack FOLDER {directory}`"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} can't be read: {error!r}. {_again(directory)}") from error
     for split, packed in index.splits.items():
         _check_size(directory / images_file(split), packed.num_images * index.image_bytes)

@@ -22,11 +22,15 @@ __all__ = [
     "Placement",
     "chosen_interface",
     "current_placement",
+    "current_variables",
     "look",
     "numeric_variables",
+    "store_file",
     "read_placement",
     "surroundings",
+    "thread_variables",
     "threads_are_set",
+    "threads_from_start",
     "use_interface",
     "uses_agent_store",
 ]
@@ -48,6 +52,12 @@ NUMERIC_VARIABLES = (
     "TORCH_BLAS_PREFER_CUBLASLT",
 )
 """Variables by which libraries choose their arithmetic."""
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""What thread pools read while they are imported, NumPy's as well."""
+PINNED_VARIABLE = "PACELINE_PINNED_THREADS"
+"""With how many CPU threads this process has run from the script's first line, where settled."""
+STORE_VARIABLE = "PACELINE_STORE"
+"""In which the launcher names the workers' store, as PORT:FILE."""
 REQUEST_VARIABLE = "PACELINE_REQUEST"
 """In which `paceline run` hands its request to the script."""
 _SAGEMAKER_RESOURCES = Path("/opt/ml/input/config/resourceconfig.json")
@@ -153,6 +163,17 @@ def uses_agent_store(environment: Environment) -> bool:
     return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
+def store_file(environment: Environment) -> str:
+    """Name the file in which our launcher has the workers of one machine meet; empty for none.
+
+    It holds for the port that this launcher has named: a script that starts workers by another one
+    (torchrun, say) hands our variable on to them, and a script may set a port of its own.
+    """
+    port, _, path = environment.get(STORE_VARIABLE, "").partition(":")
+    is_ours = uses_agent_store(environment) and environment.get("MASTER_PORT") == port
+    return path if is_ours else ""
+
+
 def chosen_interface(environment: Environment) -> str:
     """Give the interface that the user (or our launcher) has set for Gloo; empty for none."""
     return environment.get("GLOO_SOCKET_IFNAME", "")
@@ -161,6 +182,16 @@ def chosen_interface(environment: Environment) -> str:
 def threads_are_set() -> bool:
     """Tell whether somebody has set the number of CPU threads; our launcher always does."""
     return bool(os.environ.get("OMP_NUM_THREADS"))
+
+
+def thread_variables(threads: int) -> dict[str, str]:
+    """Give the variables that settle a process's CPU threads from its first line."""
+    return dict.fromkeys((*THREAD_VARIABLES, PINNED_VARIABLE), str(threads))
+
+
+def threads_from_start() -> bool:
+    """Tell whether CPU threads were settled before the script's first line."""
+    return PINNED_VARIABLE in os.environ
 
 
 def numeric_variables() -> dict[str, str]:
@@ -204,6 +235,11 @@ def _first_slurm_host(environment: Environment) -> str:
 def handed_request() -> str | None:
     """Give the request that `paceline run` has handed to the script in this process, if it has."""
     return os.environ.get(REQUEST_VARIABLE)
+
+
+def current_variables() -> dict[str, str]:
+    """Give all environment variables of this process."""
+    return dict(os.environ)
 
 
 def set_variables(variables: Mapping[str, str]) -> None:

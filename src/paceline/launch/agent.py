@@ -1,23 +1,37 @@
 """One attempt: torch's elastic agent starts the workers and watches them. Imports torch.
 
 Each attempt has an agent and a store of its own: a store shared by attempts would hand workers the
-addresses of dead peers (the agent's own restarts do that, so they are switched off).
+addresses of dead peers (the agent's own restarts do that, so they are switched off). On one machine
+it is a file that nobody else may open: a port would be open to every user of the machine.
 """
 
 import logging
 import multiprocessing
 import socket
+import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, final
 
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not declared
-from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
+from torch.distributed import (  # type: ignore[attr-defined]  # not declared
+    HashStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -36,6 +50,9 @@ from paceline.launch.worker import WorkerTask, note_path, result_path, work
 _LOOPBACK = "127.0.0.1"
 _STORE_TIMEOUT = timedelta(seconds=60)
 _MONITOR_INTERVAL_S = 0.05
+_ENDED = "paceline/ended"
+_OTHER_NODES_S = 300.0
+"""For the other nodes to end theirs, once this node's workers have ended well."""
 _TORCH_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing")
 
 
@@ -43,7 +60,7 @@ _TORCH_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing")
 class SeatRendezvous(RendezvousHandler):
     """A rendezvous for one attempt: every node's place in it is known beforehand.
 
-    For one machine alone the store is a fresh one on a free port of loopback.
+    For one machine alone its workers meet in a file, and the agent needs nobody to talk to.
     """
 
     def __init__(self, seat: Seat | None, attempt: int) -> None:
@@ -51,6 +68,20 @@ class SeatRendezvous(RendezvousHandler):
         self._attempt = attempt
         self._run_id = uuid.uuid4().hex
         self._closed = False
+        # Workers are to be told a port, as scripts of others read it. Nobody listens there, and
+        # while it is bound nobody else can.
+        self._reserved = socket.socket()
+        if seat is None:
+            self._reserved.bind((_LOOPBACK, 0))
+
+    def store_variable(self, scratch: Path) -> tuple[str, str]:
+        """Give the variable that tells workers the file in which they meet; empty for none.
+
+        The port stands before it: where another launcher has set another one, it doesn't count.
+        """
+        port = self._reserved.getsockname()[1]
+        file = f"{port}:{scratch / 'store'}" if self._seat is None else ""
+        return "PACELINE_STORE", file
 
     def get_backend(self) -> str:
         """Name it."""
@@ -65,11 +96,8 @@ class SeatRendezvous(RendezvousHandler):
         """Open the store."""
         seat = self._seat
         if seat is None:
-            # A store that binds by itself listens on every interface.
-            listener = socket.create_server((_LOOPBACK, 0), backlog=1024)
-            port = int(listener.getsockname()[1])
-            alone = _open_store(_LOOPBACK, port, listener)
-            return RendezvousInfo(alone, 0, 1, RendezvousStoreInfo(_LOOPBACK, port))
+            port = int(self._reserved.getsockname()[1])
+            return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(_LOOPBACK, port))
         store = PrefixStore(f"agents/{self._attempt}", _open_store(seat.host, seat.port))
         meeting = RendezvousStoreInfo(seat.host, seat.port)
         return RendezvousInfo(store, seat.node_rank, seat.nodes, meeting)
@@ -93,6 +121,7 @@ class SeatRendezvous(RendezvousHandler):
     def shutdown(self) -> bool:
         """Close it; the store goes with the agent."""
         self._closed = True
+        self._reserved.close()
         return True
 
 
@@ -151,22 +180,54 @@ class _Agent(LocalElasticAgent):
             )
         return pids
 
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.state != WorkerState.HEALTHY:
+            return result
+        return self._ended_by_themselves() or result
+
+    def _ended_by_themselves(self) -> RunResult | None:
+        """Find workers that ended with exit code 0, for whose return values torch waits forever.
+
+        A worker that comes to its end stays until all have: only `os._exit` ends it before.
+        """
+        ended = [rank for rank, process in self.processes.items() if process.exitcode == 0]
+        scratch = self._task.scratch
+        early = [rank for rank in ended if not result_path(scratch, rank).exists()]
+        if early:
+            pids = {rank: self.processes[rank].pid or 0 for rank in early}
+            failures = {rank: ProcessFailure(0, pid, 0, "") for rank, pid in pids.items()}
+            return RunResult(state=WorkerState.FAILED, failures=failures)
+        if len(ended) == len(self.processes):
+            return RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(ended, ""))
+        return None
+
     def _exit_barrier(self) -> None:
         if self._waits:
-            super()._exit_barrier()  # type: ignore[no-untyped-call]
+            nodes = self._worker_group.group_world_size
+            _wait_for_nodes(self._store, nodes, lambda: self._interrupts.received)
 
 
-def _open_store(host: str, port: int, own: socket.socket | None = None) -> TCPStore:
-    """Open a store: one kept here at a bound socket, or one that is kept elsewhere."""
+def _wait_for_nodes(store: Store, nodes: int, stopped: Callable[[], bool]) -> None:
+    """Wait until all nodes have come here, by asking: torch's own wait is deaf to signals.
+
+    Args:
+        store: That all nodes see.
+        nodes: How many there are.
+        stopped: Whether to wait no longer.
+    """
+    deadline_s = time.monotonic() + _OTHER_NODES_S
+    with suppress(RuntimeError):  # the store is gone, with the node that kept it
+        ended = store.add(_ENDED, 1)
+        while ended < nodes and not stopped() and time.monotonic() < deadline_s:
+            time.sleep(_MONITOR_INTERVAL_S)
+            ended = store.add(_ENDED, 0)
+
+
+def _open_store(host: str, port: int) -> TCPStore:
+    """Connect to the store of several nodes, which is kept elsewhere."""
     try:
-        return TCPStore(
-            host,
-            port,
-            is_master=own is not None,
-            timeout=_STORE_TIMEOUT,
-            wait_for_workers=False,
-            master_listen_fd=own.detach() if own is not None else None,
-        )
+        return TCPStore(host, port, is_master=False, timeout=_STORE_TIMEOUT, wait_for_workers=False)
     except RuntimeError as error:
         raise InfrastructureError(
             f"{socket.gethostname()} did not reach the store at {host} port {port}: {error}"
@@ -200,10 +261,13 @@ def run_attempt(
     Raises:
         InfrastructureError: The nodes' store can't be kept, or can't be reached.
     """
+    meeting = SeatRendezvous(seat, task.attempt)
+    told = meeting.store_variable(task.scratch)
+    task = replace(task, environment=(*task.environment, told))
     spec = WorkerSpec(
         role="paceline",
         local_world_size=workers,
-        rdzv_handler=SeatRendezvous(seat, task.attempt),
+        rdzv_handler=meeting,
         entrypoint=work,
         args=(task,),
         max_restarts=0,
@@ -218,6 +282,7 @@ def run_attempt(
     except (InterruptedStartError, SignalException):
         interrupts.note_received()
     finally:
+        meeting.shutdown()
         if overseer is not None:
             overseer.end()
         if agent.guard is not None:

@@ -9,6 +9,7 @@ from json import loads
 from os import environ
 from pathlib import Path
 
+from paceline.config.files import read_json
 from paceline.config.rundir import log_path
 from paceline.errors import InfrastructureError
 from paceline.launch import forkserver, logs
@@ -19,6 +20,7 @@ from paceline.launch.note import read_note
 from paceline.launch.oom import oom_kills
 from paceline.launch.processes import descendants, reap
 from paceline.launch.seat import Seat
+from paceline.launch.sharedmemory import SCRATCH_VARIABLE, free_shared
 from paceline.launch.signals import InterruptedStartError, Interrupts
 from paceline.launch.worker import WorkerTask, note_path, result_path
 
@@ -105,7 +107,11 @@ def attempt_here(crew: Crew, attempt: int) -> tuple[dict[int, str], tuple[Worker
     server = forkserver.server_pid() or 0
     scratch = crew.task.scratch / str(attempt)
     scratch.mkdir()
-    variables = (*crew.task.environment, ("PACELINE_ATTEMPT", str(attempt)))
+    variables = (
+        *crew.task.environment,
+        ("PACELINE_ATTEMPT", str(attempt)),
+        (SCRATCH_VARIABLE, str(scratch)),
+    )
     task = replace(
         crew.task, attempt=attempt, server_pid=server, scratch=scratch, environment=variables
     )
@@ -117,6 +123,7 @@ def attempt_here(crew: Crew, attempt: int) -> tuple[dict[int, str], tuple[Worker
         raise InfrastructureError("the fork server ended while workers were started") from error
     finally:
         reap(set(crew.spared | {server}))
+        free_shared(scratch)
     results = _results(scratch, ending.exit_codes)
     if len(results) == crew.workers:
         return results, ()
@@ -129,7 +136,8 @@ def attempt_here(crew: Crew, attempt: int) -> tuple[dict[int, str], tuple[Worker
 def _failures(
     task: WorkerTask, ending: Ending, results: Mapping[int, str], out_of_memory: bool
 ) -> tuple[WorkerFailure, ...]:
-    found = _recorded(task.log_dir, ending.exit_codes)
+    ranks = ending.exit_codes
+    found = _recorded(task.scratch, ranks) | _recorded(task.log_dir, ranks)
     for rank, code in unrecorded(ending, found, results).items():
         note = read_note(note_path(task.scratch, rank))
         found[rank] = silent_failure(
@@ -155,6 +163,5 @@ def _recorded(log_dir: Path, ranks: Iterable[int]) -> dict[int, WorkerFailure]:
     found = {}
     for rank in ranks:
         with suppress(OSError, ValueError):
-            content = loads(failure_path(log_dir, rank).read_text())
-            found[rank] = WorkerFailure.from_json(content)
+            found[rank] = WorkerFailure.from_json(read_json(failure_path(log_dir, rank)))
     return found

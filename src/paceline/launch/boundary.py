@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paceline.config.files import write_json
-from paceline.errors import ExitCode, PacelineError
+from paceline.errors import ExitCode, PacelineError, StorageError
 from paceline.launch.failures import FailureKind, WorkerFailure, is_lost_peer
 from paceline.launch.note import note
 
@@ -76,6 +76,7 @@ def describe(error: BaseException, rank: int) -> WorkerFailure:
         traceback=_traceback(error),
         operation=note.operation,
         time_s=time.time(),
+        worth_restart=not isinstance(error, StorageError),
     )
 
 
@@ -122,13 +123,15 @@ def run_guarded(function: Callable[[str], str], payload: str, log_dir: Path, ran
     except KeyboardInterrupt:
         raise  # the user's wish, not a failure
     except BaseException as error:
-        record(describe(error, rank), log_dir)
+        if not record(describe(error, rank), log_dir):
+            print(f"The failure's record could not be written to {log_dir}", flush=True)
         raise
 
 
-def record(failure: WorkerFailure, log_dir: Path) -> None:
-    """Write a failure's record; without a disk to write to, the log and the exit code must do."""
+def record(failure: WorkerFailure, log_dir: Path) -> bool:
+    """Write a failure's record; False where there is no disk to write it to."""
     try:
         write_json(failure_path(log_dir, failure.rank), failure.to_json())
-    except OSError as error:
-        print(f"the failure's record could not be written: {error}", flush=True)
+    except OSError:
+        return False
+    return True

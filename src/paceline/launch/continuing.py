@@ -5,7 +5,6 @@ Clusters start a failed or preempted node's command again as it is, without sayi
 """
 
 import argparse
-import json
 import os
 import shlex
 import signal
@@ -16,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from paceline.config.files import write_json
+from paceline.config.files import read_json_object, write_json
 from paceline.config.rundir import RunDirectory
 from paceline.errors import ExitCode
 
@@ -82,10 +81,11 @@ def note_start(mark: Path, run: Path) -> int:
 
 def _read_mark(mark: Path) -> tuple[int, int]:
     try:
-        content = json.loads(mark.read_text())
-        return int(content["starts"]), int(content["step"])
-    except (OSError, ValueError, TypeError, KeyError):
+        content = read_json_object(mark)
+    except (OSError, ValueError):
         return 0, -1
+    starts, step = content.get("starts"), content.get("step")
+    return (starts, step) if type(starts) is int and type(step) is int else (0, -1)
 
 
 def resuming(command: Sequence[str], run_dir: str) -> list[str]:

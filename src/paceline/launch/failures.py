@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from paceline.config.fields import check_types
 from paceline.config.rundir import log_path
 
 FailureKind = Literal["usage", "job", "infrastructure"]
@@ -47,6 +48,8 @@ class WorkerFailure:
     """When, in seconds since the epoch by that host's clock."""
     is_hang: bool = False
     """Whether it was ended because the training didn't go on."""
+    worth_restart: bool = True
+    """Whether starting again here at once may help: a disk that is full or read-only stays so."""
 
     def to_json(self) -> dict[str, object]:
         """Give the fields as a JSON object."""
@@ -62,8 +65,8 @@ class WorkerFailure:
         if not isinstance(content, dict) or content.get("kind") not in get_args(FailureKind):
             raise ValueError("not a failure record")
         try:
-            return WorkerFailure(**content)
-        except TypeError as error:
+            return WorkerFailure(**check_types(WorkerFailure, content))
+        except ValueError as error:
             raise ValueError(f"not a failure record: {error}") from error
 
 
@@ -126,7 +129,8 @@ def unrecorded(
 
     Returns:
         Rank -> exit code, without the workers that the launcher itself ended: by SIGTERM, or killed
-        because they didn't end after a peer failed. Those killed after a request to stop count.
+        because they didn't end after a peer failed. Those killed after a request to stop count, and
+        so do those that ended with 0 before their end.
     """
     told = set(recorded) | set(done)
     found = {}
@@ -135,7 +139,7 @@ def unrecorded(
             ours = code == -signal.SIGTERM
         else:
             ours = rank in ending.stopped or (code == -signal.SIGTERM and rank != ending.first)
-        if code and rank not in told and not ours:
+        if code is not None and rank not in told and not ours:
             found[rank] = code
     return found
 
@@ -166,6 +170,11 @@ def silent_failure(
     name = signal_name(-exit_code) if exit_code < 0 else None
     if stopped:
         message = "did not stop in time after the signal, and was killed"
+    elif exit_code == 0:
+        message = (
+            "ended its process with exit code 0 before the end of the training (os._exit(0), or "
+            "something like it, in the code that it ran?)"
+        )
     elif name is None:
         message = f"ended its process with exit code {exit_code} without an exception"
     elif name == "SIGKILL" and out_of_memory:
@@ -178,7 +187,8 @@ def silent_failure(
         step=step,
         exit_code=exit_code,
         signal_name=name,
-        kind="infrastructure",
+        # Nothing outside of the process makes it end with 0: a retry would end the same way.
+        kind="infrastructure" if exit_code else "job",
         error_type="",
         message=message,
         traceback=crash,

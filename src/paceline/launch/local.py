@@ -1,8 +1,7 @@
 """Start the workers on this machine, restart them after a failure, and say how it ended."""
 
-import shutil
+import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -10,6 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from paceline.config.figures import plural
+from paceline.config.files import storing
+from paceline.errors import StorageError
 from paceline.launch import forkserver
 from paceline.launch.attempt import Crew, attempt_here
 from paceline.launch.boundary import failure_path
@@ -17,6 +18,7 @@ from paceline.launch.failures import WorkerFailure, one_line
 from paceline.launch.lineage import adopt_orphans
 from paceline.launch.monitor.overseer import LocalOverseer
 from paceline.launch.restarts import Policy, RestartBudget
+from paceline.launch.scratch import scratch_directory
 from paceline.launch.signals import Interrupts
 from paceline.launch.worker import WorkerTask
 
@@ -116,13 +118,28 @@ def _attempts(
         if done.interrupted or not failures:
             return done
         step = progress()
-        left = budget.spend(failures[0].kind, step, is_hang=failures[0].is_hang)
+        left = budget.after(failures[0], step)
         if left is None:
+            return done
+        if (problem := why_unwritable(crew.task.log_dir)) is not None:
+            say(f"The workers aren't started again: {problem}")
             return done
         budget = left
         attempt += 1
         set_aside(crew.task.log_dir, attempt - 1, failures)
         say(restart_line(failures[0], step, budget))
+
+
+def why_unwritable(log_dir: Path) -> str | None:
+    """Say why a run directory takes no files any more, so that new workers would fail as well."""
+    probe = log_dir / f".probe-{os.getpid()}"
+    try:
+        with storing(log_dir):
+            probe.touch()  # takes no room: a disk that is only full is no reason
+            probe.unlink()
+    except (StorageError, OSError) as error:
+        return str(error)
+    return None
 
 
 def set_aside(log_dir: Path, attempt: int, failures: Iterable[WorkerFailure]) -> None:
@@ -146,16 +163,6 @@ def restart_line(cause: WorkerFailure, step: int, budget: RestartBudget) -> str:
 
 def _after_hangs(budget: RestartBudget) -> str:
     return f"; so far {plural(budget.hangs, 'restart')} after a hang" if budget.hangs else ""
-
-
-@contextmanager
-def scratch_directory() -> Iterator[Path]:
-    """Make a directory for what the attempts of one launch share, and remove it."""
-    path = Path(tempfile.mkdtemp(prefix="paceline-"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager

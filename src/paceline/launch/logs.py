@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO, cast, final
 
+from paceline.config.files import storing
 from paceline.config.rundir import log_path
 
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\-_]|\x07")
@@ -23,14 +24,20 @@ _TAIL_BYTES = 65536
 
 
 def open_log(log_dir: Path, rank: int, world_size: int, attempt: int) -> TextIO:
-    """Open a worker's log for appending, with a line that says which attempt begins."""
-    log_dir.mkdir(parents=True, exist_ok=True)
-    log = log_path(log_dir, rank).open("a", encoding="utf-8", errors="replace", buffering=1)
+    """Open a worker's log for appending, with a line that says which attempt begins.
+
+    Raises:
+        StorageError: It can't be written. A full disk is none: the log stays as it is.
+    """
+    with storing(log_dir):
+        log_dir.mkdir(parents=True, exist_ok=True)
+        log = log_path(log_dir, rank).open("a", encoding="utf-8", errors="replace", buffering=1)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    log.write(
-        f"{_HEADER}{attempt}, rank {rank} of {world_size}, process {os.getpid()} "
-        f"on {socket.gethostname()}, {now} ----\n"
-    )
+    with suppress(OSError):
+        log.write(
+            f"{_HEADER}{attempt}, rank {rank} of {world_size}, process {os.getpid()} "
+            f"on {socket.gethostname()}, {now} ----\n"
+        )
     return log
 
 

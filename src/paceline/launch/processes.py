@@ -11,6 +11,8 @@ from typing import final
 
 import psutil
 
+from paceline.launch.sharedmemory import manager_directories, remove_directories
+
 PEERS_S = 3.0
 """From the first worker's failure until its peers are killed; they may hang in a collective."""
 EXIT_S = 15.0
@@ -131,9 +133,11 @@ def reap(spared: set[int]) -> None:
     """
     descendants = psutil.Process().children(recursive=True)
     doomed = [process for process in descendants if process.pid not in spared]
+    directories = [path for process in doomed for path in manager_directories(process)]
     for process in doomed:
         _end(process, psutil.Process.kill)
     psutil.wait_procs(doomed, timeout=_REAP_S)
+    remove_directories(directories)
 
 
 def descendants() -> set[int]:

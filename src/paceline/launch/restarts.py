@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from paceline.launch.failures import FailureKind
+from paceline.launch.failures import FailureKind, WorkerFailure
 from paceline.launch.monitor.judging import HangLimits
 
 STOP_S = 3.5
@@ -37,6 +37,12 @@ class RestartBudget:
     def full(max_restarts: int, progress: int) -> "RestartBudget":
         """Start with all restarts left."""
         return RestartBudget(max_restarts=max_restarts, left=max_restarts, progress=progress)
+
+    def after(self, cause: WorkerFailure, progress: int) -> "RestartBudget | None":
+        """Decide after workers failed; as `spend`, which see, by the root cause."""
+        if not cause.worth_restart:
+            return None
+        return self.spend(cause.kind, progress, is_hang=cause.is_hang)
 
     def spend(
         self, kind: FailureKind, progress: int, *, is_hang: bool = False

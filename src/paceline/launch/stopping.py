@@ -27,24 +27,24 @@ class StopRequestedError(BaseException):
 class StopRequests:
     """The signals of one command; the main thread's alone."""
 
-    def __init__(self, reader: int, writer: int) -> None:
-        self._reader, self._writer = reader, writer
+    def __init__(self, reader: int) -> None:
+        """Args:
+        reader: Descriptor at which a byte comes with each signal, without a wait on reading.
+        """
+        self._reader = reader
         self._last_s = -SAME_S
         self._is_wanted = False
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal: whoever waits is woken."""
+        """Handle a signal; what waits has been woken by its byte."""
         now_s = time.monotonic()
         if now_s - self._last_s >= SAME_S:
             self._is_wanted = True
-            os.write(self._writer, b"!")
         self._last_s = now_s
 
     def again(self) -> None:
         """Note that the stop is under way: from now on the next signal counts."""
-        if self._is_wanted:
-            self._is_wanted = False
-            os.read(self._reader, 4096)
+        self._is_wanted = False
 
     def check(self) -> None:
         """Raise StopRequestedError if a signal came."""
@@ -53,13 +53,24 @@ class StopRequests:
 
     def sleep(self, seconds: float) -> None:
         """Wait for so long, or raise StopRequestedError as soon as a signal comes."""
-        select.select([self._reader], [], [], seconds)
+        until_s = time.monotonic() + seconds
         self.check()
+        while (left_s := until_s - time.monotonic()) > 0:
+            self._wait([], left_s)
 
     def wait_for_output(self, descriptor: int) -> None:
         """Wait until a pipe has something, or its end; raises StopRequestedError for a signal."""
-        select.select([descriptor, self._reader], [], [])
         self.check()
+        while descriptor not in self._wait([descriptor], None):
+            pass
+
+    def _wait(self, awaited: list[int], limit_s: float | None) -> list[int]:
+        """Wait for one of the descriptors or a signal, and give those that can be read."""
+        ready, _, _ = select.select([*awaited, self._reader], [], [], limit_s)
+        if self._reader in ready:
+            os.read(self._reader, 4096)
+        self.check()
+        return ready
 
     def run(self, words: list[str], limit_s: float) -> int | None:
         """Run a command to its end, in a session of its own.
@@ -84,9 +95,13 @@ class StopRequests:
 def stop_requests() -> Iterator[StopRequests]:
     """Heed the signals in the block; those that are ignored (by nohup) stay ignored."""
     reader, writer = os.pipe()
-    requests = StopRequests(reader, writer)
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    requests = StopRequests(reader)
     before = {n: signal.getsignal(n) for n in STOP_SIGNALS}
     heeded = [n for n, handler in before.items() if handler is not signal.SIG_IGN]
+    # A handler in Python doesn't run while a wait begins, and would be too late to end it.
+    woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:
         for number in heeded:
             signal.signal(number, requests.receive)
@@ -94,5 +109,6 @@ def stop_requests() -> Iterator[StopRequests]:
     finally:
         for number in heeded:
             signal.signal(number, before[number])
+        signal.set_wakeup_fd(woken)
         os.close(reader)
         os.close(writer)

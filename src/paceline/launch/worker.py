@@ -4,14 +4,22 @@ import importlib
 import os
 import signal
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from paceline.config.files import write_json
-from paceline.errors import UsageError
+from paceline.errors import StorageError, UsageError
 from paceline.launch import logs
-from paceline.launch.boundary import exit_code_of, kind_of, run_guarded
+from paceline.launch.boundary import (
+    describe,
+    exit_code_of,
+    failure_path,
+    kind_of,
+    record,
+    run_guarded,
+)
 from paceline.launch.lineage import die_with_parent
 from paceline.launch.note import note
 
@@ -57,7 +65,10 @@ def work(task: WorkerTask) -> str:
     _tie(task)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with ExitStack() as stack:
-        log = stack.enter_context(logs.open_log(task.log_dir, rank, world_size, task.attempt))
+        try:
+            log = stack.enter_context(logs.open_log(task.log_dir, rank, world_size, task.attempt))
+        except StorageError as error:
+            _end(task, rank, error)
         if rank == 0 or (task.shows_each_node and os.environ["LOCAL_RANK"] == "0"):
             logs.redirect_noise(log)
             stack.enter_context(logs.teed(log))
@@ -69,12 +80,21 @@ def work(task: WorkerTask) -> str:
             result = run_guarded(_called(task.entry), task.payload, task.log_dir, rank)
         except BaseException as error:  # noqa: BLE001 - the process ends here, with a record
             logs.write_error(log, error)
-            stack.close()
-            os._exit(exit_code_of(kind_of(error)))
+            with suppress(OSError):  # the log's disk is full
+                stack.close()
+            _end(task, rank, error)
         # The launcher ends this process now; a late signal to the group must not do it before.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         write_json(result_path(task.scratch, rank), result)
     return ""
+
+
+def _end(task: WorkerTask, rank: int, error: BaseException) -> NoReturn:
+    """End the process, with a record for the launcher also where the logs' disk takes none."""
+    interrupted = isinstance(error, KeyboardInterrupt)  # the user's wish, not a failure
+    if not (interrupted or failure_path(task.log_dir, rank).exists()):
+        record(describe(error, rank), task.scratch)
+    os._exit(exit_code_of(kind_of(error)))
 
 
 def run_here(

@@ -3,12 +3,14 @@
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from paceline.config.files import write_atomic
+from paceline.config.files import read_plain, write_atomic
+from paceline.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,9 @@ class EpochRow:
     """Figures of the script's own; each becomes one more column."""
 
 
+TABLE_MAX_BYTES = 64 << 20
+"""A table of 250,000 epochs."""
+_EPOCH = re.compile(r"[0-9]{1,15}")
 COLUMNS = tuple(f.name for f in fields(EpochRow) if f.name != "extra")
 
 
@@ -70,8 +75,8 @@ def append_rows(path: Path, rows: Iterable[EpochRow]) -> None:
         | {name: _cell(value) for name, value in row.extra.items()}
         for row in rows
     ]
-    with path.open() as table:
-        columns = next(csv.reader(table), list(COLUMNS))
+    first = read_plain(path, TABLE_MAX_BYTES).partition(b"\n")[0].decode(errors="replace")
+    columns = next(csv.reader([first]), list(COLUMNS))
     if any(name not in columns for row in new for name in row):
         everything = [*read_table(path), *new]
         write_atomic(path, _text(everything, _columns(everything), header=True).encode())
@@ -88,11 +93,18 @@ def append_rows(path: Path, rows: Iterable[EpochRow]) -> None:
 
 def read_table(path: Path) -> list[Mapping[str, str]]:
     """Read the complete rows; none where the file doesn't exist."""
-    if not path.exists():
+    try:
+        content = read_plain(path, TABLE_MAX_BYTES)
+    except FileNotFoundError:
         return []
-    rows = parse_rows(path.read_text(errors="replace"))
+    except ValueError as error:
+        raise UsageError(
+            f"{path} can't be read: {error}. Move it out of the way: the training goes on without "
+            "the epochs that it holds"
+        ) from error
+    rows = parse_rows(content.decode(errors="replace"))
     width = max(map(len, rows), default=0)
-    return [r for r in rows if len(r) == width and r.get("epoch", "").isdecimal()]
+    return [r for r in rows if len(r) == width and _EPOCH.fullmatch(r.get("epoch", ""))]
 
 
 def parse_rows(text: str) -> list[Mapping[str, str]]:

@@ -4,10 +4,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.config.commands import command_line
+from paceline.config.durations import format_duration
 from paceline.config.figures import plural
 from paceline.launch.failures import WorkerFailure
 from paceline.report.reading import RunReport, number, section, text, whole
 from paceline.report.wording import short_percent
+
+_OVER_S, _OVER = 0.5, 0.02
+"""A time budget is kept where it isn't exceeded by more than this, or by this share of it."""
+_CLOSING = {
+    "evaluation_s": "the last evaluation",
+    "test_s": "evaluating on the test set",
+    "snapshot_s": "the last snapshot",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +59,25 @@ def describe_failure(failure: WorkerFailure) -> str:
     return f"rank {failure.rank}{host}{step}{operation}: {error or 'no error was recorded'}"
 
 
+def describe_exceeded(budget: object) -> str:
+    """Say by how much a time budget was exceeded, and by what; nothing where it was kept.
+
+    Args:
+        budget: `time_budget` of `summary.json`.
+    """
+    if not isinstance(budget, dict):
+        return ""
+    times = {n: float(v) for n, v in budget.items() if isinstance(v, int | float)}
+    over_s = times.get("used_s", 0.0) - times.get("budget_s", 0.0)
+    if over_s < max(_OVER_S, _OVER * times.get("budget_s", 0.0)):
+        return ""
+    parts = {what: times.get(name, 0.0) for name, what in _CLOSING.items()}
+    longest = sorted((s, what) for what, s in parts.items() if s >= _OVER_S)[::-1]
+    took = [f"{what} took {format_duration(seconds)}" for seconds, what in longest]
+    kept = f"{format_duration(times.get('kept_back_s', 0.0))} had been kept back for the end"
+    return f"exceeded by {format_duration(over_s)}: {', '.join([*took, kept])}"
+
+
 def _finish(report: RunReport, reason: str) -> str:
     settings = section(report.run, "settings")
     if reason == "epochs":
@@ -60,10 +88,12 @@ def _finish(report: RunReport, reason: str) -> str:
     budget = text(settings, "time_budget")
     held = f" {patience:,} epochs in a row" if patience and patience > 1 else ""
     without_gain = f" for {plural(stopping, 'epoch')}" if stopping else ""
+    exceeded = describe_exceeded(report.summary.get("time_budget"))
+    exceeded = f", {exceeded}" if exceeded else ""
     reasons = {
         "target": f"target accuracy{f' {short_percent(target)}' if target else ''} reached{held}",
         "patience": f"no better validation result{without_gain}",
-        "time": f"time budget{f' of {budget}' if budget else ''} used",
+        "time": f"time budget{f' of {budget}' if budget else ''} used{exceeded}",
     }
     return f"stopped after {_epochs(report)}: {reasons.get(reason, reason or 'no reason recorded')}"
 

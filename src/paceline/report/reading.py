@@ -3,7 +3,6 @@
 Nothing here fails because a file is missing, torn or not what it should be; the page says so.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -11,9 +10,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from paceline.config.files import JSON_MAX_BYTES, parse_json, read_plain, why_unreadable
 from paceline.config.rundir import RunDirectory
 from paceline.launch.failures import FailureKind, WorkerFailure, root_cause
-from paceline.metrics.table import parse_rows
+from paceline.metrics.table import TABLE_MAX_BYTES, parse_rows
 
 JsonObject = Mapping[str, object]
 """A JSON object as read: values of any JSON type."""
@@ -134,7 +134,7 @@ def read_run(run: RunDirectory) -> RunReport:
     return RunReport(
         path=run.path,
         run=description,
-        metrics=parse_metrics(_read_text(run.metrics_csv, problems)),
+        metrics=parse_metrics(_read_text(run.metrics_csv, problems, TABLE_MAX_BYTES)),
         summary=summary,
         failures=failures,
         earlier_failures=earlier,
@@ -152,13 +152,13 @@ def _cell(value: str | None) -> float:
     return found if math.isfinite(found) else math.nan
 
 
-def _read_text(path: Path, problems: list[str]) -> str:
+def _read_text(path: Path, problems: list[str], most_bytes: int = JSON_MAX_BYTES) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_plain(path, most_bytes).decode(errors="replace")
     except FileNotFoundError:
         return ""
-    except OSError as error:
-        problems.append(f"{path.name} can't be read: {error.strerror}")
+    except (OSError, ValueError) as error:
+        problems.append(f"{path.name} can't be read: {why_unreadable(error)}")
         return ""
 
 
@@ -176,8 +176,8 @@ def read_object(path: Path, problems: list[str], *, expected: bool = False) -> J
             problems.append(f"{path.name} is missing or empty")
         return {}
     try:
-        parsed = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        parsed = parse_json(content)
+    except ValueError as error:
         problems.append(f"{path.name} isn't valid JSON: {error}")
         return {}
     if not isinstance(parsed, dict):

@@ -6,9 +6,18 @@ import runpy
 import sys
 from pathlib import Path
 
-from paceline.dist.environment import REQUEST_VARIABLE, set_variables
+from paceline.dist.environment import (
+    REQUEST_VARIABLE,
+    set_variables,
+    store_file,
+    surroundings,
+    thread_variables,
+)
 from paceline.errors import InterruptedTraining, JobError
+from paceline.script.ending import ended_with_its_block
+from paceline.trainer.config import TrainConfig
 from paceline.trainer.request import TrainRequest
+from paceline.trainer.worker import set_up_torch
 
 
 def run_script(payload: str) -> str:
@@ -25,6 +34,11 @@ def run_script(payload: str) -> str:
     """
     request = TrainRequest.from_json(payload)
     set_variables({REQUEST_VARIABLE: payload})
+    _pin(TrainConfig.from_settings(request.settings))
+    if path := store_file(surroundings()):
+        from paceline.dist.meeting import meet_in_file
+
+        meet_in_file(path)
     # Workers are forked from a fork server and inherit its way: reader processes of the script's
     # DataLoaders would import the script anew instead of being forked, as elsewhere.
     multiprocessing.set_start_method(None, force=True)
@@ -32,10 +46,19 @@ def run_script(payload: str) -> str:
     sys.path.insert(0, str(Path(request.reference).parent))
     stopped = "script"
     try:
-        runpy.run_path(request.reference, run_name="__main__")
+        with ended_with_its_block():
+            runpy.run_path(request.reference, run_name="__main__")
     except InterruptedTraining:
         stopped = "signal"
     except SystemExit as error:
         if error.code not in (None, 0):
             raise JobError(f"the script ended itself by sys.exit({error.code!r})") from error
     return json.dumps({"stopped_because": stopped})
+
+
+def _pin(config: TrainConfig) -> None:
+    """Fix what bits depend on before the script's first line: it may build its model in it."""
+    if config.data.shards is None or config.worker_threads is None:
+        return
+    set_variables(thread_variables(config.worker_threads))
+    set_up_torch(config)

@@ -25,15 +25,17 @@ from paceline.dist.device import pick_device, resolve_backend
 from paceline.dist.environment import current_placement, handed_request, look, surroundings
 from paceline.dist.group import Group, joined
 from paceline.dist.placement import Placement
-from paceline.errors import InterruptedTraining, UsageError
+from paceline.errors import InterruptedTraining, JobError, UsageError
 from paceline.launch.boundary import describe, record
+from paceline.script.ending import check_no_other, opened
+from paceline.script.pinning import pin_from_start
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.engine import Engine
 from paceline.trainer.methods import check_method
 from paceline.trainer.past import PastRun
 from paceline.trainer.reproducible import check_reproducible
 from paceline.trainer.request import TrainRequest
-from paceline.trainer.seeding import seed_everything
+from paceline.trainer.seeding import has_drawn_unseeded, seed_everything
 from paceline.trainer.session import Session
 from paceline.trainer.setup import open_session
 from paceline.trainer.signals import stop_on_signals
@@ -43,14 +45,14 @@ from paceline.trainer.worker import announce, facts_here, finish, set_up_torch
 Resume = bool | Literal["auto"]
 
 
-@contextmanager
 def session(
     run_dir: str | Path | None = None, *, resume: Resume = False, **settings: OptionValue
-) -> Iterator[Session]:
-    """Be a worker of a training for the length of a `with` block. Collective.
+) -> Session:
+    """Be a worker of a training from here on. Collective.
 
     The same script runs as one plain process and as many, under `paceline run`, torchrun, srun or
-    mpirun. At the end of the block the summary and the report are written.
+    mpirun. The session ends with the script, with a `with` block or by `close()`; then the summary
+    and the report are written.
 
     Args:
         run_dir: What the training leaves behind; must be new or empty unless it resumes. By default
@@ -66,9 +68,19 @@ def session(
         InterruptedTraining: A signal ended the training, which is saved: the process's exit code
             will be 75.
     """
+    check_no_other()
     request = _request(run_dir, settings)
-    launched = handed_request() is not None
     config = TrainConfig.from_settings(request.settings)
+    pin_from_start(config, sys._getframe(1))
+    is_alone = handed_request() is None
+    context = _opened(request, config, resume, is_launched=not is_alone)
+    return opened(context, ends_with_process=is_alone)
+
+
+@contextmanager
+def _opened(
+    request: TrainRequest, config: TrainConfig, resume: Resume, *, is_launched: bool
+) -> Iterator[Session]:
     placement = current_placement(config.dist)
     device = pick_device(config.dist, placement)
     backend = resolve_backend(config.dist, device)
@@ -84,24 +96,30 @@ def session(
         if config.launch.threads is None and config.data.shards is None:
             share_cores(group)
         run = RunDirectory.named(request.run_dir)
-        if not launched:
+        if not is_launched:
             run = _agree_on_run(run, resume, group)
             stack.enter_context(_closing(run, group.rank))
         request = replace(request, run_dir=str(run.path))
+        unseeded = has_drawn_unseeded()
         seed_everything(config.loop.seed)
-        opened = open_session(
+        lent = open_session(
             config,
             run,
             group,
             flag,
             given=frozenset(request.given),
             announce=partial(_announce, request=request),
+            unseeded=unseeded,
         )
-        s = stack.enter_context(opened)
+        s = stack.enter_context(lent)
         try:
             yield s
         except InterruptedTraining:
             finish(s.engine, request)
+            raise
+        except SystemExit as error:
+            if is_launched or group.world_size > 1:
+                _refuse_to_leave(s.engine, error)
             raise
         except Exception as error:
             record(describe(error, group.rank), run.logs)
@@ -109,6 +127,19 @@ def session(
         if s.engine.begun:
             s.engine.close_epoch()  # the script left its last one by `break`
             finish(s.engine, request)
+
+
+def _refuse_to_leave(engine: Engine, leaving: SystemExit) -> None:
+    """Make a failure of `sys.exit(0)` before the training's end: the other workers wait for it.
+
+    Raises:
+        JobError: There are epochs left.
+    """
+    if leaving.code in (None, 0) and engine.begun and engine.course.can_continue:
+        raise JobError(
+            f"the script ended itself by sys.exit({leaving.code!r}) before the end of the "
+            "training; to stop early, leave the loop by `break` on all workers"
+        ) from leaving
 
 
 def _announce(engine: Engine, request: TrainRequest) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 from paceline.dist.environment import current_placement, set_variables
 from paceline.launch.note import note
 from paceline.script.entry import run_script
+from paceline.study.children import be_worker
 from paceline.study.events import Ended, EventWriter
+from paceline.study.holding import held_back
 from paceline.study.observer import Observer
 from paceline.study.outside import watched
 from paceline.study.trial import EnoughSeenError, Trial, record_path
@@ -31,10 +33,11 @@ def run_watched(payload: str) -> str:
         set_variables({"CUDA_VISIBLE_DEVICES": ""})  # before the first use of CUDA here
     rank = current_placement().rank
     observer = Observer(trial, rank, EventWriter(record_path(Path(trial.records), rank)))
+    be_worker()
     token = WATCHER.set(observer)
     is_cut = True
     try:
-        with watched(observer), suppress(EnoughSeenError):
+        with held_back(trial), watched(observer), suppress(EnoughSeenError):
             run = run_training if request.kind == "recipe" else run_script
             run(trial.request)
             is_cut = False

@@ -22,12 +22,12 @@ from torch.optim.optimizer import (
 )
 
 from paceline.study.chance import dropout_watched
+from paceline.study.children import JOINS, STEPS, refuse_child, watch_children
 from paceline.study.events import Printed
 from paceline.study.loaders import LoaderWatch
 from paceline.study.observer import Observer
 from paceline.study.patching import Patches
-from paceline.study.saving import SavedApart
-from paceline.study.trial import EnoughSeenError
+from paceline.study.trial import EnoughSeenError, output_path
 from paceline.study.whereabouts import whereabouts_kept
 
 
@@ -36,7 +36,7 @@ def watched(observer: Observer) -> Iterator[None]:
     """Tell an observer of everything that happens in this process while the block runs."""
     with ExitStack() as stack:
         patches = stack.enter_context(Patches())
-        SavedApart(Path(observer.trial.records) / "saved").install(patches)
+        watch_children(observer.trial, patches)
         stack.enter_context(LoaderWatch(observer).installed())
         stack.enter_context(
             dropout_watched(
@@ -57,7 +57,8 @@ def watched(observer: Observer) -> Iterator[None]:
             patches.wrap(module, "new_group", partial(_around_new_group, observer))
         for name in ("all_reduce", "reduce"):
             patches.wrap(dist, name, partial(_around_reduce, observer))
-        stack.enter_context(whereabouts_kept(Path(observer.trial.records), observer.rank))
+        met = partial(observer.meet, joined_only=False)
+        stack.enter_context(whereabouts_kept(Path(observer.trial.records), observer.rank, met))
         stack.enter_context(_printing_noted(observer))
         yield
 
@@ -66,6 +67,7 @@ def _hook_optimizers(observer: Observer, stack: ExitStack) -> None:
     def before(optimizer: Optimizer, *_: object) -> None:
         if observer.steps >= observer.trial.steps * (observer.trial.epochs + 1):
             raise EnoughSeenError  # no DataLoader whose passes could be counted
+        refuse_child(observer.trial, STEPS)
         observer.before_step(optimizer)
 
     def after(optimizer: Optimizer, *_: object) -> None:
@@ -124,11 +126,14 @@ def _around_group(observer: Observer, original: Callable[..., object]) -> Callab
         *arguments: object,
         **named: object,
     ) -> object:
+        refuse_child(observer.trial, JOINS)
         if observer.trial.on_cpu and backend == "nccl":
             backend = "gloo"
         if not observer.in_session:
             timeout = _limited(observer, timeout)
-        return original(backend, init_method, timeout, *arguments, **named)
+        result = original(backend, init_method, timeout, *arguments, **named)
+        observer.meet(joined_only=True)
+        return result
 
     return init_process_group
 
@@ -169,23 +174,26 @@ def _around_reduce(observer: Observer, original: Callable[..., object]) -> Calla
 def _printing_noted(observer: Observer) -> Iterator[None]:
     """Note what is printed rather than show it."""
     before = sys.stdout, sys.stderr
-    lines = [_Lines(observer, real) for real in before]
-    sys.stdout, sys.stderr = (cast(TextIO, stream) for stream in lines)
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = before
-        for stream in lines:
-            stream.finish()
+    path = output_path(Path(observer.trial.records), observer.rank)
+    with path.open("a", encoding="utf-8", errors="replace", buffering=1) as file:
+        lines = [_Lines(observer, real, file) for real in before]
+        sys.stdout, sys.stderr = (cast(TextIO, stream) for stream in lines)
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
+            for stream in lines:
+                stream.finish()
 
 
 @final
 class _Lines(io.TextIOBase):
-    """A text stream whose lines rank 0's observer notes; all else is the real stream's."""
+    """A text stream whose lines are noted, and by rank 0's observer; all else is the real one's."""
 
-    def __init__(self, observer: Observer, real: TextIO) -> None:
+    def __init__(self, observer: Observer, real: TextIO, file: TextIO) -> None:
         self._observer = observer
         self._real = real
+        self._file = file
         self._line = ""
 
     def __getattr__(self, name: str) -> object:
@@ -231,5 +239,9 @@ class _Lines(io.TextIOBase):
         self._line = ""
 
     def _note(self, line: str) -> None:
-        if self._observer.rank == 0 and line.strip():
-            self._observer.tell(Printed(line.rpartition("\r")[2]))
+        line = line.rpartition("\r")[2]
+        if not line.strip():
+            return
+        self._file.write(line + "\n")
+        if self._observer.rank == 0:
+            self._observer.tell(Printed(line))

@@ -28,6 +28,10 @@ class Trial:
     """Whether dropout drops; otherwise it draws its numbers but changes nothing."""
     on_cpu: bool = False
     """Whether GPUs are hidden from the workers."""
+    place: str = ""
+    """The only directory that may be written to; empty: any, as Paceline's own recipes need it."""
+    confines: bool = False
+    """Whether the kernel can forbid workers to write elsewhere."""
     timeout_s: float = 120.0
     """How long ranks of a plain script wait for one another at most."""
 
@@ -44,3 +48,8 @@ class Trial:
 def record_path(records: Path, rank: int) -> Path:
     """Name the file with what one worker saw."""
     return records / f"rank-{rank}.jsonl"
+
+
+def output_path(records: Path, rank: int) -> Path:
+    """Name the file with what the script printed on one rank."""
+    return records / f"rank-{rank}.output"

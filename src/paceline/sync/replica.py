@@ -83,6 +83,7 @@ class Replica:
         agree_on_weights(module, group)
         if group.world_size > 1 or forward is not None:
             module.forward = _Router(self)
+            vars(module)["__getstate__"] = _PlainState(module)
 
     @property
     def alone(self) -> bool:
@@ -271,8 +272,8 @@ class Replica:
 
     def release(self) -> None:
         """Give the module its own forward pass back. Local to the worker."""
-        if "forward" in vars(self.module):
-            del self.module.forward
+        for name in _OURS:
+            vars(self.module).pop(name, None)
         self.defer_to(None)
 
     def _take_parameters(self) -> None:
@@ -356,7 +357,7 @@ class _Body(nn.Module):
 
 @final
 class _Router:
-    """The `forward` of a module that has been taken over; a copy of the module has its own back."""
+    """The `forward` of a module that has been taken over."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
@@ -364,9 +365,27 @@ class _Router:
     def __call__(self, *args: object, **kwargs: object) -> object:
         return self._replica.run(*args, **kwargs)
 
-    def __reduce__(self) -> tuple[Callable[..., object], tuple[nn.Module, str]]:
-        # A copy, by copy.deepcopy or pickle, has the forward pass of its class.
-        return getattr, (self._replica.module, "forward")
+
+_OURS = ("forward", "__getstate__")
+"""Attributes of a module that has been taken over, beside those of its class."""
+
+
+@final
+class _PlainState:
+    """A module's `__getstate__`: a copy of it, by torch.save or copy.deepcopy, has nothing of ours.
+
+    Python looks it up on the object itself. The copy has the forward pass of its class, and can be
+    loaded where there is no Paceline.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __call__(self) -> object:
+        state = type(self._module).__getstate__(self._module)
+        if not isinstance(state, dict):
+            return state  # the class has a way of its own
+        return {name: value for name, value in state.items() if name not in _OURS}
 
 
 def _parallel(body: _Body, device: torch.device, *, partly: bool) -> DistributedDataParallel:

@@ -10,6 +10,7 @@ from paceline.config.fields import (
     OptionField,
     OptionValue,
     check_names,
+    check_values,
     describe_type,
     fits,
     option_fields,
@@ -69,6 +70,7 @@ class TrainConfig:
             expected = training_options()[name].annotation
             if not fits(value, expected):
                 raise UsageError(f"{name} is {value!r}; it should be {describe_type(expected)}")
+        check_values(values, training_options())
         parts = {}
         for key, (heading, component) in _COMPONENTS.items():
             names = {option.name for option in option_fields(component, heading)}
@@ -78,6 +80,15 @@ class TrainConfig:
     def settings(self) -> dict[str, OptionValue]:
         """List all options by their flat names, as they stand in `run.json`."""
         return {n: v for part in asdict(self).values() for n, v in part.items()}
+
+    @property
+    def worker_threads(self) -> int | None:
+        """CPU threads that every worker has to have; None where a share of the cores will do.
+
+        With shards never a share: it would follow the number of workers, and sums are split by it.
+        """
+        usual = None if self.data.shards is None else 1
+        return usual if self.launch.threads is None else self.launch.threads
 
     def policy(self) -> Policy:
         """Say how often workers are started again, and after how long they hang."""

@@ -14,10 +14,19 @@ from paceline.trainer.agreement import Agreement, steps_to_next
 from paceline.trainer.options import LoopOptions
 from paceline.trainer.plan import TrainPlan
 from paceline.trainer.state import TrainState, finite
-from paceline.trainer.stopping import fit_total_steps, note_validation, reserve_s, stop_reason
+from paceline.trainer.stopping import (
+    expected_eval_s,
+    fit_total_steps,
+    note_validation,
+    reserve_s,
+    stop_reason,
+)
 
 _LONG_EVALUATION_S = 2.0
 """Longer than this, and a snapshot is taken before it."""
+
+_LONG_STEP_S = 1.0
+"""A step that is longer than this isn't begun where the time budget ends within it."""
 
 
 @final
@@ -32,6 +41,10 @@ class Course:
     """How an epoch is cut into steps; None until there is a training loader."""
     val_samples: int = 0
     """Samples of the last evaluation, or of the one to come where that is known."""
+    test_samples: int = 0
+    """Samples that are evaluated once more when the training is over."""
+    timed_eval_s: float | None = None
+    """How long an evaluation takes on the slowest worker, by its first batches."""
     rate: RateControl | None = None
     """The schedule of the learning rate, where it isn't the script's own."""
     state: TrainState = field(default_factory=TrainState)
@@ -46,6 +59,9 @@ class Course:
     _last_agreement: int = 0
     _lap_from_s: float = field(default_factory=perf_counter)
     _unsaved_s: float = 0.0
+    _is_warm: bool = False
+    _kept_back_s: float = 0.0
+    _closing_eval_s: float = 0.0
 
     @property
     def steps_per_epoch(self) -> int:
@@ -103,6 +119,22 @@ class Course:
         """Tell whether it is time for an exchange: about twice a second."""
         return self.state.step >= self.next_agreement
 
+    def step_to_look_at(self) -> int:
+        """Choose the step, from 0, whose times are taken next.
+
+        The last one before the next exchange; where the epoch ends before that, the last but one of
+        the epoch: its last step may be a short one.
+        """
+        state, length = self.state, self.steps_per_epoch
+        ordinary = self.next_agreement - 1
+        if not length:
+            return ordinary
+        ends = state.step + length - state.step_in_epoch % length
+        within = ends - 2
+        if within < state.step:
+            within += length  # in the next epoch
+        return min(ordinary, within) if length > 2 else min(ordinary, ends - 1)
+
     def due_to_save(self) -> bool:
         """Tell whether a snapshot is due by steps or, since the last exchange, by time."""
         every, every_s, state = self.snapshot_every_steps, self.snapshot_every_s, self.state
@@ -136,9 +168,9 @@ class Course:
         self._unsaved_s += agreed.lap_s
         if agreed.signalled:
             self.stopping = "signal"
-        self._fit_schedule()
-        self._look_at_clock()
         steps = state.step - self._last_agreement
+        self._fit_schedule()
+        self._look_at_clock(self._until_next_s(agreed.lap_s, steps))
         self._last_agreement = state.step
         self.next_agreement = state.step + steps_to_next(agreed.lap_s, steps)
         return steps
@@ -147,6 +179,13 @@ class Course:
         """Advance the clock by time that wasn't spent on steps."""
         self.state.elapsed_s += lap_s
         self._unsaved_s += lap_s
+
+    def add_evaluation(self, lap_s: float) -> None:
+        """Advance the clock by an evaluation."""
+        self.add_pause(lap_s)
+        self.state.eval_s = lap_s
+        if self.stopping is not None:
+            self._closing_eval_s += lap_s
 
     def close_epoch(self, *, validated: bool) -> bool:
         """Go on to the next epoch, or to the end.
@@ -160,6 +199,8 @@ class Course:
         state = self.state
         complete = self.epoch_is_complete or self.stopping != "time"
         if complete:
+            self._look_at_clock()  # one more step would need one more evaluation
+        if complete:
             state.epoch += 1
             state.step_in_epoch = 0
             self.has_seen_all = False
@@ -168,6 +209,19 @@ class Course:
         state.ended = stop_reason(state, self.loop) if complete else None
         if self.stopping == "time":
             state.ended = state.ended or "time"
+        return best
+
+    def close_loop(self, *, validated: bool) -> bool:
+        """End a training without epochs: its script has come to the end of its loop.
+
+        Args:
+            validated: Whether the state holds validation figures.
+
+        Returns:
+            Whether they are the best so far.
+        """
+        best = note_validation(self.state, self.loop) if validated else False
+        self.state.ended = "time" if self.stopping == "time" else "script"
         return best
 
     def take_validation(self, figures: Mapping[str, float], samples: int) -> dict[str, float]:
@@ -213,11 +267,34 @@ class Course:
 
     def expected_eval_s(self) -> float:
         """Estimate how long the next evaluation takes."""
-        state = self.state
-        if state.eval_s is not None:
-            return state.eval_s
-        images_per_s = state.samples_seen / state.train_s if state.train_s > 0 else 0.0
-        return self.val_samples / images_per_s if images_per_s else 0.0
+        return expected_eval_s(self.state, self.timed_eval_s, self.val_samples)
+
+    def closing_evals_s(self) -> float:
+        """Estimate how long the evaluations at the end take: on the test set as well."""
+        test = self.test_samples / self.val_samples if self.val_samples else 0.0
+        return self.expected_eval_s() * (1.0 + test)
+
+    @property
+    def budget_s(self) -> float | None:
+        """The time budget in seconds."""
+        budget = self.loop.time_budget
+        return None if budget is None else parse_duration_s(budget)
+
+    def describe_budget(self, saving_s: float) -> dict[str, float] | None:
+        """Say what became of the time budget, and what the end of the training took of it.
+
+        Args:
+            saving_s: For the last snapshot, after all that the clock has counted.
+        """
+        if self.budget_s is None:
+            return None
+        return {
+            "budget_s": self.budget_s,
+            "used_s": self.state.elapsed_s + saving_s,
+            "kept_back_s": self._kept_back_s,
+            "evaluation_s": self._closing_eval_s,
+            "snapshot_s": saving_s,
+        }
 
     def _most_steps(self) -> int:
         return self.loop.epochs * self.steps_per_epoch
@@ -234,16 +311,27 @@ class Course:
         if self.rate is not None:
             self.rate.schedule = self.rate.schedule.with_total_steps(self.state.total_steps)
 
-    def _look_at_clock(self) -> None:
+    def _look_at_clock(self, until_next_s: float = 0.0) -> None:
         """Stop where only the time for the last evaluation and snapshot is left."""
         budget = self._budget()
-        if budget is not None and self.state.elapsed_s >= budget[0] - budget[1]:
-            self.stopping = self.stopping or "time"
+        if budget is None or self.stopping is not None:
+            return
+        budget_s, kept_s = budget
+        if self.state.elapsed_s + until_next_s >= budget_s - kept_s:
+            self.stopping, self._kept_back_s = "time", kept_s
+
+    def _until_next_s(self, lap_s: float, steps: int) -> float:
+        """Estimate the time to the next look at the clock, where steps are so long that it counts.
+
+        The first step of a start is no measure: it warms up.
+        """
+        is_first, self._is_warm = not self._is_warm, self._is_warm or steps > 0
+        if is_first or not steps or lap_s / steps < _LONG_STEP_S:
+            return 0.0
+        return lap_s / steps
 
     def _budget(self) -> tuple[float, float] | None:
         """Give the time budget and what is kept back of it, in seconds."""
-        budget = self.loop.time_budget
-        if budget is None:
+        if self.budget_s is None:
             return None
-        budget_s = parse_duration_s(budget)
-        return budget_s, reserve_s(self.state, budget_s=budget_s, eval_samples=self.val_samples)
+        return self.budget_s, reserve_s(self.closing_evals_s(), budget_s=self.budget_s)

@@ -1,13 +1,15 @@
 """Evaluation that counts every sample exactly once, on any number of workers."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
+from time import perf_counter
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
+from paceline.data.batch import Batch
 from paceline.data.source import BatchSource
 from paceline.dist.group import Group
 from paceline.errors import JobError
@@ -74,6 +76,36 @@ def _check_width(outputs: Tensor, num_classes: int) -> None:
             f"the model gives outputs of shape {tuple(outputs.shape)} for {num_classes} classes; a "
             "confusion matrix needs (samples, classes): set the job's num_classes"
         )
+
+
+def time_batches(
+    judge: Callable[[object], Mapping[str, Tensor | float]],
+    batches: Generator[Batch],
+    most_s: float,
+    clock: Callable[[], float] = perf_counter,
+) -> float:
+    """Time the first batches of an evaluation, until `most_s` seconds have gone by.
+
+    The very first one warms up, and counts only where there is no other.
+
+    Returns:
+        Seconds that a sample takes, its reading included; 0 without a batch.
+    """
+    laps: list[tuple[int, float]] = []
+    from_s = begun_s = clock()
+    with closing(batches):
+        for batch in batches:
+            for value in judge(batch.content).values():
+                if isinstance(value, Tensor):
+                    value.sum().item()  # waits for the device
+            now_s = clock()
+            laps.append((batch.local, now_s - from_s))
+            from_s = now_s
+            if now_s - begun_s >= most_s:
+                break
+    warm = laps[1:] or laps
+    samples = sum(samples for samples, _ in warm)
+    return sum(lap_s for _, lap_s in warm) / samples if samples else 0.0
 
 
 @contextmanager

@@ -11,7 +11,9 @@ def train(t: Training) -> None:
         InterruptedTraining: A signal came; what was trained is saved.
     """
     s = t.session
-    for _ in s.epochs():  # restore; afterwards judge, record, save
+    epochs = s.epochs()  # restore
+    s.engine.time_evaluation(t.judge, t.validation)  # for a time budget
+    for _ in epochs:  # afterwards judge, record, save
         for batch in t.train.batches():  # fetch: made on the device, or brought there
             inputs, targets = batch.pair()
             outputs = as_scores(t.model(inputs))  # forward

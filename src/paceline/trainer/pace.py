@@ -43,7 +43,8 @@ class Lap:
 class Pace:
     """Looks closely at single steps, and takes the time of all.
 
-    The first steps are looked at, the first one of each pass, and one in each half second: on
+    The first steps are looked at, the first one of each pass, and one in each half second (or in
+    each epoch that is shorter): on
     every worker the same. What a worker computes itself ends when autograd has gone through its
     graph; what is left of the backward pass then is the wait for gradients. On a GPU events are
     recorded in the stream, so that the host doesn't wait; they are read at an exchange, when they

@@ -84,14 +84,18 @@ class PastRun:
                 arguments=_tuples(cast(Mapping[str, OptionValue], content["recipe_arguments"])),
                 settings=_tuples(settings),
                 given=tuple(cast(Sequence[str], content["given"])),
-                world_size=int(cast(int, derived["world_size"])),
-                steps_per_epoch=int(cast(int, derived.get("steps_per_epoch") or 0)),
+                world_size=_count(derived, "world_size", 1),
+                steps_per_epoch=_count(derived, "steps_per_epoch", 0),
                 kind=cast(Kind, content["kind"]),
                 script_args=tuple(cast(Sequence[str], content["script_args"])),
             )
-        except (KeyError, TypeError) as error:
+        except KeyError as error:
             raise UsageError(
-                f"{run.run_json} wasn't written by this version of Paceline ({error!r})"
+                f"{run.run_json} wasn't written by this version of Paceline: it names no {error}"
+            ) from error
+        except ValueError as error:
+            raise UsageError(
+                f"{run.run_json} wasn't written by this version of Paceline: {error}"
             ) from error
 
     def config(self) -> TrainConfig:
@@ -162,6 +166,14 @@ class PastRun:
                 f"--epochs is {epochs}, but epoch {done} is trained already{more}, and "
                 f"that can't be undone. Give at least {begun}"
             )
+
+
+def _count(derived: Mapping[str, OptionValue], name: str, least: int) -> int:
+    """Read a number of things; the least where there is no value."""
+    value = derived[name] if least else derived.get(name) or least
+    if type(value) is not int or value < least:
+        raise ValueError(f"{name} is {value!r}; it should be a whole number of at least {least}")
+    return value
 
 
 def _tuples(values: Mapping[str, OptionValue]) -> dict[str, OptionValue]:

@@ -155,7 +155,7 @@ class Profiler:
             What these steps spent on communication; None of a single worker.
         """
         step = course.state.step
-        self.pace.count(steps, status, step, course.next_agreement - 1)
+        self.pace.count(steps, status, step, course.step_to_look_at())
         if self.group.world_size == 1:
             return None
         sent = self.wire_bytes() * steps

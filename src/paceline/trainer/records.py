@@ -3,7 +3,7 @@
 import json
 import platform
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from paceline._version import __version__
 from paceline.config.files import write_json
-from paceline.config.rundir import RunDirectory
+from paceline.config.rundir import RUN_FORMAT, RunDirectory
 from paceline.dist.describe import describe_placement
 from paceline.dist.device import cpu_name, describe_device
 from paceline.dist.group import Group
@@ -26,6 +26,7 @@ from paceline.trainer.mixing import numerics_of_all
 from paceline.trainer.numerics import describe
 from paceline.trainer.plan import TrainPlan
 from paceline.trainer.request import TrainRequest
+from paceline.trainer.state import finite
 
 _LIBRARIES = ("torch", "torchvision", "numpy", "safetensors", "pytorch-optimizer")
 
@@ -37,7 +38,7 @@ def describe_run(engine: Engine, request: TrainRequest) -> dict[str, object]:
     """
     settings = engine.config.settings()
     return {
-        "format": 1,
+        "format": RUN_FORMAT,
         "paceline": __version__,
         "kind": request.kind,
         "recipe": request.recipe,
@@ -89,7 +90,8 @@ def describe_start(engine: Engine, attempt: int, resumed: bool) -> dict[str, obj
 def summarize(engine: Engine, recipe: str) -> dict[str, object]:
     """Say how the training ended. Collective: the weights' hash needs every worker."""
     state, plan, group = engine.course.state, engine.course.plan, engine.group
-    images_per_s = round(state.samples_seen / state.train_s, 1) if state.train_s else None
+    counted = state.train_s and state.samples_seen
+    images_per_s = round(state.samples_seen / state.train_s, 1) if counted else None
     return {
         "recipe": recipe,
         "world_size": group.world_size,
@@ -112,9 +114,11 @@ def summarize(engine: Engine, recipe: str) -> dict[str, object]:
         "best_val_loss": state.best_val_loss,
         "best_epoch": state.best_epoch,
         "val_samples": engine.course.val_samples,
+        "figures": {name: finite(value) for name, value in engine.figures.items()},
         "stopped_because": state.ended or engine.course.stopping,
         "weights_sha256": engine.keeper.fingerprint(),
         "state_sha256": engine.keeper.state_fingerprint(),
+        "final_snapshot": engine.keeper.snapshot_of(state.step),
         "snapshots_written": engine.keeper.written,
         "snapshots_skipped": engine.keeper.skipped,
         "restarts": group.placement.attempt,
@@ -155,6 +159,16 @@ def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDir
     if engine.course.state.step:
         lines.append(f"  from      {_position(engine)}")
     return "\n".join(lines)
+
+
+def unseeded_line(names: Sequence[str]) -> str:
+    """Warn that the first weights of these models can't be had again. Pure."""
+    listed = ", ".join(names)
+    return (
+        f"The first weights of {listed} were drawn without a seed, before the session: this run "
+        "can't be repeated (all workers take rank 0's weights). Call torch.manual_seed(...) before "
+        "the model is built, or build it after paceline.session()"
+    )
 
 
 def _data_lines(engine: Engine) -> list[str]:
@@ -229,6 +243,7 @@ def _derived(engine: Engine) -> dict[str, object]:
         "snapshots_written": "once" if engine.keeper.shared else "once on each node",
         "val_samples": engine.course.val_samples,
         "parameters": parameter_count(model),
+        "unseeded_models": list(engine.parts.unseeded),
         "model": ", ".join(type(part).__name__ for part in engine.parts.models.values()),
     }
 

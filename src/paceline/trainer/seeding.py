@@ -22,6 +22,17 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(key)
 
 
+def has_drawn_unseeded() -> bool:
+    """Tell whether torch has drawn random numbers in this process from a seed that nobody gave.
+
+    Without one torch takes 64 random bits, of which the upper half is never zero in practice, and
+    seeds that are given have no more than 32 as a rule.
+    """
+    seed = torch.initial_seed()
+    fresh = torch.Generator().manual_seed(seed)
+    return seed > _CPU_SEED_MASK and not torch.equal(fresh.get_state(), torch.get_rng_state())
+
+
 def step_key(seed: int, rank: int) -> int:
     """Derive what `step_seed` starts from, once a training."""
     return derive_key(Domain.STEP, seed, rank)

@@ -52,6 +52,7 @@ def open_session(
     given: frozenset[str] = frozenset(),
     own_options: Sequence[str] = (),
     announce: Callable[[Engine], None] = _quiet,
+    unseeded: bool = False,
 ) -> Iterator[Session]:
     """Lend a session, and close what it opened: snapshots in flight, reader processes. Collective.
 
@@ -63,6 +64,7 @@ def open_session(
         given: Names of the options that the command line or the environment gave.
         own_options: Options of an optimizer that hold as they are now, whatever a snapshot says.
         announce: Called once the position is known.
+        unseeded: Whether torch has drawn random numbers without a seed before.
     """
     console = make_console(
         config.metrics.progress,
@@ -75,7 +77,7 @@ def open_session(
     try:
         engine.sync = engine.keeper.sync = make_sync(engine)
         with _watched(config, run, group):
-            yield Session(engine, given)
+            yield Session(engine, given, unseeded=unseeded)
     finally:
         try:
             engine.keeper.close()

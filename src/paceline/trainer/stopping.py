@@ -1,5 +1,6 @@
 """What ends a training early, and which epoch was the best. Pure."""
 
+from paceline.config.durations import format_duration
 from paceline.trainer.options import LoopOptions
 from paceline.trainer.state import StopReason, TrainState
 
@@ -56,15 +57,49 @@ def fit_total_steps(
     return max(state.step, min(most_steps, possible))
 
 
-def reserve_s(state: TrainState, *, budget_s: float, eval_samples: int) -> float:
-    """Estimate the time to keep back for the last evaluation and snapshot.
+def expected_eval_s(state: TrainState, timed_s: float | None, eval_samples: int) -> float:
+    """Estimate how long the next evaluation takes.
 
-    Until an evaluation has been timed, one is taken to run no faster than training does.
+    Args:
+        state: Says how long the last one took, and how fast training is.
+        timed_s: What its first batches say, where they have been timed.
+        eval_samples: Its samples: where nothing has been timed, one is taken to run no faster than
+            training does.
     """
+    if state.eval_s is not None:
+        return state.eval_s
+    if timed_s is not None:
+        return timed_s
     images_per_s = state.samples_seen / state.train_s if state.train_s > 0 else 0.0
-    guess = eval_samples / images_per_s if images_per_s else 0.0
-    last_eval_s = state.eval_s if state.eval_s is not None else guess
-    return min(budget_s / 4, 1.25 * last_eval_s + 1.0)
+    return eval_samples / images_per_s if images_per_s else 0.0
+
+
+def reserve_s(eval_s: float, *, budget_s: float) -> float:
+    """Choose the time to keep back for the evaluations and the snapshot at the end.
+
+    Args:
+        eval_s: How long these evaluations are expected to take.
+        budget_s: The whole time budget; half of it always goes to training.
+    """
+    return min(budget_s / 2, 1.25 * eval_s + 1.0)
+
+
+def describe_too_long(eval_s: float, budget: str, budget_s: float) -> str | None:
+    """Say before the training that its evaluations don't fit into its time budget.
+
+    Args:
+        eval_s: How long the evaluations at the end are expected to take.
+        budget: As the user wrote it.
+        budget_s: The same, in seconds.
+    """
+    if eval_s <= budget_s / 2:
+        return None
+    return (
+        f"The evaluations at the end take about {format_duration(eval_s)} by their first batches, "
+        f"more than half of the time budget of {budget}: it will end after about "
+        f"{format_duration(budget_s / 2 + eval_s)}. Give a longer --time-budget, or fewer samples "
+        "to evaluate on"
+    )
 
 
 def _is_better(state: TrainState, options: LoopOptions) -> bool:

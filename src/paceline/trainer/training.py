@@ -16,6 +16,7 @@ from paceline.trainer.job import Job, LossFunction
 from paceline.trainer.loader import EvalLoader, Loader
 from paceline.trainer.losses import as_scores, build_loss
 from paceline.trainer.session import Session
+from paceline.trainer.sources import take_apart
 
 
 @final
@@ -61,6 +62,7 @@ def prepare(session: Session, job: Job) -> Training:
     test = None
     if job.test is not None:
         test = session.eval_loader(job.test, evaluate_with=job.evaluate_with)
+        engine.course.test_samples = take_apart(job.test).num_samples()
     lr, _ = scaled_lr(config.optim, train.plan.global_batch)
     optimizer = build_optimizer(config.optim, model.named_parameters(), lr)
     session.optimizer(optimizer)

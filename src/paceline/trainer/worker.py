@@ -4,17 +4,19 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from socket import gethostname
+from time import perf_counter
 
 import torch
 
-from paceline.config.files import write_json
+from paceline.config.files import storing, write_json
 from paceline.config.rundir import RunDirectory
 from paceline.dist.allocator import keep_freed_memory
 from paceline.dist.cores import share_cores
 from paceline.dist.device import pick_device, resolve_backend
 from paceline.dist.environment import current_placement
 from paceline.dist.group import joined
-from paceline.errors import InterruptedTraining, JobError
+from paceline.errors import InterruptedTraining, JobError, StorageError
 from paceline.launch.boundary import describe, record
 from paceline.optim.table import OPTIMIZER_OPTIONS
 from paceline.trainer.config import TrainConfig
@@ -33,6 +35,7 @@ from paceline.trainer.records import (
     opening_lines,
     restart_line,
     summarize,
+    unseeded_line,
     write_run,
 )
 from paceline.trainer.reproducible import check_reproducible
@@ -42,6 +45,9 @@ from paceline.trainer.session import Session
 from paceline.trainer.setup import open_session
 from paceline.trainer.signals import stop_on_signals
 from paceline.trainer.training import judge_best, prepare
+
+LAST_SNAPSHOT_S = 30.0
+"""For the last snapshot to be written, where the disk is full or can't be written at first."""
 
 
 def run_training(payload: str) -> str:
@@ -133,9 +139,12 @@ def announce(engine: Engine, request: TrainRequest) -> None:
     run, attempt = engine.run, engine.group.placement.attempt
     start = describe_start(engine, attempt, resumed=run.run_json.exists())
     if engine.group.rank == 0:
-        write_run(run, description, start)
+        with storing(run.run_json):
+            write_run(run, description, start)
         opening = restart_line(engine) if attempt else opening_lines(engine, description, run)
         engine.console.say(opening)
+        if engine.parts.unseeded and not engine.course.state.step:
+            engine.console.warn(unseeded_line(engine.parts.unseeded))
 
 
 def finish(
@@ -149,18 +158,59 @@ def finish(
         engine: Of the training that is over.
         request: What was asked for.
         judge: Gives what else belongs into the summary; called where the training wasn't cut short.
+
+    Raises:
+        StorageError: The final weights, or the summary, can't be written; on every worker.
     """
     if engine.guard is not None:
         engine.guard.look_at_the_end(engine.course.state.step)
-    engine.keeper.flush()
+    save_last(engine)
     engine.profiler.record(engine.course, must=True)
-    engine.group.barrier()  # every node's snapshots are on its disk
     summary = summarize(engine, request.recipe)
+    budget, begun_s = engine.course.describe_budget(engine.course.lap()), perf_counter()
     if summary["stopped_because"] != "signal":
         summary |= judge()
+    if budget is not None:
+        test_s = perf_counter() - begun_s
+        used_s = budget["used_s"] + test_s
+        summary["time_budget"] = budget | {"used_s": used_s, "test_s": test_s}
     if engine.group.rank == 0:
         mixed = (
             has_mixed(engine.run, engine.course.state.step) if engine.division.is_fixed else None
         )
-        write_json(engine.run.summary_json, summary | {"mixed_numerics": mixed})
+        with storing(engine.run.summary_json):
+            write_json(engine.run.summary_json, summary | {"mixed_numerics": mixed})
     return json.dumps({"stopped_because": summary["stopped_because"]})
+
+
+def save_last(engine: Engine) -> None:
+    """Wait until every node's last snapshot is on its disk. Collective.
+
+    Where one can't be written it is tried again for LAST_SNAPSHOT_S, or until a signal comes.
+
+    Raises:
+        StorageError: It couldn't be written, at the end of a training that no signal stopped, or
+            the run directory is gone; on every worker.
+    """
+    course, flag = engine.course, engine.stop_flag
+    was_stopped = course.stopping == "signal" and course.state.ended is None
+    limit_s = 0.0 if was_stopped else min(LAST_SNAPSHOT_S, engine.config.dist.timeout_s / 2)
+    engine.note.operation = "snapshot"
+    reason = engine.keeper.save_last(limit_s, lambda: flag.name is not None)
+    is_gone = engine.group.rank == 0 and not engine.run.run_json.exists()
+    own = json.dumps([gethostname(), reason, is_gone])
+    told = [json.loads(text) for text in engine.group.gather_texts(own)]
+    if any(gone for _, _, gone in told):
+        raise StorageError(
+            f"{engine.run.run_json} is gone: the run directory was removed, moved or emptied while "
+            "the training ran. Where it was moved, move it back and go on; what is there now can't "
+            "be gone on with"
+        )
+    failed = {host: why for host, why, _ in told if why}
+    if failed and not was_stopped:
+        each = "; ".join(f"on {host}, {why}" for host, why in failed.items())
+        raise StorageError(
+            f"the training came to its end, but its final weights, of step {course.state.step}, "
+            f"are in no snapshot: {each}. It was tried again for {limit_s:.0f} s. Make room there, "
+            "or make it writable, and go on: what comes after the newest snapshot is trained again"
+        )

@@ -1,6 +1,5 @@
 """Hostfile, ssh configuration and host keys, read back by those who read them."""
 
-import shutil
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,8 +11,7 @@ from paceline.launch.aws.hostfile import hostfile_text, identity_in, quoted, ssh
 from paceline.launch.aws.hostkeys import known_hosts_lines, read_host_keys
 from paceline.launch.aws.nodes import Node
 from paceline.launch.hosts.hostfile import parse_hostfile
-
-needs_ssh = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs OpenSSH's client")
+from tests.support.needs import SSH, need
 
 
 def node(index: int, public: str) -> Node:
@@ -40,8 +38,8 @@ def test_the_hostfile_is_one() -> None:
     assert second.name == second.address == "10.77.0.6"
 
 
-@needs_ssh
 def test_ssh_reads_the_configuration(tmp_path: Path) -> None:
+    need(SSH)
     known, key = tmp_path / "50% known", tmp_path / "my key"
     text = ssh_config_text(
         NODES, login="ubuntu", known_hosts=known, identity=quoted(str(key)), complete=True
@@ -76,8 +74,8 @@ CONSOLE = """[   12.3] cloud-init[987]: something
 login: """
 
 
-@needs_ssh
 def test_host_keys_are_read_from_a_console(tmp_path: Path) -> None:
+    need(SSH)
     subprocess.run(
         ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "root@ip", "-f", tmp_path / "key"],
         check=True,

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.launch.aws.template import read_script
+from tests.support.needs import SYSTEMD, need
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the nodes run Linux: GNU date")
 
@@ -54,8 +54,8 @@ def test_the_kernel_gives_the_ports_that_are_let_through(tmp_path: Path) -> None
     assert f"sysctl -p {settings}" in ran
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_systemd_takes_the_point_in_time(tmp_path: Path) -> None:
+    need(SYSTEMD)
     run_script(tmp_path)
     timer = (tmp_path / "etc/systemd/system/paceline-stop.timer").read_text()
     (when,) = re.findall(r"OnCalendar=(.*)", timer)

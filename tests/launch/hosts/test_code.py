@@ -1,6 +1,5 @@
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from paceline.launch.hosts.code import install, receiver_command, sync_code, syn
 from paceline.launch.hosts.hostfile import Host
 from paceline.launch.hosts.options import HostsOptions
 from paceline.launch.hosts.wheel import build_wheel
+from tests.support.needs import RSYNC, need
 
 _OPTIONS = HostsOptions(hosts="a")
 
@@ -74,9 +74,7 @@ def files_in(root: Path) -> set[str]:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Be where ssh comes in on a host that is near."""
-    if shutil.which("rsync") is None:
-        assert os.environ.get("CI") != "true", "there is no rsync"
-        pytest.skip("there is no rsync")
+    need(RSYNC)
     made = tmp_path / "home"
     made.mkdir()
     monkeypatch.chdir(made)
@@ -206,6 +204,7 @@ def test_a_host_that_has_this_paceline_keeps_its_python() -> None:
     assert host.python == sys.executable
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.usefixtures("near")
 def test_a_host_without_gets_an_environment_once(

@@ -100,7 +100,7 @@ def test_a_time_limit_is_never_cut_short(limit_s: float, asked: str) -> None:
     assert f"--time={asked}" in made.options
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(TEXT, min_size=1, max_size=4))
 def test_the_shell_runs_nothing_that_stands_in_an_argument(words: list[str]) -> None:
     command = ("paceline", "run", "train.py", "--", *words)

@@ -9,10 +9,11 @@ from paceline.report.scaling.bars import fixed_picture
 from paceline.report.scaling.gaps import find_gaps
 from paceline.report.scaling.learning import trained_sizes
 from paceline.report.scaling.measured import Study
+from paceline.report.scaling.page import render_page
 from paceline.report.scaling.reading import read_study
 from paceline.report.scaling.series import size_name
 from paceline.report.scaling.state import describe_state
-from paceline.report.scaling.tables import study_table
+from paceline.report.scaling.tables import key_figures, study_table
 from paceline.report.scaling.telling import (
     tell_efficiency,
     tell_fixed,
@@ -69,6 +70,20 @@ def test_several_sizes(tmp_path: Path, four: Record) -> None:
         "Besides its steps, an epoch with 8 workers takes 4.58 s (3.2 % of the epoch) for "
         "evaluation, snapshot and loader start. No way of combining gradients changes that."
     )
+
+
+def test_no_conclusion_is_drawn_of_what_is_not_reliable(tmp_path: Path, four: Record) -> None:
+    told = "Not reliable: repeats differ by more than 20% with 8 workers."
+    study = read(tmp_path, {**four, "not_reliable": told})
+    assert tell_throughput(study) == told
+    assert tell_efficiency(study) == "Not reliable: no conclusion is drawn."
+    state = describe_state(study)
+    assert state.state == "interrupted"  # the colour of a warning
+    assert state.sentence.startswith("not reliable; measured 1, 2, 4 and 8 workers")
+    assert [figure.label for figure in key_figures(study)] == ["One worker"]
+    page = render_page(study)
+    assert page.count(told) == 1
+    assert "3.7 times" not in page
 
 
 def test_one_worker_with_two_methods_is_told_apart(tmp_path: Path) -> None:

@@ -105,9 +105,10 @@ def test_workers_that_share_cores_are_noted(
 def test_doubtful_measurements_are_noted() -> None:
     one, two = measured(1, 0.8, steps_seen=3), measured(2, 0.8)
     found = {size(1): [one], size(2): [two, replace(two, images_per_s=40.0)]}
-    notes = " ".join(summarise(ASKED, list(found), found, {}, {}).notes)
+    study = summarise(ASKED, list(found), found, {}, {})
+    notes = " ".join(study.notes)
     assert "Fewer than 5 steps could be looked at with 1 worker: give more than 20" in notes
-    assert "Repeats differ by more than 20% with 2 workers" in notes
+    assert "Not reliable: repeats differ by more than 20% with 2 workers." in study.not_reliable
 
 
 def test_averages_that_are_too_rare_to_be_measured_are_noted() -> None:
@@ -140,3 +141,15 @@ def test_averaging_at_the_end_of_an_epoch_is_part_of_it() -> None:
 def _efficiency(result: SizeResult) -> float:
     assert result.efficiency is not None
     return result.efficiency.median
+
+
+def test_more_than_the_work_of_one_for_each_is_not_reliable() -> None:
+    """As on a busy machine: one worker was held up, and each of two seemed to do 17 times that."""
+    found = {size(1): [measured(1, 0.8)], size(2): [measured(2, 0.8 / 17.23)]}
+    study = summarise(ASKED, list(found), found, {}, {})
+    assert study.not_reliable.startswith(
+        "Not reliable: each of 2 workers with allreduce seems to do 1723% of what one does alone. "
+    )
+    found = {size(1): [measured(1, 0.8)], size(2): [measured(2, 0.8 / 1.09)]}
+    assert summarise(ASKED, list(found), found, {}, {}).not_reliable == ""
+    assert ec2_like().not_reliable == ""

@@ -31,6 +31,13 @@ def test_where_the_time_goes() -> None:
     assert lines[place + 4] == "8 4.0 s 500 ms - 3% 7.0 kB".split()
 
 
+def test_no_conclusion_is_drawn_of_what_is_not_reliable() -> None:
+    found = {size(1): [measured(1, 0.8)], size(2): [measured(2, 0.8 / 17.23)]}
+    paragraphs = as_text(summarise(ASKED, list(found), found, {}, {})).split("\n\n")
+    assert paragraphs[1].startswith("Not reliable: each of 2 workers with allreduce seems to do")
+    assert not any("times the best images/s" in paragraph for paragraph in paragraphs)
+
+
 def test_what_was_trained() -> None:
     lines = [line.split() for line in as_text(ec2_like()).splitlines()]
     assert "1 14 2:00:00 time budget 0.3795 88.00% 0.4485 86.90%".split() in lines

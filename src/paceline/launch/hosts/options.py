@@ -1,11 +1,15 @@
 """Options of training over hosts that ssh reaches."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from paceline.config.files import read_plain, why_unreadable
 from paceline.errors import UsageError
 from paceline.launch.hosts.hostfile import Host, parse_hostfile, parse_hosts
+
+_HOSTFILE_MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +49,7 @@ class HostsOptions:
             raise UsageError("give --hosts or --hostfile, not both")
         if self.min_hosts < 1:
             raise UsageError(f"--min-hosts is {self.min_hosts}; it must be at least 1")
-        if self.ssh_config is not None and not Path(self.ssh_config).expanduser().is_file():
+        if self.ssh_config is not None and not os.path.isfile(os.path.expanduser(self.ssh_config)):  # noqa: PTH111, PTH113  # a Path raises at a name that is too long
             raise UsageError(f"--ssh-config: there is no file {self.ssh_config}")
 
     @property
@@ -65,7 +69,9 @@ class HostsOptions:
             return ()
         path = Path(self.hostfile).expanduser()
         try:
-            text = path.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"the hostfile {path} can't be read: {error}") from error
+            text = read_plain(path, _HOSTFILE_MAX_BYTES).decode()
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"the hostfile {path} can't be read: {why_unreadable(error)}"
+            ) from error
         return parse_hostfile(text, str(path))

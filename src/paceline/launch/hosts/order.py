@@ -1,11 +1,10 @@
 """What the launcher has every host do, and what it keeps of what hosts write."""
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from paceline.config.files import write_json
+from paceline.config.files import read_json_object, read_plain, write_json
 from paceline.config.rundir import RunDirectory
 from paceline.launch.hosts.connection import Connection
 from paceline.launch.hosts.wire import Message
@@ -64,11 +63,11 @@ class Order:
         if attempt == 0 and self.is_new:
             return {}
         paths = (self.run.run_json, self.run.metrics_csv)
-        return {path.name: path.read_text() for path in paths if path.exists()}
+        return {path.name: read_plain(path).decode() for path in paths if path.exists()}
 
     def bring_home(self) -> None:
         """Put this machine's paths back into `run.json`, which a host has written."""
         with suppress(OSError, ValueError):
-            content = json.loads(self.run.run_json.read_text())
+            content = read_json_object(self.run.run_json)
             if any(content.get(name) != value for name, value in self.home.items()):
                 write_json(self.run.run_json, {**content, **self.home})

@@ -125,7 +125,7 @@ class _Attempts:
             if done.interrupted or not failures:
                 return done
             step = party.newest()
-            left = budget.spend(failures[0].kind, step, is_hang=failures[0].is_hang)
+            left = budget.after(failures[0], step)
             if left is None:
                 return done
             budget = left

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+from paceline.config.files import read_json_object
 from paceline.launch.monitor.states import WorkerState
 
 _STALE_LOOKS = 5
@@ -77,7 +78,7 @@ class Comrades:
 
     def _read(self, path: Path) -> "_Told | None":
         try:
-            told = _Told.from_json(json.loads(path.read_text()))
+            told = _Told.from_json(read_json_object(path))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
         if told.attempt != self._attempt:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from paceline.config.files import read_json
 from paceline.launch.monitor.speeds import WorkerSpeed
 
 _PATTERN = "workers*.json"
@@ -36,7 +37,8 @@ def read_live(log_dir: Path) -> list[WorkerSpeed]:
     found: dict[int, WorkerSpeed] = {}
     for path in sorted(log_dir.glob(_PATTERN)):
         with suppress(OSError, ValueError):
-            for content in json.loads(path.read_text()):
+            told = read_json(path)
+            for content in told if isinstance(told, list) else []:
                 speed = WorkerSpeed.from_json(content)
                 found[speed.rank] = speed
     return sorted(found.values(), key=lambda speed: (-speed.own_s, speed.rank))

@@ -1,6 +1,5 @@
 """The process that watches the workers of one node which something else has started."""
 
-import json
 import os
 import signal
 import sys
@@ -14,6 +13,8 @@ from typing import final
 
 import psutil
 
+from paceline.config.fields import check_types
+from paceline.config.files import read_json
 from paceline.launch.boundary import record
 from paceline.launch.monitor.beside import Party, notice_path
 from paceline.launch.monitor.comrades import Comrades
@@ -176,13 +177,23 @@ class _Notice:
     note: Path
 
 
+@dataclass(frozen=True)
+class _Told:
+    """A notice as it is written."""
+
+    host: str
+    node: int
+    attempt: int
+    pid: int
+    note: str
+
+
 def _read(path: Path) -> _Notice | None:
     try:
-        content = json.loads(path.read_text())
-        place = (content["host"], content["node"], content["attempt"])
-        return _Notice(place, content["pid"], Path(content["note"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        told = _Told(**check_types(_Told, read_json(path)))
+    except (OSError, ValueError):
         return None
+    return _Notice((told.host, told.node, told.attempt), told.pid, Path(told.note))
 
 
 def _say(line: str) -> None:

@@ -2,10 +2,11 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from statistics import median_low
 from typing import Literal, final
 
+from paceline.config.fields import check_types
 from paceline.launch.monitor.states import WorkerState
 
 _LOOKS = 10
@@ -52,10 +53,7 @@ class WorkerSpeed:
         Raises:
             ValueError: It isn't a worker's speed.
         """
-        names = {field.name for field in fields(WorkerSpeed)}
-        if not isinstance(content, Mapping) or set(content) != names:
-            raise ValueError("not the speed of a worker")
-        return WorkerSpeed(**content)
+        return WorkerSpeed(**check_types(WorkerSpeed, content))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 Run on the first node: `python -P -m paceline.launch.slurm.batch RUN_DIR MAX_RESTARTS srun ...`.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +12,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from paceline.config.files import write_json
+from paceline.config.fields import check_types
+from paceline.config.files import read_json, write_json
 from paceline.config.rundir import RunDirectory
 from paceline.errors import ExitCode, PacelineError
 from paceline.launch.boundary import exit_code_of
@@ -49,8 +49,8 @@ def main(words: Sequence[str]) -> int:
 
 def read_budget(path: Path, run: RunDirectory, max_restarts: int) -> RestartBudget:
     """Read how many restarts are left; all of them where this is the job's first start."""
-    with suppress(OSError, ValueError, TypeError):
-        return RestartBudget(**json.loads(path.read_text()))
+    with suppress(OSError, ValueError):
+        return RestartBudget(**check_types(RestartBudget, read_json(path)))
     return RestartBudget.full(max_restarts, run.newest_step())
 
 
@@ -78,7 +78,7 @@ def _recorded(logs: Path) -> list[WorkerFailure]:
     found = []
     for path in logs.glob("failure-rank-*.json"):
         with suppress(OSError, ValueError):
-            found.append(WorkerFailure.from_json(json.loads(path.read_text())))
+            found.append(WorkerFailure.from_json(read_json(path)))
     return found
 
 

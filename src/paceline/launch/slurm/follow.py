@@ -1,6 +1,5 @@
 """Follows a Slurm job to its end: shows its output, says why it waits, stops it when asked to."""
 
-import json
 import sys
 import time
 from contextlib import suppress
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import final
 
 from paceline.config.commands import command_line
+from paceline.config.files import read_json_object
 from paceline.config.rundir import RunDirectory
 from paceline.errors import ExitCode, InfrastructureError
 from paceline.launch.slurm import tools
@@ -101,7 +101,9 @@ class _Watch:
     def _own_word(self) -> int | None:
         """Give the exit code that the job has left, once it has."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            code = int(json.loads(ended_path(self._job.run, self._job.job_id).read_text())["code"])
+            code = read_json_object(ended_path(self._job.run, self._job.job_id))["code"]
+            if type(code) is not int:
+                raise ValueError("not an exit code")
             self._ask_again_s = min(self._ask_again_s, time.monotonic())
             return code
         return None

@@ -137,6 +137,8 @@ class Study:
     """How often each size was to be measured."""
     baseline_images_per_s: float | None
     """Of the best run of one worker."""
+    not_reliable: str
+    """Why no conclusion can be drawn, in words; empty where one can be."""
     notes: tuple[str, ...]
     sizes: tuple[Size, ...]
     """By workers, then in the order of the methods."""

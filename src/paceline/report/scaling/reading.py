@@ -39,6 +39,7 @@ def read_study(study_dir: Path) -> Study:
         mode="strong" if text(record, "mode") == "strong" else "weak",
         repeats=_positive(record, "repeats"),
         baseline_images_per_s=_above_zero(record, "baseline_images_per_s"),
+        not_reliable=text(record, "not_reliable"),
         notes=_words(record, "notes"),
         sizes=_read_sizes(record),
         prediction=_read_prediction(section(record, "prediction")),

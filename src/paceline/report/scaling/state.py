@@ -19,6 +19,9 @@ def describe_state(study: Study) -> Ending:
     if there < len(study.sizes):
         done = f"{there:,} of {plural(len(study.sizes), 'size')} measured: {_what(study)}"
         return Ending(state="interrupted", sentence=done, resume="")
+    if study.not_reliable:
+        sentence = f"not reliable; measured {_what(study)}"
+        return Ending(state="interrupted", sentence=sentence, resume="")
     return Ending(state="finished", sentence=f"measured {_what(study)}", resume="")
 
 

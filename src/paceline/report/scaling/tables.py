@@ -40,7 +40,7 @@ def key_figures(study: Study) -> tuple[KeyFigure, ...]:
     alone = study.baseline_images_per_s
     figures = [KeyFigure(label="One worker", value=wording.three_digits(alone), note="images/s")]
     top = largest(study)
-    if top and top[0].workers > 1:
+    if top and top[0].workers > 1 and not study.not_reliable:
         figures += _of_largest(study, top[0])
     return tuple(figure for figure in figures if figure.value != wording.NOTHING)
 

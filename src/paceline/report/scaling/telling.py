@@ -52,6 +52,8 @@ def tell_throughput(study: Study) -> str:
     top = largest(study)
     if not top:
         return "No size could be measured."
+    if study.not_reliable:
+        return study.not_reliable
     workers = plural(top[0].workers, "worker")
     fastest = three_digits(_median(top[0]))
     if study.baseline_images_per_s is None:
@@ -82,6 +84,8 @@ def tell_efficiency(study: Study) -> str:
     top = [size for size in largest(study) if efficiency(study, size) is not None]
     if not top:
         return "Efficiency is against one worker's throughput, which wasn't measured."
+    if study.not_reliable:
+        return "Not reliable: no conclusion is drawn."
     told = [_reached(study, top)] if top[0].workers > 1 else [_ONE_WORKER]
     worst = top[-1]
     lost = tell_loss(study, worst) if worst.workers > 1 else ""

@@ -1,14 +1,14 @@
 """What a prediction is made from: a profile, sizes that were measured, and the network."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from paceline.config.files import read_json_object, why_unreadable
 from paceline.config.profile import StepProfile
-from paceline.config.quantities import parse_bandwidth_bytes_per_s, parse_short_time_s
+from paceline.config.quantities import parse_bandwidth_bytes_per_s, parse_count, parse_short_time_s
 from paceline.errors import DataError, PacelineError, UsageError
 from paceline.study.doctor.wording import show_bandwidth, show_time
 from paceline.study.scaling.fitting import SizeTime, fit_link
@@ -44,6 +44,10 @@ class Evidence:
     """As a study scaled."""
     efficiencies: Mapping[tuple[SyncOptions, int, int], float] = field(default_factory=dict)
     """That a study measured, by method, nodes and workers on each."""
+    not_reliable: str = ""
+    """Why no conclusion can be drawn from a study, in words; empty where one can be."""
+    warnings: tuple[str, ...] = ()
+    """What a reader of a study's figures should know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +82,7 @@ def read_evidence(path: Path) -> Evidence:
 
 def _of_study(path: Path) -> Evidence:
     try:
-        study = json.loads((path / _STUDY).read_text(encoding="utf-8"))
+        study: Any = read_json_object(path / _STUDY)
         wrong = what_is_wrong(study)
         if wrong is not None:
             raise DataError(f"{path / _STUDY} isn't a study of Paceline: {wrong}")
@@ -100,11 +104,22 @@ def _of_study(path: Path) -> Evidence:
                 for reached in [size.get("efficiency")]
                 if reached
             },
+            not_reliable=str(study.get("not_reliable", "")),
+            warnings=tuple(map(str, study.get("notes", ()))),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, ArithmeticError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, PacelineError):
             raise
-        raise DataError(f"{path / _STUDY} isn't a study of Paceline: {error!r}") from error
+        raise DataError(f"{path / _STUDY} isn't a study of Paceline: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    """Say what is wrong with a file by the error that reading it ended with."""
+    if isinstance(error, OSError | ValueError):
+        return why_unreadable(error)
+    if isinstance(error, KeyError):
+        return f"it names no {error}"
+    return f"a part isn't what it should be ({error})"
 
 
 def _alone(path: Path, sizes: Sequence[Mapping[str, Sequence[Mapping[str, str]]]]) -> StepProfile:
@@ -133,7 +148,7 @@ def _slots(study: Mapping[str, Any]) -> tuple[int, ...]:
     """Read how many workers each host takes, the first one first; none where it isn't known."""
     asked = study.get("asked") or {}
     slots = [str(host).rpartition(":")[2] for host in asked.get("hosts") or ()]
-    return tuple(int(number) for number in slots if number.isdecimal())
+    return tuple(number for number in map(parse_count, slots) if number is not None)
 
 
 def _is_even(size: Mapping[str, Any], slots: Sequence[int]) -> bool:
@@ -182,14 +197,14 @@ def examined_link(path: Path, round_trip: str | None, library: Library) -> Link:
         UsageError: The file can't be read, or holds no link.
     """
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told: Any = read_json_object(path)
         ways = [way for way in told["links"] if isinstance(way, dict)]
         bus = _bus_bytes_per_s(told["all_reduce"] or {}, library)
         times = [float(way["round_trip_s"]) for way in ways if way["round_trip_s"] is not None]
         speeds = list(_speeds(ways, library))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{path} isn't what `paceline doctor --hosts ... --json` prints: {error!r}"
+            f"{path} isn't what `paceline doctor --hosts ... --json` prints: {_why(error)}"
         ) from error
     if not bus and not speeds:
         raise UsageError(f"{path} holds no measured link: examine two hosts or more")

@@ -8,7 +8,7 @@ from textwrap import wrap
 from paceline.config.durations import format_duration
 from paceline.config.figures import plural
 from paceline.study.doctor.wording import show_bandwidth, show_time
-from paceline.study.scaling.evidence import fitted_link, read_evidence
+from paceline.study.scaling.evidence import Evidence, fitted_link, read_evidence
 from paceline.study.scaling.outlook import Forecast, Outlook, Question, look_out
 from paceline.study.scaling.prediction import (
     Assumptions,
@@ -25,29 +25,56 @@ _BEYOND = 4
 _CARRIERS = {"gloo": "a ring (Gloo)", "nccl": "a ring or a tree, whatever is faster (NCCL)"}
 
 
-def as_text(outlook: Outlook, source: str) -> str:
+def as_text(outlook: Outlook, evidence: Evidence) -> str:
     """Tell it: what is assumed, all efficiencies, two methods in detail, what to do.
 
     Args:
         outlook: What is predicted.
-        source: What it is predicted from.
+        evidence: What it is predicted from.
     """
-    lines = [*_assumptions(outlook, source), "", *_efficiencies(outlook)]
+    lines = [*_assumptions(outlook, evidence.source), "", *_efficiencies(outlook)]
     plain = next((f for f in outlook.forecasts if f.method.sync == "allreduce"), None)
-    best = recommended(outlook)
+    best = None if evidence.not_reliable else recommended(outlook)
     for forecast in dict.fromkeys(f for f in (plain, best) if f is not None):
         lines += ["", *_details(forecast, outlook)]
     lines.append("")
-    for sentence in recommend(outlook):
-        lines += wrap(sentence, _WIDTH, break_long_words=False, break_on_hyphens=False)
+    for sentence in _advice(outlook, evidence):
+        lines += _wrapped(sentence)
+    if evidence.warnings:
+        lines += ["", f"Of the measurements in {evidence.source}:"]
+    for warning in evidence.warnings:
+        lines += _wrapped(f"- {warning}", indent="  ")
     return "\n".join(lines)
 
 
-def as_json(outlook: Outlook) -> dict[str, object]:
-    """Give all of it as JSON; efficiencies are fractions, times seconds."""
+def _wrapped(sentence: str, indent: str = "") -> list[str]:
+    return wrap(
+        sentence,
+        _WIDTH,
+        break_long_words=False,
+        break_on_hyphens=False,
+        subsequent_indent=indent,
+    )
+
+
+def _advice(outlook: Outlook, evidence: Evidence) -> tuple[str, ...]:
+    """Say what to do, unless what it would follow from isn't reliable."""
+    return (evidence.not_reliable,) if evidence.not_reliable else recommend(outlook)
+
+
+def as_json(outlook: Outlook, evidence: Evidence) -> dict[str, object]:
+    """Give all of it as JSON; efficiencies are fractions, times seconds.
+
+    Args:
+        outlook: What is predicted.
+        evidence: What it is predicted from.
+    """
     q = outlook.question
+    best = None if evidence.not_reliable else recommended(outlook).last.label
     return {
-        "text": list(recommend(outlook)),
+        "text": list(_advice(outlook, evidence)),
+        "not_reliable": evidence.not_reliable,
+        "warnings": list(evidence.warnings),
         "link": {
             "bandwidth_bytes_per_s": q.link.network.bandwidth_bytes_per_s,
             "round_trip_s": q.link.network.round_trip_s,
@@ -57,7 +84,7 @@ def as_json(outlook: Outlook) -> dict[str, object]:
         "library": library_of(q.profile, q.assumed),
         "gpus_per_node": q.gpus_per_node,
         "needed_bytes_per_s": outlook.needed_bytes_per_s,
-        "recommended": recommended(outlook).last.label,
+        "recommended": best,
         "alone": _size_json(outlook.alone, q.price_per_hour),
         "methods": [
             {
@@ -109,7 +136,7 @@ def foretell_study(study_dir: Path) -> dict[str, object] | None:
             if each == per_node
         },
     )
-    return as_json(look_out(question))
+    return as_json(look_out(question), evidence)
 
 
 def _size_json(size: Predicted, price: float | None) -> dict[str, object]:

@@ -3,17 +3,19 @@
 What the study says follows from these records alone, so that it can go on after an interruption.
 """
 
-import csv
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from paceline.config.files import write_json
+from paceline.config.fields import check_types
+from paceline.config.files import read_json_object, read_plain, write_json
 from paceline.config.profile import StepProfile
+from paceline.config.quantities import parse_count
 from paceline.config.rundir import RunDirectory
 from paceline.errors import DataError, ExitCode, UsageError
+from paceline.metrics.table import TABLE_MAX_BYTES, parse_rows
 from paceline.study.scaling.plan import own_options
 from paceline.sync.options import SyncOptions
 
@@ -89,11 +91,11 @@ class Measured:
     def read(cls, path: Path) -> Self | None:
         """Read what `write` wrote; None where there is nothing, or nothing whole."""
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
+            told = check_types(cls, read_json_object(path))
             profile = told.pop("profile")
             whole = None if profile is None else StepProfile.from_json(json.dumps(profile))
             return cls(**told, profile=whole)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, DataError):
+        except (OSError, ValueError, KeyError):
             return None
 
 
@@ -152,9 +154,8 @@ def _method_options(method: str, settings: Mapping[str, object]) -> dict[str, ob
 
 def _chosen(run: RunDirectory) -> str | None:
     try:
-        summary = json.loads(run.summary_json.read_text(encoding="utf-8"))
-        chosen = summary.get("sync_chosen")
-    except (OSError, ValueError, AttributeError):
+        chosen = read_json_object(run.summary_json).get("sync_chosen")
+    except (OSError, ValueError):
         return None
     return chosen if isinstance(chosen, str) else None
 
@@ -170,7 +171,7 @@ def read_trained(run: RunDirectory, name: str) -> Trained:
         DataError: It left no summary.
     """
     try:
-        summary = json.loads(run.summary_json.read_text(encoding="utf-8"))
+        summary = read_json_object(run.summary_json)
         derived = _section(run.read_run(), "derived")
     except (OSError, ValueError, UsageError) as error:
         raise DataError(f"{run.path} has no summary of the training: {error}") from error
@@ -203,11 +204,11 @@ def _point(row: Mapping[str, str], derived: Mapping[str, object]) -> CurvePoint:
     )
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def _rows(path: Path) -> list[Mapping[str, str]]:
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            return [row for row in csv.DictReader(file) if str(row.get("step")).isdecimal()]
-    except OSError:
+        content = read_plain(path, TABLE_MAX_BYTES).decode(errors="replace")
+        return [row for row in parse_rows(content) if parse_count(str(row.get("step"))) is not None]
+    except (OSError, ValueError):
         return []
 
 

@@ -17,6 +17,8 @@ from paceline.sync.options import LOCAL_METHODS
 FORMAT = 1
 _FEW_STEPS = 5
 _WIDE = 0.2
+_MOST_EFFICIENCY = 1.1
+"""More than this doesn't come from more workers, but from one that was held up alone."""
 _LEAST_ROUNDS = 3
 
 
@@ -85,6 +87,8 @@ class Study:
     """Of the smallest host."""
     baseline_images_per_s: float | None = None
     """Of the best run of one worker, with any method."""
+    not_reliable: str = ""
+    """Why no conclusion is drawn from these measurements, in words; empty where one can be."""
     notes: tuple[str, ...] = ()
     sizes: tuple[SizeResult, ...] = ()
     prediction: Mapping[str, object] | None = None
@@ -140,6 +144,7 @@ def summarise(
         cores=min(cores, default=None),
         baseline_images_per_s=best,
         sizes=results,
+        not_reliable=_not_reliable(results),
         notes=_notes(study, best, found, results),
     )
 
@@ -208,6 +213,29 @@ def _spread(values: Sequence[float]) -> Spread | None:
     return Spread(median=median(values), low=min(values), high=max(values))
 
 
+def _not_reliable(results: Sequence[SizeResult]) -> str:
+    """Say what the measurements themselves show to be wrong with them; empty where nothing is."""
+    doubts = []
+    wide = sorted({result.workers for result in results if _is_wide(result.images_per_s)})
+    if wide:
+        doubts.append(f"repeats differ by more than {_WIDE:.0%} with {_workers(wide)}")
+    beyond = [r for r in results if r.efficiency and r.efficiency.median > _MOST_EFFICIENCY]
+    if beyond:
+        most = max(beyond, key=lambda r: r.efficiency.median if r.efficiency else 0.0)
+        share = most.efficiency.median if most.efficiency else 0.0
+        doubts.append(
+            f"each of {_workers([most.workers])} with {most.method} seems to do {share:.0%} of "
+            "what one does alone"
+        )
+    if not doubts:
+        return ""
+    return (
+        f"Not reliable: {', and '.join(doubts)}. Something else was using the machine or the "
+        "network, so that no conclusion is drawn. Measure again, in another --study-dir, when it "
+        "has nothing else to do; more --repeats and more --seconds help."
+    )
+
+
 def _notes(
     study: Study,
     best: float | None,
@@ -223,12 +251,6 @@ def _notes(
         notes.append(
             f"Fewer than {_FEW_STEPS} steps could be looked at with {_workers(few)}: give more "
             f"than {study.seconds:g} --seconds"
-        )
-    wide = sorted({result.workers for result in results if _is_wide(result.images_per_s)})
-    if wide:
-        notes.append(
-            f"Repeats differ by more than {_WIDE:.0%} with {_workers(wide)}: something else was "
-            "using the machine or the network"
         )
     for result in results:
         bad = sum(repeat.problem is not None for repeat in result.repeats)

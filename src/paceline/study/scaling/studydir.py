@@ -1,6 +1,5 @@
 """The directory of a study: what is in it, and whether it may be gone on with."""
 
-import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import final
 
-from paceline.config.files import write_atomic, write_json
+from paceline.config.files import (
+    read_json_object,
+    why_unreadable,
+    write_atomic,
+    write_json,
+)
 from paceline.config.rundir import RunDirectory
 from paceline.errors import UsageError
 from paceline.launch.hosts.hostfile import Host
@@ -153,9 +157,9 @@ class StudyDirectory:
 
     def _read(self) -> Mapping[str, object]:
         try:
-            content = json.loads(self.study_json.read_text(encoding="utf-8"))
+            content = read_json_object(self.study_json)
         except (OSError, ValueError) as error:
-            raise UsageError(f"{self.study_json} can't be read: {error}") from error
+            raise UsageError(f"{self.study_json} can't be read: {why_unreadable(error)}") from error
         wrong = what_is_wrong(content)
         if wrong is None and not isinstance(content.get("asked"), dict):
             wrong = "it doesn't say what was asked for"

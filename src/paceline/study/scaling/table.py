@@ -22,11 +22,13 @@ def as_text(study: Study) -> str:
     """Write a study for people."""
     measured = [size for size in study.sizes if size.images_per_s is not None]
     parts = [_heading(study)]
+    parts.append(fill(study.not_reliable, WIDTH))
     if measured:
         parts += [_main_table(study), _step_table(study, measured), _epoch_table(study, measured)]
     if any(size.trained for size in study.sizes):
         parts.append(_trained_table(study))
-    parts += [_conclusions(measured), _prediction(study), _told(study)]
+    parts += [] if study.not_reliable else [_conclusions(measured)]
+    parts += [_prediction(study), _told(study)]
     return "\n\n".join(part for part in parts if part)
 
 

@@ -1,0 +1,76 @@
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.launch.lineage import adopt_orphans
+from paceline.launch.processes import reap
+from paceline.launch.sharedmemory import SCRATCH_VARIABLE, free_shared
+
+_SHARES = """
+import torch
+from paceline.launch.sharedmemory import note_sharing
+note_sharing()
+torch.multiprocessing.set_sharing_strategy("file_system")
+shared = [torch.ones(9).share_memory_() for _ in range(20)]
+print(flush=True)
+input()
+"""
+"""A process that hands tensors over as loader processes do."""
+
+Sharing = subprocess.Popen[bytes]
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as path:  # shorter than tmp_path: a socket is to fit
+        yield Path(path)
+
+
+@pytest.fixture
+def sharing(tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sharing]:
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv(SCRATCH_VARIABLE, str(tmp_path / "scratch"))
+    adopt_orphans(True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SHARES], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.communicate()
+    adopt_orphans(False)
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_no_shared_memory_of_loader_processes_stays(
+    has_ended: bool, sharing: Sharing, tmp_path: Path, temporary: Path
+) -> None:
+    def objects() -> list[Path]:
+        return list(Path("/dev/shm").glob(f"torch_{sharing.pid}_*"))
+
+    assert len(objects()) == 20
+    assert [path.name[:14] for path in temporary.iterdir()] == ["torch-shm-dir-"]
+    if has_ended:
+        sharing.kill()
+        sharing.wait()
+    reap(set())
+    free_shared(tmp_path / "scratch")
+    assert objects() == []
+    assert list(temporary.iterdir()) == []
+
+
+def test_what_others_share_is_left_alone(sharing: Sharing, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "shares-1").touch()
+    free_shared(tmp_path / "other")
+    assert len(list(Path("/dev/shm").glob(f"torch_{sharing.pid}_*"))) == 20
+    sharing.kill()
+    sharing.wait()
+    reap(set())
+    free_shared(tmp_path / "scratch")

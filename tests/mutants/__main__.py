@@ -68,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
 def changed_files(base: str) -> set[str]:
     """List what differs from a commit, with what isn't committed yet."""
     asked = ["git", "diff", "--name-only", base]
-    said = subprocess.run(asked, cwd=REPOSITORY, check=True, capture_output=True, text=True)
+    said = subprocess.run(asked, cwd=REPOSITORY, check=False, capture_output=True, text=True)
+    if said.returncode:
+        sys.exit(f"--touched {base}: git can't compare with that: {said.stderr.strip()}")
     return set(said.stdout.split())
 
 

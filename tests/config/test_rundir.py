@@ -158,12 +158,14 @@ def test_a_lock_in_a_directory_that_is_gone(tmp_path: Path) -> None:
         pass
 
 
-def test_the_newest_snapshot_is_known_by_its_name(tmp_path: Path) -> None:
+def test_the_newest_snapshot_is_that_of_the_last_step(tmp_path: Path) -> None:
     run = RunDirectory.named(tmp_path)
     assert run.newest_step() == -1  # nor one of step 0
-    for name in ("step-000000000000", "step-000000000012", "step-000000000003", "step-x"):
-        (run.snapshots / name).mkdir(parents=True)
-        assert run.newest_step() == (12 if (run.snapshots / "step-000000000012").exists() else 0)
+    for step, newest in ((0, 0), (12, 12), (3, 12)):
+        path = run.snapshots / f"step-{step:012d}"
+        path.mkdir(parents=True)
+        (path / "manifest.json").write_text(f'{{"step": {step}}}')
+        assert run.newest_step() == newest
 
 
 def test_what_killed_writers_have_left_is_removed_and_nothing_else(tmp_path: Path) -> None:

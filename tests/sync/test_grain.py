@@ -1,6 +1,7 @@
 """How gradients are cut is found by trying, alike on all workers, and changes no bit."""
 
 import math
+import statistics
 
 import pytest
 import torch
@@ -84,6 +85,18 @@ def test_the_first_time_of_a_cut_isnt_counted(seconds: list[float]) -> None:
         seen.add(grain.cut)
         grain.end(torch.zeros(1, len(CUTS), dtype=torch.int64))
     assert grain.tell() == [2_000_000] * len(CUTS)
+
+
+def test_a_long_first_time_doesnt_move_the_median_of_the_others(seconds: list[float]) -> None:
+    """Of an even number of times, as one cut has, one more at the end would."""
+    grain, counts = Grain(), dict.fromkeys(CUTS, 0)
+    while not any(grain.tell()):
+        grain.begin()
+        counts[grain.cut] += 1
+        seconds.append(seconds[-1] + (99 if counts[grain.cut] == 1 else counts[grain.cut]))
+        grain.end(torch.zeros(1, len(CUTS), dtype=torch.int64))
+    medians = [statistics.median(range(2, counts[cut] + 1)) for cut in CUTS]
+    assert grain.tell() == [1_000_000 * median for median in medians]
 
 
 def test_steps_in_which_nothing_leaves_arent_counted(seconds: list[float]) -> None:

@@ -109,3 +109,15 @@ def test_the_policy_of_a_launch_has_what_was_given() -> None:
         20.0,
         None,
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "least_s"),
+    [({}, 30.0), ({"compile": True}, 120.0), ({"hang_after_s": 7.0, "compile": True}, 7.0)],
+)
+def test_workers_are_looked_after_unless_said_otherwise(
+    settings: dict[str, OptionValue], least_s: float
+) -> None:
+    limits = TrainConfig.from_settings({"timeout_s": 50.0, **settings}).hang_limits()
+    assert limits is not None
+    assert (limits.least_s, limits.timeout_s) == (least_s, 50.0)

@@ -134,7 +134,7 @@ class SilentConsole(Console):
 
     def warn(self, line: str) -> None:
         """Print the line (on ranks other than 0 it goes to the log)."""
-        _print(printable(line))
+        _print(line)
 
     def advance(self, advance: Advance) -> None:
         """Do nothing."""
@@ -156,7 +156,7 @@ class PlainConsole(Console):
 
     def say(self, line: str) -> None:
         """Print the line."""
-        _print(printable(line))
+        _print(line)
 
     def warn(self, line: str) -> None:
         """Print the line."""
@@ -265,7 +265,7 @@ def make_console(
 
 def _print(line: str) -> None:
     with suppress(OSError, ValueError):  # full, left by its reader, closed: the training goes on
-        print(line, flush=True)
+        print(printable(line), flush=True)
 
 
 def _percent(share: float) -> str:

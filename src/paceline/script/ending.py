@@ -72,7 +72,8 @@ class OpenSession:
     def _at_exit(self) -> None:
         if self not in _open or os.getpid() != self._pid:
             return  # it has ended before; or this is a process that the script has forked
-        stopped = self._session.engine.course.stopping == "signal"
+        course = self._session.engine.course
+        stopped = course.stopping == "signal" and course.state.ended is None
         error = InterruptedTraining() if stopped else SystemExit(self._code)
         try:
             self.end(error)

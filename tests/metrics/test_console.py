@@ -79,6 +79,12 @@ def test_one_line_of_progress() -> None:
     assert "acc" not in replace(ADVANCE, accuracy=None).text()
 
 
+def test_a_loop_of_unknown_length_shows_what_is_known() -> None:
+    free = replace(ADVANCE, step=30, steps=0, images_per_s=0.0)
+    assert free.text() == "loss 0.5123  acc 87.65%  lr 0.05  left 1:15"
+    assert (free.position(), ADVANCE.position()) == ("step 30", "30/120")
+
+
 def test_the_table_has_the_columns_that_have_figures() -> None:
     header, line = table_of(ROW)
     assert header.split()[-1] == "img/s"

@@ -68,7 +68,7 @@ class Advance:
             width: Columns of the terminal.
             plain: The terminal shows ASCII alone.
         """
-        steps = f"{self.step}/{self.steps}"
+        steps = self.position()
         long, brief = f"epoch {self.epoch}/{self.epochs}", f"{self.epoch}/{self.epochs}"
         for text in (self.text(), self.text().replace("  ", " ")):
             room = width - len(f"{long}  {steps} {text}")
@@ -83,12 +83,16 @@ class Advance:
                     return line
         return line
 
+    def position(self) -> str:
+        """Write the step, and of how many where that is known."""
+        return f"{self.step}/{self.steps}" if self.steps else f"step {self.step}"
+
     def _figures(self) -> dict[str, str]:
         spent = self.spent
         return {
             "loss": f"loss {show_loss(self.loss)}",
             "accuracy": "" if self.accuracy is None else f"acc {self.accuracy:6.2%}",
-            "speed": f"{self.images_per_s:,.0f} img/s",
+            "speed": f"{self.images_per_s:,.0f} img/s" if self.images_per_s else "",
             "comm": f"comm {spent.exposed + spent.waiting:3.0%}" if spent else "",
             "wire": f"{show_bytes(spent.wire_bytes)}/step" if spent else "",
             "lr": f"lr {show_rate(self.lr)}",
@@ -165,7 +169,7 @@ class PlainConsole(Console):
     def advance(self, advance: Advance) -> None:
         """Print the progress if none was printed for ten seconds."""
         if monotonic() - self._last_s >= _PLAIN_EVERY_S:
-            place = f"epoch {advance.epoch}/{advance.epochs}  {advance.step}/{advance.steps}"
+            place = f"epoch {advance.epoch}/{advance.epochs}  {advance.position()}"
             self.say(f"{place}  {advance.text()}")
             self._last_s = monotonic()
 

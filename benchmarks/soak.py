@@ -69,7 +69,10 @@ def main(words: Sequence[str]) -> int:
 
 def _asked_for(asked: argparse.Namespace, left_out: Mapping[str, str]) -> list[Draw]:
     if asked.number is not None:
-        return [draw(asked.seed, asked.number, traits())]
+        drawn = draw(asked.seed, asked.number, traits())
+        if needs := {left_out[name] for name in drawn.kinds if name in left_out}:
+            raise SystemExit(f"run {asked.number} needs {', '.join(needs)}")
+        return [drawn]
     return list(islice(runs(asked.seed, traits(), left_out, asked.only), asked.runs))
 
 

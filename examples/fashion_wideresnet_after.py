@@ -63,30 +63,31 @@ def is_right(model, images, labels):
 
 def main():
     """Train until the target is met in some epochs in a row."""
-    with paceline.session() as s:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        options = {"download": True, "transform": transforms.ToTensor()}
-        train_set = datasets.FashionMNIST(arguments.data, train=True, **options)
-        test_set = datasets.FashionMNIST(arguments.data, train=False, **options)
-        train = DataLoader(train_set, batch_size=arguments.batch_size, shuffle=True)
-        test = DataLoader(test_set, batch_size=arguments.batch_size)
-        model = make_net(arguments.width).to(device)
-        optimizer = optim.SGD(model.parameters(), lr=arguments.base_lr, momentum=0.9)
-        loss_of = nn.CrossEntropyLoss()
-        model, optimizer, train, test = s.prepare(model, optimizer, train, test)
-        accuracies = []
-        for epoch in s.epochs(arguments.epochs):
-            model.train()
-            for images, labels in train:
-                images, labels = images.to(device), labels.to(device)
-                optimizer.zero_grad()
-                loss = loss_of(model(images), labels)
-                s.step(loss)
-            accuracy = s.evaluate(lambda b: {"accuracy": is_right(model, *b)}, test)["accuracy"]
-            accuracies.append(accuracy)
-            print(f"epoch {epoch + 1}: accuracy {accuracy:.2%}")
-            if min([0, *accuracies][-arguments.patience :]) >= arguments.target_accuracy:
-                break
+    s = paceline.session()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    options = {"download": True, "transform": transforms.ToTensor()}
+    train_set = datasets.FashionMNIST(arguments.data, train=True, **options)
+    test_set = datasets.FashionMNIST(arguments.data, train=False, **options)
+    train = DataLoader(train_set, batch_size=arguments.batch_size, shuffle=True)
+    test = DataLoader(test_set, batch_size=arguments.batch_size)
+    model = make_net(arguments.width).to(device)
+    optimizer = optim.SGD(model.parameters(), lr=arguments.base_lr, momentum=0.9)
+    loss_of = nn.CrossEntropyLoss()
+    accuracies = []
+    model, optimizer, train, test = s.prepare(model, optimizer, train, test)
+    for epoch in s.epochs(arguments.epochs):
+        model.train()
+        for images, labels in train:
+            images, labels = images.to(device), labels.to(device)
+            optimizer.zero_grad()
+            loss = loss_of(model(images), labels)
+            s.backward(loss)
+            optimizer.step()
+        accuracy = s.evaluate(lambda b: {"accuracy": is_right(model, *b)}, test)["accuracy"]
+        accuracies.append(accuracy)
+        print(f"epoch {epoch + 1}: accuracy {accuracy:.2%}")
+        if min([0, *accuracies][-arguments.patience :]) >= arguments.target_accuracy:
+            break
 
 
 if __name__ == "__main__":

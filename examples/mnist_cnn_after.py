@@ -43,26 +43,27 @@ def is_right(model, images, labels):
 
 def main():
     """Train, and evaluate after every epoch."""
-    with paceline.session() as s:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        steps = [transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))]
-        options = {"download": True, "transform": transforms.Compose(steps)}
-        train_set = datasets.MNIST(arguments.data, train=True, **options)
-        test_set = datasets.MNIST(arguments.data, train=False, **options)
-        train = DataLoader(train_set, batch_size=64, shuffle=True)
-        test = DataLoader(test_set, batch_size=1000)
-        model = Net().to(device)
-        optimizer = optim.Adadelta(model.parameters(), lr=0.01)
-        model, optimizer, train, test = s.prepare(model, optimizer, train, test)
-        for epoch in s.epochs(arguments.epochs):
-            model.train()
-            for images, labels in train:
-                images, labels = images.to(device), labels.to(device)
-                optimizer.zero_grad()
-                loss = F.nll_loss(model(images), labels)
-                s.step(loss)
-            accuracy = s.evaluate(lambda b: {"accuracy": is_right(model, *b)}, test)["accuracy"]
-            print(f"epoch {epoch + 1}: accuracy {accuracy:.2%}")
+    s = paceline.session()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    steps = [transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))]
+    options = {"download": True, "transform": transforms.Compose(steps)}
+    train_set = datasets.MNIST(arguments.data, train=True, **options)
+    test_set = datasets.MNIST(arguments.data, train=False, **options)
+    train = DataLoader(train_set, batch_size=64, shuffle=True)
+    test = DataLoader(test_set, batch_size=1000)
+    model = Net().to(device)
+    optimizer = optim.Adadelta(model.parameters(), lr=0.01)
+    model, optimizer, train, test = s.prepare(model, optimizer, train, test)
+    for epoch in s.epochs(arguments.epochs):
+        model.train()
+        for images, labels in train:
+            images, labels = images.to(device), labels.to(device)
+            optimizer.zero_grad()
+            loss = F.nll_loss(model(images), labels)
+            s.backward(loss)
+            optimizer.step()
+        accuracy = s.evaluate(lambda b: {"accuracy": is_right(model, *b)}, test)["accuracy"]
+        print(f"epoch {epoch + 1}: accuracy {accuracy:.2%}")
 
 
 if __name__ == "__main__":

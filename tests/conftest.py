@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +15,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PATH"] += os.pathsep + os.pathsep.join(["/usr/sbin", "/sbin"])
 
 from paceline.launch.lineage import spare_children_our_garbage
+from paceline.launch.scratch import own_directory
 from tests.launch.waiting import PATIENCE
 from tests.support.leaks import find_leaks, look_around
+from tests.support.tiers import sort_into_tiers
 
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    # All that tests put there goes with this process, or at the next start if it is killed.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # failed tests' stay
+    os.environ["TMPDIR"] = tempfile.tempdir = str(own_directory())
 _TEST_LIMIT_S = 600.0
 os.environ.setdefault("PYTEST_TIMEOUT", str(_TEST_LIMIT_S * PATIENCE))  # read by pytest-timeout
 settings.register_profile("paceline", deadline=None)  # how long an example takes says nothing
@@ -33,6 +40,11 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     spare_children_our_garbage()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test with its tier."""
+    sort_into_tiers(items)
 
 
 @pytest.fixture(autouse=True)

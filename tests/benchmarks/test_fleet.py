@@ -41,15 +41,18 @@ def test_a_failure_comes_with_its_traceback(workers: Fleet) -> None:
         workers.ask([{}, {"do": "fail"}])
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_leaves_its_last_words(workers: Fleet) -> None:
     with pytest.raises(RuntimeError, match="worker 1 ended:\nlast words"):
         workers.ask([{}, {"do": "die"}])
 
 
+@pytest.mark.slow
 def test_a_meeting_is_never_used_twice(workers: Fleet) -> None:
     assert workers.meeting() != workers.meeting()
 
 
+@pytest.mark.slow
 def test_trainings_and_links_on_loopback() -> None:
     with fleet(2, serve) as workers:
         for name in ("first", "second"):

@@ -45,6 +45,7 @@ def test_methods_are_compared_seed_by_seed() -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_what_is_trained_isnt_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

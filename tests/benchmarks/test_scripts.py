@@ -28,6 +28,7 @@ def own_fork_server() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("opponent", ["tuned", "article"])
+@pytest.mark.slow
 def test_overhead(opponent: str, own_fork_server: None) -> None:
     found = next(m for m in overhead.matches(quick=True) if m.opponent == opponent)
     tiny = {"pairs": 8, "block_steps": 1, "epoch_steps": 4}
@@ -41,6 +42,7 @@ def test_overhead(opponent: str, own_fork_server: None) -> None:
     assert report.figures[0].what == match.title
 
 
+@pytest.mark.slow
 def test_snapshots(own_fork_server: None) -> None:
     measured = snapshots.run_plan(snapshots.Plan(pairs=2, block_steps=10))
     assert len(measured.with_snapshots) == len(measured.without) == 2
@@ -65,6 +67,7 @@ def test_input() -> None:
     assert report.figures[0].at_least == 8.0
 
 
+@pytest.mark.slow
 def test_ordered_on_loopback() -> None:
     setting = ordered.Setting(workers=2, link=None, seconds=0.1)
     time, sent = ordered.figures(setting, *ordered.measure(setting))
@@ -73,6 +76,7 @@ def test_ordered_on_loopback() -> None:
 
 
 @pytest.mark.hosts
+@pytest.mark.slow
 def test_ordered_between_hosts() -> None:
     need(NAMESPACES)
     setting = ordered.Setting(workers=2, link=2000, seconds=0.1, compute_s=0.01, congestion="reno")
@@ -84,6 +88,7 @@ def test_ordered_between_hosts() -> None:
 
 
 @pytest.mark.hosts
+@pytest.mark.slow
 def test_hosts_have_the_congestion_control_that_is_named() -> None:
     need(NAMESPACES)
     with hosts(1, 100, congestion="reno") as (name,):
@@ -91,12 +96,14 @@ def test_hosts_have_the_congestion_control_that_is_named() -> None:
         assert subprocess.run(asked.split(), capture_output=True, text=True).stdout == "reno\n"
 
 
+@pytest.mark.slow
 def test_startup(tmp_path: Path) -> None:
     write_mnist_shaped(tmp_path, 128, 16)
     for side in startup._SIDES:
         assert startup.run_side(side, tmp_path, 0) > 0
 
 
+@pytest.mark.slow
 def test_memory(tmp_path: Path) -> None:
     write_mnist_shaped(tmp_path, 256, 16)
     for number, side in enumerate(memory._SIDES[1:]):  # the script by hand runs in test_startup
@@ -107,6 +114,7 @@ def test_memory(tmp_path: Path) -> None:
         assert {stamp.steps for stamp in read_stamps(stamps)} == {2}
 
 
+@pytest.mark.slow
 def test_restarts(tmp_path: Path) -> None:
     wanted = restarts.undisturbed(tmp_path / "undisturbed", epochs=3)
     found = restarts.disturbed(tmp_path / "disturbed", epochs=3, kills=1, seed=1)

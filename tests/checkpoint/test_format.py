@@ -15,6 +15,7 @@ from paceline.checkpoint import manifest, overwriting
 from paceline.checkpoint.format import (
     Snapshot,
     copy_to_host,
+    manifest_text,
     of_unknown_format,
     read_snapshot,
     write_snapshot,
@@ -291,3 +292,12 @@ def test_a_host_that_refuses_to_read_is_not_damage(
     monkeypatch.setattr(snapshot_format, "_open", refuse)
     with pytest.raises(InfrastructureError, match="Permission denied"):
         read_snapshot(written)
+
+
+def test_a_manifest_that_is_a_link_is_none(written: Path, tmp_path: Path) -> None:
+    """It is read of directories that others may write."""
+    manifest = written / "manifest.json"
+    assert manifest_text(written)
+    manifest.rename(tmp_path / "elsewhere.json")
+    manifest.symlink_to(tmp_path / "elsewhere.json")
+    assert manifest_text(written) == ""

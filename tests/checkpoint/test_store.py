@@ -230,6 +230,13 @@ def test_a_failed_replacement_puts_the_old_one_back_at_once(
     assert same(read_snapshot(store.path_of(1)), make_snapshot(1))
 
 
+def test_what_wouldnt_fit_is_refused_before_it_is_written(store: SnapshotStore) -> None:
+    store.check_room(1)
+    with pytest.raises(OSError, match="No space left") as caught:
+        store.check_room(shutil.disk_usage(store.directory).total)
+    assert caught.value.errno == errno.ENOSPC
+
+
 class Disk:
     """What a power cut would leave of a directory: the names of its last fsync."""
 

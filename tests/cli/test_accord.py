@@ -66,6 +66,7 @@ def test_options_that_differ_are_named_by_both(paceline: Paceline) -> None:
     assert not list((paceline.directory / "runs").glob("*"))  # nothing was begun
 
 
+@pytest.mark.slow
 def test_recipes_that_differ_are_named_by_both(paceline: Paceline) -> None:
     for rank in range(2):
         own = paceline.directory / f"node{rank}"
@@ -79,6 +80,7 @@ def test_recipes_that_differ_are_named_by_both(paceline: Paceline) -> None:
         assert "has dropout 0.1, rank 0 on " in done.err
 
 
+@pytest.mark.slow
 def test_the_same_recipe_at_two_places_is_the_same(paceline: Paceline) -> None:
     recipes = []
     for rank in range(2):
@@ -112,6 +114,7 @@ def test_another_model_on_one_rank_is_named_with_its_host(paceline: Paceline) ->
     assert f"rank 1 on {os.uname().nodename} differ: weight (1, 2)" in done.err
 
 
+@pytest.mark.slow
 def test_going_on_with_other_numbers(paceline: Paceline) -> None:
     """Other instructions of the CPU give other bits: refused, unless it is allowed."""
     run = paceline.directory / "run"

@@ -33,6 +33,7 @@ def account(moto: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
 def test_an_interrupted_up_leaves_nothing(
     paceline: Paceline, account: Account, number: signal.Signals
 ) -> None:
@@ -52,6 +53,7 @@ def test_an_interrupted_up_leaves_nothing(
     assert find_leftovers(account.aws(), "paceline") == []
 
 
+@pytest.mark.slow
 def test_from_up_to_down(account: Account, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*UP, "--yes", "--no-wait"]) == ExitCode.DONE
     shown = capsys.readouterr()

@@ -88,6 +88,7 @@ def test_hangs_of_two_kinds_and_a_long_evaluation(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are watched from beside on Linux")
+@pytest.mark.slow
 def test_a_hang_under_torchrun(paceline: Paceline, script: Path, tmp_path: Path) -> None:
     environment = {"PACELINE_HANG_AFTER_S": "1", "PACELINE_EPOCHS": "3", "OMP_NUM_THREADS": "1"}
     process = subprocess.run(

@@ -61,6 +61,7 @@ def test_the_only_node_says_how_many_workers(monkeypatch: pytest.MonkeyPatch) ->
     alone = NODES | {"PET_NODE_RANK": "0", "PET_NNODES": "1", "PET_NPROC_PER_NODE": "3"}
     assert find(alone, monkeypatch) is None
     assert workers_of_node() == 3
+    assert node_here(LaunchOptions(), DistOptions(device="cpu")) is None  # it waits for no other
     assert find(alone | TORCH, monkeypatch) is not None
     assert workers_of_node() is None
 

@@ -35,6 +35,7 @@ def _hostfile(directory: Path, **slots: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_unequal_hosts_train_the_same_and_their_files_come_back(
     paceline: Paceline, near: Mapping[str, str], tmp_path: Path
 ) -> None:
@@ -74,6 +75,7 @@ def own(*, notes: Path | None = None, data: Path = Path("data")) -> paceline.Job
 """
 
 
+@pytest.mark.slow
 def test_a_recipe_of_ones_own_goes_on_where_a_host_was_lost(
     paceline: Paceline, near: Mapping[str, str], tmp_path: Path
 ) -> None:
@@ -145,6 +147,7 @@ def test_hosts_that_cant_train_together_are_named_and_nothing_is_left(
 
 
 @pytest.mark.parametrize("end", ["SIGINT", "SIGKILL"])
+@pytest.mark.slow
 def test_a_launcher_that_ends_leaves_nothing_on_any_host(
     paceline: Paceline, near: Mapping[str, str], tmp_path: Path, end: str
 ) -> None:
@@ -165,6 +168,7 @@ def test_a_launcher_that_ends_leaves_nothing_on_any_host(
         assert f"Stopped. It can go on: paceline resume {tmp_path}/r --hostfile" in finished.out
 
 
+@pytest.mark.slow
 def test_a_lost_host_is_replaced_by_what_is_left(
     paceline: Paceline, near: Mapping[str, str], tmp_path: Path
 ) -> None:

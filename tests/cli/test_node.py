@@ -28,6 +28,7 @@ def paceline(cold_paceline: Paceline) -> Paceline:
     return cold_paceline
 
 
+@pytest.mark.slow
 def test_nodes_with_unequal_workers_train_as_one_worker_would(paceline: Paceline) -> None:
     alone = paceline.run(*_TRAIN, "--workers", "1", "--run-dir", "alone")
     assert alone.code == 0, alone.err

@@ -41,6 +41,7 @@ def hosts() -> Iterator[tuple[str, str]]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=30)
 
 
+@pytest.mark.hosts
 @pytest.mark.ranks
 def test_unequal_nodes_over_a_network(hosts: tuple[str, str], paceline: Paceline) -> None:
     common = ["train", "digits", "--epochs", "2", "--threads", "1", "--global-batch", "64"]

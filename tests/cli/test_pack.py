@@ -63,6 +63,7 @@ def test_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no such directory" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_ctrl_c_and_again(paceline: Paceline) -> None:
     """Ctrl-C reaches the whole process group, as from a terminal."""
     images = write_image_folder(paceline.directory / "images", {"train": 20, "val": 2}, side=320)

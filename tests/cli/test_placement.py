@@ -14,6 +14,7 @@ from paceline.errors import ExitCode
 from tests.cli.conftest import Finished, Paceline, summary, wait_for_step, wait_until
 from tests.support import standin
 from tests.support.ports import free_port
+from tests.support.tiers import slow
 
 pytestmark = pytest.mark.ranks
 
@@ -50,7 +51,7 @@ def usual_weights(tmp_path_factory: pytest.TempPathFactory) -> object:
     return summary(command.directory / "run")["weights_sha256"]
 
 
-@pytest.mark.parametrize("scheme", ["tcp", "file", "env"])
+@pytest.mark.parametrize("scheme", ["tcp", slow("file"), slow("env")])
 def test_two_terminals(scheme: str, paceline: Paceline, usual_weights: object) -> None:
     port = str(free_port())
     meeting = paceline.directory / "meeting"
@@ -74,6 +75,7 @@ def test_two_terminals(scheme: str, paceline: Paceline, usual_weights: object) -
         assert {worker["address"] for worker in found["workers"]} == {"127.0.0.1"}
 
 
+@pytest.mark.slow
 def test_where_a_worker_stood_is_not_resumed(paceline: Paceline) -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     for done in finish_all(paceline, [paceline.start(*by_hand(r, address)) for r in (0, 1)]):
@@ -103,6 +105,7 @@ SLURM = {
         ("torch", {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1"}, {"PET_NODE_RANK": "{}"}),
     ],
 )
+@pytest.mark.slow
 def test_launchers_variables(
     source: str,
     common: Mapping[str, str],
@@ -127,6 +130,7 @@ def test_launchers_variables(
     assert json.loads((run / "run.json").read_text())["placement"]["source"] == source
 
 
+@pytest.mark.slow
 def test_a_file_of_an_earlier_training(paceline: Paceline) -> None:
     meeting = paceline.directory / "meeting"
     killed = paceline.start(*by_hand(0, f"file://{meeting}"))
@@ -164,6 +168,7 @@ def test_an_address_of_another_host(paceline: Paceline) -> None:
     assert "203.0.113.7 is none of this host's addresses (" in done.err
 
 
+@pytest.mark.slow
 def test_an_old_run_directory_is_refused_by_all(paceline: Paceline) -> None:
     run = paceline.directory / "old"
     run.mkdir()

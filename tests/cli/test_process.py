@@ -75,6 +75,7 @@ def test_an_interrupted_command_ends_with_its_exit_code(times: str, out: str) ->
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("command", ["evaluate RUN", "train digits --on here --epochs 1000"])
+@pytest.mark.slow
 def test_ctrl_c_again_and_again(command: str, cold_paceline: Paceline, tmp_path: Path) -> None:
     run = tmp_path / "run"
     if command.startswith("evaluate"):

@@ -86,6 +86,7 @@ def test_killed_workers_are_restarted_exactly(
 
 
 @pytest.mark.xdist_group("undisturbed")
+@pytest.mark.slow
 def test_a_killed_launcher_leaves_no_worker_and_can_be_resumed(
     paceline: Paceline, tmp_path: Path, undisturbed: Path
 ) -> None:
@@ -125,6 +126,7 @@ def test_a_damaged_snapshot_is_set_aside_and_the_one_before_used(
     assert_same(run, undisturbed)
 
 
+@pytest.mark.slow
 def test_other_settings_need_a_word(paceline: Paceline, tmp_path: Path) -> None:
     run = tmp_path / "run"
     short = [
@@ -178,6 +180,7 @@ def test_two_trainings_in_one_directory(paceline: Paceline, tmp_path: Path) -> N
     assert paceline.finish(process).code == ExitCode.RESUMABLE
 
 
+@pytest.mark.slow
 def test_what_is_gone_is_told(paceline: Paceline, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert paceline.run(*"train digits --on here --epochs 2 --run-dir".split(), run).code == 0

@@ -41,6 +41,7 @@ def test_stopped_inside_an_epoch_and_resumed_changes_no_bit(
     assert (tmp_path / "legs" / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_started_again(paceline: Paceline, tmp_path: Path) -> None:
     write_script(tmp_path)
     write_script(tmp_path, at_step(9, 1, "os.kill(os.getpid(), signal.SIGKILL)"), name="killed.py")
@@ -55,6 +56,7 @@ def test_a_killed_worker_is_started_again(paceline: Paceline, tmp_path: Path) ->
     assert two["restarts"] == 1
 
 
+@pytest.mark.slow
 def test_resumed_on_another_number_of_workers(paceline: Paceline, tmp_path: Path) -> None:
     write_script(tmp_path, at_step(9, 1, TERM))
     assert paceline.run("run", "own.py", "--workers", "2", "--run-dir", "r").code == 75

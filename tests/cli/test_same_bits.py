@@ -55,6 +55,7 @@ def test_a_killed_and_resized_training_ends_with_the_same_bits(
     assert metrics_without_times(run) == metrics_without_times(alone)
 
 
+@pytest.mark.slow
 def test_without_shards_a_change_of_the_number_is_said(paceline: Paceline, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = paceline.start(
@@ -100,6 +101,7 @@ def test_the_number_of_shards_belongs_to_the_training(paceline: Paceline, tmp_pa
     assert "shards: the run has 4, you give 2" in done.err
 
 
+@pytest.mark.slow
 def test_bits_of_mixed_origin_are_told_apart(paceline: Paceline, tmp_path: Path) -> None:
     run = tmp_path / "run"
     first = "train digits --shards 5 --workers 1 --epochs 1 --target-accuracy none --run-dir"

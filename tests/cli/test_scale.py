@@ -22,6 +22,7 @@ def study_of(place: Path) -> Mapping[str, Any]:
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_a_study_is_interrupted_and_gone_on_with(paceline: Paceline, tmp_path: Path) -> None:
     place = tmp_path / "study"
     process = paceline.start(*STUDY, "--study-dir", "study")

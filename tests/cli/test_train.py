@@ -58,6 +58,7 @@ def test_the_default_trains_to_its_target(cold_paceline: Paceline, tmp_path: Pat
     assert done.err == ""
 
 
+@pytest.mark.slow
 def test_mnist_on_real_files_with_everything_on(paceline: Paceline, tmp_path: Path) -> None:
     write_mnist(tmp_path / "files", train=500, test=101)
     run = tmp_path / "run"
@@ -95,6 +96,7 @@ def test_own_recipe_with_a_data_set_of_its_own(paceline: Paceline, tmp_path: Pat
 @pytest.mark.parametrize(
     "options", ["--precision bf16", "--precision fp16", "--sync-batchnorm", "--workers 3"]
 )
+@pytest.mark.slow
 def test_variants(options: str, paceline: Paceline, tmp_path: Path) -> None:
     run = tmp_path / "run"
     command = f"train digits --epochs 3 --target-accuracy none {options}"
@@ -117,6 +119,7 @@ def test_a_time_budget_ends_in_time_and_fits_the_schedule(
     assert float(last["lr"]) < 0.01, "the cosine should have come down to the budget's end"
 
 
+@pytest.mark.slow
 def test_under_torchrun(paceline: Paceline, tmp_path: Path) -> None:
     command = "torch.distributed.run --nproc-per-node 2 -m paceline train digits --epochs 1"
     done = subprocess.run(

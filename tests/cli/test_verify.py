@@ -30,6 +30,7 @@ def test_a_recipe_with_shards_has_the_same_bits(paceline: Paceline, tmp_path: Pa
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_a_recipe_whose_batchnorm_sees_shares(paceline: Paceline, tmp_path: Path) -> None:
     done = paceline.run("verify", "digits", "--steps", "2", "--tolerance", "1e-4", *QUICK)
     assert done.code == 65, done.err
@@ -59,6 +60,7 @@ def test_a_script_that_fails_and_its_arguments(paceline: Paceline, tmp_path: Pat
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_a_script_that_trains_nothing_and_shards_without_a_session(
     paceline: Paceline, tmp_path: Path
 ) -> None:

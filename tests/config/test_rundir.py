@@ -156,3 +156,11 @@ def test_a_lock_in_a_directory_that_is_gone(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "absent")
     with pytest.raises(UsageError, match="can't be written"), run.lock():
         pass
+
+
+def test_the_newest_snapshot_is_known_by_its_name(tmp_path: Path) -> None:
+    run = RunDirectory.named(tmp_path)
+    assert run.newest_step() == -1  # nor one of step 0
+    for name in ("step-000000000000", "step-000000000012", "step-000000000003", "step-x"):
+        (run.snapshots / name).mkdir(parents=True)
+        assert run.newest_step() == (12 if (run.snapshots / "step-000000000012").exists() else 0)

@@ -131,6 +131,15 @@ def test_epochs_differ_in_order_and_augmentation() -> None:
     assert not torch.equal(left, right)
 
 
+def test_a_sample_is_augmented_alike_wherever_it_stands_in_the_epoch() -> None:
+    data = synthetic_images(16, 1, 8, 8, 10, seed=1)
+    source = MemorySource(data, augment=[RandomShift(2)])
+    (mixed,) = source.train_batches(EpochPlan(seed=0, epoch=1, global_batch=16))
+    (plain,) = source.train_batches(EpochPlan(seed=0, epoch=1, global_batch=16, shuffle=False))
+    assert plain.indices.tolist() == list(range(16)) != mixed.indices.tolist()
+    assert torch.equal(mixed.inputs, plain.inputs[mixed.indices])
+
+
 @pytest.mark.parametrize("parts", [1, 2, 3, 7])
 @pytest.mark.parametrize("num", [1, 5, 33])
 def test_evaluation_sees_every_sample_once_in_order(num: int, parts: int) -> None:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -7,7 +8,9 @@ from hypothesis import strategies as st
 
 from paceline.data.order import (
     EpochPlan,
+    cut,
     epoch_order,
+    plan_order,
     plan_shares,
     step_share,
     step_shares,
@@ -33,6 +36,15 @@ def test_the_order_sorts_splitmix64_keys() -> None:
     base = derive_key(Domain.ORDER, 3, 5)
     keys = [mix64((base + (index + 1) * GOLDEN) & MASK) for index in range(100)]
     assert epoch_order(100, 3, 5).tolist() == sorted(range(100), key=keys.__getitem__)
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_unshuffled_samples_keep_their_own_order(epoch: int) -> None:
+    plan = EpochPlan(seed=7, epoch=epoch, global_batch=4, shuffle=False)
+    assert plan_order(plan, 10).tolist() == list(range(10))
+    assert (
+        plan_order(replace(plan, shuffle=True), 10).tolist() == epoch_order(10, 7, epoch).tolist()
+    )
 
 
 def test_no_sample_prefers_a_position() -> None:
@@ -104,6 +116,22 @@ def test_steps_in_epoch(num: int, batch: int, drop_last: bool, steps: int) -> No
     assert steps_in_epoch(num, batch, drop_last) == steps
     plan = EpochPlan(seed=0, epoch=0, global_batch=batch, drop_last=drop_last)
     assert len(list(plan_shares(plan, num))) == steps
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_resumed_epoch_goes_on_at_its_step(count: int) -> None:
+    plan = EpochPlan(seed=0, epoch=0, global_batch=4, parts=4, part=1, count=count)
+    whole = list(plan_shares(plan, 14))
+    rest = list(plan_shares(replace(plan, first_step=2), 14))
+    assert rest == [found for found in whole if found.batch_start >= 8]
+    assert len(rest) < len(whole)
+
+
+@pytest.mark.parametrize("total", [0, 1, 3, 7, 8])
+def test_unequal_parts_of_a_short_batch_cover_it(total: int) -> None:
+    cuts = [cut(total, part, 3, bounds=(0, 5, 7, 8)) for part in range(3)]
+    assert [begin for begin, _ in cuts] == [0, *(end for _, end in cuts[:-1])]
+    assert cuts[-1][1] == total
 
 
 @pytest.mark.parametrize(("num", "drop_last"), [(3, True), (0, False), (0, True)])

@@ -25,3 +25,10 @@ def test_keys_differ_by_domain_part_and_order() -> None:
     }
     assert len(keys) == 7
     assert all(0 <= key < 1 << 64 for key in keys)
+
+
+def test_a_key_is_splitmix64s_next_output_after_each_part() -> None:
+    """Of the published sequences: the first output for the seed 0, and then that for 1234567."""
+    first = 0xE220A8397B1DCDAF
+    assert derive_key(Domain.ORDER) == first
+    assert derive_key(Domain.ORDER, first ^ 1234567) == 6457827717110365317

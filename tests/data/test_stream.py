@@ -98,6 +98,20 @@ def test_streams_of_different_lengths_are_an_error_on_all(samples: int) -> None:
 
 
 @pytest.mark.ranks
+def test_streams_of_the_same_length_with_other_samples_are_an_error_on_all() -> None:
+    def body(group: Group) -> str:
+        numbers = Numbers()
+        numbers.set_epoch = lambda epoch: None  # type: ignore[method-assign]
+        numbers._epoch = group.rank  # as where each rank seeds its own shuffling
+        with pytest.raises(DataError) as caught:
+            list(StreamSource(numbers, group).train_batches(plan(group)))
+        return str(caught.value)
+
+    for message in run_ranks(2, body):
+        assert "from sample 0 on the workers read different samples" in message
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_evaluation_reads_each_sample_once(world_size: int) -> None:
     def body(group: Group) -> list[float]:

@@ -1,6 +1,7 @@
 """One table for all launchers and services: what they set, and what is read from it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,7 @@ SRUN = {  # Slurm 22.05, `srun -N2 --ntasks=6`, rank 5 on the second node
     "SLURM_PROCID": "5",
     "SLURM_NODEID": "1",
     "SLURM_LOCALID": "1",
-    "SLURM_NTASKS": "6",
+    "SLURM_NTASKS": "12",
     "SLURM_STEP_NUM_TASKS": "6",
     "SLURM_NNODES": "3",
     "SLURM_STEP_NUM_NODES": "2",
@@ -74,6 +75,7 @@ def mpi(**changed: object) -> Placement:
     ("environment", "found"),
     [
         (SRUN, SRUN_FOUND),
+        (SRUN | {"SLURM_RESTART_COUNT": "2"}, replace(SRUN_FOUND, attempt=2)),  # requeued twice
         (BATCH_SCRIPT, Placement()),
         (SRUN | {"SLURM_STEP_ID": str(0xFFFFFFFA)}, Placement()),  # salloc's shell
         (MPIRUN, mpi()),
@@ -97,7 +99,7 @@ def mpi(**changed: object) -> Placement:
             ),
         ),
     ],
-    ids=["srun", "sbatch", "salloc", "mpirun", "mpirun on nodes", "mpirun -x", "mpich"],
+    ids=["srun", "requeued", "sbatch", "salloc", "mpirun", "mpirun on nodes", "mpirun -x", "mpich"],
 )
 def test_workers(environment: Mapping[str, str], found: Placement) -> None:
     assert read_placement(environment) == found

@@ -306,6 +306,7 @@ def test_their_lines_are_python(block: Block) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("block", OURS, ids=lambda block: block.page.stem)
+@pytest.mark.slow
 def test_our_lines_train_on_one_worker_and_on_two(
     block: Block, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

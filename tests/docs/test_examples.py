@@ -27,6 +27,7 @@ def test_02_own_dataset(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_03_torchrun(tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     script = str(EXAMPLES / "03_torchrun.sh")

@@ -82,6 +82,7 @@ def figures(name: str, directory: Path) -> list[dict[str, float]]:
         return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_the_stream_is_learnt_as_in_a_plain_loop(tmp_path: Path) -> None:
     """Least squares forget where they began, so that another start comes to the same line."""
@@ -102,6 +103,7 @@ def test_the_stream_is_learnt_as_in_a_plain_loop(tmp_path: Path) -> None:
     assert found[0] == pytest.approx(wanted[0], abs=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_the_gan_draws_nearer_to_the_ring_than_an_untrained_one(tmp_path: Path) -> None:
     make_net = runpy.run_path(str(EXAMPLES / "gan.py"))["make_net"]

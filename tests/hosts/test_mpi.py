@@ -19,7 +19,7 @@ from tests.launch.waiting import alive, until
 from tests.support.needs import AS_ROOT, MPICH, OPEN_MPI, Need, need
 from tests.support.ports import free_port
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("hosts")]
+pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.xdist_group("hosts")]
 
 WORKERS = 2
 _LIMIT_S = 120.0

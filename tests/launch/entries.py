@@ -138,6 +138,17 @@ def wait_for_kill(payload: str) -> str:
         time.sleep(60)
 
 
+def _join_plainly() -> None:
+    """Make a process group as a script of plain PyTorch does."""
+    import torch.distributed as dist
+
+    from paceline.dist.environment import store_file, surroundings
+    from paceline.dist.meeting import meet_in_file
+
+    meet_in_file(store_file(surroundings()))
+    dist.init_process_group("gloo")
+
+
 def reduce_in_a_loop(payload: str) -> str:
     """All-reduce until a number of steps; rank 0 publishes each step as the progress."""
     import torch
@@ -145,7 +156,7 @@ def reduce_in_a_loop(payload: str) -> str:
 
     directory, steps = json.loads(payload)
     published = Path(directory, "step")
-    dist.init_process_group("gloo")
+    _join_plainly()
     step = int(published.read_text()) if published.exists() else 0
     total = torch.zeros(())
     Path(directory, f"pid-{_attempt()}-{_rank()}-{os.getpid()}").touch()
@@ -187,7 +198,7 @@ def fail_beside_a_reduce(payload: str) -> str:
     import torch.distributed as dist
 
     signal.signal(signal.SIGTERM, lambda *_: None)  # as a trainer's, which notes the request
-    dist.init_process_group("gloo")
+    _join_plainly()
     dist.all_reduce(torch.ones(()))
     if _rank() == 1:
         raise ValueError("only rank 1 knows why")
@@ -205,7 +216,7 @@ def hang(payload: str) -> str:
 
     kinds = payload.split()
     kind = kinds[_attempt()] if _attempt() < len(kinds) else ""
-    dist.init_process_group("gloo")
+    _join_plainly()
     for step in range(1, 40):
         note.begin(step)
         if _rank() == 1 and step == 20:
@@ -226,3 +237,54 @@ def hang(payload: str) -> str:
         time.sleep(1.5)
     dist.destroy_process_group()
     return f"attempt {_attempt()}"
+
+
+def look_at_store(payload: str) -> str:
+    """Meet in the store, and tell what another process of this machine could do with it."""
+    import socket
+    import stat
+
+    import torch
+
+    from paceline.dist.environment import current_placement, store_file, surroundings
+    from paceline.dist.group import joined
+
+    path = Path(store_file(surroundings()))
+    with joined(current_placement(), torch.device("cpu"), "gloo", 60.0) as group:
+        told = group.gather_texts(f"{_rank()}")
+        with socket.socket() as caller:
+            code = caller.connect_ex(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+        modes = [stat.S_IMODE(place.stat().st_mode) for place in path.parents[:2]]
+        refused = _refused_to_nobody(path) if os.geteuid() == 0 else True
+    if payload and _attempt() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    seen = {"told": told, "connect": code, "modes": modes, "refused": refused, "file": str(path)}
+    return json.dumps(seen)
+
+
+def _refused_to_nobody(path: Path) -> bool:
+    """Try to open a file as the user `nobody`."""
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        try:
+            os.open(path, os.O_RDONLY)
+        except PermissionError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+def plain_groups(payload: str) -> str:
+    """Make a process group as plain PyTorch does, twice."""
+    import torch
+    import torch.distributed as dist
+
+    sums = []
+    for _ in range(2):
+        _join_plainly()
+        row = torch.tensor([float(dist.get_rank() + 1)])
+        dist.all_reduce(row)
+        sums.append(row.item())
+        dist.destroy_process_group()
+    return json.dumps(sums)

@@ -5,7 +5,6 @@ Run as: python launcher.py ENTRY PAYLOAD LOG_DIR OUTCOME STOP_S
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 
 from paceline.launch import signals
@@ -16,7 +15,6 @@ if __name__ == "__main__":
     entry, payload, log_dir, outcome_file, stop_s = sys.argv[1:]
     signals.SAME_S = 0.0  # tests press twice without a pause
     prepare(["entries"], 1)
-    tempfile.tempdir = payload  # what a killed launcher leaves behind goes with the test
     outcome = launch_local(
         f"entries:{entry}",
         payload,

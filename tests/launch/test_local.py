@@ -1,10 +1,10 @@
+import errno
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 
 from paceline.launch import processes
 from paceline.launch.failures import WorkerFailure, render
+from paceline.launch.scratch import own_directory
 from tests.launch.launching import Launch
 from tests.launch.waiting import alive, until
 
@@ -39,6 +40,28 @@ def test_results_come_back_by_rank_and_each_worker_knows_its_place(launch: Launc
 def test_two_launches_share_neither_port_nor_run_id(launch: Launch) -> None:
     places = [json.loads(launch("describe").results[0]) for _ in range(2)]
     assert places[0]["TORCHELASTIC_RUN_ID"] != places[1]["TORCHELASTIC_RUN_ID"]
+
+
+@pytest.mark.parametrize("payload", ["", "killed"])
+def test_nobody_else_reaches_the_store_and_nothing_of_it_stays(
+    launch: Launch, payload: str
+) -> None:
+    launch.max_restarts = 1
+    outcome = launch("look_at_store", payload, workers=3)
+    assert outcome.failures == ()
+    assert outcome.restarts == (1 if payload else 0)
+    for text in outcome.results.values():
+        seen = json.loads(text)
+        assert seen["told"] == ["0", "1", "2"]
+        assert seen["connect"] == errno.ECONNREFUSED  # there is no port to know
+        assert 0o700 in seen["modes"]  # the directory, or the one that it is in
+        assert seen["refused"]
+        assert not Path(seen["file"]).parent.parent.exists()
+
+
+def test_plain_pytorch_meets_without_a_port_too(launch: Launch) -> None:
+    outcome = launch("plain_groups", workers=3)
+    assert [json.loads(text) for text in outcome.results.values()] == [[6.0, 6.0]] * 3
 
 
 def test_output_of_rank_0_is_shown_and_logged_that_of_others_only_logged(tmp_path: Path) -> None:
@@ -224,6 +247,7 @@ def test_the_cause_stands_before_the_peers_that_lost_their_connection(launch: La
         assert "in all-reduce" in lines[0]
 
 
+@pytest.mark.slow
 def test_workers_killed_at_random_steps_start_again_each_time(
     launch: Launch, tmp_path: Path
 ) -> None:
@@ -268,7 +292,7 @@ def test_nothing_listens_beyond_loopback(launch: Launch, tmp_path: Path) -> None
     assert {address for listening in workers for address in listening} == {"127.0.0.1"}
 
 
-def test_the_store_listens_on_loopback_alone() -> None:
+def test_on_one_machine_nothing_listens_for_the_store() -> None:
     from paceline.launch.agent import SeatRendezvous
 
     def listening() -> set[tuple[str, int]]:
@@ -278,20 +302,20 @@ def test_the_store_listens_on_loopback_alone() -> None:
     before = listening()
     rendezvous = SeatRendezvous(None, 0)
     information = rendezvous.next_rendezvous()
-    assert {ip for ip, _ in listening() - before} == {"127.0.0.1"}
+    assert listening() == before
     information.store.set("key", "value")
     assert information.store.get("key") == b"value"
+    rendezvous.shutdown()
 
 
-def test_nothing_is_left_behind(
-    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_nothing_is_left_behind(launch: Launch, tmp_path: Path) -> None:
+    before = set(own_directory().glob("tmp*"))
     environment = dict(os.environ)
     handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     pids = [json.loads(text)["pid"] for text in launch("describe").results.values()]
     assert not [pid for pid in pids if alive(pid)]
     assert [path.name for path in tmp_path.iterdir()] == ["logs"]
+    assert set(own_directory().glob("tmp*")) == before
     assert dict(os.environ) == environment
     after = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     assert after == handlers

@@ -116,6 +116,12 @@ def test_spot_waits_and_keeps_its_snapshots() -> None:
     assert usual["StoppingCondition"]["MaxWaitTimeInSeconds"] == 2 * 24 * 3600
 
 
+@pytest.mark.parametrize("wanted", [False, True])
+def test_what_goes_between_nodes_is_encrypted_where_that_is_wanted(wanted: bool) -> None:
+    written: Any = request(a_submission({}, NEEDED | {"encrypt_between_nodes": wanted}))
+    assert written["EnableInterContainerTrafficEncryption"] is wanted
+
+
 def test_what_is_uploaded() -> None:
     submission = a_submission({"workers": 4}, NEEDED)
     uploaded = files(submission, b"the code")

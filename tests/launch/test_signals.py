@@ -16,6 +16,7 @@ from paceline.launch.processes import WorkerGuard
 from paceline.launch.restarts import STOP_S
 from paceline.launch.signals import InterruptedStartError, Interrupts
 from tests.launch.waiting import alive, until
+from tests.support.tiers import slow
 
 pytestmark = pytest.mark.ranks
 _HERE = Path(__file__).parent
@@ -81,7 +82,12 @@ def _gone(pids: set[int]) -> None:
 
 @pytest.mark.parametrize(
     ("number", "group"),
-    [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGHUP, True)],
+    [
+        (signal.SIGINT, True),
+        slow(signal.SIGTERM, False),
+        (signal.SIGTERM, True),
+        slow(signal.SIGHUP, True),
+    ],
 )
 def test_a_signal_stops_the_workers_and_leaves_no_process(
     start: Start, number: signal.Signals, group: bool
@@ -148,6 +154,7 @@ def test_killing_the_launcher_ends_the_workers(start: Start) -> None:
     _gone(pids)
 
 
+@pytest.mark.slow
 def test_killing_the_fork_server_ends_the_workers_and_the_launch(start: Start) -> None:
     launcher = start("wait_for_kill")
     pids = launcher.wait_for_workers()

@@ -55,6 +55,15 @@ def test_right_guesses_by_place(top: int) -> None:
     assert torch.equal(count_correct(outputs, targets, top), places.sum(0))
 
 
+@pytest.mark.parametrize(("classes", "top"), [(3, 1), (5, 1), (6, 5), (1000, 5)])
+def test_the_first_scores_settle_how_many_guesses_count(classes: int, top: int) -> None:
+    counted = StepCounters(None)
+    scores = torch.eye(2, classes)
+    counted.add(torch.tensor(0.5), 2, 0, scores, torch.tensor([0, 1]))
+    counted.flush()
+    assert (counted.top, counted.totals.top1, counted.totals.top5) == (top, 2, 2)
+
+
 def test_without_accuracy() -> None:
     counted = StepCounters()
     counted.add(torch.tensor(0.5), len(NO_TARGETS), 0, NO_SCORES, NO_TARGETS)

@@ -1,7 +1,5 @@
 """Try the mutants of `list/`: do the tests notice?
 
-    python -m tests.mutants [--touched [BASE]] [--only PATTERN] [--jobs N] [--json FILE]
-
 The source is copied; the working tree stays as it is. Ends with 1 where a mutant lives that isn't
 explained in the list, and with 2 where one can't be tried.
 """
@@ -13,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -38,7 +36,9 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     preload()
     with tempfile.TemporaryDirectory(prefix="paceline-mutants-") as scratch:
-        if not given.no_baseline and not tests_pass(mutants, Path(scratch), given.limit_s):
+        if not given.no_baseline and not tests_pass(
+            mutants, Path(scratch) / "baseline", given.jobs, given.limit_s
+        ):
             return 2
         tasks = [(mutant, mutant.tests) for mutant in mutants]
         results = []
@@ -81,16 +81,19 @@ def touched_by(changed: set[str], mutants: Sequence[Mutant]) -> list[Mutant]:
     ]
 
 
-def tests_pass(mutants: Sequence[Mutant], scratch: Path, limit_s: float) -> bool:
+def tests_pass(mutants: Sequence[Mutant], scratch: Path, jobs: int, limit_s: float) -> bool:
     """Run all tests that are named without a mutant: one that fails anyway proves nothing."""
     named = dict.fromkeys(test for mutant in mutants for test in mutant.tests)
     tests = [test for test in named if "::" not in test or test.split("::")[0] not in named]
-    (found,) = run_all([(None, tests)], scratch / "baseline", 1, limit_s * max(1, len(tests)))
-    if found.verdict in ("lived", "skipped"):
-        print(f"Without a mutant {len(tests)} files or tests pass, in {found.time_s:.0f} s.")
-        return True
-    print(f"The tests fail without a mutant: {found.by}")
-    return False
+    parts = [tests[place :: 4 * jobs] for place in range(4 * jobs)]
+    tasks = [(None, part) for part in parts if part]
+    found = list(run_all(tasks, scratch, jobs, limit_s * max(map(len, parts))))
+    failed = [result.by for result in found if result.verdict not in ("lived", "skipped")]
+    if failed:
+        print("These fail, or take too long, without a mutant:", *failed, sep="\n  ")
+        return False
+    print(f"Without a mutant all {len(tests)} tests or files of tests pass.", flush=True)
+    return True
 
 
 def _line(result: Result) -> str:
@@ -103,29 +106,26 @@ def _line(result: Result) -> str:
 
 def describe(results: Sequence[Result]) -> str:
     """Tabulate what came of the mutants by package, and list what needs a look."""
-    counts = Counter((_package(result), result.verdict) for result in results)
-    packages = sorted({package for package, _ in counts})
-    lines = [f"{'package':12} {'mutants':>7} {'caught':>7} {'lived':>7} {'other':>7}"]
-    for package in [*packages, "all"]:
-        of = {v: n for (p, v), n in counts.items() if package in (p, "all") for v in [v]}
-        if package == "all":
-            of = dict(Counter(result.verdict for result in results))
-        total, caught = sum(of.values()), sum(of.get(verdict, 0) for verdict in _GOOD)
-        lived = of.get("lived", 0)
-        lines.append(f"{package:12} {total:7} {caught:7} {lived:7} {total - caught - lived:7}")
+    by_package: dict[str, Counter[str]] = {}
     for result in results:
-        if result.verdict != "caught":
-            lines.append(_line(result))
-            if result.mutant is not None and result.mutant.lives:
-                lines.append(f"          known: {result.mutant.lives}")
-        elif result.mutant is not None and result.mutant.lives:
-            lines.append(f"is caught now, take its `lives` away: {_line(result)}")
-    return "\n".join(lines)
+        assert result.mutant is not None
+        for name in (result.mutant.package, "all"):
+            by_package.setdefault(name, Counter())[result.verdict] += 1
+    lines = [f"{'package':12} {'mutants':>7} {'caught':>7} {'lived':>7} {'other':>7}"]
+    for name, of in sorted(by_package.items(), key=lambda item: (item[0] == "all", item[0])):
+        caught = sum(of[verdict] for verdict in _GOOD)
+        rest = of.total() - caught - of["lived"]
+        lines.append(f"{name:12} {of.total():7} {caught:7} {of['lived']:7} {rest:7}")
+    return "\n".join([*lines, *_remarks(results)])
 
 
-def _package(result: Result) -> str:
-    assert result.mutant is not None
-    return result.mutant.package
+def _remarks(results: Sequence[Result]) -> Iterator[str]:
+    for result in results:
+        known = result.mutant.lives if result.mutant is not None else ""
+        if result.verdict == "caught" and known:
+            yield f"is caught now, take its `lives` away: {_line(result)}"
+        elif result.verdict != "caught":
+            yield _line(result) + (f"\n          known: {known}" if known else "")
 
 
 def _exit_code(results: Sequence[Result]) -> int:

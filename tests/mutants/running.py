@@ -127,10 +127,12 @@ class _Slot:
             original = SOURCE / self.mutant.file
             shutil.copy2(original, self.source / "paceline" / self.mutant.file)
         shutil.rmtree(self.directory / "tmp", ignore_errors=True)
-        verdict, by = ("timed out", "") if status is None else self._judge(status)
-        return Result(mutant=self.mutant, verdict=verdict, time_s=time_s, by=by)  # type: ignore[arg-type]
+        verdict, by = self._judge(status)
+        return Result(mutant=self.mutant, verdict=verdict, time_s=time_s, by=by)
 
-    def _judge(self, status: int) -> tuple[Verdict, str]:
+    def _judge(self, status: int | None) -> tuple[Verdict, str]:
+        if status is None:
+            return "timed out", ""
         code = os.waitstatus_to_exitcode(status)
         with suppress(OSError, ValueError):
             found: dict[str, Any] = json.loads((self.directory / "outcome.json").read_text())

@@ -62,6 +62,7 @@ def test_it_reaches_its_target_and_judges_the_best_model_on_the_test_set(trained
 
 
 @pytest.mark.xdist_group("vgg")
+@pytest.mark.slow
 def test_evaluation_knows_the_classes_by_name(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,6 +73,7 @@ def test_evaluation_knows_the_classes_by_name(
 
 
 @pytest.mark.xdist_group("vgg")
+@pytest.mark.slow
 def test_from_weights_on_two_workers_resumed(trained: Path, tmp_path: Path) -> None:
     weights = tmp_path / "weights.safetensors"
     assert main(["export", str(trained), str(weights)]) == ExitCode.DONE
@@ -101,6 +103,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("augment", [False, True])
+@pytest.mark.slow
 def test_a_packed_folder_gives_the_same_images(augment: bool, images: Path, tmp_path: Path) -> None:
     packed = pack(images, tmp_path / "packed", size=37)
     jobs = [build(place, augment=augment) for place in (images, packed)]
@@ -113,6 +116,7 @@ def test_a_packed_folder_gives_the_same_images(augment: bool, images: Path, tmp_
     assert all(map(torch.equal, inputs(jobs[0], train=True), middle)) is not augment
 
 
+@pytest.mark.slow
 def test_what_is_packed_larger_is_scaled_down_first(images: Path, tmp_path: Path) -> None:
     packed = pack(images, tmp_path / "packed", size=80)
     from_packed = torch.cat(inputs(build(packed), train=False))

@@ -38,5 +38,6 @@ def test_on_one_worker(case: Case, tmp_path: Path) -> None:
 
 
 @CASES
+@pytest.mark.slow
 def test_on_two_workers_resumed(case: Case, tmp_path: Path) -> None:
     assert_reaches_its_target_resumed(case, tmp_path)

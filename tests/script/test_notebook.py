@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 import paceline
 from paceline.errors import JobError, UsageError
 from paceline.script.notebook import launch
+from tests.support.tiers import slow
 
 pytestmark = pytest.mark.ranks
 
@@ -47,7 +48,7 @@ def train(run_dir: str, steps: int = 3) -> dict[str, object]:
         return {"rank": s.rank, "of": s.world_size, "steps": s.engine.course.state.step}
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, 2, slow(3)])
 def test_a_function_gives_its_values_in_rank_order(workers: int, tmp_path: Path) -> None:
     found = launch(train, workers=workers, run_dir=str(tmp_path / "r"))
     assert found == [{"rank": r, "of": workers, "steps": 3} for r in range(workers)]

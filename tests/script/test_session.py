@@ -40,6 +40,7 @@ def test_a_plain_process_trains_stops_and_goes_on(tmp_path: Path) -> None:
     assert two["samples_seen"] == 162
 
 
+@pytest.mark.slow
 def test_torchrun_trains_as_one_process_does(tmp_path: Path) -> None:
     """The same order and, but for BatchNorm and dropout on each worker, the same result."""
     script = write_script(tmp_path, run=run_in("r"))

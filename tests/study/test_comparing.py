@@ -4,7 +4,14 @@ import math
 
 import pytest
 
-from paceline.study.comparing import FACTOR, compare, given_limits, measured_limits
+from paceline.study.comparing import (
+    CHAOS,
+    FACTOR,
+    Limits,
+    compare,
+    given_limits,
+    measured_limits,
+)
 from paceline.study.verdict import Verdict, judge, needs_yardstick
 from tests.study.made import launch, trained
 
@@ -53,6 +60,31 @@ def test_limits_only_rise() -> None:
     limits = measured_limits(compare(FIRST, disturbed))
     assert limits.of_weights(1) == limits.of_weights(0) > 1e-3
     assert limits.of_gradients(9) == limits.of_gradients(1)
+
+
+def test_each_step_has_a_limit_of_its_own() -> None:
+    other = steps_with([1.0 * (1 + 1e-3), 2.0 * (1 + 1e-3)], [1.0, 1.5])
+    limits = Limits(gradients=(1e-6, 1.0), weights=(1e-6, 1.0), measured=False)
+    beyond = compare(FIRST, other).first_beyond(limits)
+    assert beyond is not None
+    assert beyond.step == 0
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_after_chaos_nothing_is_judged_by_what_was_measured(measured: bool) -> None:
+    """Where rounding alone takes weights that far, what follows says nothing of the script."""
+    other = steps_with([1.0, 3.0], [1.0 * (1 + 1e-9), 4.0])
+    limits = Limits(gradients=(1.0, 1e-9), weights=(2 * CHAOS * FACTOR, 1e-9), measured=measured)
+    beyond = compare(FIRST, other).first_beyond(limits)
+    assert (beyond is None) == measured
+
+
+def test_without_a_step_no_bits_are_the_same() -> None:
+    assert not compare(FIRST, launch([])).same_bits
+
+
+def test_one_equal_step_doesnt_make_the_same_bits() -> None:
+    assert not compare(FIRST, steps_with([1.0, 2.0], [1.0, 1.5000001])).same_bits
 
 
 def test_a_lost_gradient_and_a_loss_of_zero() -> None:

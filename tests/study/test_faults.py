@@ -6,6 +6,7 @@ import pytest
 
 from tests.study.conftest import Verify
 from tests.study.faults.scripts import FAULTLESS, FAULTS
+from tests.support.tiers import slow
 
 pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("verify")]
 MEANT = {"chance"}
@@ -20,9 +21,15 @@ def test_faultless_scripts_are_not_accused(name: str, verify: Verify, tmp_path: 
     assert set(done.causes) <= MEANT
     expected = "same but for chance" if name == "augmented" else "same to rounding"
     assert done.verdicts == {1: "-", 2: expected}
+    assert "the end of an epoch wasn't reached" not in done.words
+    same = "has the same samples as" if name == "augmented" else "is the same as"
+    assert f"Conclusion: on 2 workers the training {same} on 1 worker" in done.words
 
 
-@pytest.mark.parametrize("name", FAULTS)
+LONG = ("padded training", "mean of unequal metrics")
+
+
+@pytest.mark.parametrize("name", [slow(name) if name in LONG else name for name in FAULTS])
 def test_faults_are_found(name: str, verify: Verify, tmp_path: Path) -> None:
     fault = FAULTS[name]
     fault.write(tmp_path)

@@ -1,7 +1,7 @@
 """Sessions for the body of a test on several ranks: a script's `with paceline.session()`."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -82,20 +82,34 @@ def sgd(model: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-def plain_loop(*, shuffle: bool = True, clip: float | None = None) -> list[Tensor]:
+def entropy(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(model(inputs), targets)
+
+
+def plain_loop(
+    *,
+    shuffle: bool = True,
+    clip: float | None = None,
+    loss: Callable[[nn.Module, Tensor, Tensor], Tensor] = entropy,
+    rate: Callable[[int], float] | None = None,
+) -> list[Tensor]:
     """What one process without Paceline does on the same batches."""
     seed_everything(0)
     model = net()
     optimizer = sgd(model)
     inputs, targets = points()
+    step = 0
     for epoch in range(EPOCHS):
         order = torch.from_numpy(epoch_order(SAMPLES, 0, epoch)) if shuffle else torch.arange(50)
         for picked in order.split(BATCH):
             optimizer.zero_grad()
-            F.cross_entropy(model(inputs[picked]), targets[picked]).backward()
+            if rate is not None:
+                optimizer.param_groups[0]["lr"] = rate(step)
+            loss(model, inputs[picked], targets[picked]).backward()
             if clip:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
+            step += 1
     return weights_of(model)
 
 

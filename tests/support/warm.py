@@ -14,6 +14,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 import types
@@ -107,6 +108,7 @@ def _be_program(said: Mapping[str, Any], held: Iterable[int]) -> None:
     os.chdir(said["cwd"])
     os.environ.clear()
     os.environ.update(said["env"])
+    tempfile.tempdir = None  # it is looked up anew
     _forget_the_test()
     signal.pthread_sigmask(signal.SIG_SETMASK, held)
     more = os.environ.get("PYTHONPATH", "")
@@ -183,6 +185,7 @@ def _forget_processes() -> None:
     atexit.register(util._exit_function)  # type: ignore[attr-defined]
     util._finalizer_registry.clear()  # type: ignore[attr-defined]
     multiprocessing.process._children.clear()  # type: ignore[attr-defined]
+    vars(multiprocessing.process.current_process())["_config"].pop("tempdir", None)
     for held in (resource_tracker._resource_tracker, "_fd"), (forkserver._forkserver, _ALIVE):
         if (descriptor := vars(held[0])[held[1]]) is not None:
             os.close(descriptor)

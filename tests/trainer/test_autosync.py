@@ -18,6 +18,7 @@ from paceline.trainer.engine import Engine
 from paceline.trainer.profiling import Profiler
 from tests.support.ranks import run_ranks
 from tests.support.sessions import net, pair_of, points, session_on, sgd
+from tests.support.tiers import slow
 from tests.support.trainings import (
     MakeJob,
     Outcome,
@@ -126,7 +127,7 @@ def test_one_worker_has_nothing_to_measure(tmp_path: Path) -> None:
 # at step 20, and `local` begins with the fourth epoch, at step 21.
 @pytest.mark.parametrize(
     ("final", "forward"),
-    [(LOCAL, 20), (LOCAL, 25), (HALF, 25)],
+    [slow(LOCAL, 20), (LOCAL, 25), slow(HALF, 25)],
     ids=["local-chosen", "local-under-way", "bf16"],
 )
 def test_a_resumed_training_keeps_the_choice_exactly(
@@ -146,7 +147,7 @@ def test_a_resumed_training_keeps_the_choice_exactly(
 # The steps as above: PowerSGD begins with the choice, or 2 steps later with the warm-up's end.
 @pytest.mark.parametrize(
     ("forward", "warmup_steps"),
-    [(20, None), (25, None), (21, 22), (26, 22)],
+    [slow(20, None), slow(25, None), slow(21, 22), (26, 22)],
     ids=["chosen", "under-way", "warming-up", "warm"],
 )
 def test_a_resumed_training_goes_on_with_powersgd_exactly(

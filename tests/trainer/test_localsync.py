@@ -21,6 +21,7 @@ from paceline.trainer.signals import StopFlag
 from paceline.trainer.watching import WATCHER
 from tests.support.ranks import run_ranks
 from tests.support.sessions import net, pair_of, plain_loop, points, session_on, weights_of
+from tests.support.tiers import slow
 from tests.support.trainings import (
     Outcome,
     StopAt,
@@ -97,7 +98,7 @@ def called(settings: dict[str, OptionValue]) -> str:
     return "-".join(str(value) for value in settings.values())
 
 
-@pytest.mark.parametrize("settings", CASES, ids=called)
+@pytest.mark.parametrize("settings", [*CASES[:4], *map(slow, CASES[4:])], ids=called)
 def test_resuming_within_a_round_changes_no_bit(
     settings: dict[str, OptionValue], tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from paceline.trainer.signals import StopFlag
 from paceline.trainer.training import judge_best, prepare
 from tests.support.nodes import on_nodes
 from tests.support.ranks import run_ranks
+from tests.support.tiers import slow
 from tests.support.trainings import (
     Outcome,
     StopAt,
@@ -54,7 +55,7 @@ def manifests(disk: Path) -> list[str]:
     return [store.manifest(step) for step in store.steps()]
 
 
-@pytest.mark.parametrize("workers", [[1, 1], [2, 1]])
+@pytest.mark.parametrize("workers", [[1, 1], slow([2, 1])])
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_node_that_lost_its_disk(workers: list[int], lost: int, tmp_path: Path) -> None:
     world_size = sum(workers)

@@ -18,6 +18,7 @@ from paceline.trainer.job import Job
 from paceline.trainer.signals import StopFlag
 from tests.support.ranks import run_ranks
 from tests.support.sessions import pair_of, session_on, weights_of
+from tests.support.tiers import slow
 from tests.support.trainings import (
     SIDE,
     StopAt,
@@ -59,8 +60,8 @@ def wide_job() -> Job:
     [
         (2, POWERSGD, [(1, 2), (0, 3), (0, 5)]),  # in the warm-up, after it, in the next epoch
         (3, POWERSGD | {"max_batch_per_worker": 2}, [(1, 7)]),
-        (2, POWERSGD | {"precision": "fp16", "sync_warmup_steps": 0}, [(1, 5)]),
-        (2, POWERSGD | {"precision": "bf16"}, [(0, 9)]),
+        slow(2, POWERSGD | {"precision": "fp16", "sync_warmup_steps": 0}, [(1, 5)]),
+        slow(2, POWERSGD | {"precision": "bf16"}, [(0, 9)]),
         (2, {"sync": "fp16", "precision": "fp16"}, [(1, 5)]),
     ],
     ids=["powersgd", "pieces", "powersgd-fp16", "powersgd-bf16", "fp16"],

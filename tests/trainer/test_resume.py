@@ -5,6 +5,7 @@ import torch
 
 from paceline.config.fields import OptionValue
 from tests.support.ranks import run_ranks
+from tests.support.tiers import slow
 from tests.support.trainings import (
     MakeJob,
     Outcome,
@@ -54,13 +55,13 @@ def positions(legs: list[list[Outcome]]) -> list[tuple[int, int]]:
     return [(leg[0].epoch, leg[0].step_in_epoch) for leg in legs[:-1]]
 
 
-OPTIMIZERS: list[dict[str, OptionValue]] = [
+OPTIMIZERS: list[object] = [
     {"optimizer": "sgd", "momentum": 0.9, "nesterov": True, "schedule": "cosine"},
     {"optimizer": "adamw", "warmup_steps": 10, "clip_norm": 1.0},
-    {"optimizer": "adadelta", "label_smoothing": 0.1},
+    slow({"optimizer": "adadelta", "label_smoothing": 0.1}),
     {"optimizer": "novograd", "grad_averaging": True, "schedule": "one-cycle"},
-    {"optimizer": "lars"},
-    {"optimizer": "lamb", "schedule": "step", "step_epochs": 1},
+    slow({"optimizer": "lars"}),
+    slow({"optimizer": "lamb", "schedule": "step", "step_epochs": 1}),
 ]
 
 
@@ -81,7 +82,7 @@ def test_three_resumes_inside_an_epoch_change_no_bit(
     assert_same_training(legs, whole)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, slow(2), 3])
 def test_resumes_at_the_edges_of_an_epoch_change_no_bit(world_size: int, tmp_path: Path) -> None:
     last = world_size - 1
     stops = [
@@ -102,7 +103,7 @@ def test_resumes_at_the_edges_of_an_epoch_change_no_bit(world_size: int, tmp_pat
         {"precision": "fp16"},
         {"max_batch_per_worker": 3},
         {"global_batch": 16, "drop_last": True, "max_batch_per_worker": 3},
-        {"memory_format": "contiguous"},
+        slow({"memory_format": "contiguous"}),
     ],
     ids=lambda s: "-".join(s),
 )

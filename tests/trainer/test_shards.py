@@ -16,6 +16,7 @@ from paceline.trainer.config import TrainConfig
 from paceline.trainer.session import Session
 from tests.support.ranks import RankError, run_ranks
 from tests.support.sessions import pair_of, session_on
+from tests.support.tiers import slow
 from tests.support.trainings import (
     MakeJob,
     Outcome,
@@ -55,7 +56,10 @@ def bits(outcomes: Sequence[Outcome]) -> Bits:
     return first.summary["weights_sha256"], first.summary["state_sha256"], first.rows
 
 
-@pytest.mark.parametrize(("shards", "batch"), [(8, 8), (8, 12), (16, 16), (5, 8)])
+@pytest.mark.parametrize(
+    ("shards", "batch"),
+    [slow(8, 8), slow(8, 12), slow(16, 16), (5, 8)],  # 5 shards of 8: shares of two sizes
+)
 def test_whole_trainings_have_the_same_bits_on_any_number_of_workers(
     tmp_path: Path, shards: int, batch: int
 ) -> None:
@@ -74,12 +78,12 @@ def test_without_shards_they_differ(tmp_path: Path) -> None:
     "settings",
     [
         {"optimizer": "adamw", "weight_decay": 0.1},
-        {"optimizer": "novograd"},
-        {"optimizer": "lamb"},
-        {**HARD, "precision": "bf16"},
+        slow({"optimizer": "novograd"}),
+        slow({"optimizer": "lamb"}),
+        slow({**HARD, "precision": "bf16"}),
         {**HARD, "global_batch": 24, "max_batch_per_worker": 2},
         {**HARD, "label_smoothing": 0.1, "drop_last": True},
-        {**HARD, "target_accuracy": 0.4, "epochs": 8},
+        slow({**HARD, "target_accuracy": 0.4, "epochs": 8}),
     ],
     ids=["adamw", "novograd", "lamb", "bf16", "accumulation", "drop-last", "target"],
 )

@@ -31,6 +31,7 @@ from paceline.checkpoint.manifest import (
 )
 from paceline.checkpoint.overwriting import write_file
 from paceline.config.files import fsync_directory
+from paceline.config.quantities import parse_count
 from paceline.errors import InfrastructureError, SnapshotError
 
 JsonObject = Mapping[str, object]
@@ -236,7 +237,8 @@ def _read_manifest(directory: Path) -> Manifest:
         raise SnapshotError(f"{directory / links[0]} is a symbolic link; a snapshot holds none")
     manifest = parse_manifest(decode_body(_read_small(path), path), path)
     name = directory.name
-    if name.removeprefix("step-").isdecimal() and int(name[5:]) != manifest.step:
+    stated = parse_count(name.removeprefix("step-"))
+    if stated is not None and stated != manifest.step:
         raise SnapshotError(f"{path} is of step {manifest.step}, but its directory is {name}")
     return manifest
 

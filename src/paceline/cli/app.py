@@ -1,13 +1,17 @@
 """The `paceline` command: finds the subcommand and imports that one alone. Imports no torch."""
 
+import errno
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 
 from paceline._version import __version__
 from paceline.config.fields import unknown_name
+from paceline.config.text import printable, shortened
 from paceline.errors import ExitCode, PacelineError
 from paceline.launch.boundary import exit_code_of, kind_of, message_of
 
@@ -52,20 +56,42 @@ _ABOUT = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and give its exit code (see `errors.ExitCode`)."""
     tokens = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a name that isn't UTF-8 is shown, not an error
+            stream.reconfigure(errors="backslashreplace")
     try:
         return _dispatch(tokens)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output left; Python must not complain at exit
         return ExitCode.DONE
     except PacelineError as error:
-        print(f"paceline: {message_of(error)}", file=sys.stderr)
+        text = printable(message_of(error))
+        print(f"paceline: {shortened(text)}", file=sys.stderr)
         return error.exit_code
     except Exception as error:  # noqa: BLE001  # the process boundary: told whole
+        if message := _misuse(error):
+            print(f"paceline: {shortened(printable(message))}", file=sys.stderr)
+            return ExitCode.USAGE
         traceback.print_exception(error)
         return exit_code_of(kind_of(error))
     except KeyboardInterrupt:
         print("paceline: interrupted", file=sys.stderr)
         return ExitCode.RESUMABLE
+
+
+def _misuse(error: Exception) -> str:
+    """Say what a command was given that the system refuses; '' for any other failure."""
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"{error.strerror}: {error.filename}"
+    if isinstance(error, FileNotFoundError):
+        try:
+            os.getcwd()  # noqa: PTH109
+        except FileNotFoundError:
+            return (
+                "the working directory has been removed. Change to one that is there (cd), and "
+                "start again"
+            )
+    return ""
 
 
 def _dispatch(tokens: list[str]) -> int:

@@ -1,5 +1,6 @@
 """What the user sees when a training is over: summary, or failure, and where things are."""
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -21,6 +22,7 @@ _REASONS = {
     "patience": "the validation result no longer improves",
     "time": "the time budget is used up",
     "signal": "a signal asked it to stop",
+    "script": "the script's loop is over",
 }
 
 
@@ -140,8 +142,7 @@ def _summary_text(summary: Mapping[str, object], run: RunDirectory) -> str:
     reason = _REASONS.get(str(summary.get("stopped_because")), "it ended")
     lines = [
         f"Done: {reason}. {_count(summary, 'epoch')}, {_count(summary, 'step')} in "
-        f"{format_duration(_number(summary, 'train_time_s'))}, "
-        f"{_number(summary, 'images_per_s'):,.0f} images/s",
+        f"{format_duration(_number(summary, 'train_time_s'))}{_speed(summary)}",
         f"  validation  {_validation(summary)}",
     ]
     if "test_samples" in summary:
@@ -176,6 +177,12 @@ def _start(run: RunDirectory) -> str:
     return f". Starting took {format_duration(start_s)} more, which isn't counted"
 
 
+def _speed(summary: Mapping[str, object]) -> str:
+    """Give the images a second, where it is known how many a step had."""
+    speed = _number(summary, "images_per_s")
+    return "" if math.isnan(speed) else f", {speed:,.0f} images/s"
+
+
 def _test(summary: Mapping[str, object]) -> str:
     text = f"loss {show_loss(_number(summary, 'test_loss'))}"
     if summary.get("test_accuracy") is not None:
@@ -186,14 +193,19 @@ def _test(summary: Mapping[str, object]) -> str:
 def _validation(summary: Mapping[str, object]) -> str:
     if summary.get("val_samples") == 0:
         return "none: there is no validation set, or it is empty"
-    accuracy = summary.get("val_accuracy")
+    accuracy, others = summary.get("val_accuracy"), summary.get("figures")
     shown = []
-    if accuracy is None or summary.get("val_loss") is not None:
+    if summary.get("val_loss") is not None:
         shown.append(f"loss {show_loss(_number(summary, 'val_loss'))}")
     if accuracy is not None:
         text = f"accuracy {_number(summary, 'val_accuracy'):.2%}"
         text += f" (best {_number(summary, 'best_val_accuracy'):.2%}"
         shown.append(f"{text} in epoch {summary.get('best_epoch')})")
+    if not shown and isinstance(others, dict):
+        own = {n.removeprefix("val_"): v for n, v in others.items() if n.startswith("val_")}
+        shown = [f"{name} {_number(own, name):.4g}" for name in own]
+    if not shown:
+        return "none: no epoch had an s.evaluate(...) with a result"
     return f"{', '.join(shown)} on {_count(summary, 'sample', 'val_samples')}"
 
 

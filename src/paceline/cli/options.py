@@ -11,7 +11,7 @@ from cyclopts.config import Env
 from cyclopts.exceptions import CycloptsError, UnknownOptionError, UnusedCliTokensError
 
 from paceline.cli.numbers import plain, strict
-from paceline.config.fields import OptionField, OptionValue, unknown_name
+from paceline.config.fields import OptionField, OptionValue, check_values, unknown_name
 from paceline.errors import ExitCode, UsageError
 
 _ENVIRONMENT_PREFIX = "PACELINE_"
@@ -57,7 +57,9 @@ def parse_options(
         ) from error
     except CycloptsError as error:
         raise UsageError(f"{_first_line(error)} See {command} --help") from error
-    return {name: plain(value) for name, value in bound.arguments.items()}
+    values = {name: plain(value) for name, value in bound.arguments.items()}
+    check_values(values, {option.name for option in listed if option.is_own})
+    return values
 
 
 def snapshot_option(group: str) -> OptionField:
@@ -87,6 +89,7 @@ def with_defaults(
             default=defaults.get(option.name, option.default),
             help=option.help,
             group=option.group,
+            is_own=option.is_own,
         )
         for option in options.values()
     ]

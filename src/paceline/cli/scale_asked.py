@@ -24,7 +24,7 @@ from paceline.data.options import DEFAULT_GLOBAL_BATCH
 from paceline.errors import UsageError
 from paceline.launch.hosts.hostfile import Host
 from paceline.launch.hosts.options import HostsOptions
-from paceline.launch.placement import may_have_gpus, usable_cores
+from paceline.launch.placement import check_machine, may_have_gpus, usable_cores
 from paceline.recipes.registry import reference_of
 from paceline.study.scaling.options import (
     ScaleOptions,
@@ -148,6 +148,8 @@ def _asked(
     methods = parse_methods(options.methods) or (usual_method(given, settings),)
     refuse_without_effect(methods, tuple(given))
     workers = parse_workers(options.workers) or usual_workers(_most_workers(hosts, given))
+    if not hosts:
+        check_machine(max(workers), usable_cores())
     sizes = make_sizes(workers, methods, hosts)
     _check(options, given, script_args, is_script=recipe is None)
     reach = ("hosts", "hostfile")

@@ -1,6 +1,7 @@
 """`paceline verify`: is a training the same on any number of workers? Trains on each, compares."""
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,12 +26,14 @@ from paceline.config.commands import command_line
 from paceline.config.fields import OptionField, OptionValue
 from paceline.config.figures import plural
 from paceline.config.files import write_json
+from paceline.config.quantities import parse_count
 from paceline.config.rundir import RunDirectory
 from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
 from paceline.errors import ExitCode, JobError, UsageError
 from paceline.launch.failures import WorkerFailure, one_line
 from paceline.launch.placement import may_have_gpus, threads_per_worker, usable_cores
 from paceline.launch.restarts import Policy
+from paceline.launch.scratch import scratch_directory
 from paceline.recipes.registry import reference_of
 from paceline.study.landlock import landlock_version
 from paceline.trainer.config import TrainConfig, merge, training_options
@@ -112,8 +115,8 @@ def main(tokens: Sequence[str]) -> int:
     asked = _read(tokens)
     if asked is None:
         return ExitCode.DONE
-    with tempfile.TemporaryDirectory(prefix="paceline-verify-") as place:
-        return _verify(asked, Path(place))
+    with scratch_directory() as place:
+        return _verify(asked, place)
 
 
 def _read(tokens: Sequence[str]) -> _Asked | None:
@@ -162,14 +165,15 @@ def _training_options(recipe: Recipe | None = None) -> list[OptionField]:
 def _numbers(text: str) -> tuple[int, ...]:
     numbers: list[int] = []
     for word in (word.strip() for word in text.split(",") if word.strip()):
-        if not (word.isascii() and word.isdecimal()):
+        number = parse_count(word)
+        if number is None:
             wrong = f"{word!r} is no number"
-        elif int(word) < 1:
+        elif number < 1:
             wrong = f"{word} is less than 1"
-        elif int(word) in numbers:
-            wrong = f"{int(word)} stands there twice"
+        elif number in numbers:
+            wrong = f"{number} stands there twice"
         else:
-            numbers.append(int(word))
+            numbers.append(number)
             continue
         raise UsageError(f"--workers is {text}, but {wrong}: give numbers of workers, such as 1,2")
     if len(numbers) < 2:
@@ -330,7 +334,9 @@ class _Launcher:
         places = whereabouts(records, events)
         if not (outcome.failures and lost_one_another(outcome.failures[0], places)):
             places = []
-        failure = _told(outcome.failures, records, traceback=not places)
+        failure = _told(
+            outcome.failures, self.asked.request.reference, records, traceback=not places
+        )
         story = tell(events, failure, places, programs_started(records))
         what = "disturbed: the yardstick" if disturbed else "trained"
         note(f"{plural(workers, 'worker')}: {plural(len(story.steps), 'step')} {what}")
@@ -404,7 +410,7 @@ def _temporary_files_in(place: Path) -> Iterator[None]:
         tempfile.tempdir = before
 
 
-def _told(failures: Sequence[WorkerFailure], records: Path, *, traceback: bool) -> str:
+def _told(failures: Sequence[WorkerFailure], script: str, records: Path, *, traceback: bool) -> str:
     """Give the cause of a failed launch in a line; its traceback may go to standard error.
 
     Raises:
@@ -419,7 +425,18 @@ def _told(failures: Sequence[WorkerFailure], records: Path, *, traceback: bool) 
         parts = [cause.traceback.strip("\n"), *_last_output(records, cause.rank)]
         parts += [_REFUSED_WRITES] * any(word in cause.traceback for word in _REFUSALS)
         print(*filter(None, parts), sep="\n", file=sys.stderr, flush=True)
-    return one_line(cause)
+    return one_line(cause) + _line_of_script(cause.traceback, script)
+
+
+def _line_of_script(traceback: str, script: str) -> str:
+    """Name the last line of the script itself that a traceback goes through."""
+    lines = traceback.splitlines()
+    for number in reversed(range(len(lines))):
+        found = re.match(rf'  File "{re.escape(script)}", line (\d+)', lines[number])
+        if found:
+            code = lines[number + 1].strip() if number + 1 < len(lines) else ""
+            return f" (line {found[1]} of {Path(script).name}: {code})"
+    return ""
 
 
 def _last_output(records: Path, rank: int) -> list[str]:

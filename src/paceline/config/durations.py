@@ -5,6 +5,8 @@ from functools import cache
 
 from paceline.errors import UsageError
 
+LEAST_S, MOST_S = 1e-3, 9999 * 86400.0
+"""What clocks, dates and other programs can be asked to wait for."""
 _UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[dhms])+")
 _PART = re.compile(r"(\d+(?:\.\d+)?)([dhms])")
@@ -30,6 +32,8 @@ def parse_duration_s(text: str) -> float:
             total_s = 0.0
     if not 0.0 < total_s < float("inf"):
         raise UsageError(f"not a duration: {text!r}. Write for example 90s, 45m, 2h or 1h30m")
+    if not LEAST_S <= total_s <= MOST_S:
+        raise UsageError(f"the duration {text!r} should be from 1 ms to 9,999 days")
     return total_s
 
 

@@ -4,15 +4,24 @@ The command line, `--help`, `run.json` and the check for unknown names are made 
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from math import isfinite
+from sys import float_info
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from docstring_parser import parse_from_object
 
 from paceline.config.files import describe_json
+from paceline.config.text import shortened
 from paceline.errors import UsageError
+
+LARGEST_NUMBER = 1e9
+"""The most that an option can be which may be a fraction: a rate, a factor, seconds."""
+LARGEST_COUNT = 10**12 - 1
+"""The most that an option can be which counts something: names of snapshots have twelve digits."""
 
 OptionValue = str | int | float | bool | tuple[object, ...] | None
 """What an option may hold: plain values that JSON and a command line can carry."""
@@ -28,8 +37,11 @@ class OptionField:
     help: str
     group: str
     """Heading under which `--help` lists it."""
+    is_own: bool = True
+    """Whether it is an option of Paceline; an argument of a recipe means what its author says."""
 
 
+@cache  # docstrings are read from source text, which takes a tenth of a second a component
 def option_fields(component: type, group: str) -> tuple[OptionField, ...]:
     """List the options of one component in the order of its dataclass.
 
@@ -69,6 +81,44 @@ def check_names(given: Iterable[str], known: Iterable[str], what: str) -> None:
     unknown = [name for name in given if name not in names]
     if unknown:
         raise UsageError(unknown_name(unknown[0], names, what))
+
+
+def check_values(values: Mapping[str, object], own: Container[str]) -> None:
+    """Refuse what no option can be: numbers without end or sense, text that no name can be.
+
+    What an option's own range is, its dataclass checks. This is for all: within these limits no
+    product of options overflows, and nothing that takes a number (a clock, C code) refuses it.
+
+    Args:
+        values: By the options' Python names.
+        own: Names of Paceline's own options; the others are arguments of a recipe.
+
+    Raises:
+        UsageError: A value is beyond the limits; the message says which.
+    """
+    for name, value in values.items():
+        for part in value if isinstance(value, tuple | list) else (value,):
+            wrong = _what_is_wrong(part, is_own=name in own and name != "seed")
+            if wrong:
+                raise UsageError(f"--{name.replace('_', '-')} {wrong}")
+
+
+def _what_is_wrong(value: object, *, is_own: bool) -> str | None:
+    if isinstance(value, str):
+        if "\0" in value:
+            return "holds a NUL character, which nothing can be named by"
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if isinstance(value, float) and not isfinite(value):
+        return f"is {value}: give a finite number"
+    most = LARGEST_NUMBER if isinstance(value, float) else LARGEST_COUNT
+    if not is_own:
+        most = float_info.max if isinstance(value, float) else 2**63 - 1
+    if abs(value) > most:
+        told = f"{value:g}" if isinstance(value, float) else shortened(str(value))
+        return f"is {told}: it can be at most {most:,}"
+    return None
 
 
 def fits(value: object, annotation: object) -> bool:

@@ -6,6 +6,8 @@ from math import isfinite
 from paceline.errors import UsageError
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(.*)", re.IGNORECASE | re.DOTALL)
+_COUNT = re.compile(r"[0-9]{1,12}")
+_MOST_THINGS = 1_000_000
 _SPEED = re.compile(r"([kmgt]?)(bit|bits|bps|b)(/s|ps)?", re.IGNORECASE)
 _SCALE = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _TIMES_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -56,6 +58,14 @@ def _taken_apart(text: str) -> tuple[float, str]:
     return (float(match[1]), match[2].strip()) if match else (-1.0, "?")
 
 
+def parse_count(text: str) -> int | None:
+    """Read a whole number of at most 12 digits; None where it is something else.
+
+    `int` reads digits of all scripts, signs and underscores, and fails where there are too many.
+    """
+    return int(text) if _COUNT.fullmatch(text) else None
+
+
 def parse_sizes(text: str, things: str = "nodes") -> tuple[int, ...]:
     """Read whole numbers: `8`, `1,2,4,8`, or doubled from the first to the last, `2..1024`.
 
@@ -72,11 +82,13 @@ def parse_sizes(text: str, things: str = "nodes") -> tuple[int, ...]:
     sizes: set[int] = set()
     for word in text.split(","):
         first, dots, last = word.strip().partition("..")
-        if not first.isdecimal() or (dots and not last.isdecimal()) or int(first) < 1:
+        size = parse_count(first)
+        most = parse_count(last) if dots else size
+        if not size or most is None or max(size, most) > _MOST_THINGS:
             raise UsageError(
-                f"not numbers of {things}: {text!r}. Write for example 1,2,4,8 or 2..1024"
+                f"not numbers of {things} up to {_MOST_THINGS:,}: {text!r}. Write for example "
+                "1,2,4,8 or 2..1024"
             )
-        size, most = int(first), int(last or first)
         if most < size:
             raise UsageError(f"{word.strip()!r} ends below its beginning. Write {most}..{size}")
         while size < most:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from paceline.errors import UsageError
 
+_MOST_LOADERS = 1000
 DEFAULT_GLOBAL_BATCH = 64
 """The global batch of a recipe that names none."""
 
@@ -48,8 +49,11 @@ class DataOptions:
                 raise UsageError(f"{name} is {value}: it must be at least 1")
         if self.shards is not None:
             self._check_shards(self.shards)
-        if self.loader_workers < 0:
-            raise UsageError(f"loader_workers is {self.loader_workers}: it must be 0 or more")
+        if not 0 <= self.loader_workers <= _MOST_LOADERS:
+            raise UsageError(
+                f"loader_workers is {self.loader_workers}: it must be 0 or more, at most "
+                f"{_MOST_LOADERS:,}"
+            )
 
     def _check_shards(self, shards: int) -> None:
         if self.batch_per_worker is not None:

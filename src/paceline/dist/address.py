@@ -15,13 +15,14 @@ class Address:
     """Where the workers of a training meet."""
 
     scheme: Literal["agent", "tcp", "file"]
-    """agent: a store that torch's elastic agent keeps. tcp: rank 0 keeps it. file: in a file."""
+    """agent: a store that torch's elastic agent keeps, or that our launcher has made a file for.
+    tcp: rank 0 keeps it. file: in a file."""
     host: str = ""
     port: int = 0
     path: str = ""
 
     def __str__(self) -> str:
-        if self.scheme == "file":
+        if self.path:
             return f"file://{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"tcp://{host}:{self.port}"
@@ -50,13 +51,16 @@ def parse_init_method(text: str) -> Address | None:
     raise UsageError(f"--init-method is {text!r}. Write {_FORMS}")
 
 
-def address_of(init_method: str | None, placement: Placement, agent_store: bool) -> Address:
+def address_of(
+    init_method: str | None, placement: Placement, agent_store: bool, store_file: str = ""
+) -> Address:
     """Decide where this training's workers meet.
 
     Args:
         init_method: The option.
         placement: Names the host and port of rank 0 where a launcher does.
         agent_store: Whether torch's elastic agent keeps a store there.
+        store_file: Where our launcher has made a file for it instead.
 
     Raises:
         UsageError: Nobody says where rank 0 is.
@@ -64,6 +68,8 @@ def address_of(init_method: str | None, placement: Placement, agent_store: bool)
     asked = parse_init_method(init_method) if init_method else None
     if asked is not None:
         return asked
+    if store_file:
+        return Address(scheme="agent", path=store_file)
     if not placement.master_addr or not placement.master_port:
         missing = "MASTER_ADDR" if not placement.master_addr else "MASTER_PORT"
         raise UsageError(

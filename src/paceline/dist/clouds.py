@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 from paceline.dist.placement import USUAL_PORT, NodePlacement, Source
 from paceline.dist.variables import Environment, first_of, integer
+from paceline.config.quantities import parse_count
 from paceline.errors import UsageError
 
 
@@ -12,15 +13,15 @@ def from_kubeflow(environment: Environment) -> NodePlacement | None:
     """Read what Kubeflow's trainer sets (torchrun's own options): PET_NODE_RANK, PET_NNODES …"""
     if "PET_NODE_RANK" not in environment or "PET_NNODES" not in environment:
         return None
-    nodes = environment["PET_NNODES"]
-    if not nodes.isdecimal():
+    nodes = parse_count(environment["PET_NNODES"])
+    if nodes is None:
         raise UsageError(
-            f"PET_NNODES is {nodes!r}: a training needs a fixed number of nodes, such as 2"
+            f"PET_NNODES is {environment['PET_NNODES']!r}: a training needs a fixed number of nodes, such as 2"
         )
     workers = environment.get("PET_NPROC_PER_NODE", "auto")
     return NodePlacement(
         node_rank=integer(environment, "PET_NODE_RANK", 0),
-        nodes=int(nodes),
+        nodes=nodes,
         workers=None if workers in ("auto", "gpu", "cpu") else _count(workers),
         source="kubeflow",
         master_addr=first_of(environment, "PET_MASTER_ADDR", "MASTER_ADDR"),

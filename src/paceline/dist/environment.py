@@ -25,6 +25,7 @@ __all__ = [
     "current_variables",
     "look",
     "numeric_variables",
+    "store_file",
     "read_placement",
     "surroundings",
     "thread_variables",
@@ -55,6 +56,8 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """What thread pools read while they are imported, NumPy's as well."""
 PINNED_VARIABLE = "PACELINE_PINNED_THREADS"
 """With how many CPU threads this process has run from the script's first line, where settled."""
+STORE_VARIABLE = "PACELINE_STORE"
+"""In which the launcher names the workers' store, as PORT:FILE."""
 REQUEST_VARIABLE = "PACELINE_REQUEST"
 """In which `paceline run` hands its request to the script."""
 _SAGEMAKER_RESOURCES = Path("/opt/ml/input/config/resourceconfig.json")
@@ -158,6 +161,17 @@ def read_placement(environment: Environment, options: DistOptions | None = None)
 def uses_agent_store(environment: Environment) -> bool:
     """Tell whether torch's elastic agent keeps the store at MASTER_ADDR and MASTER_PORT."""
     return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def store_file(environment: Environment) -> str:
+    """Name the file in which our launcher has the workers of one machine meet; empty for none.
+
+    It holds for the port that this launcher has named: a script that starts workers by another one
+    (torchrun, say) hands our variable on to them, and a script may set a port of its own.
+    """
+    port, _, path = environment.get(STORE_VARIABLE, "").partition(":")
+    is_ours = uses_agent_store(environment) and environment.get("MASTER_PORT") == port
+    return path if is_ours else ""
 
 
 def chosen_interface(environment: Environment) -> str:

@@ -22,6 +22,7 @@ from paceline.dist.backends import (
 from paceline.dist.environment import (
     Placement,
     chosen_interface,
+    store_file,
     surroundings,
     use_interface,
     uses_agent_store,
@@ -208,7 +209,9 @@ def joined(
 
 def meeting_address(placement: Placement, options: DistOptions) -> Address:
     """Say where this worker meets the others: by its options, else by its environment."""
-    address = address_of(options.init_method, placement, uses_agent_store(surroundings()))
+    environment = surroundings()
+    kept = uses_agent_store(environment)
+    address = address_of(options.init_method, placement, kept, store_file(environment))
     return known_address(address) if placement.source == "slurm" else address
 
 

@@ -12,6 +12,7 @@ from paceline.dist.environment import (
     chosen_interface,
     look,
     read_placement,
+    store_file,
     uses_agent_store,
 )
 from paceline.dist.interface import (
@@ -163,7 +164,8 @@ def _meeting(
 
 
 def _address(environment: Environment, options: DistOptions, placement: Placement) -> Address:
-    address = address_of(options.init_method, placement, uses_agent_store(environment))
+    kept = uses_agent_store(environment)
+    address = address_of(options.init_method, placement, kept, store_file(environment))
     return known_address(address) if placement.source == "slurm" else address
 
 

@@ -5,22 +5,27 @@ learn who is on which node.
 """
 
 import errno
+import importlib
+import itertools
 import json
 import queue
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache, partial
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+from torch.distributed.constants import default_pg_timeout
 
 from paceline.dist.address import Address
+from paceline.dist.environment import store_file, surroundings
 from paceline.dist.interface import address_on, own_addresses, reachable_address
 from paceline.dist.placement import Placement
 from paceline.errors import InfrastructureError, UsageError
@@ -50,8 +55,8 @@ def open_store(
         InfrastructureError: Rank 0 can't be reached.
     """
     timeout = timedelta(seconds=timeout_s)
-    if address.scheme == "file":
-        return _file_store(address, world_size, timeout)
+    if address.path:
+        return _file_store(address, timeout)
     keeps = address.scheme == "tcp" and rank == 0
     host = address.host
     if address.scheme == "tcp":
@@ -190,7 +195,37 @@ def of_attempt(store: Store, attempt: int) -> Store:
     return PrefixStore(f"paceline/attempt-{attempt}", store)
 
 
-def _file_store(address: Address, world_size: int, timeout: timedelta) -> Store:
+@cache  # once a process
+def meet_in_file(path: str) -> None:
+    """Have plain PyTorch in this process (`init_process_group`, env://) meet in a file as well.
+
+    The launcher of workers on one machine keeps no store at MASTER_PORT, since every user of the
+    machine could reach it. A script that sets a port of its own meets there, as it wants.
+
+    Args:
+        path: The file.
+    """
+    handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
+    usual, times = handlers["env"], itertools.count()
+
+    def by_file(
+        url: str, timeout: timedelta = default_pg_timeout, **others: object
+    ) -> Iterator[tuple[Store, int, int]]:
+        if store_file(surroundings()) != path:
+            yield from usual(url, timeout=timeout, **others)
+            return
+        asked = dict(parse_qsl(urlsplit(url).query))
+        rank, world_size = (
+            int(asked.get(name) or surroundings()[name.upper()]) for name in ("rank", "world_size")
+        )
+        store = _file_store(Address(scheme="agent", path=path), timeout)
+        # A group that is made again must not find addresses of the one before.
+        yield PrefixStore(f"script/{next(times)}", store), rank, world_size
+
+    handlers["env"] = by_file
+
+
+def _file_store(address: Address, timeout: timedelta) -> Store:
     path = Path(address.path)
     if not path.parent.is_dir():
         raise UsageError(
@@ -198,7 +233,7 @@ def _file_store(address: Address, world_size: int, timeout: timedelta) -> Store:
             "in a directory that all workers share"
         )
     try:
-        store = FileStore(address.path, world_size)
+        store = FileStore(address.path)  # `leave` removes it, or the launcher
     except RuntimeError as error:
         raise UsageError(f"--init-method {address} can't be written: {error}") from error
     store.set_timeout(timeout)

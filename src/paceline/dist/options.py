@@ -9,6 +9,8 @@ from paceline.errors import UsageError
 Backend = Literal["auto", "nccl", "gloo", "mpi", "xccl", "smddp"]
 DeviceKind = Literal["auto", "cpu", "cuda", "xpu"]
 
+MOST_WAIT_S = 864_000.0
+"""Sockets count milliseconds in 32 bits, which is 24 days."""
 _CPU_CANT = {"nccl": "GPUs", "xccl": "Intel GPUs"}
 
 
@@ -49,8 +51,11 @@ class DistOptions:
     error. Raise it where one step or one evaluation takes longer than this."""
 
     def __post_init__(self) -> None:
-        if self.timeout_s <= 0:
-            raise UsageError(f"--timeout-s must be greater than 0, not {self.timeout_s}")
+        if not 0 < self.timeout_s <= MOST_WAIT_S:
+            raise UsageError(
+                f"--timeout-s must be greater than 0 and at most {MOST_WAIT_S:,.0f} (ten days), "
+                f"not {self.timeout_s}"
+            )
         if self.backend in _CPU_CANT and self.device == "cpu":
             raise UsageError(
                 f"--backend {self.backend} needs {_CPU_CANT[self.backend]}; "

@@ -1,7 +1,8 @@
 """One attempt: torch's elastic agent starts the workers and watches them. Imports torch.
 
 Each attempt has an agent and a store of its own: a store shared by attempts would hand workers the
-addresses of dead peers (the agent's own restarts do that, so they are switched off).
+addresses of dead peers (the agent's own restarts do that, so they are switched off). On one machine
+it is a file that nobody else may open: a port would be open to every user of the machine.
 """
 
 import logging
@@ -11,11 +12,17 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, final
 
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # not declared
+from torch.distributed import (  # type: ignore[attr-defined]  # not declared
+    HashStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     WorkerGroup,
@@ -53,7 +60,7 @@ _TORCH_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing")
 class SeatRendezvous(RendezvousHandler):
     """A rendezvous for one attempt: every node's place in it is known beforehand.
 
-    For one machine alone the store is a fresh one on a free port of loopback.
+    For one machine alone its workers meet in a file, and the agent needs nobody to talk to.
     """
 
     def __init__(self, seat: Seat | None, attempt: int) -> None:
@@ -61,6 +68,20 @@ class SeatRendezvous(RendezvousHandler):
         self._attempt = attempt
         self._run_id = uuid.uuid4().hex
         self._closed = False
+        # Workers are to be told a port, as scripts of others read it. Nobody listens there, and
+        # while it is bound nobody else can.
+        self._reserved = socket.socket()
+        if seat is None:
+            self._reserved.bind((_LOOPBACK, 0))
+
+    def store_variable(self, scratch: Path) -> tuple[str, str]:
+        """Give the variable that tells workers the file in which they meet; empty for none.
+
+        The port stands before it: where another launcher has set another one, it doesn't count.
+        """
+        port = self._reserved.getsockname()[1]
+        file = f"{port}:{scratch / 'store'}" if self._seat is None else ""
+        return "PACELINE_STORE", file
 
     def get_backend(self) -> str:
         """Name it."""
@@ -75,11 +96,8 @@ class SeatRendezvous(RendezvousHandler):
         """Open the store."""
         seat = self._seat
         if seat is None:
-            # A store that binds by itself listens on every interface.
-            listener = socket.create_server((_LOOPBACK, 0), backlog=1024)
-            port = int(listener.getsockname()[1])
-            alone = _open_store(_LOOPBACK, port, listener)
-            return RendezvousInfo(alone, 0, 1, RendezvousStoreInfo(_LOOPBACK, port))
+            port = int(self._reserved.getsockname()[1])
+            return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(_LOOPBACK, port))
         store = PrefixStore(f"agents/{self._attempt}", _open_store(seat.host, seat.port))
         meeting = RendezvousStoreInfo(seat.host, seat.port)
         return RendezvousInfo(store, seat.node_rank, seat.nodes, meeting)
@@ -103,6 +121,7 @@ class SeatRendezvous(RendezvousHandler):
     def shutdown(self) -> bool:
         """Close it; the store goes with the agent."""
         self._closed = True
+        self._reserved.close()
         return True
 
 
@@ -205,17 +224,10 @@ def _wait_for_nodes(store: Store, nodes: int, stopped: Callable[[], bool]) -> No
             ended = store.add(_ENDED, 0)
 
 
-def _open_store(host: str, port: int, own: socket.socket | None = None) -> TCPStore:
-    """Open a store: one kept here at a bound socket, or one that is kept elsewhere."""
+def _open_store(host: str, port: int) -> TCPStore:
+    """Connect to the store of several nodes, which is kept elsewhere."""
     try:
-        return TCPStore(
-            host,
-            port,
-            is_master=own is not None,
-            timeout=_STORE_TIMEOUT,
-            wait_for_workers=False,
-            master_listen_fd=own.detach() if own is not None else None,
-        )
+        return TCPStore(host, port, is_master=False, timeout=_STORE_TIMEOUT, wait_for_workers=False)
     except RuntimeError as error:
         raise InfrastructureError(
             f"{socket.gethostname()} did not reach the store at {host} port {port}: {error}"
@@ -249,10 +261,13 @@ def run_attempt(
     Raises:
         InfrastructureError: The nodes' store can't be kept, or can't be reached.
     """
+    meeting = SeatRendezvous(seat, task.attempt)
+    told = meeting.store_variable(task.scratch)
+    task = replace(task, environment=(*task.environment, told))
     spec = WorkerSpec(
         role="paceline",
         local_world_size=workers,
-        rdzv_handler=SeatRendezvous(seat, task.attempt),
+        rdzv_handler=meeting,
         entrypoint=work,
         args=(task,),
         max_restarts=0,
@@ -267,6 +282,7 @@ def run_attempt(
     except (InterruptedStartError, SignalException):
         interrupts.note_received()
     finally:
+        meeting.shutdown()
         if overseer is not None:
             overseer.end()
         if agent.guard is not None:

@@ -64,7 +64,10 @@ class WorkerFailure:
         """
         if not isinstance(content, dict) or content.get("kind") not in get_args(FailureKind):
             raise ValueError("not a failure record")
-        return WorkerFailure(**check_types(WorkerFailure, content))
+        try:
+            return WorkerFailure(**check_types(WorkerFailure, content))
+        except ValueError as error:
+            raise ValueError(f"not a failure record: {error}") from error
 
 
 def is_lost_peer(error_type: str, text: str) -> bool:

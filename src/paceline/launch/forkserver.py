@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from multiprocessing import forkserver
 
 from paceline.launch.forkserver_child import LAUNCHER_VARIABLE
+from paceline.launch.scratch import own_directory
 
 _PRELOAD = (
     "paceline.launch.forkserver_child",  # first: see there
@@ -49,6 +50,7 @@ def prepare(preload: Sequence[str], threads: int) -> None:
         release()
         forkserver.set_forkserver_preload([*_PRELOAD, *preload])
         _running[:] = [asked]
+    own_directory()  # where the server's socket goes
     with _environment(threads), _ignoring_signals():
         forkserver.ensure_running()
 

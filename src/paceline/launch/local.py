@@ -1,9 +1,7 @@
 """Start the workers on this machine, restart them after a failure, and say how it ended."""
 
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -20,6 +18,7 @@ from paceline.launch.failures import WorkerFailure, one_line
 from paceline.launch.lineage import adopt_orphans
 from paceline.launch.monitor.overseer import LocalOverseer
 from paceline.launch.restarts import Policy, RestartBudget
+from paceline.launch.scratch import scratch_directory
 from paceline.launch.signals import Interrupts
 from paceline.launch.worker import WorkerTask
 
@@ -164,16 +163,6 @@ def restart_line(cause: WorkerFailure, step: int, budget: RestartBudget) -> str:
 
 def _after_hangs(budget: RestartBudget) -> str:
     return f"; so far {plural(budget.hangs, 'restart')} after a hang" if budget.hangs else ""
-
-
-@contextmanager
-def scratch_directory() -> Iterator[Path]:
-    """Make a directory for what the attempts of one launch share, and remove it."""
-    path = Path(tempfile.mkdtemp(prefix="paceline-"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from paceline.launch import forkserver
 from paceline.launch.attempt import Crew, attempt_here
-from paceline.launch.local import LaunchOutcome, orphans_adopted, scratch_directory
+from paceline.launch.local import LaunchOutcome, orphans_adopted
+from paceline.launch.scratch import scratch_directory
 from paceline.launch.seat import Seat
 from paceline.launch.signals import Interrupts
 from paceline.launch.worker import WorkerTask

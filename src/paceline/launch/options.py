@@ -1,10 +1,12 @@
 """Options of launching: how many workers, with how many threads, restarted how often."""
 
 from dataclasses import dataclass
-from math import inf
 from typing import Literal
 
 from paceline.errors import UsageError
+
+_MOST_WORKERS = 10_000
+_MOST_WAIT_S = 864_000.0  # ten days
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +50,17 @@ class LaunchOptions:
             if value is not None and value < least:
                 flag = name.replace("_", "-")
                 raise UsageError(f"--{flag} is {value}; it must be at least {least}")
-        if self.stop_grace_s is not None and not 0 < self.stop_grace_s < inf:
+        if self.workers is not None and self.workers > _MOST_WORKERS:
             raise UsageError(
-                f"--stop-grace-s is {self.stop_grace_s}; it must be a number of seconds over 0"
+                f"--workers is {self.workers}; a node can start at most {_MOST_WORKERS:,}"
             )
-        if self.hang_after_s is not None and not 0 <= self.hang_after_s < inf:
+        if self.stop_grace_s is not None and not 0 < self.stop_grace_s <= _MOST_WAIT_S:
             raise UsageError(
-                f"--hang-after-s is {self.hang_after_s}; it must be a number of seconds, or 0 to "
-                "switch it off"
+                f"--stop-grace-s is {self.stop_grace_s}; it must be a number of seconds over 0, at "
+                f"most {_MOST_WAIT_S:,.0f}"
+            )
+        if self.hang_after_s is not None and not 0 <= self.hang_after_s <= _MOST_WAIT_S:
+            raise UsageError(
+                f"--hang-after-s is {self.hang_after_s}; it must be a number of seconds, at most "
+                f"{_MOST_WAIT_S:,.0f}, or 0 to switch it off"
             )

@@ -1,10 +1,18 @@
 """How many workers a machine gets, and how many threads each of them."""
 
 import os
+import resource
 import sys
 from pathlib import Path
 
+from paceline.config.quantities import parse_count
 from paceline.errors import UsageError
+
+MOST_WORKERS = 124
+"""Workers of one machine. Torch's elastic agent hands each both ends of every worker's result pipe,
+by way of Python's fork server, which adds four descriptors; Linux passes 253 (SCM_MAX_FD)."""
+_FILES_PER_WORKER, _FILES = 12, 200
+"""Descriptors that a launcher or a worker has open: pipes of all workers, connections to all."""
 
 _DEFAULT_CPU_WORKERS = 2
 _GPU_BACKENDS = ("nccl", "xccl", "smddp")
@@ -31,9 +39,51 @@ def choose_workers(asked: int | None, gpus: int, cores: int, backend: str) -> in
     """
     if asked is not None and asked < 1:
         raise UsageError(f"--workers is {asked}; it must be at least 1")
+    check_machine(asked or 1, cores)
     if backend in _GPU_BACKENDS or (backend == "auto" and gpus > 0):
         return _gpu_workers(asked, gpus, backend)
     return _cpu_workers(asked, cores)
+
+
+def check_machine(workers: int, cores: int) -> None:
+    """Refuse more workers than one machine can start.
+
+    Raises:
+        UsageError: There are; the message says why, and how many it can.
+    """
+    if workers > MOST_WORKERS:
+        raise UsageError(
+            f"--workers {workers} is more than one machine can start: at most {MOST_WORKERS}, "
+            "since each is handed the pipes of all, and a process can be handed 253 files. There "
+            f"{_are(cores, 'CPU core')} here, and more workers than cores gain no speed. For more "
+            "give --hosts"
+        )
+    files, most = _files_of(workers), _raised_limit(_files_of(workers))
+    if most < files:
+        raise UsageError(
+            f"--workers {workers} needs about {files} open files in each process, and the limit is "
+            f"{most}: raise it (ulimit -Hn {files} as root, or LimitNOFILE= of the service), or "
+            f"give at most {max(1, (most - _FILES) // _FILES_PER_WORKER)} workers"
+        )
+
+
+def _files_of(workers: int) -> int:
+    return _FILES + _FILES_PER_WORKER * workers
+
+
+def _raised_limit(needed: int) -> int:
+    """Raise this process's limit of open files as far as it may, if need be; children inherit it.
+
+    Returns:
+        The limit; `needed` where there is none.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return needed
+    limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if limit > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit
 
 
 def threads_per_worker(
@@ -61,12 +111,13 @@ def threads_per_worker(
         return asked
     if omp_num_threads:
         first = omp_num_threads.split(",")[0].strip()  # a list gives one number per nesting level
-        if not first.isdecimal() or int(first) < 1:
+        number = parse_count(first)
+        if not number:
             raise UsageError(
                 f"OMP_NUM_THREADS is {omp_num_threads!r}, not a number of threads. "
                 "Unset it or say --threads"
             )
-        return int(first)
+        return number
     return max(1, cores // workers)
 
 

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from paceline.errors import ExitCode, UsageError
 from paceline.launch.asyaml import to_yaml
 from paceline.launch.cluster import ClusterJob
 from paceline.launch.noderun import label
+from paceline.launch.scratch import scratch_directory
 from paceline.launch.skypilot_options import SkypilotOptions
 from paceline.launch.skypilot_task import EXIT_LINE, run_dir, task
 from paceline.launch.stopping import StopRequestedError, StopRequests, stop_requests
@@ -45,8 +45,8 @@ def submit(job: ClusterJob, options: SkypilotOptions) -> int:
         print(written, end="")
         return ExitCode.DONE
     sky = find_sky()
-    with tempfile.TemporaryDirectory(prefix="paceline-") as directory:
-        path = Path(directory) / f"{name}.yaml"
+    with scratch_directory() as directory:
+        path = directory / f"{name}.yaml"
         path.write_text(written)
         code = _launch(sky, job, options, name, path)
     if code == ExitCode.RESUMABLE:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from paceline.config.fields import OptionValue, check_names
+from paceline.config.fields import LARGEST_NUMBER, OptionValue, check_names
 from paceline.errors import UsageError
 from paceline.optim.table import (
     OPTIMIZER_OPTIONS,
@@ -163,7 +163,7 @@ def _require(fits: bool, name: str, value: object, expected: str) -> None:
         raise UsageError(f"{name} is {value}; expected {expected}")
 
 
-_INFINITY = float("inf")
+_INFINITY = LARGEST_NUMBER + 1  # beyond every number that an option can be
 
 
 def _check_ranges(options: OptimOptions) -> None:

@@ -44,9 +44,10 @@ class OpenSession:
         _open.remove(self)
         atexit.unregister(self._at_exit)
         sys.excepthook, sys.exit = self._hook, self._exit
-        self._context.__exit__(
-            None if error is None else type(error), error, error and error.__traceback__
-        )
+        if error is None:
+            self._context.__exit__(None, None, None)
+        else:
+            self._context.__exit__(type(error), error, error.__traceback__)
 
     def _failed(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -121,8 +122,9 @@ def ended_with_its_block() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        went_well = isinstance(error, SystemExit) and error.code in (None, 0)
         for one in list(_open):
-            one.end(error)
+            one.end(None if went_well else error)
         raise
     for one in list(_open):
         one.end(None)

@@ -6,7 +6,13 @@ import runpy
 import sys
 from pathlib import Path
 
-from paceline.dist.environment import REQUEST_VARIABLE, set_variables, thread_variables
+from paceline.dist.environment import (
+    REQUEST_VARIABLE,
+    set_variables,
+    store_file,
+    surroundings,
+    thread_variables,
+)
 from paceline.errors import InterruptedTraining, JobError
 from paceline.script.ending import ended_with_its_block
 from paceline.trainer.config import TrainConfig
@@ -29,6 +35,10 @@ def run_script(payload: str) -> str:
     request = TrainRequest.from_json(payload)
     set_variables({REQUEST_VARIABLE: payload})
     _pin(TrainConfig.from_settings(request.settings))
+    if path := store_file(surroundings()):
+        from paceline.dist.meeting import meet_in_file
+
+        meet_in_file(path)
     # Workers are forked from a fork server and inherit its way: reader processes of the script's
     # DataLoaders would import the script anew instead of being forked, as elsewhere.
     multiprocessing.set_start_method(None, force=True)

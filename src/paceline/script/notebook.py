@@ -3,19 +3,22 @@
 import json
 import os
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 import torch
-from torch._C._distributed_c10d import TCPStore
 
 from paceline.config.fields import OptionValue
-from paceline.dist.environment import PINNED_VARIABLE, set_variables
+from paceline.dist.environment import PINNED_VARIABLE, STORE_VARIABLE, set_variables
+from paceline.dist.meeting import meet_in_file
 from paceline.errors import InterruptedTraining, JobError, UsageError
 from paceline.launch.lineage import die_with_parent, spare_children_our_garbage
 from paceline.launch.placement import usable_cores
@@ -61,20 +64,32 @@ def launch(
             "this process has used CUDA already, and workers are forked from it: restart the "
             "notebook, and touch the GPU only in the function that paceline.launch runs"
         )
-    store = TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
     started: list[_Worker] = []
-    try:
-        for rank in range(workers):
-            started.append(_fork(rank, workers, store.port, function, arguments))
-        return _collect(started)
-    finally:
-        _end(started)
+    # They meet in a file: a port would be open to all users. One is named that nobody can take.
+    with TemporaryDirectory(prefix="paceline-") as place, socket.socket() as reserved:
+        reserved.bind((_LOOPBACK, 0))
+        meeting = _Meeting(str(Path(place) / "store"), str(reserved.getsockname()[1]))
+        try:
+            for rank in range(workers):
+                started.append(_fork(rank, workers, meeting, function, arguments))
+            return _collect(started)
+        finally:
+            _end(started)
+
+
+@dataclass(frozen=True)
+class _Meeting:
+    """Where the workers meet."""
+
+    file: str
+    port: str
+    """What MASTER_PORT says."""
 
 
 def _fork(
     rank: int,
     workers: int,
-    port: int,
+    meeting: _Meeting,
     function: Callable[..., object],
     arguments: Mapping[str, OptionValue],
 ) -> _Worker:
@@ -86,7 +101,7 @@ def _fork(
     pid = os.fork()
     if pid == 0:
         reading.close()
-        _be_worker(rank, workers, port, parent, function, arguments, writing)
+        _be_worker(rank, workers, meeting, parent, function, arguments, writing)
     writing.close()
     return _Worker(rank, pid, reading)
 
@@ -94,7 +109,7 @@ def _fork(
 def _be_worker(
     rank: int,
     workers: int,
-    port: int,
+    meeting: _Meeting,
     parent: int,
     function: Callable[..., object],
     arguments: Mapping[str, OptionValue],
@@ -104,7 +119,8 @@ def _be_worker(
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the notebook passes it on as SIGTERM
     threads = max(1, usable_cores() // workers)
-    set_variables(_environment(rank, workers, port, threads))
+    set_variables(_environment(rank, workers, meeting, threads))
+    meet_in_file(meeting.file)
     torch.set_num_threads(1)  # a pool of OpenMP threads doesn't survive a fork
     code = 0
     try:
@@ -142,7 +158,7 @@ def _as_list(value: object) -> object:
     )
 
 
-def _environment(rank: int, workers: int, port: int, threads: int) -> dict[str, str]:
+def _environment(rank: int, workers: int, meeting: _Meeting, threads: int) -> dict[str, str]:
     interface = "lo0" if sys.platform == "darwin" else "lo"
     numbers = {
         "RANK": rank,
@@ -151,12 +167,13 @@ def _environment(rank: int, workers: int, port: int, threads: int) -> dict[str, 
         "LOCAL_WORLD_SIZE": workers,
         "GROUP_RANK": 0,
         "GROUP_WORLD_SIZE": 1,
-        "MASTER_PORT": port,
         "OMP_NUM_THREADS": threads,
         PINNED_VARIABLE: 1,  # what the function computes before its session
     }
     return {name: str(number) for name, number in numbers.items()} | {
         "MASTER_ADDR": _LOOPBACK,
+        "MASTER_PORT": meeting.port,
+        STORE_VARIABLE: f"{meeting.port}:{meeting.file}",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": interface,

@@ -15,7 +15,20 @@ class Advice:
     torch: str
 
 
+_SEED_APART = (
+    "torch.manual_seed(seed + rank), but only once all that ranks must have alike is there: after "
+    "the model is built and wrapped. What is drawn alike later on (an order or a split of the "
+    "samples: RandomSampler, random_split, randperm) needs generator=torch.Generator()"
+    ".manual_seed(seed), or the ranks' shares would overlap"
+)
+
 ADVICE: Mapping[Cause, Advice] = {
+    Cause.NO_COMMUNICATION: Advice(
+        "nothing makes one training of the processes: none learns from what the others have seen",
+        "model = s.model(net), batches = s.loader(train_set), s.step(loss): see docs/scripts.md",
+        "init_process_group(), DataLoader(..., sampler=DistributedSampler(train_set)), and "
+        "model = DistributedDataParallel(model), called as model(x)",
+    ),
     Cause.NO_SAMPLER: Advice(
         "every rank trains on all samples: an epoch is as long as on one worker, and counts each "
         "sample several times",
@@ -73,6 +86,13 @@ ADVICE: Mapping[Cause, Advice] = {
         "scheduler = s.scheduler(...); scheduler.step() once a step or an epoch, on every worker",
         "one scheduler.step() a step on every rank, not one for each worker",
     ),
+    Cause.GRADIENT_FACTOR: Advice(
+        "plain SGD then learns with another learning rate on every number of workers; with Adam, "
+        "weight decay, clipping and eps weigh otherwise",
+        "s.step(loss) with a mean loss: the ranks' gradients are averaged by their samples",
+        "a mean loss (reduction='mean') where gradients are averaged, as DistributedDataParallel "
+        "does; a sum, (loss * world_size).backward(), where sums are meant",
+    ),
     Cause.MEAN_OF_MEANS: Advice(
         "DistributedDataParallel averages the ranks' gradients with equal weights, whatever the "
         "size of their batches",
@@ -87,17 +107,17 @@ ADVICE: Mapping[Cause, Advice] = {
     Cause.SAME_DROPOUT: Advice(
         "all ranks have one seed: their masks are copies, and the noise doesn't average out",
         "nothing: s.epochs() seeds every step and rank",
-        "torch.manual_seed(seed + rank), after the model is built",
+        _SEED_APART,
     ),
     Cause.SAME_AUGMENTATION: Advice(
         "all ranks have one seed: samples of different ranks are changed alike",
         "s.loader(data, augment=...) draws by sample; data sets of your own are seeded by sample",
-        "torch.manual_seed(seed + rank) after the model is built, the same for random and NumPy",
+        f"{_SEED_APART}; the same for random and NumPy",
     ),
     Cause.SAME_NOISE: Advice(
         "all ranks have one seed: what they draw are copies, and the noise doesn't average out",
         "nothing: s.epochs() seeds every step and rank",
-        "torch.manual_seed(seed + rank), after the model is built",
+        _SEED_APART,
     ),
     Cause.BUFFERS_APART: Advice(
         "each rank updates its buffers from its own share, and nothing brings them together",
@@ -116,7 +136,7 @@ ADVICE: Mapping[Cause, Advice] = {
         "harmless for these weights; but whatever else is drawn at random when ranks start "
         "(a split of the data, say) differs between them too",
         "model = s.model(net); paceline.session() seeds all workers alike",
-        "torch.manual_seed(seed) before the model is built, seed + rank after it",
+        "torch.manual_seed(seed) on all ranks before the model is built",
     ),
     Cause.OTHER_START: Advice(
         "what is drawn before the training hangs on the number of workers",
@@ -179,6 +199,15 @@ ADVICE: Mapping[Cause, Advice] = {
         "more than rounding, and none of the known causes",
         "compare what this step computes: --steps 1, and this tensor",
         "the same; does anything follow world_size or rank?",
+    ),
+    Cause.NEEDS_GPU: Advice(
+        "where there are fewer GPUs than workers, verify trains on the CPU, and a script that "
+        "chooses its device by itself does so too",
+        "model = s.model(net): it and the batches of s.loader are put where the worker trains",
+        'device = torch.device("cuda", local_rank) if torch.cuda.is_available() else '
+        'torch.device("cpu"); x.to(device) rather than x.cuda(), torch.cuda.set_device and '
+        "device_ids=[local_rank] only on a GPU, torch.load(..., map_location=device). Or verify "
+        "on a machine with a GPU for each worker",
     ),
     Cause.FAILED: Advice(
         "the script doesn't run on this number of workers",

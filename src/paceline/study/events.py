@@ -39,6 +39,8 @@ class PassBegun:
     """As the sampler was told by set_epoch."""
     samples: int
     """Of the whole data set; 0 where it has no length."""
+    batches: int = 0
+    """Of the whole pass; 0 where that isn't known."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,14 @@ class Reduced:
 
 
 @dataclass(frozen=True)
+class Met:
+    """This rank has joined the others, or communicated with them for the first time."""
+
+    joined_only: bool
+    """Whether it has only made a process group so far."""
+
+
+@dataclass(frozen=True)
 class Figured:
     """A session's evaluation has ended."""
 
@@ -163,6 +173,7 @@ Event = (
     | Normalised
     | Judged
     | Reduced
+    | Met
     | Figured
     | Printed
     | Ended

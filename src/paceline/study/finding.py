@@ -8,6 +8,7 @@ from typing import final
 class Cause(StrEnum):
     """Why a training isn't the same on another number of workers."""
 
+    NO_COMMUNICATION = "no-communication"
     NO_SAMPLER = "no-sampler"
     SET_EPOCH = "set-epoch"
     DROP_LAST = "drop-last"
@@ -18,6 +19,7 @@ class Cause(StrEnum):
     RATE_STAYS = "rate-stays"
     RATE_DIFFERS = "rate-differs"
     SCHEDULE_PER_WORKER = "schedule-per-worker"
+    GRADIENT_FACTOR = "gradient-factor"
     MEAN_OF_MEANS = "mean-of-means"
     BATCHNORM_SHARE = "batchnorm-share"
     SAME_DROPOUT = "same-dropout"
@@ -38,6 +40,7 @@ class Cause(StrEnum):
     FIGURES = "figures"
     CHANCE = "chance"
     UNKNOWN = "unknown"
+    NEEDS_GPU = "needs-gpu"
     FAILED = "failed"
 
 

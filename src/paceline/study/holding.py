@@ -1,5 +1,6 @@
 """Keeps what a verified training writes away from its user's files."""
 
+import multiprocessing.process
 import os
 import sys
 import tempfile
@@ -34,8 +35,10 @@ def held_back(trial: Trial) -> Iterator[None]:
     if not trial.place:
         yield
         return
-    _use_own_caches(Path(trial.records) / "temporary")
+    _use_own_caches(Path(trial.place) / "t")  # short: names of sockets have 108 characters at most
     if trial.confines:
+        # The launcher's, in which readers of a DataLoader would make sockets.
+        multiprocessing.process.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
         write_only_below([Path(trial.place), *_existing()])
     with Patches() as patches:
         overlay = Overlay(Path(trial.records) / "overlay", [Path(trial.place), *_existing()])

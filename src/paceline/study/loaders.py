@@ -11,7 +11,7 @@ from typing import cast, final
 from weakref import WeakKeyDictionary
 from zlib import crc32
 
-from torch.utils.data import DataLoader, Subset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, Subset, get_worker_info
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
@@ -68,6 +68,7 @@ class LoaderWatch:
             patches.wrap(DataLoader, "__init__", self._around_init)
             patches.wrap(DataLoader, "__iter__", self._around_iter)
             patches.wrap(_BaseDataLoaderIter, "_next_index", self._around_next_index)
+            patches.wrap(_BaseDataLoaderIter, "_reset", self._around_reset)
             patches.wrap(_BaseDataLoaderIter, "__next__", self._around_next)
             patches.wrap(Loader, "read", self._around_read)
             for fetcher in (_MapDatasetFetcher, _IterableDatasetFetcher):
@@ -108,6 +109,15 @@ class LoaderWatch:
             return index
 
         return next_index
+
+    def _around_reset(self, original: Callable[..., object]) -> Callable[..., object]:
+        @wraps(original)
+        def reset(iterator: object, *arguments: object, **named: object) -> object:
+            if iterator in self._open:  # persistent workers: what was asked for won't come any more
+                self._open[iterator].waiting.clear()
+            return original(iterator, *arguments, **named)
+
+        return reset
 
     def _around_next(self, original: Callable[..., object]) -> Callable[..., object]:
         @wraps(original)
@@ -221,11 +231,12 @@ def _describe(loader: DataLoader[object], number: int, pass_number: int) -> Pass
         loader_drops=bool(loader.drop_last),
         epoch=sampler.epoch if isinstance(sampler, DistributedSampler) else 0,
         samples=_length(loader.dataset),
+        batches=0 if isinstance(loader.dataset, IterableDataset) else _length(loader),
     )
 
 
 def _length(dataset: object) -> int:
     try:
         return len(dataset)  # type: ignore[arg-type]
-    except TypeError:
+    except (TypeError, NotImplementedError, AttributeError):
         return 0

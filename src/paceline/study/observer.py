@@ -22,6 +22,7 @@ from paceline.study.events import (
     Figured,
     Handed,
     Judged,
+    Met,
     Normalised,
     Reduced,
     Stepped,
@@ -59,6 +60,7 @@ class Observer:
     _before: tuple[Mark, ...] = ()
     _gradients: tuple[Mark | None, ...] = ()
     _normalised: set[int] = field(default_factory=set)
+    _met: set[bool] = field(default_factory=set)
     _judged_at: int = -1
     _batches: int = 0
     _disturbed_at: int = -1
@@ -190,6 +192,12 @@ class Observer:
         """Note what a script combines over the ranks, where it is small."""
         if before.numel() <= _MOST_REDUCED and not before.is_complex():
             self.tell(Reduced(operation, _numbers(before), _numbers(after)))
+
+    def meet(self, *, joined_only: bool) -> None:
+        """Note that this rank has joined the others or communicates with them."""
+        if joined_only not in self._met:
+            self._met.add(joined_only)
+            self.tell(Met(joined_only))
 
     def _look_for_draws(self) -> None:
         if self._chance and chance_states()["torch"] != self._chance:

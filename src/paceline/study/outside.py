@@ -57,7 +57,8 @@ def watched(observer: Observer) -> Iterator[None]:
             patches.wrap(module, "new_group", partial(_around_new_group, observer))
         for name in ("all_reduce", "reduce"):
             patches.wrap(dist, name, partial(_around_reduce, observer))
-        stack.enter_context(whereabouts_kept(Path(observer.trial.records), observer.rank))
+        met = partial(observer.meet, joined_only=False)
+        stack.enter_context(whereabouts_kept(Path(observer.trial.records), observer.rank, met))
         stack.enter_context(_printing_noted(observer))
         yield
 
@@ -130,7 +131,9 @@ def _around_group(observer: Observer, original: Callable[..., object]) -> Callab
             backend = "gloo"
         if not observer.in_session:
             timeout = _limited(observer, timeout)
-        return original(backend, init_method, timeout, *arguments, **named)
+        result = original(backend, init_method, timeout, *arguments, **named)
+        observer.meet(joined_only=True)
+        return result
 
     return init_process_group
 

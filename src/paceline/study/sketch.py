@@ -85,6 +85,24 @@ def relative_distance(pairs: Iterable[tuple[Mark, Mark]]) -> float:
     return math.sqrt(apart / size) if size > 0 else math.inf
 
 
+def best_factor(pairs: Iterable[tuple[Mark, Mark]]) -> tuple[float, float]:
+    """Find by what the second tensors have to be multiplied to come closest to the first.
+
+    Returns:
+        The factor, and how far apart they are then, relative to the first one's norm; NaN and
+        infinity where all are zero.
+    """
+    marks = [(_unpacked(one), _unpacked(other)) for one, other in pairs]
+    ours = [value for one, _ in marks for value in one]
+    theirs = [value for _, other in marks for value in other]
+    mine, size = math.hypot(*ours), math.hypot(*theirs)
+    if not mine or not size:
+        return math.nan, math.inf
+    factor = sum(a * b for a, b in zip(ours, theirs, strict=True)) / size**2
+    rest = math.hypot(*(a - factor * b for a, b in zip(ours, theirs, strict=True)))
+    return factor, rest / mine
+
+
 def _unpacked(taken: Mark) -> tuple[float, ...]:
     return _PACKING.unpack(base64.b64decode(taken.sketch))
 

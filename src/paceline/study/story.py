@@ -14,6 +14,7 @@ from paceline.study.events import (
     Figured,
     Handed,
     Judged,
+    Met,
     Normalised,
     PassBegun,
     PassEnded,
@@ -21,6 +22,7 @@ from paceline.study.events import (
     Reduced,
     Stepped,
 )
+from paceline.study.fetching import trained_in_order
 
 Kind = TypeVar("Kind", bound=Event)
 
@@ -117,6 +119,10 @@ class Story:
     """Why the launch failed, in the launcher's words; empty where it didn't."""
     whereabouts: tuple[str, ...] = ()
     """Where each rank was when the ranks lost one another; empty where it failed otherwise."""
+    has_joined: bool = False
+    """Whether a rank has made a process group."""
+    has_met: bool = False
+    """Whether a rank has communicated with others by torch.distributed."""
     programs: tuple[str, ...] = ()
     """Commands of other programs that the script has started: these aren't watched."""
 
@@ -157,6 +163,7 @@ def tell(
         whereabouts: Where each rank was, where they lost one another.
         programs: Commands that the script has started.
     """
+    ranks = [trained_in_order(events) for events in ranks]
     training = _training_loaders(ranks)
     first = ranks[0] if ranks else ()
     return Story(
@@ -174,6 +181,8 @@ def tell(
         in_shards=any(len({e.part for e in r if isinstance(e, Drawn)}) > 1 for r in ranks),
         failure=failure,
         whereabouts=tuple(whereabouts),
+        has_joined=any(isinstance(e, Met) for events in ranks for e in events),
+        has_met=any(isinstance(e, Met) and not e.joined_only for r in ranks for e in r),
         programs=tuple(programs),
     )
 
@@ -254,6 +263,7 @@ def _passes(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Pa
     batches: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
     ended: dict[tuple[int, int, int], bool] = {}
     begun: dict[tuple[int, int], list[PassBegun]] = {}
+    lengths: dict[tuple[int, int, int], int] = {}
     for rank, events in enumerate(ranks):
         for event in events:
             if isinstance(event, Drawn):
@@ -261,18 +271,29 @@ def _passes(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Pa
                 batches[event.loader, event.number][rank] += 1
             elif isinstance(event, PassBegun):
                 begun.setdefault((event.loader, event.number), []).append(event)
+                lengths[rank, event.loader, event.number] = event.batches
             elif isinstance(event, PassEnded):
                 ended[rank, event.loader, event.number] = event.is_cut
     numbers: Counter[bool] = Counter()
     for (loader, number), samples in drawn.items():
         trains = loader in training
+        came_to_end = {  # a script that counts its batches asks for no more than there are
+            rank
+            for rank, count in batches[loader, number].items()
+            if ended.get((rank, loader, number)) is False
+            or lengths.get((rank, loader, number)) == count
+        }
         yield Pass(
             begun=tuple(begun.get((loader, number), ())),
             samples=tuple(map(tuple, samples)),
             batches=tuple(batches[loader, number][rank] for rank in range(len(ranks))),
             trains=trains,
-            is_whole=all(ended.get((r, loader, number)) is False for r in batches[loader, number]),
-            is_cut=any(ended.get((r, loader, number), False) for r in batches[loader, number]),
+            is_whole=len(came_to_end) == len(batches[loader, number]),
+            is_cut=any(
+                ended.get((r, loader, number), False)
+                for r in batches[loader, number]
+                if r not in came_to_end
+            ),
             number=numbers[trains],
             loader=loader,
         )

@@ -6,12 +6,22 @@ from dataclasses import asdict, dataclass
 from textwrap import fill
 from typing import final
 
+from paceline.config.figures import plural
 from paceline.study.advice import ADVICE
 from paceline.study.comparing import FACTOR, Comparison, Limits
 from paceline.study.finding import Finding
 from paceline.study.verdict import Judgement, Verdict
 
 _WIDTH = 100
+_CONCLUSIONS = {
+    Verdict.SAME_BITS: "on {on} the training is the same as on {{start}}, bit for bit",
+    Verdict.ROUNDING: "on {on} the training is the same as on {{start}}, up to rounding",
+    Verdict.CHANCE: "on {on} the training has the same samples as on {{start}}, but other random "
+    "numbers, so that losses and weights could not be compared",
+    Verdict.DIFFERENT: "on {on} this is another training than on {{start}}",
+    Verdict.FAILED: "on {on} the script fails",
+    Verdict.NOTHING: "on {on} no step could be compared: nothing is known of it",
+}
 _HEADINGS = ("workers", "steps", "samples", "loss", "gradients", "weights", "verdict")
 
 
@@ -59,13 +69,34 @@ def as_text(outcome: Outcome) -> str:
         parts.append("Not seen:\n" + "\n".join(_wrapped(f"- {u}", 2) for u in outcome.unseen))
     if any(finding.is_fault for finding in outcome.findings):
         parts.append("Mend what was found, and verify again: one fault may hide another.")
+    parts.append(_wrapped(f"Conclusion: {conclusion(outcome)}", 0))
     return "\n\n".join(part for part in parts if part)
+
+
+def conclusion(outcome: Outcome) -> str:
+    """Say in words what has come out."""
+    first, *others = outcome.judgements
+    start = plural(first.workers, "worker")
+    if first.verdict == Verdict.FAILED:
+        return f"the script fails on {start}, so that nothing could be compared."
+    parts = []
+    for verdict, told in _CONCLUSIONS.items():
+        counts = [j.workers for j in others if j.verdict == verdict]
+        if counts:
+            shown = " and ".join(map(str, counts))
+            parts.append(told.format(on=f"{shown} {'worker' if counts == [1] else 'workers'}"))
+    faults = [str(finding.cause) for finding in outcome.findings if finding.is_fault]
+    told = f"{'; '.join(parts)}.".replace("{start}", start)
+    if not faults:
+        return told
+    return f"{told} {plural(len(faults), 'fault')} to mend: {', '.join(faults)}."
 
 
 def as_json(outcome: Outcome) -> dict[str, object]:
     """Write it for programs."""
     return {
         "is_good": outcome.is_good,
+        "conclusion": conclusion(outcome),
         "workers": [_judgement(judgement) for judgement in outcome.judgements],
         "findings": [
             asdict(finding)

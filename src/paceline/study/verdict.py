@@ -29,10 +29,26 @@ DETECTORS: tuple[Detector, ...] = (
     steps.no_gradient,
     steps.schedule_per_worker,
     steps.batchnorm_share,
+    steps.gradient_factor,
     steps.mean_of_means,
     figures.metrics,
     figures.figures,
 )
+
+
+_WITHOUT_GPU = (
+    "Torch not compiled with CUDA enabled",
+    "No CUDA GPUs are available",
+    "Found no NVIDIA driver",
+    "no NVIDIA driver",
+    "on a CUDA device but torch.cuda.is_available() is False",
+    "CUDA driver initialization failed",
+    "no CUDA-capable device",
+    "invalid device ordinal",
+    "CUDA driver version is insufficient",
+    "device_ids and output_device arguments only work with",
+)
+"""What torch says where a script uses a GPU that isn't there."""
 
 
 class Verdict(StrEnum):
@@ -83,7 +99,7 @@ def judge_first(first: Story) -> Judgement:
     """Say how the first launch went, beside which the others are held."""
     findings = []
     if first.failure:
-        findings = [Finding(cause=Cause.FAILED, workers=first.workers, what=first.failure)]
+        findings = [failed(first)]
         alone = Case(first=first, other=first, comparison=compare(first, first), beyond=None)
         for detector in (steps.no_gradient, ranks.unequal_steps, ranks.waits_apart):
             findings += detector(alone)
@@ -94,6 +110,15 @@ def judge_first(first: Story) -> Judgement:
         findings=tuple(findings),
         story=first,
     )
+
+
+def failed(story: Story) -> Finding:
+    """Say why a launch failed."""
+    is_gpu = any(word in story.failure for word in _WITHOUT_GPU)
+    if not is_gpu:
+        return Finding(cause=Cause.FAILED, workers=story.workers, what=story.failure)
+    what = f"the script asks for a GPU that the workers here don't have: {story.failure}"
+    return Finding(cause=Cause.NEEDS_GPU, workers=story.workers, what=what)
 
 
 def not_run(workers: int) -> Judgement:
@@ -119,9 +144,12 @@ def unseen(stories: Sequence[Story], limits: Limits, *, cut_at: int, dropout: bo
 
 
 def _search(case: Case) -> Iterator[Finding]:
-    found: list[Finding] = []
+    found: list[Finding] = list(ranks.no_communication(case))
     if case.other.failure:
-        found.append(case.found(Cause.FAILED, case.other.failure))
+        found.append(failed(case.other))
+    if found_any(found, Cause.NO_COMMUNICATION):
+        yield from found  # all else that differs follows from it
+        return
     for detector in DETECTORS:
         found += detector(case)
     if not _explained(found):

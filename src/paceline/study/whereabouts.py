@@ -40,28 +40,38 @@ _NOWHERE = "in no such call"
 
 
 @contextmanager
-def whereabouts_kept(records: Path, rank: int) -> Iterator[None]:
+def whereabouts_kept(
+    records: Path, rank: int, met: Callable[[], None] = lambda: None
+) -> Iterator[None]:
     """Keep the name of the collective call that a rank is in, in a file that outlives the rank.
 
     Args:
         records: Shared by the ranks of one launch.
         rank: This one.
+        met: Is called after each collective call.
     """
     with _path(records, rank).open("wb", buffering=0) as file, Patches() as patches:
         for name in _CALLS:
-            patches.wrap(dist, name, partial(_around, file, f"{name}()"))
-        patches.wrap(Tensor, "backward", partial(_around, file, "a backward pass"))
+            patches.wrap(dist, name, partial(_around, file, f"{name}()", met))
+        patches.wrap(Tensor, "backward", partial(_around, file, "a backward pass", _nothing))
         name = "the making of DistributedDataParallel"
-        patches.wrap(DistributedDataParallel, "__init__", partial(_around, file, name))
+        patches.wrap(DistributedDataParallel, "__init__", partial(_around, file, name, met))
         yield
 
 
-def _around(file: FileIO, name: str, original: Callable[..., object]) -> Callable[..., object]:
+def _nothing() -> None:
+    """A backward pass alone meets nobody."""
+
+
+def _around(
+    file: FileIO, name: str, done: Callable[[], None], original: Callable[..., object]
+) -> Callable[..., object]:
     @wraps(original)
     def call(*arguments: object, **named: object) -> object:
         _note(file, name)
         result = original(*arguments, **named)
         _note(file, "")  # not where it fails: that is where the rank was
+        done()
         return result
 
     return call

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.config.fields import OptionValue
+from paceline.config.fields import LARGEST_NUMBER, OptionValue
 from paceline.errors import UsageError
 
 SyncMethod = Literal["allreduce", "ordered", "bf16", "fp16", "powersgd", "local", "diloco", "auto"]
@@ -80,8 +80,10 @@ class SyncOptions:
                 f"--sync-delay {self.sync_delay} must be below --sync-every {self.sync_every}: an "
                 "average has to arrive before the next one begins"
             )
-        if not self.outer_lr > 0:
-            raise UsageError(f"--outer-lr must be above 0, not {self.outer_lr}")
+        if not 0 < self.outer_lr <= LARGEST_NUMBER:
+            raise UsageError(
+                f"--outer-lr must be above 0, at most {LARGEST_NUMBER:g}, not {self.outer_lr}"
+            )
         if not 0 <= self.outer_momentum < 1:
             raise UsageError(
                 f"--outer-momentum must be at least 0 and below 1, not {self.outer_momentum}"

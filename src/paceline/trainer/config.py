@@ -10,6 +10,7 @@ from paceline.config.fields import (
     OptionField,
     OptionValue,
     check_names,
+    check_values,
     describe_type,
     fits,
     option_fields,
@@ -69,6 +70,7 @@ class TrainConfig:
             expected = training_options()[name].annotation
             if not fits(value, expected):
                 raise UsageError(f"{name} is {value!r}; it should be {describe_type(expected)}")
+        check_values(values, training_options())
         parts = {}
         for key, (heading, component) in _COMPONENTS.items():
             names = {option.name for option in option_fields(component, heading)}

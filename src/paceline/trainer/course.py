@@ -211,6 +211,19 @@ class Course:
             state.ended = state.ended or "time"
         return best
 
+    def close_loop(self, *, validated: bool) -> bool:
+        """End a training without epochs: its script has come to the end of its loop.
+
+        Args:
+            validated: Whether the state holds validation figures.
+
+        Returns:
+            Whether they are the best so far.
+        """
+        best = note_validation(self.state, self.loop) if validated else False
+        self.state.ended = "time" if self.stopping == "time" else "script"
+        return best
+
     def take_validation(self, figures: Mapping[str, float], samples: int) -> dict[str, float]:
         """Make an evaluation's figures the epoch's validation result.
 

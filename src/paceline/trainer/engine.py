@@ -25,6 +25,7 @@ from paceline.trainer.balance import SpeedMeter, rebalance
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.course import Course
 from paceline.trainer.evaluate import evaluating, time_batches
+from paceline.trainer.freesteps import FreeSteps
 from paceline.trainer.guard import Guard
 from paceline.trainer.keeper import SnapshotKeeper
 from paceline.trainer.loader import EvalLoader, Loader, refuse_eval_batch, refuse_pass
@@ -85,8 +86,18 @@ class Engine:
     loaders: list[Loader | EvalLoader] = field(default_factory=list)
     logged: Figures = field(default_factory=dict)
     """Figures of the script's own for the epoch's row."""
+    figures: Figures = field(default_factory=dict)
+    """Those of the last epoch that was recorded here."""
     batch: Batch | None = None
     """What the script has been given to train on, while that step isn't over."""
+    free: FreeSteps | None = None
+    """Counts the steps where there is no training loader."""
+    holds_pieces: bool = False
+    """Whether pieces of the open batch have left gradients that others will be added to."""
+    _has_gradients: bool = False
+    """Whether there was a backward pass since the batch was given, or since the last update."""
+    _loss_before: Tensor | float = 0.0
+    """Of the backward passes about the same batch that came before."""
     _unstepped: int = 0
     """Batches that have gone by without an update."""
     _counted: bool = False
@@ -127,6 +138,7 @@ class Engine:
         self.note.operation = "restore"
         self.course.begin()
         self.keeper.statistics.forget()  # the models may have been changed since they came in
+        self.parts.per_part.begin(self.division.parts_of(self.group.rank))
         with storing(self.run.path):
             restored = self.keeper.restore_newest()
         if restored is not None:
@@ -157,6 +169,8 @@ class Engine:
         if not self._epoch_is_open:
             return
         self._epoch_is_open = False
+        if self.free is not None and not self.course.state.step:
+            return  # a script that trained nothing
         self._close_pass()
         if self._unstepped > 1:
             self.stepper.report(NEVER_STEPPED)
@@ -167,7 +181,11 @@ class Engine:
         spent = self.profiler.close_epoch()
         row = epoch_row(state, trained, self.counters.top or 0, lr, self.logged, spent)
         row = with_validation(row, state) if self._validated else row
-        best = self.course.close_epoch(validated=self._validated)
+        if self.free is not None:
+            row = replace(row, images_per_s=0.0)  # nobody knows how many samples a step had
+        close = self.course.close_epoch if self.free is None else self.course.close_loop
+        best = close(validated=self._validated)
+        self.figures = dict(self.logged)
         self.recorder.add(row)
         if state.step_in_epoch == 0:
             self.counters.reset()
@@ -177,13 +195,30 @@ class Engine:
         if self.course.stopping == "signal" and state.ended is None:
             raise InterruptedTraining
 
+    def free_steps(self, count: int) -> Iterator[int]:
+        """Go through the steps that are left of a loop without a training loader."""
+        self._begin_free(by_updates=False)
+        while self.course.can_continue and self.course.state.step < count:
+            self._open_step(None)
+            yield self.course.state.step
+            self._close_step()
+
+    def begin_free(self) -> None:
+        """Count the steps of the script's own loop by its updates."""
+        self._begin_free(by_updates=True)
+        self._open_step(None)
+
+    def _begin_free(self, *, by_updates: bool) -> None:
+        self.free = FreeSteps(self.parts.optimizers, by_updates=by_updates)
+        self._epoch_is_open = True
+
     def steps(self, loader: Loader) -> Iterator[Batch]:
         """Give the batches of what is left of the epoch; after each, do what is due.
 
         Raises:
             UsageError: Not within `epochs`, or for a second time in one epoch.
         """
-        refuse_pass(is_open=self._epoch_is_open, passed=self._passed)
+        refuse_pass(is_open=self._epoch_is_open and self.free is None, passed=self._passed)
         self._passed, self._left = True, False
         if self.sync is not None:
             self.sync.begin_pass()
@@ -238,30 +273,69 @@ class Engine:
         self.update(optimizer)
         return complete
 
+    @property
+    def is_updating(self) -> bool:
+        """Whether it is the session itself that calls an optimizer."""
+        return self.stepper.is_updating
+
     def backward(
-        self, loss: Tensor, outputs: Tensor | None = None, targets: Tensor | None = None
+        self,
+        loss: Tensor,
+        outputs: Tensor | None = None,
+        targets: Tensor | None = None,
+        *,
+        more: bool = False,
     ) -> bool:
         """See `Session.backward`."""
-        batch = self.batch
+        batch, self._has_gradients = self.batch, True
         if batch is None:
-            refuse_eval_batch(self.loaders)
-            self.stepper.backward_alone(loss)
-            return True
+            return self._backward_alone(loss, more=more)
         if self.meter is not None:
             self.meter.end(batch.local)
-        self.stepper.backward(loss, batch, self.group.world_size)
-        if batch.local and not self._counted:
+        self.stepper.backward(loss, batch, self.group.world_size, more=more)
+        self.holds_pieces = not batch.last
+        if more:
+            self._loss_before = self._loss_before + loss.detach()
+        elif batch.local and not self._counted:
             self._counted = batch.last  # each piece counts
-            state = self.course.state
-            self.counters.add(loss, batch.local, state.step, outputs, targets, batch.part)
-        return batch.last
+            step, whole = self.course.state.step, loss.detach() + self._loss_before
+            self.counters.add(whole, batch.local, step, outputs, targets, batch.part)
+            self._loss_before = 0.0
+        return batch.last and not more
 
-    def update(self, optimizer: Optimizer | None = None) -> None:
-        """See `Session.update`. Local to the worker."""
+    def _backward_alone(self, loss: Tensor, *, more: bool) -> bool:
+        """Run a backward pass that isn't about a batch of the training loader."""
+        refuse_eval_batch(self.loaders)
+        if self.free is not None and self.free.take_due():
+            self._do_what_is_due()
+        self.stepper.backward_alone(loss)
+        if self.free is not None and not self._counted:
+            self._counted = True
+            part = self.division.parts_of(self.group.rank).start
+            self.counters.add(loss, 1, self.course.state.step, part=part)
+        return not more
+
+    def update(self, optimizer: Optimizer | None = None, *, forgets: bool = True) -> None:
+        """See `Session.update`. Local to the worker, but where a snapshot is due."""
         if self.batch is not None and not self.batch.last:
             return
-        self._unstepped = 0
-        self.stepper.update((optimizer,) if optimizer is not None else self.parts.optimizers)
+        self._unstepped, self.holds_pieces = 0, False
+        optimizers = (optimizer,) if optimizer is not None else tuple(self.parts.optimizers)
+        self.stepper.update(optimizers, forgets=forgets)
+        self._has_gradients &= not forgets
+        if self.batch is None and self.free is not None and self.free.is_over_with(optimizers):
+            self._count_step()
+            self._open_step(None)
+
+    def update_by_script(self, optimizer: Optimizer) -> None:
+        """Do what an optimizer's own `step()` asks for, where `s.backward` has come before it.
+
+        Raises:
+            UsageError: It hasn't.
+        """
+        if not self._has_gradients:
+            self.stepper.refuse_a_step_of_its_own()
+        self.update(optimizer, forgets=False)
 
     def agree(self, more: Tensor = NOTHING) -> Agreement:
         """Count, and learn what the other workers know.
@@ -358,8 +432,9 @@ class Engine:
             self.note.operation = "average"
             self.profiler.consensus(self.sync, self.course.state.step)
 
-    def _open_step(self, batch: Batch) -> None:
+    def _open_step(self, batch: Batch | None) -> None:
         state = self.course.state
+        self._has_gradients = self.holds_pieces = False
         self.note.begin(state.step + 1)
         self._unstepped += 1
         self._counted = False
@@ -368,7 +443,7 @@ class Engine:
             self.course.rate.apply(state.step)
         if self.meter is not None:
             self.meter.begin()
-        if batch.local == 0:
+        if batch is not None and batch.local == 0:
             self._stand_in.begin(self.parts.model)
 
     def _pieces(self, batch: Batch, most: int, source: Iterator[Batch]) -> Iterator[Batch]:
@@ -382,7 +457,7 @@ class Engine:
             if self.sharding is not None:
                 self.sharding.open(batch)
             for piece in pieces(batch, most):
-                self.batch = piece
+                self.batch, self._has_gradients = piece, False
                 self.stepper.hold_back(syncing=piece.last)
                 if self.meter is not None:
                     self.meter.begin()
@@ -394,10 +469,15 @@ class Engine:
             batch = next(source)
 
     def _close_step(self) -> None:
+        self._count_step()
+        self._do_what_is_due()
+
+    def _count_step(self) -> None:
+        self.stepper.end_update()
         batch, self.batch = self.batch, None
         if self._stand_in.mode is not None:
             self._stand_in.end()
-        course, state = self.course, self.course.state
+        state = self.course.state
         if self.meter is not None:
             self.meter.count_step()
         state.step += 1
@@ -412,10 +492,13 @@ class Engine:
             self.profiler.after_step(self.sync, state.step)
         if self.guard is not None:
             self.guard.look(state.step)
-        if course.due_to_agree():
+
+    def _do_what_is_due(self) -> None:
+        """Exchange news and save, where it is time for it."""
+        if self.course.due_to_agree():
             self.agree()
             self._heed_signal()
-        if course.due_to_save():
+        if self.course.due_to_save():
             self.snapshot()
 
     def _heed_signal(self) -> None:

@@ -26,6 +26,7 @@ from paceline.sync.options import SyncMethod
 from paceline.trainer.agreement import Agreement
 from paceline.trainer.finding import best_weights, find_origin
 from paceline.trainer.numerics import NumericsRecord
+from paceline.trainer.ownstates import OwnState, gather_states, merged
 from paceline.trainer.parts import Parts
 from paceline.trainer.state import TrainState
 from paceline.trainer.statistics import Statistics
@@ -125,7 +126,7 @@ class SnapshotKeeper:
         """Copy the training's state and have it written in the background.
 
         Local to the worker, since what is needed of the others came with the exchange; collective
-        where there is a `sync`.
+        where there is a `sync`, and where each worker has states of its own.
 
         Args:
             state: Where the training stands.
@@ -148,6 +149,7 @@ class SnapshotKeeper:
                 f"the weights became NaN or infinite by step {state.step}. {self.advice()}"
             )
         sync = self.sync.gathered() if self.sync is not None else SyncState()
+        own = self._gathered_own()
         if self._writer is None:
             return
         tensors = {
@@ -168,6 +170,8 @@ class SnapshotKeeper:
             tensors["others"] = others
         if sync.tensors:
             tensors["sync"] = dict(sync.tensors)
+        if own.tensors:
+            tensors["own"] = dict(own.tensors)
         snapshot = Snapshot(
             step=state.step,
             tensors=tensors,
@@ -177,6 +181,7 @@ class SnapshotKeeper:
                 "counted": agreed.counted.tolist(),
                 "optimizers": optimizers,
                 "others": saved,
+                "own": dict(own.values),
                 "scaler": sync.scaler or (self.scaler.state_dict() if self.scaler else None),
                 "sync": {"method": self._terms.method, "values": dict(sync.values)},
                 "world_size": self._group.world_size,
@@ -277,6 +282,15 @@ class SnapshotKeeper:
             tensors[f"{_optimizer_file(number)}/values"] = torch.tensor(list(text))
         return weights_sha256(tensors)
 
+    def _gathered_own(self) -> OwnState:
+        """Collect what each worker has a state of its own of. Collective where there is any."""
+        per_part = self._parts.per_part
+        if not per_part.objects:
+            return OwnState(tensors={})
+        states = gather_states(self._group, per_part.own(), keeps=self._writer is not None)
+        tensors = {name: tensor for state in states for name, tensor in state.tensors.items()}
+        return OwnState(tensors=tensors, values=merged([state.values for state in states]))
+
     def _agree_on_numerics(self) -> None:
         """Have all nodes that write note rank 0's hardware, so that they write the same bytes."""
         numerics = self._terms.numerics
@@ -310,6 +324,13 @@ class SnapshotKeeper:
             slots = snapshot.tensors.get(_optimizer_file(number), {})
             self.restore_optimizer(optimizer, slots, _mapping(saved[number]))
         self._restore_others(_mapping(state.get("others")), snapshot.tensors.get("others", {}))
+        parts = state.get("parts", state.get("world_size"))
+        self._parts.per_part.restore(
+            _mapping(state.get("own", {})),
+            snapshot.tensors.get("own", {}),
+            parts,
+            self._terms.division.parts,
+        )
         scaler = state.get("scaler")
         if self.scaler is not None and scaler is not None:
             self.scaler.load_state_dict(dict(_mapping(scaler)))

@@ -15,10 +15,10 @@ from paceline.sync.local import LocalState, LocalSteps
 from paceline.sync.locallayout import has_gaps
 from paceline.sync.localplan import LocalTerms
 from paceline.trainer.engine import Engine
+from paceline.trainer.kept import Stateful
 from paceline.trainer.methods import may_choose, method_of, warmup_steps
 from paceline.trainer.optimizermean import OptimizerMean, mean_state
 from paceline.trainer.ownstates import OwnState, gather_states
-from paceline.trainer.parts import Stateful
 from paceline.trainer.stepsync import ON_AVERAGE, StepSync, SyncState
 
 _WORKERS = "worker-"

@@ -1,25 +1,15 @@
 """What a training consists of: what a step changes and a snapshot holds."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, final, runtime_checkable
+from typing import final
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import UsageError
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """Anything whose state can be taken out and put back."""
-
-    def state_dict(self) -> Mapping[str, object]:
-        """Give the state: tensors, numbers, text, None, in lists, tuples and dictionaries."""
-
-    def load_state_dict(self, state_dict: dict[str, object], /) -> object:
-        """Take a state over."""
+from paceline.trainer.kept import PerPart, Stateful
 
 
 @final
@@ -31,6 +21,8 @@ class Parts:
     optimizers: list[Optimizer] = field(default_factory=list)
     schedulers: list[LRScheduler] = field(default_factory=list)
     others: dict[str, Stateful] = field(default_factory=dict)
+    per_part: PerPart = field(default_factory=PerPart)
+    """What every worker, or every shard, has a state of its own of."""
 
     unseeded: list[str] = field(default_factory=list)
     """Names of models whose first weights were drawn without a seed, before the session."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, final, get_args, get_origin, get_type
 
 from docstring_parser import parse
 
-from paceline.config.fields import OptionField, OptionValue, check_names
+from paceline.config.fields import OptionField, OptionValue, check_names, check_values
 from paceline.errors import JobError, PacelineError, UsageError
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class Recipe:
                     default=parameter.default,
                     help=" ".join(text.get(name, "").split()),
                     group=f"Recipe {self.name}",
+                    is_own=False,
                 )
             )
         return tuple(listed)
@@ -92,6 +93,7 @@ class Recipe:
         plain = (str, int, float, bool, tuple, Path, type(None))
         defaults = {a.name: a.default for a in self.arguments() if isinstance(a.default, plain)}
         named = defaults | dict(given)
+        check_values(named, ())
         made = self.with_absolute_paths(named)
         for name, value in made.items():
             if not isinstance(value, (str, int, float, bool, tuple, type(None))):

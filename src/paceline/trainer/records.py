@@ -26,6 +26,7 @@ from paceline.trainer.mixing import numerics_of_all
 from paceline.trainer.numerics import describe
 from paceline.trainer.plan import TrainPlan
 from paceline.trainer.request import TrainRequest
+from paceline.trainer.state import finite
 
 _LIBRARIES = ("torch", "torchvision", "numpy", "safetensors", "pytorch-optimizer")
 
@@ -89,7 +90,8 @@ def describe_start(engine: Engine, attempt: int, resumed: bool) -> dict[str, obj
 def summarize(engine: Engine, recipe: str) -> dict[str, object]:
     """Say how the training ended. Collective: the weights' hash needs every worker."""
     state, plan, group = engine.course.state, engine.course.plan, engine.group
-    images_per_s = round(state.samples_seen / state.train_s, 1) if state.train_s else None
+    counted = state.train_s and state.samples_seen
+    images_per_s = round(state.samples_seen / state.train_s, 1) if counted else None
     return {
         "recipe": recipe,
         "world_size": group.world_size,
@@ -112,6 +114,7 @@ def summarize(engine: Engine, recipe: str) -> dict[str, object]:
         "best_val_loss": state.best_val_loss,
         "best_epoch": state.best_epoch,
         "val_samples": engine.course.val_samples,
+        "figures": {name: finite(value) for name, value in engine.figures.items()},
         "stopped_because": state.ended or engine.course.stopping,
         "weights_sha256": engine.keeper.fingerprint(),
         "state_sha256": engine.keeper.state_fingerprint(),

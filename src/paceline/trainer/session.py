@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import TracebackType
-from typing import Self, TypeVar, TypeVarTuple, cast, final
+from typing import Any, Self, TypeVar, TypeVarTuple, cast, final, overload
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,10 @@ from paceline.trainer.averages import Figures, Judge, average
 from paceline.trainer.chosenmethod import replicated
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.engine import Engine
+from paceline.trainer.kept import Kept, Stateful, check_given
 from paceline.trainer.loader import EvalLoader, Loader, Open, refuse_further, usual_eval_batch
 from paceline.trainer.models import compiled, placed, takes_channels_last, upcasting
-from paceline.trainer.parts import Stateful
+from paceline.trainer.ownstep import OwnStep
 from paceline.trainer.plan import check_plan, make_plan
 from paceline.trainer.sources import AnyData, Served, compare_data, make_source, take_apart
 from paceline.trainer.step import autocast
@@ -60,6 +61,7 @@ class Session:
         self._given = given
         self._seeded = torch.get_rng_state() if unseeded else None
         self._others: list[Loader] = []
+        self._judged_by: dict[int, EvalLoader] = {}
         self._end: Callable[[BaseException | None], None] | None = None
 
     @property
@@ -141,10 +143,13 @@ class Session:
         return cast(tuple[*Parts], tuple(map(self._take, parts)))
 
     def optimizer(self, optimizer: AnyOptimizer) -> AnyOptimizer:
-        """Take an optimizer into the training: `step` uses it, snapshots hold its state."""
+        """Take an optimizer into the training: `step` uses it, snapshots hold its state.
+
+        Its own `step()` and `zero_grad()` work behind `backward`.
+        """
         self._before_begin("s.optimizer")
         self.engine.parts.optimizers.append(optimizer)
-        optimizer.register_step_pre_hook(self.engine.stepper.refuse_a_step_of_its_own)
+        self.engine.stepper.own_steps.append(OwnStep(optimizer, self.engine))
         return optimizer
 
     def scheduler(self, scheduler: Scheduler) -> Scheduler:
@@ -153,13 +158,47 @@ class Session:
         self.engine.parts.schedulers.append(scheduler)
         return scheduler
 
-    def keep(self, part: Part, *, name: str) -> Part:
-        """Have the state of anything else, alike on all workers, in the snapshots."""
+    @overload
+    def keep(self, part: Part, *, name: str, per_worker: bool = False) -> Part: ...
+
+    @overload
+    def keep(
+        self, part: None = None, *, name: str | None = None, per_worker: bool = False, **values: Any
+    ) -> Kept: ...
+
+    def keep(
+        self,
+        part: Stateful | None = None,
+        *,
+        name: str | None = None,
+        per_worker: bool = False,
+        **values: Any,  # numbers, text, tensors, lists ...
+    ) -> Stateful:
+        """Have a state of the script's own in the snapshots: an object's, or plain values.
+
+        `kept = s.keep(best=0.0)` gives an object with an attribute `best`, which is read and set in
+        the loop, and is what the snapshot has once the training has begun.
+
+        Args:
+            part: Anything with `state_dict` and `load_state_dict`.
+            name: Of the part; of values it is their names by default.
+            per_worker: Each worker has a state of its own, such as the hidden state of a recurrent
+                network, for the same number of workers; with shards each shard, for any number.
+                Otherwise it is alike on all workers, and rank 0's is saved.
+            values: Numbers, text, None, tensors, and lists, tuples and dictionaries of these.
+
+        Raises:
+            UsageError: The name is taken, or the training has begun.
+        """
         self._before_begin("s.keep")
-        if name in self.engine.parts.stateful():
-            raise UsageError(f"{name!r} is in the snapshots already: give it another name")
-        self.engine.parts.others[name] = part
-        return part
+        check_given(part, name, values)
+        kept, parts = Kept(values) if part is None else part, self.engine.parts
+        called = name or ", ".join(values)
+        if called in parts.stateful() or called in parts.per_part.objects:
+            raise UsageError(f"{called!r} is in the snapshots already: give it another name")
+        place = parts.per_part.objects if per_worker else parts.others
+        place[called] = kept
+        return kept
 
     def loader(
         self,
@@ -205,7 +244,7 @@ class Session:
         compare_data(served, engine.group, plan)
         refuse_further(options.shards, is_first=first)
         drive, seed = engine.steps if first else None, self.config.loop.seed
-        made = Loader(self._opener(served, augment), plan, seed, self.rank, drive)
+        made = Loader(self._opener(served, augment), served, plan, seed, self.rank, drive)
         engine.loaders.append(made)
         if first:
             engine.train_loader, engine.course.plan = made, plan
@@ -230,13 +269,19 @@ class Session:
             evaluate_with: Changes on the device that aren't random, for `TensorData`: a resize.
         """
         served = take_apart(data)
-        size = batch_size or served.batch_size or usual_eval_batch(self.engine.course.plan)
+        made = self._eval_loader(served, batch_size or served.batch_size, evaluate_with)
+        compare_data(served, self.engine.group)
+        self.engine.course.val_samples = self.engine.course.val_samples or served.num_samples()
+        return made
+
+    def _eval_loader(
+        self, served: Served, batch_size: int | None, evaluate_with: tuple[Augment, ...] = ()
+    ) -> EvalLoader:
+        size = batch_size or usual_eval_batch(self.engine.course.plan)
         most = self.config.data.max_batch_per_worker or size
         opener = self._opener(served, (), evaluate_with)
-        made = EvalLoader(opener, min(size, most), self.rank, self.engine.division)
-        compare_data(served, self.engine.group)
+        made = EvalLoader(opener, served, min(size, most), self.rank, self.engine.division)
         self.engine.loaders.append(made)
-        self.engine.course.val_samples = self.engine.course.val_samples or served.num_samples()
         return made
 
     # Training
@@ -256,16 +301,57 @@ class Session:
         """
         if count is not None:
             self.engine.set_epochs(self._settle("epochs", count))
-        self.begin()
+        self._begin()
         return self.engine.epochs()
+
+    def steps(self, count: int) -> Iterator[int]:
+        """Go through the steps that are left of a loop without a training loader. Collective.
+
+        Counts from 0. Each turn of the loop is a step, however many backward passes and updates it
+        has; snapshots, signals and the time budget count by them.
+
+        Args:
+            count: Steps of the whole training.
+
+        Raises:
+            UsageError: There is a training loader.
+            InterruptedTraining: A signal came; what was trained is saved.
+        """
+        if self.engine.train_loader is not None:
+            raise UsageError(
+                "s.steps() is for a loop without a training loader: put the loop over the loader "
+                "into `for epoch in s.epochs():`"
+            )
+        self._begin()
+        return self.engine.free_steps(count)
 
     def begin(self) -> None:
         """Restore the newest snapshot, if there is one, and start the clock. Collective.
 
-        `epochs` does it; call it in a loop of your own, after everything is registered.
+        `epochs` and `steps` do it; call it before a loop of your own without a training loader,
+        which goes on from `steps_done`. Steps are counted by updates there, and saved at its end.
+
+        Raises:
+            UsageError: There is a time budget: nothing could end the loop.
         """
+        if self.config.loop.time_budget is not None:
+            raise UsageError(
+                "with a time budget nothing but the session can end the loop: use s.steps(count) "
+                "or s.epochs(count) in the place of s.begin()"
+            )
+        self._begin()
+        self.engine.begin_free()
+
+    @property
+    def steps_done(self) -> int:
+        """Updates of the whole training until now, those before a resume included."""
+        return self.engine.course.state.step
+
+    def _begin(self) -> None:
         if self.engine.begun:
-            raise UsageError("the training has begun already: call s.epochs() or s.begin() once")
+            raise UsageError(
+                "the training has begun already: call s.epochs(), s.steps() or s.begin() once"
+            )
         self.engine.parts.check_optimizers()
         plan = self.engine.course.plan
         if plan is not None:
@@ -297,16 +383,21 @@ class Session:
         """
         return self.engine.step(loss, optimizer, outputs, targets)
 
-    def backward(self, loss: Tensor) -> bool:
+    def backward(self, loss: Tensor, *, more: bool = False) -> bool:
         """Backward and combine over all workers, the first half of `step`. Collective.
 
-        The script may change the gradients before it calls `update`: they have their true size,
-        with fp16 as well.
+        The script may change the gradients before it calls `update` (or the optimizer's own
+        `step`): they have their true size, with fp16 as well.
+
+        Args:
+            loss: Scalar mean over this worker's samples of the batch.
+            more: Another backward pass about the same batch follows before the update, whose
+                gradients are added.
 
         Returns:
             Whether the gradients are complete; not before the last piece of a batch.
         """
-        complete = self.engine.backward(loss)
+        complete = self.engine.backward(loss, more=more)
         if complete:
             self.engine.stepper.unscale(self.engine.parts.optimizers)
         return complete
@@ -318,7 +409,7 @@ class Session:
         """
         self.engine.update(optimizer)
 
-    def evaluate(self, judge: Judge, loader: EvalLoader) -> Figures:
+    def evaluate(self, judge: Judge, loader: EvalLoader | Loader) -> Figures:
         """Average figures over all samples of a loader, each counted exactly once. Collective.
 
         Models are in evaluation mode, with all workers' running statistics, without gradients.
@@ -328,9 +419,13 @@ class Session:
                 element for each sample. `loss`, `accuracy` and `top5_accuracy` become the epoch's
                 validation figures; the first counts for the best snapshot, early stopping and
                 targets.
-            loader: From `eval_loader`.
+            loader: From `eval_loader`; or from `loader`, whose samples are then taken in the data
+                set's own order.
+
+        Raises:
+            UsageError: The loader is none of the session's.
         """
-        engine = self.engine
+        engine, loader = self.engine, self._judged(loader)
         with engine.evaluation():
             batches = engine.stop_flag.heeded(loader.batches())
             figures, samples = average(judge, batches, engine.group, engine.division)
@@ -338,6 +433,19 @@ class Session:
             raise RuntimeError(f"evaluated {samples} of {loader.num_samples} samples")
         engine.note_validation(figures, samples)
         return figures
+
+    def _judged(self, loader: object) -> EvalLoader:
+        """Give what serves a loader's samples for an evaluation."""
+        if isinstance(loader, Loader):
+            if id(loader) not in self._judged_by:
+                self._judged_by[id(loader)] = self._eval_loader(loader.served, None)
+            return self._judged_by[id(loader)]
+        if not isinstance(loader, EvalLoader):
+            raise UsageError(
+                f"s.evaluate takes a loader from s.eval_loader(data) or s.prepare(...), not a "
+                f"{type(loader).__name__}"
+            )
+        return loader
 
     def log(self, **figures: float | Tensor) -> None:
         """Put figures of one's own into the epoch's row: metrics.csv, TensorBoard, the report.
@@ -394,13 +502,20 @@ class Session:
             case LRScheduler():
                 return self.scheduler(part)
             case DataLoader():
-                served = take_apart(part)
-                trains = served.shuffle or served.is_stream
-                return self.loader(part) if trains else self.eval_loader(part)
+                return self.loader(part) if self._trains(part) else self.eval_loader(part)
         raise UsageError(
             f"s.prepare takes models, optimizers, schedulers and DataLoaders, not a "
             f"{type(part).__name__}"
         )
+
+    def _trains(self, data: DataLoader[object]) -> bool:
+        """Tell whether a DataLoader is one to train on: the first that shuffles, or is a stream.
+
+        Further ones may be either, and work as both, but with shards, which allow one alone.
+        """
+        served, engine = take_apart(data), self.engine
+        may_be = engine.train_loader is None or self.config.data.shards is None
+        return may_be and (served.shuffle or served.is_stream)
 
     def _opener(
         self,

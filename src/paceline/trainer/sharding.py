@@ -46,8 +46,8 @@ class Sharding:
         self._ordered = OrderedSum(group, division.parts)
         self._parameters: dict[str, nn.Parameter] = {}
         self._step = 0
-        self._schedule: list[object] = []
-        """Learning rates and positions of schedules when the step began."""
+        self._schedule: list[object] | None = None
+        """Learning rates and positions of schedules in the step's first backward pass."""
         self._filled: list[int] = []
         self._stands_in = False
         self._to_come = -1
@@ -59,7 +59,8 @@ class Sharding:
         cuts = list(self._division.cuts(batch.total))
         self._filled = [part for part in self._mine if cuts[part][0] < cuts[part][1]]
         self._to_come = -1
-        self._schedule = self._parts.schedule_state()
+        self._schedule = None
+        self._parts.per_part.begin_step()
         self._parameters = self._parameters or self._parts.named_parameters()
         self._ordered.begin_step(self._parameters)
 
@@ -67,42 +68,47 @@ class Sharding:
         """Make everything a shard's own before its first forward pass. Local to the worker.
 
         Raises:
-            UsageError: The shard before isn't complete, or a schedule has been stepped in between.
+            UsageError: The shard before isn't complete.
         """
         self._check_complete()
-        if self._parts.schedule_state() != self._schedule:
-            raise UsageError(
-                "the learning rate was changed between two shards of a step, and would be once for "
-                "each of a worker's shards. Step the schedule where the weights have been updated: "
-                "if s.step(loss): scheduler.step()"
-            )
+        self._parts.per_part.enter(batch.part)
         self._to_come = batch.local
         self._stands_in = batch.local == 0
         self._statistics.enter(batch.part)
         self._random.at_shard(self._step, batch.part)
 
-    def before_backward(self, batch: Batch) -> None:
+    def before_backward(self, batch: Batch, *, more: bool) -> None:
         """Say whether the coming backward pass completes the shard's gradient. Local.
 
+        Args:
+            batch: What it is about.
+            more: Another backward pass about the same batch will follow.
+
         Raises:
-            UsageError: The shard's gradient has been complete before.
+            UsageError: The shard's gradient has been complete before, or the learning rate isn't
+                that of the step's other shards.
         """
         if self._to_come < 0:
             raise UsageError(
-                "with --shards a shard has one backward pass (one for each of its pieces): add the "
-                "losses up before s.step or s.backward"
+                "a second backward pass about the same shard, whose gradient was complete: with "
+                "--shards add the losses up, or announce the passes that follow: "
+                "s.backward(first, more=True), then s.backward(second) or s.step(second)"
             )
+        self._check_schedule()
         if not self._stands_in:
-            self._ordered.open_shard(batch.part, last=batch.local == self._to_come)
+            complete = not more and batch.local == self._to_come
+            self._ordered.open_shard(batch.part, last=complete)
 
-    def after_backward(self, batch: Batch) -> tuple[str, ...]:
+    def after_backward(self, batch: Batch, *, more: bool) -> tuple[str, ...]:
         """Take a shard's gradient; after the worker's last shard put the sum in its place.
 
-        Collective where the batch is the worker's last of the step.
+        Collective where the batch is the worker's last of the step, and no pass will follow.
 
         Returns:
             Once: names of parameters that get no gradient.
         """
+        if more:
+            return ()
         self._to_come -= batch.local
         if self._to_come == 0:
             self._to_come = -1
@@ -124,6 +130,7 @@ class Sharding:
             UsageError: The last shard isn't complete.
         """
         self._check_complete()
+        self._parts.per_part.end_step()
         self._random.at_shard(self._step, self._division.parts)
 
     def refuse_within(self, batch: Batch | None, call: str) -> None:
@@ -151,6 +158,21 @@ class Sharding:
     def release(self) -> None:
         """Take hooks off the parameters. Local to the worker."""
         self._ordered.release()
+
+    def _check_schedule(self) -> None:
+        """Refuse other learning rates than the step's first shard had.
+
+        A script may set them before each of its batches, where they come out the same.
+        """
+        now = self._parts.schedule_state()
+        if self._schedule is None:
+            self._schedule = now
+        elif now != self._schedule:
+            raise UsageError(
+                "the learning rate was changed between two shards of a step, and would be once for "
+                "each of a worker's shards. Step the schedule where the weights have been updated: "
+                "if s.step(loss): scheduler.step()"
+            )
 
     def _check_complete(self) -> None:
         if self._to_come >= 0:

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from paceline.errors import SnapshotError
 
-StopReason = Literal["epochs", "target", "patience", "time", "signal"]
+StopReason = Literal["epochs", "target", "patience", "time", "signal", "script"]
 
 
 @dataclass(kw_only=True)

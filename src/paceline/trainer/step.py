@@ -15,6 +15,7 @@ from paceline.optim.clip import clip_gradients
 from paceline.sync.naming import list_names
 from paceline.sync.replica import Replica
 from paceline.trainer.options import Precision
+from paceline.trainer.ownstep import OwnStep
 from paceline.trainer.pace import Pace
 from paceline.trainer.sharding import Sharding
 from paceline.trainer.watching import Watcher
@@ -77,16 +78,21 @@ class Stepper:
     """Whether something else than a batch of the training loader has been trained on."""
     is_updating: bool = False
     """Whether an optimizer's step is ours; one that a script takes itself would be on its own."""
+    own_steps: list[OwnStep] = field(default_factory=list)
+    """Of the optimizers, whose calls by the script lead here."""
+    _has_stepped: bool = False
+    """Whether an optimizer has stepped since the loss scale was adapted."""
     _unscaled: list[Optimizer] = field(default_factory=list)
     """Whose gradients have their true size already, in fp16."""
 
-    def backward(self, loss: Tensor, batch: Batch, world_size: int) -> None:
+    def backward(self, loss: Tensor, batch: Batch, world_size: int, *, more: bool = False) -> None:
         """Add a loss's gradient to what is there. Collective where it is the step's last piece.
 
         Args:
             loss: Scalar, the mean over this worker's samples in the batch.
             batch: What it is about: a worker's share of the global batch, or a piece of it.
             world_size: Number of workers.
+            more: Another backward pass about the same batch will follow.
 
         Raises:
             UsageError: The gradients have been unscaled: nothing can be added to them any more.
@@ -95,12 +101,13 @@ class Stepper:
             # The workers' gradients are averaged, not summed.
             self._run(loss, batch.local * world_size / batch.total, settles=batch.last)
             return
-        if batch.last:
+        completes = batch.last and not more
+        if completes:
             self.pace.begin(loss)
-        self.sharding.before_backward(batch)
+        self.sharding.before_backward(batch, more=more)
         self._run(loss, batch.local / batch.total, settles=False)
-        unused = self.sharding.after_backward(batch)
-        if batch.last:
+        unused = self.sharding.after_backward(batch, more=more)
+        if completes:
             self.pace.end()
         if unused:
             self.report(describe_unused("the models", unused))
@@ -127,9 +134,12 @@ class Stepper:
         self._run(loss, 1.0, settles=True)
 
     def _run(self, loss: Tensor, weight: float, *, settles: bool) -> None:
+        self.end_update()
         if self._unscaled:
             raise UsageError(
-                "with fp16 a step has one backward pass: add the losses up before s.backward"
+                "with fp16 the gradients have their true size after s.backward(loss): say "
+                "s.backward(loss, more=True) where another backward pass follows, or add the "
+                "losses up"
             )
         if self.watcher is not None:
             self.watcher.loss(loss, weight)
@@ -149,8 +159,13 @@ class Stepper:
                 self.report(describe_unused(type(replica.module).__name__, unused))
         self.pace.end()
 
-    def update(self, optimizers: Sequence[Optimizer]) -> None:
-        """Clip, take the optimizers' step, and forget all gradients."""
+    def update(self, optimizers: Sequence[Optimizer], *, forgets: bool = True) -> None:
+        """Clip, and take the optimizers' step.
+
+        Args:
+            optimizers: Those to update with.
+            forgets: Drop all gradients; otherwise the script does.
+        """
         if self.clip_norm is not None:
             self.unscale(optimizers)
             for optimizer in optimizers:
@@ -162,11 +177,19 @@ class Stepper:
             elif _has_gradients(optimizer):
                 self.scaler.step(optimizer)
         self.is_updating = False
-        if self.scaler is not None and any(map(_has_gradients, optimizers)):
-            self.scaler.update()
-        self.forget()
+        self._has_stepped |= any(map(_has_gradients, optimizers))
+        if forgets:
+            self.end_update()
+            self.forget()
         if self.pace.is_looking:
             self.pace.mark("updated")
+
+    def end_update(self) -> None:
+        """Adapt the loss scale after the optimizers' steps: once for all of them."""
+        if self._has_stepped:
+            self._has_stepped, self._unscaled = False, []
+            if self.scaler is not None:
+                self.scaler.update()
 
     def unscale(self, optimizers: Sequence[Optimizer]) -> None:
         """Give gradients their true size, where a loss scaler has made them larger."""
@@ -180,8 +203,10 @@ class Stepper:
     def forget(self) -> None:
         """Drop all gradients."""
         self._unscaled = []
+        self.is_updating = True
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
+        self.is_updating = False
 
     def abandon(self) -> None:
         """Drop what the pieces of an unfinished step have left, of which nothing is averaged."""
@@ -198,15 +223,17 @@ class Stepper:
         """
         if not self.is_updating:
             raise UsageError(
-                "optimizer.step() by the script itself: put s.step(loss) in the place of "
-                "loss.backward(), optimizer.step() and optimizer.zero_grad(), so that the "
-                "workers' gradients become one; or s.backward(loss) and s.update()"
+                "optimizer.step() by the script itself, with gradients that aren't those of all "
+                "workers: put s.backward(loss) in the place of loss.backward(); or s.step(loss) in "
+                "the place of loss.backward(), optimizer.step() and optimizer.zero_grad()"
             )
 
     def release(self) -> None:
         """Give models and parameters back as they were. Local to the worker."""
         if self.sharding is not None:
             self.sharding.release()
+        for own_step in self.own_steps:
+            own_step.release()
         for replica in self.replicas:
             replica.release()
 

@@ -36,6 +36,7 @@ def make(aws: Aws, plan: Plan, said: list[str] | None = None) -> list[str]:
     return [node.id for node in nodes]
 
 
+@pytest.mark.slow
 def test_nodes_come_and_go(account: Account) -> None:
     aws = account.aws()
     plan = planned(aws, bucket="data/stl10")

@@ -59,7 +59,14 @@ def test_waiting_ends_with_a_signal() -> None:
 def test_waiting_asks_once_more_at_the_end() -> None:
     answers = iter([None, "late"])
     assert Patience(never, every_s=0.01).until(lambda: next(answers), 0.01) == "late"
-    assert Patience(never).until(lambda: None, 0.0) is None
+    asked = []
+
+    def ask() -> None:
+        asked.append(1)
+        assert len(asked) < 3, "there is no more time"
+
+    assert Patience(never).until(ask, 0.0) is None
+    assert len(asked) == 1
 
 
 class Checkip(http.server.BaseHTTPRequestHandler):

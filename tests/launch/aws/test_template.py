@@ -53,11 +53,13 @@ def lint(directory: Path, templates: list[str]) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_shape_is_valid(tmp_path: Path) -> None:
     found = lint(tmp_path, [build_template(shape) for shape in SHAPES if shape.nodes < 64])
     assert [(each["Filename"], each["Message"]) for each in found] == []
 
 
+@pytest.mark.slow
 def test_what_is_not_valid_is_found(tmp_path: Path) -> None:
     text = build_template(Shape(nodes=1))
     wrong = text.replace('"Strategy":"cluster"', '"Strategy":"scattered"')

@@ -204,6 +204,7 @@ def test_a_host_that_has_this_paceline_keeps_its_python() -> None:
     assert host.python == sys.executable
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.usefixtures("near")
 def test_a_host_without_gets_an_environment_once(

@@ -91,6 +91,15 @@ def test_what_is_not_said_is_left_to_slurm() -> None:
         assert f"--{name}" not in text
 
 
+@pytest.mark.parametrize(
+    ("limit_s", "asked"), [(3600.0, "1:00:00"), (3601.0, "1:01:00"), (90000.0, "25:00:00")]
+)
+def test_a_time_limit_is_never_cut_short(limit_s: float, asked: str) -> None:
+    """Slurm counts in minutes."""
+    made = make_submission(job(time_limit_s=limit_s), SlurmOptions(), "python")
+    assert f"--time={asked}" in made.options
+
+
 @settings(max_examples=60)
 @given(st.lists(TEXT, min_size=1, max_size=4))
 def test_the_shell_runs_nothing_that_stands_in_an_argument(words: list[str]) -> None:

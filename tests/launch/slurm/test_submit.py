@@ -83,3 +83,15 @@ def test_signals_close_together_are_one_request() -> None:
         for _ in range(2):
             signal.raise_signal(signal.SIGINT)
         assert requests.count == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_both_signals_that_ask_to_stop_are_noted(number: signal.Signals) -> None:
+    """Not SIGHUP: the job outlives the terminal."""
+    before = {n: signal.getsignal(n) for n in (number, signal.SIGHUP)}
+    with requests_noted() as requests:
+        assert signal.getsignal(number) not in (before[number], signal.SIG_DFL)
+        assert signal.getsignal(signal.SIGHUP) == before[signal.SIGHUP]
+        signal.raise_signal(number)
+        assert requests.count == 1
+    assert signal.getsignal(number) == before[number]

@@ -58,6 +58,7 @@ def test_a_probe_ends_with_what_started_it(tmp_path: Path) -> None:
     until(lambda: not alive(pid))
 
 
+@pytest.mark.slow
 def test_questions_that_a_probe_does_not_know_are_problems() -> None:
     line = LocalLine({"tokens": asdict(Tokens.made())})
     try:
@@ -97,6 +98,7 @@ def test_the_tokens_are_in_no_command_line_and_no_environment() -> None:
         line.end()
 
 
+@pytest.mark.slow
 def test_an_all_reduce_of_two_probes() -> None:
     tokens = asdict(Tokens.made())
     lines = {name: LocalLine({"tokens": tokens}) for name in ("a", "b")}
@@ -130,6 +132,7 @@ exec sh -c "$command"
 """
 
 
+@pytest.mark.slow
 def test_a_host_that_cannot_be_reached_and_one_that_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,6 +172,49 @@ dist.destroy_process_group()
 )
 """Gradients averaged by the script itself."""
 
+PEEKING = BY_HAND.replace("for epoch", "inputs, _ = next(iter(train))\nfor epoch", 1).replace(
+    "train_set = points(32, 1)",
+    "train_set, test_set = points(32, 1), points(8, 2)\n"
+    "shown = next(iter(DataLoader(test_set, batch_size=4)))",
+)
+"""Looks at a batch first, of what it trains on and of something else."""
+
+NESTED = BY_HAND.replace(
+    "train_set = points",
+    '''
+class Shard(DataLoader):
+    """Gives what another loader does, one batch late, to know the last one: Accelerate's way."""
+
+    def __init__(self, base):
+        super().__init__(base.dataset, batch_sampler=base.batch_sampler)
+        self.base = base
+
+    def __iter__(self):
+        batches = iter(self.base)
+        batch = next(batches)
+        for after in batches:
+            yield batch
+            batch = after
+        yield batch
+
+
+train_set = points''',
+    1,
+).replace("for epoch", "train = Shard(train)\nfor epoch", 1)
+"""A loader within a loader, which takes a batch ahead."""
+
+COUNTING = BY_HAND.replace(
+    "    for inputs, targets in train:\n",
+    """    batches = iter(train)
+    after = next(batches)
+    for number in range(len(train)):
+        inputs, targets = after
+        if number + 1 < len(train):
+            after = next(batches)
+""",
+)
+"""Takes a batch ahead, and no more than there are: Lightning's way."""
+
 RANK_0_JUDGES = PLAIN.replace("    accuracy = evaluate(model)\n", "").replace(
     "    if rank == 0:\n",
     "    if rank == 0:\n"
@@ -188,6 +231,9 @@ FAULTLESS = {
     "uneven": UNEVEN,
     "augmented": AUGMENTED,
     "by-hand": BY_HAND,
+    "peeking": PEEKING,
+    "nested": NESTED,
+    "counting": COUNTING,
 }
 
 
@@ -227,7 +273,80 @@ model = DistributedDataParallel(Spared())""",
 )
 _SEEDED = ("torch.manual_seed(100 + rank)\n", "")
 
+ALONE = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+inputs = torch.randn(48, 6)
+train_set = TensorDataset(inputs, (inputs.sum(1) > 0).long())
+model = nn.Linear(6, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    for inputs, targets in DataLoader(train_set, batch_size=16, shuffle=True):
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+"""
+"""A script for one process."""
+
+NOISY = PLAIN.replace("nn.Dropout(0.2), ", "").replace(
+    "F.cross_entropy(model(inputs), targets)",
+    "F.cross_entropy(model(inputs + 0.1 * torch.randn_like(inputs)), targets)",
+)
+"""Noise drawn in every step, as a variational autoencoder does."""
+
 FAULTS = {
+    "one process's script": Fault("no-communication", [], ALONE, told="one training, 2 times"),
+    "a process group that isn't used": Fault(
+        "no-communication",
+        [
+            ("torch.manual_seed(0)\n", "dist.init_process_group('gloo')\ntorch.manual_seed(0)\n"),
+            ("import torch\n", "import torch\nimport torch.distributed as dist\n"),
+        ],
+        ALONE,
+        told="a process group, never used",
+    ),
+    "seeded apart, and never combined": Fault(
+        "no-communication",
+        [("manual_seed(0)", "manual_seed(int(__import__('os').environ['RANK']))")],
+        ALONE,
+        told="never communicate",
+    ),
+    "a sum as loss": Fault(
+        "gradient-factor",
+        [
+            ("targets)\n        opt", "targets, reduction='sum')\n        opt"),
+            ("lr=0.1", "lr=0.01"),
+        ],
+        told="gradients of step 0 are 2 times too small: the loss is a sum",
+    ),
+    "a sum as loss, and noise": Fault(
+        "gradient-factor",
+        [
+            ("targets)\n        opt", "targets, reduction='sum')\n        opt"),
+            ("lr=0.1", "lr=0.01"),
+        ],
+        NOISY,
+        told="2 times too small",
+    ),
+    "gradients added up": Fault(
+        "gradient-factor",
+        [("            parameter.grad /= world\n", "")],
+        BY_HAND,
+        told="gradients of step 0 are 2 times too large",
+    ),
+    "gradients divided twice": Fault(
+        "gradient-factor",
+        [("            parameter.grad /= world\n", "            parameter.grad /= world**2\n")],
+        BY_HAND,
+        told="divided once too often",
+    ),
+    "a forgotten set_epoch, after a look": Fault(
+        "set-epoch", [("    sampler.set_epoch(epoch)\n", "")], PEEKING, told="epoch 1 has the same"
+    ),
     "no distributed sampler": Fault(
         "no-sampler", [_UNSAMPLED, ("    sampler.set_epoch(epoch)\n", "")], told="RandomSampler"
     ),

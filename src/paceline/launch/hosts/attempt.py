@@ -29,8 +29,9 @@ from paceline.launch.hosts.courier import Courier
 from paceline.launch.hosts.overseeing import Lookouts
 from paceline.launch.hosts.store import quiet_sockets
 from paceline.launch.hosts.wire import LEASE_S, Message
-from paceline.launch.local import orphans_adopted, scratch_directory
+from paceline.launch.local import orphans_adopted
 from paceline.launch.monitor.judging import HangLimits
+from paceline.launch.scratch import scratch_directory
 from paceline.launch.seat import Seat
 from paceline.launch.signals import Interrupts
 from paceline.launch.worker import WorkerTask

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from paceline.config.quantities import parse_count
 from paceline.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
@@ -13,6 +14,8 @@ _USER = re.compile(r"[A-Za-z_][A-Za-z0-9._-]{0,63}\$?")
 _ADDRESS = re.compile(r"[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9][A-Za-z0-9._-]{0,14})?")
 """Of IPv6 also with a scope: the name of an interface."""
 _KEYS = "slots, user, port, address, python, dir"
+MOST_WORKERS = 10_000
+"""On one host: each is a process with PyTorch in it."""
 _EXAMPLE = "--hosts node0:4,alice@node1:2 (host:workers)"
 
 
@@ -46,8 +49,10 @@ class Host:
             raise UsageError(f"{self.name}: {self.address!r} is no address")
         if self.user is not None and not _USER.fullmatch(self.user):
             raise UsageError(f"{self.name}: {self.user!r} is no user name")
-        if self.slots is not None and self.slots < 1:
-            raise UsageError(f"{self.name}: {self.slots} workers; it must be at least 1")
+        if self.slots is not None and not 1 <= self.slots <= MOST_WORKERS:
+            raise UsageError(
+                f"{self.name}: {self.slots} workers; it must be from 1 to {MOST_WORKERS:,}"
+            )
         if self.port is not None and not 0 < self.port < 65536:
             raise UsageError(f"{self.name}: {self.port} is no port")
         for part in (self.python, self.directory):
@@ -154,9 +159,10 @@ _SETTERS: Mapping[str, Callable[[Host, str], Host]] = {
 
 
 def _whole(text: str, what: str) -> int:
-    if not text.isascii() or not text.isdecimal():
+    number = parse_count(text)
+    if number is None:
         raise UsageError(f"{text!r} is no number of {what}" if what != "port" else f"port {text!r}")
-    return int(text)
+    return number
 
 
 def _each_once(hosts: Sequence[Host]) -> tuple[Host, ...]:

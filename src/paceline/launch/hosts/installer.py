@@ -55,7 +55,7 @@ def make(made: Path, name: str, wheel: bytes) -> None:
     """Make the environment anew; what an earlier one left half done goes."""
     shutil.rmtree(made, ignore_errors=True)
     run([sys.executable, "-m", "venv", "--system-site-packages", str(made)])
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=made) as folder:
         file = Path(folder) / name
         file.write_bytes(wheel)
         python = str(made / "bin" / "python")

@@ -14,6 +14,32 @@ _DRAWING = (
 )
 
 
+def no_communication(case: Case) -> Iterator[Finding]:
+    """Find processes that train without ever taking notice of one another."""
+    story = case.other
+    if story.workers == 1 or story.in_session or story.has_met or not story.steps:
+        return
+    shared = all(len(set(step.samples)) == 1 for step in story.steps)
+    equal = all(
+        len({tuple(m.sha256 for m in stepped.weights) for stepped in step.stepped}) == 1
+        for step in story.steps
+    )
+    if not shared and (equal or story.has_joined):
+        return  # they have other ways than torch.distributed; or that is a finding of its own
+    group = "no process group is made" if not story.has_joined else "a process group, never used"
+    what = (
+        f"the {story.workers} processes never communicate ({group}, no collective call): each "
+        "trains by itself"
+    )
+    if shared and equal:
+        what += (
+            f", on the same samples and to the same weights: one training, {story.workers} times"
+        )
+    elif shared:
+        what += ", on the same samples, to weights of its own"
+    yield case.found(Cause.NO_COMMUNICATION, what, step=0)
+
+
 def same_chance(case: Case) -> Iterator[Finding]:
     """Find ranks that draw the same random numbers for different samples."""
     steps = case.other.steps

@@ -1,12 +1,19 @@
 """Faults in what a step makes of its samples."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 from paceline.config.figures import plural
 from paceline.study.case import Case
 from paceline.study.finding import Cause, Finding
+from paceline.study.sketch import Mark, best_factor
+from paceline.study.story import Step
 
 _RATES_APART = 1e-6
+_EXACT = 1e-3
+"""Of gradients that differ by a factor alone."""
+_NOISY, _ROUGH = 0.1, 0.25
+"""Of losses and of gradients' norms, where a step draws random numbers."""
 
 
 def schedule_per_worker(case: Case) -> Iterator[Finding]:
@@ -27,10 +34,53 @@ def schedule_per_worker(case: Case) -> Iterator[Finding]:
         yield case.found(Cause.RATE_DIFFERS, told, step=step)
 
 
+def gradient_factor(case: Case) -> Iterator[Finding]:
+    """Find gradients that are larger or smaller by the number of workers, in the first step."""
+    steps, beyond = case.first_steps(), case.beyond
+    if steps is None or beyond is None or beyond.step or not beyond.same_samples:
+        return
+    ratio, (mine, theirs) = case.workers / case.first.workers, steps
+    pairs = [
+        (a, b)
+        for a, b in zip(mine.stepped[0].gradients, theirs.stepped[0].gradients, strict=False)
+        if a is not None and b is not None
+    ]
+    factor, rest = best_factor(pairs)
+    is_exact = rest < _EXACT
+    if _is_sum(mine, theirs, ratio) and (
+        abs(factor / ratio - 1) < _EXACT if is_exact else _norms_tell(pairs, ratio)
+    ):
+        what = (
+            f"the gradients of step 0 are {ratio:g} times too small{'' if is_exact else ', about'}:"
+            f" the loss is a sum over samples, and the ranks' gradients are averaged"
+        )
+        yield case.found(Cause.GRADIENT_FACTOR, what, step=0, tensor=beyond.first_tensor)
+    elif is_exact and abs(factor * ratio - 1) < _EXACT:
+        what = f"the gradients of step 0 are {ratio:g} times too large: a sum over the ranks"
+        yield case.found(Cause.GRADIENT_FACTOR, what, step=0, tensor=beyond.first_tensor)
+    elif is_exact and abs(factor / ratio - 1) < _EXACT:
+        what = f"the gradients of step 0 are {ratio:g} times too small: divided once too often"
+        yield case.found(Cause.GRADIENT_FACTOR, what, step=0, tensor=beyond.first_tensor)
+
+
+def _is_sum(mine: Step, theirs: Step, ratio: float) -> bool:
+    """Tell whether the ranks' losses add up to the loss on fewer workers, rather than average."""
+    total, other = sum(mine.losses), sum(theirs.losses)
+    return bool(total) and abs(other / total - 1) < _NOISY and abs(ratio - 1) > 2 * _NOISY
+
+
+def _norms_tell(pairs: Sequence[tuple[Mark, Mark]], ratio: float) -> bool:
+    """Tell the same by sizes, where noise or BatchNorm makes gradients differ besides."""
+    mine, theirs = (math.hypot(*(pair[n].norm for pair in pairs)) for n in (0, 1))
+    return bool(theirs) and abs(mine / theirs / ratio - 1) < _ROUGH
+
+
 def mean_of_means(case: Case) -> Iterator[Finding]:
     """Find ranks with unequal shares whose gradients count alike."""
     beyond = case.beyond
     if beyond is None or case.other.in_session or not beyond.same_samples:
+        return
+    if any(gradient_factor(case)):
         return
     shares = case.other.steps[beyond.step].shares
     if len(set(shares)) > 1 and all(_equal_until(case, beyond.step)):

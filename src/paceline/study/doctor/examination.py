@@ -18,6 +18,7 @@ from paceline.study.doctor.judges.machine import Wants, judge_machine, workers_o
 from paceline.study.doctor.judges.network import (
     judge_address,
     judge_addresses,
+    judge_congestion,
     judge_meanings,
     judge_mtu,
     judge_name,
@@ -155,6 +156,7 @@ class Examination:
                 self._findings += judge_name(host, facts)
             self._findings += judge_machine(host, facts, wants)
             self._findings += judge_gpus(host, facts.gpus, wants)
+        self._findings += judge_congestion(self._facts)
         self._findings += judge_versions(self._facts)
         self._findings += judge_processors(self._facts)
         self._findings += judge_same_gpus(self._facts)

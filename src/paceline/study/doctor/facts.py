@@ -33,6 +33,8 @@ class NetworkFacts:
     interfaces: tuple[Interface, ...] = ()
     port_range: tuple[int, int] = EPHEMERAL
     """Ports that the kernel hands out, which Gloo and NCCL use."""
+    congestion: str = ""
+    """TCP's congestion control, such as cubic; empty where the kernel doesn't say."""
 
     def interface_with(self, address: str) -> Interface | None:
         """Find the interface that has an address."""

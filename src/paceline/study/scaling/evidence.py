@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.config.files import read_json_object, why_unreadable
 from paceline.config.profile import StepProfile
-from paceline.config.quantities import parse_bandwidth_bytes_per_s, parse_short_time_s
+from paceline.config.quantities import parse_bandwidth_bytes_per_s, parse_count, parse_short_time_s
 from paceline.errors import DataError, PacelineError, UsageError
 from paceline.study.doctor.wording import show_bandwidth, show_time
 from paceline.study.scaling.fitting import SizeTime, fit_link
@@ -148,7 +148,7 @@ def _slots(study: Mapping[str, Any]) -> tuple[int, ...]:
     """Read how many workers each host takes, the first one first; none where it isn't known."""
     asked = study.get("asked") or {}
     slots = [str(host).rpartition(":")[2] for host in asked.get("hosts") or ()]
-    return tuple(int(number) for number in slots if number.isdecimal())
+    return tuple(number for number in map(parse_count, slots) if number is not None)
 
 
 def _is_even(size: Mapping[str, Any], slots: Sequence[int]) -> bool:

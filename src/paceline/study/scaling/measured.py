@@ -3,7 +3,6 @@
 What the study says follows from these records alone, so that it can go on after an interruption.
 """
 
-import csv
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -11,10 +10,12 @@ from pathlib import Path
 from typing import Self
 
 from paceline.config.fields import check_types
-from paceline.config.files import read_json_object, write_json
+from paceline.config.files import read_json_object, read_plain, write_json
 from paceline.config.profile import StepProfile
+from paceline.config.quantities import parse_count
 from paceline.config.rundir import RunDirectory
 from paceline.errors import DataError, ExitCode, UsageError
+from paceline.metrics.table import TABLE_MAX_BYTES, parse_rows
 from paceline.study.scaling.plan import own_options
 from paceline.sync.options import SyncOptions
 
@@ -203,11 +204,11 @@ def _point(row: Mapping[str, str], derived: Mapping[str, object]) -> CurvePoint:
     )
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def _rows(path: Path) -> list[Mapping[str, str]]:
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            return [row for row in csv.DictReader(file) if str(row.get("step")).isdecimal()]
-    except OSError:
+        content = read_plain(path, TABLE_MAX_BYTES).decode(errors="replace")
+        return [row for row in parse_rows(content) if parse_count(str(row.get("step"))) is not None]
+    except (OSError, ValueError):
         return []
 
 

@@ -8,6 +8,7 @@ from paceline.study.doctor.judges.network import (
     Meanings,
     judge_address,
     judge_addresses,
+    judge_congestion,
     judge_meanings,
     judge_mtu,
     judge_name,
@@ -152,6 +153,18 @@ def test_a_host_that_goes_another_way() -> None:
     found = judged({("a", "b"): Contact(open_ports=(1,), source="192.168.1.5")})
     assert [state for _, state, _ in found] == ["warning", "ok"]
     assert "from 192.168.1.5, not from 10.0.0.5" in found[0][2]
+
+
+def test_the_congestion_control_of_each_host_is_told() -> None:
+    names = {"a": "bbr", "b": "cubic", "c": "", "d": "bbr"}
+    facts = {h: HostFacts(network=NetworkFacts(congestion=name)) for h, name in names.items()}
+    found = list(judge_congestion(facts))
+    assert [(f.hosts[0], f.state) for f in found] == [("a", "ok"), ("b", "ok"), ("d", "ok")]
+    assert found[0].text.startswith("congestion control bbr. Where several hosts send to one")
+    assert "net.ipv4.tcp_congestion_control=cubic" in found[0].text
+    assert found[1].text == "congestion control cubic"
+    (alone,) = judge_congestion({"a": facts["a"]})  # it sends nothing to others
+    assert (alone.state, alone.text) == ("ok", "congestion control bbr")
 
 
 def test_interfaces_of_different_mtu() -> None:

@@ -3,6 +3,8 @@
 import os
 import resource
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,21 @@ def test_the_network() -> None:
     assert loopback.mtu > 1000
     assert loopback.speed_bytes_per_s is None
     assert found.interfaces[-1] == loopback
+
+
+_ASK_KERNEL = """
+import socket
+with socket.socket() as one:
+    name = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    print(name.split(b"\\0")[0].decode())
+"""
+
+
+def test_the_congestion_control() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", _ASK_KERNEL], capture_output=True, text=True, check=True
+    )
+    assert network.network_facts().congestion == told.stdout.strip()
 
 
 def test_names() -> None:

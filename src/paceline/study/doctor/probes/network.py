@@ -13,6 +13,7 @@ from paceline.errors import PacelineError
 from paceline.study.doctor.facts import EPHEMERAL, Interface, NetworkFacts
 
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _CLASS = Path("/sys/class/net")
 _BITS = 1e6 / 8
 
@@ -27,6 +28,7 @@ def network_facts() -> NetworkFacts:
         ssh_address=_ssh_address(surroundings()),
         interfaces=tuple(_interfaces()),
         port_range=_port_range(_PORT_RANGE),
+        congestion=_congestion(_CONGESTION),
     )
 
 
@@ -89,3 +91,9 @@ def _port_range(path: Path) -> tuple[int, int]:
         low, high = map(int, path.read_text().split())
         return low, high
     return EPHEMERAL
+
+
+def _congestion(path: Path) -> str:
+    with suppress(OSError, UnicodeError):
+        return path.read_text().strip()
+    return ""

@@ -1,0 +1,126 @@
+"""Temporary files of this process and its workers, in one directory that no crash leaves behind.
+
+Below the system's directory for such files a user has one, `paceline-<user>`, in which each process
+that needs it has its own and a lock on it. What a killed process left is removed by the next one:
+the kernel has released its lock, in whatever container it ran and whatever has its number now.
+"""
+
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import process, util
+from pathlib import Path
+
+_KEY = "tempdir"  # as multiprocessing names it, for itself and for what is started with it
+_LOCK = ".lock"
+_TRIES = 5
+_LONGEST = 55
+"""Of a directory for temporary files: a socket's path has 103 bytes at most, everywhere."""
+_SHORT = "/tmp"
+_LAST = -100  # as multiprocessing removes its own: when no child is left
+
+
+@contextmanager
+def scratch_directory() -> Iterator[Path]:
+    """Make a directory for the length of a block, and remove it."""
+    path = Path(tempfile.mkdtemp(dir=own_directory()))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def own_directory() -> Path:
+    """Give this process's directory, made at the first call and removed with the process.
+
+    It is a worker's launcher's. multiprocessing uses it as well, for the sockets of fork servers
+    and loaders.
+    """
+    shared = vars(process.current_process())["_config"]
+    if shared.get(_KEY) is None:
+        made = _claim(_base())
+        if made is None:
+            return Path(util.get_temp_dir())
+        path, lock = made
+        util.Finalize(None, _remove, args=(path, lock, shared), exitpriority=_LAST)
+        shared[_KEY] = str(path)
+    return Path(shared[_KEY])
+
+
+def _base() -> Path | None:
+    """Make sure of the user's directory; None where somebody else has made it."""
+    top = tempfile.gettempdir()
+    if len(os.fsencode(top)) > _LONGEST:
+        top = _SHORT
+    path = Path(top, f"paceline-{os.geteuid()}")
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+    except OSError:
+        return None
+    private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+    return path if private and found.st_uid == os.geteuid() else None
+
+
+def _claim(base: Path | None) -> tuple[Path, int] | None:
+    """Remove what the dead have left, and make a directory with a lock.
+
+    Returns:
+        The directory and the file that holds the lock as long as it is open; None where files can't
+        be locked.
+    """
+    if base is None:
+        return None
+    _sweep(base)
+    for _ in range(_TRIES):
+        path = base / secrets.token_hex(4)
+        with suppress(OSError):
+            lock = _new_lock(path)
+            if lock is not None:
+                path.mkdir(mode=0o700)
+                return path, lock
+    return None
+
+
+def _new_lock(path: Path) -> int | None:
+    """Lock a new file beside a directory's path; None where another has swept it away before."""
+    name = path.with_suffix(_LOCK)
+    lock = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock), name.stat()):
+            return lock
+    except OSError:
+        os.close(lock)
+        raise
+    os.close(lock)
+    return None
+
+
+def _sweep(base: Path) -> None:
+    """Remove the directories whose owners are gone, and with them their locks."""
+    for name in base.glob(f"*{_LOCK}"):
+        with suppress(OSError):
+            lock = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove_both(name.with_suffix(""))
+            finally:
+                os.close(lock)
+
+
+def _remove(path: Path, lock: int, shared: dict[str, str | None]) -> None:
+    _remove_both(path)
+    os.close(lock)
+    shared[_KEY] = None
+
+
+def _remove_both(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    if not path.exists():  # else the next one tries again
+        path.with_suffix(_LOCK).unlink(missing_ok=True)

@@ -87,7 +87,7 @@ KINDS: Sequence[Kind] = (
         "killed for want of memory (cgroup)",
         "fill the memory",
         "step",
-        says="out of memory.*" + STARTS_AGAIN,
+        says="(out|want) of memory.*" + STARTS_AGAIN,
         before=_limited,
         after=_unlimited,
         needs=no_cgroup,

@@ -115,6 +115,7 @@ def test_a_killed_launcher_leaves_no_worker_and_can_be_resumed(
     assert_same(run, undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("undisturbed")
 def test_a_damaged_snapshot_is_set_aside_and_the_one_before_used(
     paceline: Paceline, tmp_path: Path, undisturbed: Path

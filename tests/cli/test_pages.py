@@ -11,6 +11,7 @@ import pytest
 from paceline.cli.pages import write_report, write_report_apart
 from paceline.config.rundir import RunDirectory
 from paceline.launch.signals import STOP_SIGNALS
+from tests.launch.waiting import patient
 
 _APART = """
 import sys
@@ -31,7 +32,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def test_what_draws_the_report_stays_out_of_this_process(run: RunDirectory) -> None:
     command = [sys.executable, "-c", _APART, str(run.path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=False)
     assert (done.stdout, done.stderr) == ("[]\n", "")
     assert "<html" in run.report_html.read_text()
 

@@ -10,6 +10,7 @@ import pytest
 
 from paceline.errors import ExitCode
 from tests.cli.conftest import Paceline, wait_until
+from tests.launch.waiting import patient
 
 _ENDING = """
 import atexit, sys, threading, time, types
@@ -36,7 +37,7 @@ process.run()
 
 def test_the_process_ends_in_order_but_isnt_taken_apart() -> None:
     command = [sys.executable, "-c", _ENDING]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=False)
     assert done.returncode == ExitCode.JOB
     assert done.stdout.splitlines() == [
         "last words",
@@ -69,7 +70,7 @@ process.run()
 @pytest.mark.parametrize(("times", "out"), [("once", "told\n"), ("twice", "")])
 def test_an_interrupted_command_ends_with_its_exit_code(times: str, out: str) -> None:
     command = [sys.executable, "-c", _INTERRUPTED, times]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=False)
     assert (done.returncode, done.stdout, done.stderr) == (ExitCode.RESUMABLE, out, "")
 
 

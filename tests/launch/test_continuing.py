@@ -11,6 +11,7 @@ import pytest
 from paceline.errors import ExitCode
 from paceline.launch import continuing
 from paceline.launch.continuing import note_start, resuming, wait_for_host
+from tests.launch.waiting import patient
 
 
 class Became(Exception):  # noqa: N818
@@ -140,7 +141,7 @@ def test_it_becomes_the_command_and_keeps_its_process(tmp_path: Path) -> None:
         [sys.executable, "-P", "-m", "paceline.launch.continuing", *words],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
         check=False,
         cwd=tmp_path,
     )
@@ -162,7 +163,7 @@ def test_sigterm_while_it_waits_is_a_stop(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "waits\n"
         process.terminate()
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + patient(30)
         while process.poll() is None:
             assert time.monotonic() < deadline_s
             time.sleep(0.01)

@@ -77,7 +77,7 @@ def test_without_shards_they_differ(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"optimizer": "adamw", "weight_decay": 0.1},
+        slow({"optimizer": "adamw", "weight_decay": 0.1}),
         slow({"optimizer": "novograd"}),
         slow({"optimizer": "lamb"}),
         slow({**HARD, "precision": "bf16"}),

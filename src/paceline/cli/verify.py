@@ -1,6 +1,5 @@
 """`paceline verify`: is a training the same on any number of workers? Trains on each, compares."""
 
-import os
 import re
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from paceline.config.quantities import parse_count
 from paceline.config.rundir import RunDirectory
 from paceline.config.text import printable
 from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
+from paceline.dist.environment import current_variables
 from paceline.errors import ExitCode, JobError, UsageError
 from paceline.launch.failures import WorkerFailure, one_line
 from paceline.launch.placement import may_have_gpus, threads_per_worker, usable_cores
@@ -345,7 +345,7 @@ class _Launcher:
 
     def threads(self, workers: int) -> int:
         """Give as many threads per worker as `paceline run` and `train` would."""
-        asked, omp = self.asked.config.worker_threads, os.environ.get("OMP_NUM_THREADS")
+        asked, omp = self.asked.config.worker_threads, current_variables().get("OMP_NUM_THREADS")
         return threads_per_worker(asked, workers, usable_cores(), omp)
 
     @contextmanager

@@ -29,7 +29,7 @@ from paceline.errors import InterruptedTraining, UsageError
 from paceline.launch.boundary import describe, record
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.engine import Engine
-from paceline.trainer.methods import check_method
+from paceline.trainer.methods import check_method, refuse_idle
 from paceline.trainer.past import PastRun
 from paceline.trainer.reproducible import check_reproducible
 from paceline.trainer.request import TrainRequest
@@ -74,6 +74,7 @@ def session(
     backend = resolve_backend(config.dist, device)
     check_reproducible(config, placement.world_size)
     check_method(config)
+    refuse_idle(config, request.given)
     set_up_torch(config)
     facts = facts_here(request, config, device, backend)
     with ExitStack() as stack:

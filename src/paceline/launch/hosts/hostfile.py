@@ -130,6 +130,8 @@ def _parse_word(word: str) -> Host:
     elif rest.count(":") == 1:
         name, _, slots = rest.partition(":")
     host = Host(name=name, user=user if at else None)
+    if rest.endswith(":") and name != rest:
+        raise UsageError(f"{word!r} has no number of workers after its colon. Write {_EXAMPLE}")
     return replace(host, slots=_whole(slots, "workers")) if slots else host
 
 
@@ -155,7 +157,9 @@ _SETTERS: Mapping[str, Callable[[Host, str], Host]] = {
 
 def _whole(text: str, what: str) -> int:
     if not text.isascii() or not text.isdecimal():
-        raise UsageError(f"{text!r} is no number of {what}" if what != "port" else f"port {text!r}")
+        if what == "port":
+            raise UsageError(f"port {text!r}: it must be a whole number from 1 to 65535")
+        raise UsageError(f"{text!r} is no number of {what}. Write a whole number, as in {_EXAMPLE}")
     return int(text)
 
 

@@ -36,6 +36,8 @@ def main(tokens: Sequence[str]) -> int:
     where, rest = take_word(tokens, command, "the run directory")
     given: Mapping[str, OptionValue] = parse_options(command, _ABOUT, rest, _OPTIONS)
     options = PredictOptions(**given)  # type: ignore[arg-type]  # checked by the parser
+    if "restart" in given and options.mtbf is None:
+        raise UsageError("--restart counts where nodes fail: give --mtbf as well")
     refuse_without_effect([m.sync or PLAIN for m in options.chosen_methods()], list(given))
     from paceline.study.scaling.evidence import read_evidence
     from paceline.study.scaling.foretelling import as_json, as_text

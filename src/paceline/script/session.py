@@ -31,7 +31,7 @@ from paceline.script.ending import check_no_other, opened
 from paceline.script.pinning import pin_from_start
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.engine import Engine
-from paceline.trainer.methods import check_method
+from paceline.trainer.methods import check_method, refuse_idle
 from paceline.trainer.past import PastRun
 from paceline.trainer.reproducible import check_reproducible
 from paceline.trainer.request import TrainRequest
@@ -86,6 +86,7 @@ def _opened(
     backend = resolve_backend(config.dist, device)
     check_reproducible(config, placement.world_size)
     check_method(config)
+    refuse_idle(config, request.given)
     set_up_torch(config)
     facts = facts_here(request, config, device, backend)
     with ExitStack() as stack:

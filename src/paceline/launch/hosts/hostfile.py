@@ -136,6 +136,8 @@ def _parse_word(word: str) -> Host:
     elif rest.count(":") == 1:
         name, _, slots = rest.partition(":")
     host = Host(name=name, user=user if at else None)
+    if rest.endswith(":") and name != rest:
+        raise UsageError(f"{word!r} has no number of workers after its colon. Write {_EXAMPLE}")
     return replace(host, slots=_whole(slots, "workers")) if slots else host
 
 
@@ -162,7 +164,9 @@ _SETTERS: Mapping[str, Callable[[Host, str], Host]] = {
 def _whole(text: str, what: str) -> int:
     number = parse_count(text)
     if number is None:
-        raise UsageError(f"{text!r} is no number of {what}" if what != "port" else f"port {text!r}")
+        if what == "port":
+            raise UsageError(f"port {text!r}: it must be a whole number from 1 to 65535")
+        raise UsageError(f"{text!r} is no number of {what}. Write a whole number, as in {_EXAMPLE}")
     return number
 
 

@@ -166,3 +166,26 @@ def test_the_newest_snapshot_is_that_of_the_last_step(tmp_path: Path) -> None:
         path.mkdir(parents=True)
         (path / "manifest.json").write_text(f'{{"step": {step}}}')
         assert run.newest_step() == newest
+
+
+def test_what_killed_writers_have_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.make()
+    left = [
+        run.path / ".profile.json.0123abcd",
+        run.path / ".metrics.csv.0123abcd",
+        run.logs / ".failure-rank-0.json.0123abcd",
+        run.logs / ".probe-host-12",
+        run.logs / "..probe-host-12.0123abcd",
+    ]
+    kept = [
+        run.run_json,
+        run.path / ".profile.json.mine",
+        run.path / ".notes",
+        run.logs / "failure-rank-0.json",
+    ]
+    for path in (*left, *kept):
+        path.touch()
+    run.sweep()
+    assert [path for path in left if path.exists()] == []
+    assert [path for path in kept if not path.exists()] == []

@@ -90,6 +90,12 @@ def test_output_of_rank_0_is_shown_and_logged_that_of_others_only_logged(tmp_pat
         assert line in other
 
 
+def test_killed_workers_leave_nothing_in_the_temporary_directory(launch: Launch) -> None:
+    before = set(own_directory().iterdir())
+    launch("fail_first", "9")
+    assert set(own_directory().iterdir()) == before
+
+
 def test_a_raising_worker_is_the_cause_and_its_traceback_is_whole(
     launch: Launch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,7 +175,8 @@ def test_a_worker_that_ends_with_0_before_its_end_is_a_failure(
     outcome = launch("leave", ranks, workers=workers)
     cause = outcome.failures[0]
     assert (outcome.restarts, outcome.results, outcome.interrupted) == (0, {}, False)
-    assert [str(failure.rank) for failure in outcome.failures] == ranks.split()
+    # Of two that leave, the second may be stopped before it has left.
+    assert {str(failure.rank) for failure in outcome.failures} <= set(ranks.split())
     assert (cause.kind, cause.exit_code, cause.signal_name) == ("job", 0, None)
     assert (cause.step, cause.operation) == (20, "step")
     assert "ended its process with exit code 0 before the end" in cause.message

@@ -93,11 +93,13 @@ def test_a_signal_saves_and_the_script_goes_on_with_the_same_bits(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("what", "code"), [("pass", 0), ("raise KeyError('mine')", 65), ("sys.exit(3)", 65)]
+    ("what", "code"), [("sys.exit()", 0), ("raise KeyError('mine')", 65), ("sys.exit(3)", 65)]
 )
 def test_the_launcher_sees_how_it_ended(what: str, code: int, tmp_path: Path) -> None:
     session = "s = paceline.session(device='cpu', loader_workers=0)"
-    script = write(tmp_path, session=session, before=at_step(9, 0, what))
+    before = "" if code == 0 else at_step(9, 0, what)
+    after = what if code == 0 else ""
+    script = write(tmp_path, session=session, before=before, after=after)
     words = ["run", script.name, "--workers", "2", "--run-dir", "r", "--max-restarts", "0"]
     done = run_warm([sys.executable, "-m", "paceline", *words], tmp_path)
     assert done.returncode == code, done.stderr

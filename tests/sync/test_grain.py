@@ -25,6 +25,7 @@ from tests.support.shards import (
     nested_sum,
     run_step,
 )
+from tests.support.tiers import slow
 
 STEPS = 24
 """More than it takes to find out."""
@@ -108,7 +109,9 @@ def test_steps_in_which_nothing_leaves_arent_counted(seconds: list[float]) -> No
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(("shards", "workers"), [(2, 2), (5, 3), (8, 8), (16, 4), (7, 5)])
+@pytest.mark.parametrize(
+    ("shards", "workers"), [(2, 2), (5, 3), slow(8, 8), slow(16, 4), slow(7, 5)]
+)
 @pytest.mark.parametrize("units", [1, 2, 7, 40])
 def test_sums_have_the_same_bits_however_they_are_cut(
     shards: int, workers: int, units: int, monkeypatch: pytest.MonkeyPatch

@@ -86,7 +86,7 @@ def test_an_unknown_optimizer_lists_the_known() -> None:
         ({"target_accuracy": 97.5}, "between 0 and 1, not 97.5"),
         ({"target_accuracy": 0.0}, "between 0 and 1"),
         ({"label_smoothing": 1.0}, "--label-smoothing"),
-        ({"time_budget": "soon"}, "not a duration: 'soon'"),
+        ({"time_budget": "soon"}, "--time-budget is 'soon', not a duration"),
         ({"seed": -1}, "--seed"),
         ({"timeout_s": 0.0}, "--timeout-s"),
         ({"backend": "nccl", "device": "cpu"}, "--backend nccl needs GPUs"),

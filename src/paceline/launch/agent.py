@@ -8,6 +8,7 @@ it is a file that nobody else may open: a port would be open to every user of th
 import logging
 import multiprocessing
 import socket
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -161,7 +162,11 @@ class _Agent(LocalElasticAgent):
         self.guard: WorkerGuard | None = None
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        pids: dict[int, Any] = super()._start_workers(worker_group)
+        usual, tempfile.tempdir = tempfile.tempdir, str(self._task.scratch)
+        try:  # torch leaves a file in there for each worker that is killed
+            pids: dict[int, Any] = super()._start_workers(worker_group)
+        finally:
+            tempfile.tempdir = usual
         self._interrupts.install()
         ranks = {pids[worker.local_rank]: worker.global_rank for worker in worker_group.workers}
         for process in multiprocessing.active_children():
@@ -204,8 +209,8 @@ class _Agent(LocalElasticAgent):
 
     def _exit_barrier(self) -> None:
         if self._waits:
-            nodes = self._worker_group.group_world_size
-            _wait_for_nodes(self._store, nodes, lambda: self._interrupts.received)
+            store, nodes = self._store, self._worker_group.group_world_size
+            _wait_for_nodes(store, nodes, lambda: self._interrupts.received)  # type: ignore[arg-type]  # torch declares both as None
 
 
 def _wait_for_nodes(store: Store, nodes: int, stopped: Callable[[], bool]) -> None:
@@ -294,6 +299,7 @@ def run_attempt(
         exit_codes=codes,
         first=outcome.failed_first,
         stopped=killed,
+        pids={rank: process.pid or 0 for rank, process in agent.processes.items()},
         stop_requested=interrupts.received,
     )
 

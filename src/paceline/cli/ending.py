@@ -55,9 +55,9 @@ def announce_end(
     if ended == "signal" or (interrupted and ended is None):
         for failure in failures:
             print(f"paceline: {printable(one_line(failure))}", file=sys.stderr)
+        _print_interrupted(run, again)  # first: whoever stopped it may kill it soon
         if run.run_json.exists():
             write(run)
-        _print_interrupted(run, again)
         return ExitCode.RESUMABLE
     write(run)
     print(printable(_summary_text(summary, run)), flush=True)
@@ -129,11 +129,15 @@ def _read_summary(run: RunDirectory) -> Mapping[str, object]:
 
 
 def _print_interrupted(run: RunDirectory, again: Sequence[str]) -> None:
+    step = max(0, run.newest_step())
     if not run.run_json.exists():
+        if step:
+            told = f"Stopped. {run.run_json} is gone: what is in {run.snapshots} can't be gone on with"
+            print(printable(told), flush=True)
+            return
         run.discard()
         print("Stopped before the training began; nothing is left of it.", flush=True)
         return
-    step = max(0, run.newest_step())
     what = f"It can go on from step {step}" if step else "It can start again"
     if again:  # its snapshots are on the hosts
         what = "It can go on"

@@ -235,12 +235,18 @@ class RunDirectory:
             for path in self.path.iterdir()
             if not any(path.match(pattern) for pattern in unfinished)
         }
-        return here <= ours and not (
-            self.snapshots.is_dir() and any(self.snapshots.glob("*step-*"))
-        )
+        return here <= ours and not self._has_snapshots()
+
+    def _has_snapshots(self) -> bool:
+        return self.snapshots.is_dir() and any(self.snapshots.glob("*step-*"))
 
     def discard(self) -> None:
-        """Remove what `create` made, of a training that failed before it began."""
+        """Remove what `create` made, of a training that failed before it began.
+
+        Nothing where there are snapshots: that training had begun, and has lost its `run.json`.
+        """
+        if self._has_snapshots():
+            return
         for directory in (self.snapshots, self.logs):
             shutil.rmtree(directory, ignore_errors=True)
         for file in (self._lock_file, *self.path.glob(f"{_TOKEN}*")):

@@ -172,9 +172,12 @@ class _Agent(LocalElasticAgent):
         for process in multiprocessing.active_children():
             if process.pid in ranks:
                 self.processes[ranks[process.pid]] = process
+        scratch = self._task.scratch
+        # No reference back to the agent, which would keep its semaphores until a collection: one
+        # within multiprocessing's resource tracker can't remove them (Python 3.11 to 3.13).
         self.guard = WorkerGuard(
             {rank: Worker(p.pid or 0, p.sentinel) for rank, p in self.processes.items()},
-            delivered=lambda rank: result_path(self._task.scratch, rank).exists(),
+            delivered=lambda rank: result_path(scratch, rank).exists(),
         )
         self._interrupts.pass_on(self.guard)
         if self._overseer is not None:

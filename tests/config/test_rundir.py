@@ -186,6 +186,8 @@ def test_what_killed_writers_have_left_is_removed_and_nothing_else(tmp_path: Pat
     ]
     for path in (*left, *kept):
         path.touch()
-    run.sweep()
+    with run.swept():
+        assert [path for path in left if path.exists()] == []
+        left[2].touch()  # a worker was killed, and another took its place
     assert [path for path in left if path.exists()] == []
     assert [path for path in kept if not path.exists()] == []

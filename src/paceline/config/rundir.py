@@ -160,8 +160,19 @@ class RunDirectory:
         except OSError as error:
             raise self._unwritable(error) from error
 
-    def sweep(self) -> None:
-        """Remove what killed writers have left. Only for the owner, before workers run."""
+    @contextmanager
+    def swept(self) -> Iterator[None]:
+        """Remove what killed writers have left, before the block and after it.
+
+        Only for the owner, around the workers' time: a worker writes under such names.
+        """
+        self._sweep()
+        try:
+            yield
+        finally:
+            self._sweep()
+
+    def _sweep(self) -> None:
         for folder in (self.path, self.logs):
             with suppress(OSError):
                 for path in list(folder.iterdir()):

@@ -1,4 +1,4 @@
-"""Scripts in the idioms of others, made Paceline's: equal on 1 and 2 workers, exact after a kill."""
+"""Scripts in the idioms of others: equal on 1 and 2 workers, exact after a kill."""
 
 import csv
 import json

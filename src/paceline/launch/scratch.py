@@ -52,6 +52,20 @@ def own_directory() -> Path:
     return Path(shared[_KEY])
 
 
+@contextmanager
+def own_directory_is(path: Path) -> Iterator[None]:
+    """Have another directory, which the caller removes, be this process's for the block's length.
+
+    A fork server has to run before: its socket stays where it is.
+    """
+    shared = vars(process.current_process())["_config"]
+    before, shared[_KEY] = shared.get(_KEY), str(path)
+    try:
+        yield
+    finally:
+        shared[_KEY] = before
+
+
 def _base() -> Path | None:
     """Make sure of the user's directory; None where somebody else has made it."""
     top = tempfile.gettempdir()

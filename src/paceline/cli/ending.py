@@ -132,7 +132,9 @@ def _print_interrupted(run: RunDirectory, again: Sequence[str]) -> None:
     step = max(0, run.newest_step())
     if not run.run_json.exists():
         if step:
-            told = f"Stopped. {run.run_json} is gone: what is in {run.snapshots} can't be gone on with"
+            told = (
+                f"Stopped. {run.run_json} is gone: what is in {run.snapshots} can't be gone on with"
+            )
             print(printable(told), flush=True)
             return
         run.discard()

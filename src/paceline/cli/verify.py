@@ -34,7 +34,7 @@ from paceline.errors import ExitCode, JobError, UsageError
 from paceline.launch.failures import WorkerFailure, one_line
 from paceline.launch.placement import may_have_gpus, threads_per_worker, usable_cores
 from paceline.launch.restarts import Policy
-from paceline.launch.scratch import scratch_directory
+from paceline.launch.scratch import own_directory_is, scratch_directory
 from paceline.recipes.registry import reference_of
 from paceline.study.landlock import landlock_version
 from paceline.trainer.config import TrainConfig, merge, training_options
@@ -406,7 +406,8 @@ def _temporary_files_in(place: Path) -> Iterator[None]:
     """Have the launcher's temporary files where workers may write: they leave results there."""
     before, tempfile.tempdir = tempfile.tempdir, str(place)
     try:
-        yield
+        with own_directory_is(place):
+            yield
     finally:
         tempfile.tempdir = before
 

@@ -54,6 +54,20 @@ def own_directory() -> Path:
     return Path(shared[_KEY])
 
 
+@contextmanager
+def own_directory_is(path: Path) -> Iterator[None]:
+    """Have another directory, which the caller removes, be this process's for the block's length.
+
+    A fork server has to run before: its socket stays where it is.
+    """
+    shared = vars(process.current_process())["_config"]
+    before, shared[_KEY] = shared.get(_KEY), str(path)
+    try:
+        yield
+    finally:
+        shared[_KEY] = before
+
+
 def _semaphores_of(path: Path) -> str:
     """Give the beginning of the names of a process's semaphores; macOS takes 30 characters."""
     return f"/paceline-{path.name}"

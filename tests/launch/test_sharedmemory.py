@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.launch import sharedmemory
 from paceline.launch.lineage import adopt_orphans
 from paceline.launch.processes import reap
 from paceline.launch.sharedmemory import SCRATCH_VARIABLE, free_shared
@@ -76,3 +77,20 @@ def test_what_others_share_is_left_alone(sharing: Sharing, tmp_path: Path) -> No
     sharing.wait()
     reap(set())
     free_shared(tmp_path / "scratch")
+
+
+def test_memory_shared_with_other_containers_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --ipc=host a number may be that of a living process of another container."""
+    (tmp_path / "shares-7").touch()
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    (memory / "torch_7_1_0").touch()
+    monkeypatch.setattr(sharedmemory, "_SHARED_MEMORY", memory)
+    monkeypatch.setattr(sharedmemory, "in_first_namespace", lambda kind: kind == "ipc")
+    free_shared(tmp_path)
+    assert list(memory.iterdir())
+    monkeypatch.setattr(sharedmemory, "in_first_namespace", lambda kind: False)
+    free_shared(tmp_path)  # its own: the usual container
+    assert not list(memory.iterdir())

@@ -339,8 +339,8 @@ def _check_run(content: Mapping[str, object]) -> None:
         ValueError: It is of another format, or a part isn't of the type that it should be.
     """
     if content.get("format", RUN_FORMAT) != RUN_FORMAT:
-        told = describe_json(content["format"])
-        raise ValueError(f"it has format {told}, and this Paceline reads {RUN_FORMAT}")
+        found = describe_json(content["format"])
+        raise ValueError(f"it has format {found}, and this Paceline reads {RUN_FORMAT}")
     if content.get("kind", "recipe") not in ("recipe", "script"):
         raise ValueError(f"kind is {describe_json(content['kind'])}; it is recipe or script")
     for kind, names in _RUN_PARTS.items():

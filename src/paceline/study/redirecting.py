@@ -8,7 +8,7 @@ import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, Self, cast, final
@@ -69,16 +69,20 @@ class Redirection:
             self._wrap(patches, os, name, self._make)
         for name in _REMOVING:
             self._wrap(patches, os, name, partial(self._remove, name == "rmdir"))
-        for name in ("rename", "replace"):
-            self._wrap(patches, os, name, self._rename)
-        self._wrap(patches, os, "chdir", self._change_directory)
-        for name in ("getcwd", "getcwdb"):
-            self._wrap(patches, os, name, self._working_directory)
-        self._wrap(patches, os, "link", self._link)
-        self._wrap(patches, os, "symlink", self._symlink)
-        self._wrap(patches, os, "listdir", self._list)
-        self._wrap(patches, os, "scandir", self._scan)
-        self._wrap(patches, os, "open", self._open_descriptor)
+        rules: Mapping[str, Function] = {
+            "rename": self._rename,
+            "replace": self._rename,
+            "chdir": self._change_directory,
+            "getcwd": self._working_directory,
+            "getcwdb": self._working_directory,
+            "link": self._link,
+            "symlink": self._symlink,
+            "listdir": self._list,
+            "scandir": self._scan,
+            "open": self._open_descriptor,
+        }
+        for name, rule in rules.items():
+            self._wrap(patches, os, name, rule)
         for module in (builtins, io, _io):
             self._wrap(patches, module, "open", self._open)
         self._wrap(patches, sqlite3, "connect", self._connect)

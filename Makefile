@@ -9,12 +9,13 @@ TESTS ?= tests
 JOBS ?= 3
 CODE := src tests benchmarks docs examples
 
-.PHONY: help install demo test test-all check format clean
+.PHONY: help install demo test test-all mutants check format clean
 
 help:
 	@echo 'make demo     train the embedded default on 2 workers to its target'
 	@echo 'make test     run the core of the tests, in minutes (TESTS=tests/optim for a part)'
 	@echo 'make test-all run all of them: also what needs more than Python, such as Slurm'
+	@echo 'make mutants  put small faults into a copy of the source: do the tests notice? (TOUCHED=HEAD~1)'
 	@echo 'make check    format, lint, types, import order, spelling, cost of a step'
 	@echo 'make install  set up .venv'
 	@echo 'make format   format the code'
@@ -46,6 +47,9 @@ test: install
 
 test-all: install
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(TESTS)
+
+mutants: install
+	$(BIN)/python -m tests.mutants --jobs $(JOBS) $(if $(TOUCHED),--touched $(TOUCHED))
 
 check: install
 	$(BIN)/ruff format --check $(CODE)

@@ -26,10 +26,12 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from benchmarks.injection.draw import FORMS, Draw, Form, draw, runs
+from benchmarks.injection.draw import Draw, Form, draw, runs
 from benchmarks.injection.table import KINDS, missing, traits
 from benchmarks.injection.trial import Record, run_apart, undisturbed
 
+_SAME: Mapping[Form, tuple[Form, ...]] = {"recipe": ("recipe", "file"), "script": ("script",)}
+"""Forms whose trainings are the same: one of them is done undisturbed."""
 _TRIES = 3
 """Of a run whose fault came too late."""
 
@@ -69,7 +71,10 @@ def main(words: Sequence[str]) -> int:
 
 def _asked_for(asked: argparse.Namespace, left_out: Mapping[str, str]) -> list[Draw]:
     if asked.number is not None:
-        return [draw(asked.seed, asked.number, traits())]
+        drawn = draw(asked.seed, asked.number, traits())
+        if needs := {left_out[name] for name in drawn.kinds if name in left_out}:
+            raise SystemExit(f"run {asked.number} needs {', '.join(needs)}")
+        return [drawn]
     return list(islice(runs(asked.seed, traits(), left_out, asked.only), asked.runs))
 
 
@@ -83,7 +88,7 @@ def _do_all(
     found: dict[int, Record] = {}
     pool = ThreadPoolExecutor(asked.jobs)
     try:
-        wanted = {form: _undisturbed_hash(form, rooms) for form in FORMS if _has(todo, form)}
+        wanted = {form: _undisturbed_hash(form, rooms) for form in _SAME if _has(todo, form)}
         do = partial(_do, rooms=rooms, wanted=wanted)
         for future in as_completed([pool.submit(do, drawn) for drawn in todo]):
             record = future.result()
@@ -98,7 +103,7 @@ def _do_all(
 
 
 def _has(todo: Iterable[Draw], form: Form) -> bool:
-    return any(drawn.form == form for drawn in todo)
+    return any(drawn.form in _SAME[form] for drawn in todo)
 
 
 def _undisturbed_hash(form: Form, rooms: Path) -> str:
@@ -116,7 +121,8 @@ def _do(drawn: Draw, rooms: Path, wanted: Mapping[Form, str]) -> Record:
     """Do a run; again where its fault came too late. The room of a failure is kept."""
     for number in range(_TRIES):
         room = rooms / f"run-{drawn.number}-{number}"
-        record = run_apart(drawn, room, wanted[drawn.form])
+        (hashed,) = (found for form, found in wanted.items() if drawn.form in _SAME[form])
+        record = run_apart(drawn, room, hashed)
         if not record.problems or (record.missed and number < _TRIES - 1):
             shutil.rmtree(room)
         if not record.missed:

@@ -14,6 +14,7 @@ import pytest
 
 from paceline.cli.elsewhere import elsewhere_options
 from paceline.trainer.config import training_options
+from tests.launch.waiting import patient
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -166,7 +167,11 @@ def modules_after(code: str) -> set[str]:
     listing = "print('modules:', *{name.partition('.')[0] for name in sys.modules})"
     script = f"import sys\n{code}\n{listing}"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=patient(60),
     )
     return set(done.stdout.rpartition("modules:")[2].split())
 

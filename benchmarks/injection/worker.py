@@ -57,7 +57,7 @@ KINDS: Sequence[Kind] = (
     inside(
         "an exception in the data set", "raise", "sample", codes=(65,), says=_BOOM, form="script"
     ),
-    inside("a MemoryError", "memory error", "forward", codes=(0, 65, 70), says="MemoryError|boom"),
+    inside("a MemoryError", "memory error", "forward", codes=(65,), says="MemoryError"),
     inside("a loss of NaN", "nothing", "loss", codes=(65,), says=_NAN),
     inside("a crash in C code", "crash", "step", says="SIGSEGV.*" + STARTS_AGAIN),
     inside(
@@ -80,13 +80,14 @@ KINDS: Sequence[Kind] = (
         "an allocation over RLIMIT_AS",
         "allocate too much",
         "forward",
-        says=r"(memory|alloc).*" + STARTS_AGAIN,
+        codes=(65,),
+        says=r"The training failed on rank \d.*memory",
     ),
     inside(
         "killed for want of memory (cgroup)",
         "fill the memory",
         "step",
-        says="out of memory.*" + STARTS_AGAIN,
+        says="(out|want) of memory.*" + STARTS_AGAIN,
         before=_limited,
         after=_unlimited,
         needs=no_cgroup,

@@ -8,12 +8,16 @@ import threading
 from contextlib import suppress
 from types import FrameType
 
-from paceline.cli.app import main
+from paceline.cli.app import main, prints_its_result
 from paceline.errors import ExitCode
+from paceline.launch.streams import open_closed_streams, tolerate_failing_output, why_lost
 
 
 def run() -> None:
     """Be the `paceline` command in a process of its own; doesn't return."""
+    open_closed_streams()
+    needs_output = prints_its_result(sys.argv[1:])
+    tolerate_failing_output(needs_reader=needs_output)
     interrupted: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -28,9 +32,30 @@ def run() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command is over: a late one changes nothing
     if interrupted and code != ExitCode.DONE:
         code = ExitCode.RESUMABLE  # whatever a library made of the interruption
+    code = _flushed(code, needs_output)
     if "torch" in sys.modules:
         _leave(code)
     sys.exit(code)
+
+
+def _flushed(code: int, needs_output: bool) -> int:
+    """Write what is still buffered: a result that can't be written is a failure.
+
+    Args:
+        code: The command's exit code.
+        needs_output: Whether what it prints is all that it is for.
+
+    Returns:
+        The exit code of the process.
+    """
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has had enough; Python would complain at its own flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if not needs_output or (error := why_lost(sys.stdout)) is None:
+        return code
+    print(f"paceline: standard output can't be written: {error.strerror}", file=sys.stderr)
+    return code or ExitCode.INFRASTRUCTURE
 
 
 def _leave(code: int) -> None:

@@ -204,7 +204,8 @@ def test_an_unknown_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 # Whole runs.
 
-_SEED = 1
+_SEED = 610
+"""Twenty runs of many sorts, without kinds that wait for half a minute."""
 
 
 @pytest.mark.ranks
@@ -213,8 +214,7 @@ def test_a_wrong_hash_is_noticed(tmp_path: Path) -> None:
     drawn = replace(draw(_SEED, 0, traits()), kinds=("SIGKILL to a worker",), form="recipe")
     record = run_apart(drawn, tmp_path / "room", "0" * 64)
     assert record.codes == (0,)
-    (problem,) = record.problems
-    assert "undisturbed 0000000000000000" in problem
+    assert "undisturbed 0000000000000000" in record.problems[0]
 
 
 @pytest.mark.ranks

@@ -229,6 +229,24 @@ def test_a_state_with_pieces_missing_is_refused() -> None:
         restore_optimizer(optimizer, model.named_parameters(), stray, state)
 
 
+@pytest.mark.parametrize("kind", ["sgd momentum", "adam", "adadelta"])
+def test_slots_of_another_shape_are_refused_and_named(kind: str) -> None:
+    model = net()
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    train(model, optimizer, range(2))
+    tensors, state = flatten_optimizer(optimizer, model.named_parameters())
+    name = next(name for name in tensors if name.startswith("4.weight/") and "step" not in name)
+    parameter, _, slot = name.rpartition("/")
+    spoilt = {**tensors, name: torch.zeros(3)}
+    fresh = OPTIMIZERS[kind](model.parameters())
+    with pytest.raises(SnapshotError) as caught:
+        restore_optimizer(fresh, model.named_parameters(), spoilt, state)
+    assert f"{slot} of {parameter} has shape (3,) in it, the parameter (5, 128)" in str(
+        caught.value
+    )
+    assert not fresh.state
+
+
 def test_a_parameter_without_a_name_is_our_callers_mistake() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))])
     with pytest.raises(ValueError, match="isn't one of the model's named parameters"):

@@ -86,12 +86,26 @@ def test_modes_keep_others_out_and_the_umask_is_honoured(
             if mask == 0:
                 write_snapshot(directory, make_snapshot(1))
             else:
-                directory.mkdir(mode=0o777)
+                directory.mkdir(mode=0o700)
                 write_file(directory / "x", [memoryview(b"x")])
         finally:
             os.umask(before)
         assert {p.stat().st_mode & 0o777 for p in directory.iterdir()} == {file_mode}
     assert (tmp_path / "0").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_snapshot_may_be_read_by_who_may_enter_the_directory_that_it_is_in(
+    tmp_path: Path, make_snapshot: MakeSnapshot
+) -> None:
+    before = os.umask(0o027)
+    try:
+        (tmp_path / "shared").mkdir(mode=0o777)
+        directory = tmp_path / "shared" / "snapshot"
+        write_snapshot(directory, make_snapshot(1))
+    finally:
+        os.umask(before)
+    assert directory.stat().st_mode & 0o777 == 0o750
+    assert {p.stat().st_mode & 0o777 for p in directory.iterdir()} == {0o640}
 
 
 def test_an_existing_directory_is_never_written_into(

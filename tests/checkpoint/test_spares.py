@@ -20,6 +20,7 @@ from paceline.checkpoint.overwriting import write_file
 from paceline.checkpoint.store import SnapshotStore
 from paceline.checkpoint.writer import SnapshotWriter
 from paceline.config.files import fsync_directory
+from tests.launch.waiting import patient
 
 MakeSnapshot = Callable[..., Snapshot]
 Same = Callable[[Snapshot, Snapshot], bool]
@@ -247,7 +248,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Path]]:
     ended = subprocess.run(
         [sys.executable, "-c", KILLER, str(root)],
         env={**os.environ, "PYTHONPATH": str(Path(paceline.__path__[0]).parent)},
-        capture_output=True, text=True, check=True, timeout=120,
+        capture_output=True, text=True, check=True, timeout=patient(120),
     )  # fmt: skip
     counts = zip((4, 5), map(int, ended.stdout.split()), strict=True)
     return {

@@ -17,6 +17,7 @@ from paceline.checkpoint.format import Snapshot, read_snapshot
 from paceline.checkpoint.manifest import STATE, TENSORS
 from paceline.checkpoint.store import SnapshotStore
 from paceline.errors import SnapshotError, UsageError
+from tests.launch.waiting import patient
 
 MakeSnapshot = Callable[..., Snapshot]
 Same = Callable[[Snapshot, Snapshot], bool]
@@ -339,7 +340,7 @@ def test_kill_9_at_every_phase_leaves_the_old_or_the_new(tmp_path: Path) -> None
     ended = subprocess.run(
         [sys.executable, "-c", KILLER, str(tmp_path), *REPLACING],
         env={**os.environ, "PYTHONPATH": source},
-        capture_output=True, text=True, check=True, timeout=120,
+        capture_output=True, text=True, check=True, timeout=patient(120),
     )  # fmt: skip
     signals = dict(line.rsplit(" ", 1) for line in ended.stdout.splitlines())
     for step in (2, 3):

@@ -15,6 +15,7 @@ import paceline
 from paceline.checkpoint.format import HostSnapshot, Snapshot, read_snapshot
 from paceline.checkpoint.store import SnapshotStore
 from paceline.checkpoint.writer import SnapshotWriter
+from tests.launch.waiting import patient
 from tests.support.needs import MEMORY_DISK, need
 
 MakeSnapshot = Callable[..., Snapshot]
@@ -46,7 +47,7 @@ class Gate:
 
         def held(host: HostSnapshot, *, best: bool) -> Path:
             self.entered.set()
-            assert self.opened.wait(60)
+            assert self.opened.wait(patient(60))
             return publish(host, best=best)
 
         monkeypatch.setattr(store, "publish_host", held)
@@ -84,7 +85,7 @@ def test_one_offered_while_another_is_written_is_skipped_and_counted(
 ) -> None:
     gate = Gate(store, monkeypatch)
     assert writer.offer(make_snapshot(1))
-    assert gate.entered.wait(60)
+    assert gate.entered.wait(patient(60))
     assert not writer.offer(make_snapshot(2))
     assert not writer.offer(make_snapshot(3))
     gate.opened.set()
@@ -327,7 +328,7 @@ def test_a_file_too_large_for_the_file_system_is_survived(tmp_path: Path) -> Non
     ended = subprocess.run(
         [sys.executable, "-c", LIMITED, str(tmp_path)],
         env={**os.environ, "PYTHONPATH": source},
-        capture_output=True, text=True, check=True, timeout=120,
+        capture_output=True, text=True, check=True, timeout=patient(120),
     )  # fmt: skip
     said, left, steps = json.loads(ended.stdout)
     assert len(said) == 1

@@ -16,6 +16,7 @@ import pytest
 
 from paceline.cli.app import main
 from paceline.errors import ExitCode
+from tests.launch.waiting import patient
 from tests.support.warm import WarmPython
 
 _DEADLINE_S = 120.0
@@ -54,7 +55,7 @@ class Paceline:
 
     def finish(self, process: subprocess.Popen[str]) -> "Finished":
         """Wait for the end."""
-        out, err = process.communicate(timeout=_DEADLINE_S)
+        out, err = process.communicate(timeout=patient(_DEADLINE_S))
         return Finished(process.returncode, out, err)
 
     def end(self) -> None:
@@ -107,7 +108,7 @@ def refusal(
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
     """Wait for a condition; a test that can't reach it fails."""
-    deadline_s = time.monotonic() + _DEADLINE_S
+    deadline_s = time.monotonic() + patient(_DEADLINE_S)
     while not condition():
         assert time.monotonic() < deadline_s, f"never happened: {what}"
         time.sleep(0.01)

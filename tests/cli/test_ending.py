@@ -30,7 +30,9 @@ def run(tmp_path: Path) -> RunDirectory:
     made = RunDirectory.named(tmp_path / "run")
     made.make()
     made.run_json.write_text(json.dumps({"kind": "recipe"}))
-    (made.snapshots / "step-000000000007").mkdir()
+    snapshot = made.snapshots / "step-000000000007"
+    snapshot.mkdir()
+    (snapshot / "manifest.json").write_text('{"step": 7}')
     return made
 
 

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.cli.conftest import Paceline, summary, wait_until
+from tests.launch.waiting import patient
 
 pytestmark = pytest.mark.ranks
 
@@ -100,7 +101,7 @@ def test_a_hang_under_torchrun(paceline: Paceline, script: Path, tmp_path: Path)
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient(120),
         check=False,
     )
     assert process.returncode == 0, process.stderr

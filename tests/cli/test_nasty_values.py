@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import run, train
+from paceline.cli import train
 from paceline.cli.app import main
 from paceline.cli.aws import _OPTIONS as AWS_OPTIONS
 from paceline.cli.elsewhere import _SUBMITTERS, _options_class, elsewhere_options, take_elsewhere
 from paceline.cli.options import flag, parse_options
 from paceline.cli.pack import _OPTIONS as PACK_OPTIONS
+from paceline.cli.start import Launch
 from paceline.config.fields import OptionField, OptionValue, option_fields
 from paceline.config.text import printable, shortened
-from paceline.data.packing import PackOptions
+from paceline.data.pack_options import PackOptions
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.aws.options import AskOptions, ClusterPlace, NetworkOptions, NodeOptions
 from paceline.study.scaling.options import ScaleOptions
@@ -31,31 +32,33 @@ NASTY = (
 Given = dict[str, OptionValue]
 
 
-def _train(given: Given) -> None:
-    TrainConfig.from_settings(given)
+def _made(*components: Callable[..., object]) -> Callable[[Given], object]:
+    """Make components of the options that each of them has."""
+
+    def make(given: Given) -> None:
+        for component in components:
+            assert isinstance(component, type)
+            names = {option.name for option in option_fields(component, "")}
+            component(**{name: value for name, value in given.items() if name in names})
+
+    return make
 
 
 def _elsewhere(given: Given) -> None:
     take_elsewhere(dict(given)).hosts.read()
-    for kind in _SUBMITTERS:
-        component = _options_class(kind)
-        names = {option.name for option in option_fields(component, "")}
-        component(**{name: value for name, value in given.items() if name in names})
-
-
-def _aws(given: Given) -> None:
-    for component in (ClusterPlace, NodeOptions, NetworkOptions, AskOptions):
-        names = {option.name for option in option_fields(component, "")}
-        component(**{name: value for name, value in given.items() if name in names})
+    _made(*map(_options_class, _SUBMITTERS))(given)
 
 
 _TAKERS: Mapping[str, tuple[Sequence[OptionField], Callable[[Given], object]]] = {
-    "training": ([*training_options().values()], _train),
+    "training": ([*training_options().values()], TrainConfig.from_settings),
     "elsewhere": (elsewhere_options(), _elsewhere),
-    "scale": (option_fields(ScaleOptions, ""), lambda given: ScaleOptions(**given)),
-    "predict": (option_fields(PredictOptions, ""), lambda given: PredictOptions(**given)),
-    "pack": (PACK_OPTIONS, lambda given: PackOptions(**given)),
-    "aws": ([*{o.name: o for own in AWS_OPTIONS.values() for o in own}.values()], _aws),
+    "scale": (option_fields(ScaleOptions, ""), _made(ScaleOptions)),
+    "predict": (option_fields(PredictOptions, ""), _made(PredictOptions)),
+    "pack": (PACK_OPTIONS, _made(PackOptions)),
+    "aws": (
+        [*{o.name: o for own in AWS_OPTIONS.values() for o in own}.values()],
+        _made(ClusterPlace, NodeOptions, NetworkOptions, AskOptions),
+    ),
 }
 
 
@@ -119,8 +122,12 @@ def test_the_command_ends_with_2(
 
 def test_what_is_within_the_limits_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
-    monkeypatch.setattr(train, "start", lambda launch: started.append(launch) or 0)
-    monkeypatch.setattr(run, "start", lambda launch: started.append(launch) or 0)
+
+    def start(launch: Launch) -> int:
+        started.append(launch)
+        return ExitCode.DONE
+
+    monkeypatch.setattr(train, "start", start)
     words = ("--lr", "1e6", "--timeout-s", "86400", "--seed", str(2**63 - 1), "--epochs", "1000000")
     assert main(["train", "digits", *words]) == ExitCode.DONE
     assert len(started) == 1

@@ -44,6 +44,7 @@ def test_nodes_with_unequal_workers_train_as_one_worker_would(paceline: Paceline
     assert (summary(run)["world_size"], summary(run)["nodes"]) == (3, 2)
 
 
+@pytest.mark.slow
 def test_a_failure_on_one_node_ends_the_other(paceline: Paceline) -> None:
     (paceline.directory / "bad.py").write_text(
         "import os, paceline\n\n\n"

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Paceline, summary
+from tests.launch.waiting import patient
 from tests.support.needs import NAMESPACES, need
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 
 
 def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=30)
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=patient(30))
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def hosts() -> Iterator[tuple[str, str]]:
         yield names
     finally:
         for name in names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=30)
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=patient(30))
 
 
 @pytest.mark.hosts

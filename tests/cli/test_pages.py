@@ -1,5 +1,7 @@
 """The report at the end of a training never costs the training its end."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +10,8 @@ import pytest
 
 from paceline.cli.pages import write_report, write_report_apart
 from paceline.config.rundir import RunDirectory
+from paceline.launch.signals import STOP_SIGNALS
+from tests.launch.waiting import patient
 
 _APART = """
 import sys
@@ -28,7 +32,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def test_what_draws_the_report_stays_out_of_this_process(run: RunDirectory) -> None:
     command = [sys.executable, "-c", _APART, str(run.path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=False)
     assert (done.stdout, done.stderr) == ("[]\n", "")
     assert "<html" in run.report_html.read_text()
 
@@ -61,3 +65,23 @@ def test_a_report_that_fails_here_is_told(
     assert str(error) in told
     assert ("Traceback" in told) == isinstance(error, RuntimeError)
     assert f"paceline report '{run.path}'" in told
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_breaks_off_the_report_alone(
+    number: signal.Signals,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def render(run: RunDirectory) -> Path:
+        os.kill(os.getpid(), number)
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr("paceline.report.run.write_run_report", render)
+    handlers = [signal.getsignal(each) for each in STOP_SIGNALS]
+    write_report(RunDirectory(tmp_path))
+    told = capsys.readouterr().err
+    assert f"the report could not be written: {number.name} came meanwhile" in told
+    assert f"paceline report {tmp_path}" in told
+    assert [signal.getsignal(each) for each in STOP_SIGNALS] == handlers

@@ -12,6 +12,7 @@ import pytest
 
 from paceline.errors import ExitCode
 from tests.cli.conftest import Finished, Paceline, summary, wait_for_step, wait_until
+from tests.launch.waiting import patient
 from tests.support import standin
 from tests.support.ports import free_port
 from tests.support.tiers import slow
@@ -134,7 +135,7 @@ def test_launchers_variables(
 def test_a_file_of_an_earlier_training(paceline: Paceline) -> None:
     meeting = paceline.directory / "meeting"
     killed = paceline.start(*by_hand(0, f"file://{meeting}"))
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + patient(60)
     while not (meeting.exists() and b"arrived/0" in meeting.read_bytes()):
         assert time.monotonic() < deadline_s
         time.sleep(0.05)

@@ -10,6 +10,7 @@ import pytest
 
 from paceline.errors import ExitCode
 from tests.cli.conftest import Paceline, wait_until
+from tests.launch.waiting import patient
 
 _ENDING = """
 import atexit, sys, threading, time, types
@@ -36,7 +37,7 @@ process.run()
 
 def test_the_process_ends_in_order_but_isnt_taken_apart() -> None:
     command = [sys.executable, "-c", _ENDING]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=False)
     assert done.returncode == ExitCode.JOB
     assert done.stdout.splitlines() == [
         "last words",
@@ -69,7 +70,7 @@ process.run()
 @pytest.mark.parametrize(("times", "out"), [("once", "told\n"), ("twice", "")])
 def test_an_interrupted_command_ends_with_its_exit_code(times: str, out: str) -> None:
     command = [sys.executable, "-c", _INTERRUPTED, times]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=False)
     assert (done.returncode, done.stdout, done.stderr) == (ExitCode.RESUMABLE, out, "")
 
 
@@ -89,3 +90,38 @@ def test_ctrl_c_again_and_again(command: str, cold_paceline: Paceline, tmp_path:
         time.sleep(0.05)  # a person's fingers
     done = cold_paceline.finish(process)
     assert done.code == ExitCode.RESUMABLE, done.err
+
+
+@pytest.mark.parametrize(
+    ("streams", "code", "told"),
+    [
+        (">/dev/full", ExitCode.INFRASTRUCTURE, "paceline: standard output can't be written: No"),
+        (">&-", ExitCode.DONE, ""),
+        ("| true", ExitCode.DONE, ""),
+        (">&- 2>&-", ExitCode.DONE, ""),
+    ],
+)
+def test_a_result_that_cannot_be_printed(streams: str, code: int, told: str) -> None:
+    words = f'set -o pipefail; "$0" -m paceline recipes {streams}'
+    command = ["bash", "-c", words, sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr[: len(told) or 1]) == (code, told)
+
+
+@pytest.mark.parametrize("streams", ["<&- >&- 2>&-", ">/dev/full 2>&1"])
+def test_a_training_needs_nobody_to_tell(streams: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = f'"$0" -m paceline train digits --workers 2 --epochs 1 --run-dir "$1" {streams}'
+    command = ["bash", "-c", words, sys.executable, str(run)]
+    done = subprocess.run(command, timeout=120, check=False)
+    assert done.returncode == ExitCode.DONE
+    assert (run / "summary.json").is_file()
+    assert "attempt 0, rank 0 of 2" in (run / "logs" / "rank-0.log").read_text()
+    assert "attempt 1" not in (run / "logs" / "rank-0.log").read_text()
+
+
+@pytest.mark.parametrize("streams", ["2>&-", "2>/dev/full"])
+def test_an_error_that_cannot_be_told_keeps_its_exit_code(streams: str) -> None:
+    command = ["bash", "-c", f'"$0" -m paceline nonsense {streams}', sys.executable]
+    done = subprocess.run(command, timeout=60, check=False)
+    assert done.returncode == ExitCode.USAGE

@@ -6,6 +6,7 @@ import random
 import re
 import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ from tests.cli.conftest import (
     wait_until,
     workers_of,
 )
+from tests.launch.waiting import patient
 
 pytestmark = pytest.mark.ranks
 
@@ -57,7 +59,7 @@ def test_signals_stop_at_once_and_resume_exactly(
         step = newest_step(run)
         assert f"It can go on from step {step}: paceline resume {run}" in stopped.out
         assert summary(run)["stopped_because"] == "signal"
-        _, alive = psutil.wait_procs(family, timeout=5)
+        _, alive = psutil.wait_procs(family, timeout=patient(30))
         assert not alive
         process = paceline.start("resume", run)
     done = paceline.finish(process)
@@ -91,12 +93,20 @@ def test_a_killed_launcher_leaves_no_worker_and_can_be_resumed(
     paceline: Paceline, tmp_path: Path, undisturbed: Path
 ) -> None:
     run = tmp_path / "run"
-    process = paceline.start(*_LONG, "--run-dir", run)
-    wait_for_step(run, 40)
-    family = psutil.Process(process.pid).children(recursive=True)
-    process.kill()
-    paceline.finish(process)
-    _, alive = psutil.wait_procs(family, timeout=5)
+    with tempfile.TemporaryDirectory() as name:
+        temporary = {"TMPDIR": name}
+        process = paceline.start(*_LONG, "--run-dir", run, env=temporary)
+        wait_for_step(run, 40)
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        paceline.finish(process)
+        (base,) = Path(name).iterdir()
+        assert len([path for path in base.iterdir() if path.is_dir()]) == 1
+        done = paceline.run("train", "digits", "--epochs", "1", "--run-dir", "next", env=temporary)
+        assert done.code == 0, done.err
+        assert list(base.iterdir()) == []
+        assert list(Path(name).iterdir()) == [base]
+    _, alive = psutil.wait_procs(family, timeout=patient(30))
     assert not alive
     assert paceline.run("report", run).code == 0
     assert "Interrupted without a word" in (run / "report.html").read_text()
@@ -105,6 +115,7 @@ def test_a_killed_launcher_leaves_no_worker_and_can_be_resumed(
     assert_same(run, undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("undisturbed")
 def test_a_damaged_snapshot_is_set_aside_and_the_one_before_used(
     paceline: Paceline, tmp_path: Path, undisturbed: Path
@@ -191,10 +202,12 @@ def test_what_is_gone_is_told(paceline: Paceline, tmp_path: Path) -> None:
         refused = paceline.run("resume", run, *command)
         assert refused.code == ExitCode.USAGE
         assert what in refused.err
-    (run / "metrics.csv").unlink()
+    rows = (run / "metrics.csv").read_text().splitlines()
+    (run / "metrics.csv").write_bytes(bytes(100))
     done = paceline.run("resume", run, *"--on here --epochs 3 --allow-change epochs".split())
     assert done.code == 0, done.err
-    assert f"{run}/metrics.csv is gone: the epochs up to now are missing" in done.out
+    assert f"2 rows of {run}/metrics.csv had been lost or damaged: back from the sn" in done.out
+    assert (run / "metrics.csv").read_text().splitlines()[:3] == rows
     for snapshot in (run / "snapshots").glob("step-*"):
         shutil.rmtree(snapshot)
     done = paceline.run("resume", run, "--on", "here")

@@ -10,6 +10,7 @@ import pytest
 
 from paceline.metrics.table import COLUMNS
 from tests.cli.conftest import Paceline, summary
+from tests.launch.waiting import patient
 from tests.support.idx_files import write_mnist
 
 pytestmark = pytest.mark.ranks
@@ -128,7 +129,7 @@ def test_under_torchrun(paceline: Paceline, tmp_path: Path) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient(120),
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,7 @@
 """`paceline verify` on recipes and on scripts with a session; its usage, and what it leaves."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,3 +115,54 @@ def test_help_of_a_recipe_lists_its_options(capsys: pytest.CaptureFixture[str]) 
     shown = capsys.readouterr().out
     assert "--tolerance" in shown
     assert "--global-batch" in shown
+
+
+SETTINGS = """
+import json, os, sys, torch
+names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "WORLD_SIZE")
+exact = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic
+sys.exit(json.dumps([torch.get_num_threads(), *exact, *map(os.environ.get, names)]))
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("options", [(), ("--shards", "4"), ("--threads", "1")])
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_workers_are_started_as_run_starts_them(
+    options: tuple[str, ...], workers: str, paceline: Paceline, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(SETTINGS)
+    run = paceline.run("run", "own.py", "--workers", workers, *options)
+    counts = f"{workers},{3 - int(workers)}"
+    verified = paceline.run("verify", "own.py", "--workers", counts, *options)
+    found = [re.search(r"sys\.exit\('(\[.*?\])'\)", done.err) for done in (run, verified)]
+    assert found[0] is not None, run.err
+    assert found[1] is not None, verified.err
+    assert found[0][1] == found[1][1]
+    assert json.loads(found[0][1])[-1] == workers
+
+
+NEEDS_GPU = """
+import torch
+from torch import nn
+
+print("building the model")
+model = nn.Linear(6, 2)
+model.cuda()
+"""
+
+
+@pytest.mark.ranks
+def test_a_script_for_gpus_alone(
+    paceline: Paceline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (tmp_path / "own.py").write_text(NEEDS_GPU)
+    done = paceline.run("verify", "own.py", *QUICK)
+    words = " ".join(done.out.split())
+    assert done.code == 65
+    assert "needs-gpu" in words
+    assert "(line 7 of own.py: model.cuda())" in words
+    assert "x.to(device) rather than x.cuda()" in words
+    assert "building the model" in done.err
+    assert "Conclusion: the script fails on 1 worker, so that nothing could be compared." in words

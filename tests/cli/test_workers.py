@@ -110,3 +110,10 @@ def test_help_imports_neither_torch_nor_needs_a_directory(
 ) -> None:
     assert main(["--help"]) == 0
     assert "paceline workers RUN_DIR" in capsys.readouterr().out
+
+
+def test_names_of_hosts_draw_nothing_else() -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=False)
+    console.print(table_of([replace(_FAST, host="[red]a\x1b[2J[/red]")], 20))
+    assert isinstance(console.file, io.StringIO)
+    assert r"[red]a\x1b[2J[/red]" in console.file.getvalue()

@@ -71,3 +71,27 @@ def test_what_isnt_a_list_of_sizes(text: str) -> None:
 def test_a_range_that_ends_before_it_begins() -> None:
     with pytest.raises(UsageError, match=r"Write 2\.\.8"):
         parse_sizes("8..2")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("fast", "begins with no number"),
+        ("25", "has no unit"),
+        ("25gb", "'gb' may be bits or bytes"),
+        ("25parsec", "unit 'parsec' is unknown"),
+        ("0gbit", "above 0"),
+    ],
+)
+def test_what_is_wrong_with_a_speed_is_said(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        parse_bandwidth_bytes_per_s(text)
+
+
+def test_what_is_wrong_with_times_and_numbers_is_said() -> None:
+    with pytest.raises(UsageError, match="'5', which has no unit"):
+        parse_short_time_s("5")
+    with pytest.raises(UsageError, match=r"'1,2\.\.x', where '2\.\.x' is no whole number"):
+        parse_sizes("1,2..x")
+    with pytest.raises(UsageError, match="where '0' is not from 1 to 1,000,000"):
+        parse_sizes("4,0")

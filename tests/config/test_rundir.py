@@ -61,6 +61,18 @@ def test_a_training_killed_while_it_wrote_its_first_file_can_be_started_again(
     run.create()
 
 
+def test_only_what_holds_no_snapshot_is_discarded(tmp_path: Path) -> None:
+    """A training whose run.json was removed meanwhile keeps what it can't make again."""
+    new, begun = RunDirectory(tmp_path / "new"), RunDirectory(tmp_path / "begun")
+    for run in (new, begun):
+        run.create()
+    (begun.snapshots / "step-000000000007").mkdir()
+    for run in (new, begun):
+        run.discard()
+    assert not new.path.exists()
+    assert (begun.snapshots / "step-000000000007").is_dir()
+
+
 @pytest.mark.parametrize("where", ["", "below", "below/deeper"])
 def test_a_file_in_the_way(where: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
@@ -158,9 +170,34 @@ def test_a_lock_in_a_directory_that_is_gone(tmp_path: Path) -> None:
         pass
 
 
-def test_the_newest_snapshot_is_known_by_its_name(tmp_path: Path) -> None:
+def test_the_newest_snapshot_is_that_of_the_last_step(tmp_path: Path) -> None:
     run = RunDirectory.named(tmp_path)
     assert run.newest_step() == -1  # nor one of step 0
-    for name in ("step-000000000000", "step-000000000012", "step-000000000003", "step-x"):
-        (run.snapshots / name).mkdir(parents=True)
-        assert run.newest_step() == (12 if (run.snapshots / "step-000000000012").exists() else 0)
+    for step, newest in ((0, 0), (12, 12), (3, 12)):
+        path = run.snapshots / f"step-{step:012d}"
+        path.mkdir(parents=True)
+        (path / "manifest.json").write_text(f'{{"step": {step}}}')
+        assert run.newest_step() == newest
+
+
+def test_what_killed_writers_have_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.make()
+    left = [
+        run.path / ".profile.json.0123abcd",
+        run.path / ".metrics.csv.0123abcd",
+        run.logs / ".failure-rank-0.json.0123abcd",
+        run.logs / ".probe-host-12",
+        run.logs / "..probe-host-12.0123abcd",
+    ]
+    kept = [
+        run.run_json,
+        run.path / ".profile.json.mine",
+        run.path / ".notes",
+        run.logs / "failure-rank-0.json",
+    ]
+    for path in (*left, *kept):
+        path.touch()
+    run.sweep()
+    assert [path for path in left if path.exists()] == []
+    assert [path for path in kept if not path.exists()] == []

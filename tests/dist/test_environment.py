@@ -10,6 +10,7 @@ from paceline.dist.environment import (
     chosen_interface,
     look,
     read_placement,
+    store_file,
     surroundings,
     use_interface,
     uses_agent_store,
@@ -130,3 +131,15 @@ def test_an_interface_is_told_to_gloo_and_nccl(monkeypatch: pytest.MonkeyPatch) 
     use_interface("eth1", override=True)
     assert told() == ["eth1", "=eth1"]
     assert chosen_interface(dict(os.environ)) == "eth1"
+
+
+def test_the_launchers_file_counts_for_its_port_alone() -> None:
+    ours = {
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "MASTER_PORT": "4711",
+        "PACELINE_STORE": "4711:/tmp/a:b/store",
+    }
+    assert store_file(ours) == "/tmp/a:b/store"
+    assert store_file({**ours, "MASTER_PORT": "29500"}) == ""  # torchrun in a script
+    assert store_file({**ours, "PACELINE_STORE": ""}) == ""
+    assert store_file({"MASTER_PORT": "4711"}) == ""

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.launch.waiting import patient
 from tests.support.warm import run_warm
 
 _DEADLINE_S = 120.0
@@ -29,7 +30,7 @@ def run_in(directory: Path, command: list[str], path: str | None = None) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=_DEADLINE_S,
+        timeout=patient(_DEADLINE_S),
         check=False,
     )
     assert done.returncode == 0, done.stderr

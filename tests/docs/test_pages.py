@@ -135,9 +135,12 @@ FOREIGN = (
         "only",
         "compute-s",
         "congestion",
+        "touched",
+        "core",
+        "limit-s",
     }
 )
-"""Slurm's, torchrun's, those of the benchmarks, and what stands for others."""
+"""Slurm's, torchrun's, those of benchmarks and mutants, and what stands for others."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.hosts.rig import Rig
-from tests.launch.waiting import until
+from tests.launch.waiting import patient, until
 
 PORT = 23456
 _LIMIT_S = 60.0
@@ -53,7 +53,7 @@ class ByHand:
 
     def codes(self) -> list[int]:
         """Wait for all to end, and give their exit codes by rank."""
-        return [worker.wait(_LIMIT_S) for worker in self._workers]
+        return [worker.wait(patient(_LIMIT_S)) for worker in self._workers]
 
     def _ended(self) -> bool:
         return any(worker.poll() is not None for worker in self._workers)

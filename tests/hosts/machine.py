@@ -13,7 +13,7 @@ from typing import IO
 
 import psutil
 
-from tests.launch.waiting import until
+from tests.launch.waiting import patient, until
 
 _HERE = Path(__file__).parent
 _UNSHARE = "unshare --net --uts --ipc --pid --mount --fork --kill-child --mount-proc".split()
@@ -90,7 +90,7 @@ class Machine:
         with suppress(ProcessLookupError):
             # Killed alone, `unshare` would be gone before what it started; it ends with that.
             os.kill(self._init or power.pid, signal.SIGKILL)
-        power.wait(_LIMIT_S)
+        power.wait(patient(_LIMIT_S))
         self._init = 0
         _close(power)
 
@@ -99,7 +99,7 @@ class Machine:
         self.switch_off()
         for process in self._started:
             process.kill()
-            process.wait(_LIMIT_S)
+            process.wait(patient(_LIMIT_S))
             _close(process)
 
     def start_daemon(self, *command: str) -> None:
@@ -157,7 +157,7 @@ class Machine:
         """Run a command here to its end; stdout and stderr apart. Any exit code is fine."""
         process = self.popen(argv, env=env, cwd=cwd, stderr=subprocess.PIPE)
         try:
-            out, err = process.communicate(timeout=timeout_s)
+            out, err = process.communicate(timeout=patient(timeout_s))
         finally:
             process.kill()
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tests.hosts.machine import Machine
+from tests.launch.waiting import patient
 
 _RELAY = Path(__file__).with_name("relay.py")
 SUBNET = "10.77.0"
@@ -101,7 +102,7 @@ class Network:
         through = sorted(self._machines.keys() - self._cut)
         if self._relay is not None:
             self._relay.kill()
-            self._relay.wait(_LIMIT_S)
+            self._relay.wait(patient(_LIMIT_S))
             self._relay = None
         bridged = [] if self._delay_ms else through
         places = {port: "master br0" if port in bridged else "nomaster" for port in self._machines}
@@ -131,7 +132,7 @@ def _batch(machine: Machine, tool: str, lines: Iterable[str]) -> None:
     enter = ["nsenter", f"--net=/proc/{machine.init}/ns/net", tool, "-batch", "-"]
     text = "".join(f"{line}\n" for line in lines)
     done = subprocess.run(
-        enter, input=text, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        enter, input=text, capture_output=True, text=True, timeout=patient(_LIMIT_S), check=False
     )
     if done.returncode != 0:
         raise RuntimeError(f"{tool} on {machine.name} refused:\n{text}{done.stderr}")

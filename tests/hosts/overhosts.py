@@ -11,7 +11,7 @@ import psutil
 
 from tests.hosts.machine import Machine, login_environment
 from tests.hosts.rig import Rig
-from tests.launch.waiting import until
+from tests.launch.waiting import patient, until
 
 RECIPE = f"{Path(__file__).with_name('recipe.py')}:build"
 COMMON = ("--shards", "4", "--snapshot-every-steps", "2", "--progress", "plain")
@@ -80,7 +80,7 @@ class OverHosts:
 
     def finish(self) -> int:
         """Wait for the end and give the exit code."""
-        return self.launcher.wait(_LIMIT_S)
+        return self.launcher.wait(patient(_LIMIT_S))
 
     def sha256(self) -> object:
         """Hash of the final weights."""
@@ -112,6 +112,6 @@ def train_alone(directory: Path) -> object:
     own = ["--run-dir", str(run_dir), "--room", str(room), "--on", "here"]
     command = [sys.executable, "-m", "paceline", "train", RECIPE, *COMMON, *own]
     subprocess.run(
-        command, check=True, capture_output=True, timeout=_LIMIT_S, env=login_environment()
+        command, check=True, capture_output=True, timeout=patient(_LIMIT_S), env=login_environment()
     )
     return summary(run_dir)["weights_sha256"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.hosts.machine import Machine
 from tests.hosts.rig import Rig
-from tests.launch.waiting import until
+from tests.launch.waiting import patient, until
 
 CPUS = 4
 _LIMIT_S = 150.0
@@ -138,7 +138,7 @@ class Command:
 
     def end(self) -> int:
         """Wait for its end. Returns the exit code."""
-        return self.process.wait(_LIMIT_S)
+        return self.process.wait(patient(_LIMIT_S))
 
     @property
     def job_id(self) -> str:

@@ -20,7 +20,7 @@ from paceline.launch.sagemaker_request import files, request
 from tests.hosts.conftest import MakeRig
 from tests.hosts.rig import Rig
 from tests.launch.cluster_jobs import a_job
-from tests.launch.waiting import until
+from tests.launch.waiting import patient, until
 from tests.support import standin
 
 pytestmark = [pytest.mark.hosts, pytest.mark.xdist_group("hosts")]
@@ -42,7 +42,7 @@ def alone(directory: Path, *options: str) -> object:
         [sys.executable, "-m", "paceline", *words],
         check=True,
         capture_output=True,
-        timeout=_LIMIT_S,
+        timeout=patient(_LIMIT_S),
         cwd=directory,
     )
     return weights(directory / "alone")
@@ -64,7 +64,7 @@ class Pods:
 
     def codes(self) -> list[int]:
         for process in self.running:
-            process.communicate(timeout=_LIMIT_S)
+            process.communicate(timeout=patient(_LIMIT_S))
         return [process.returncode for process in self.running]
 
     def _start(self, node: int) -> "subprocess.Popen[str]":
@@ -134,7 +134,7 @@ def test_sagemakers_containers(make_rig: MakeRig, tmp_path: Path) -> None:
         words = asked["AlgorithmSpecification"]["ContainerEntrypoint"]
         path = {"PYTHONPATH": f"{package}:{ROOT}"}
         started.append(rig.host(n).popen([sys.executable, *words[1:]], env=path))
-    said = [process.communicate(timeout=_LIMIT_S)[0] for process in started]
+    said = [process.communicate(timeout=patient(_LIMIT_S))[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], said
     run = tmp_path / "opt-0" / "ml" / "checkpoints" / "a"
     placement = json.loads((run / "run.json").read_text())["placement"]

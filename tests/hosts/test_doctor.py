@@ -14,7 +14,7 @@ from tests.hosts.conftest import MakeRig
 from tests.hosts.machine import Machine
 from tests.hosts.network import _ip
 from tests.hosts.rig import Rig
-from tests.launch.waiting import until
+from tests.launch.waiting import patient, until
 from tests.support.needs import PACKET_FILTER, need
 
 pytestmark = [pytest.mark.hosts, pytest.mark.xdist_group("hosts")]
@@ -91,7 +91,7 @@ def start(rig: Rig, words: Sequence[str], cwd: Path) -> "subprocess.Popen[str]":
 
 
 def finished(process: "subprocess.Popen[str]") -> Told:
-    out, _ = process.communicate(timeout=_LIMIT_S)
+    out, _ = process.communicate(timeout=patient(_LIMIT_S))
     content = json.loads(out)
     return Told(process.returncode, content, content["all_reduce"])
 

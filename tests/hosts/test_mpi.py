@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.hosts.overhosts import COMMON, RECIPE
-from tests.launch.waiting import alive, until
+from tests.launch.waiting import alive, patient, until
 from tests.support.needs import AS_ROOT, MPICH, OPEN_MPI, Need, need
 from tests.support.ports import free_port
 
@@ -119,7 +119,7 @@ def training(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Trainin
             for child in psutil.Process(process.pid).children(recursive=True):
                 child.kill()
             process.kill()
-            process.wait(_LIMIT_S)
+            process.wait(patient(_LIMIT_S))
 
 
 def test_stopped_in_order_and_gone_on_with(training: Training) -> None:
@@ -127,10 +127,10 @@ def test_stopped_in_order_and_gone_on_with(training: Training) -> None:
     training.reach_gate()
     process.send_signal(training.mpi.stop)
     training.open_gates()
-    assert process.wait(_LIMIT_S) == 75, training.output
+    assert process.wait(patient(_LIMIT_S)) == 75, training.output
     assert training.summary()["stopped_because"] == "signal"
     again = training.start("resume", training.run)
-    assert again.wait(_LIMIT_S) == 0, training.output
+    assert again.wait(patient(_LIMIT_S)) == 0, training.output
     assert training.summary()["stopped_because"] == "epochs"
     assert training.summary()["world_size"] == WORKERS
     placement = json.loads((training.run / "run.json").read_text())["placement"]
@@ -143,7 +143,7 @@ def test_a_failing_job_and_a_killed_worker_end_all(training: Training) -> None:
     training.reach_gate()
     (training.directory / "room" / "boom").touch()
     training.open_gates()
-    assert process.wait(_LIMIT_S) in training.mpi.codes_of_failed, training.output
+    assert process.wait(patient(_LIMIT_S)) in training.mpi.codes_of_failed, training.output
     assert "ValueError: boom" in training.output
 
     shutil.rmtree(training.directory / "room")
@@ -154,5 +154,5 @@ def test_a_failing_job_and_a_killed_worker_end_all(training: Training) -> None:
     assert len(workers) == WORKERS
     workers[-1].kill()
     training.open_gates()
-    assert process.wait(_LIMIT_S) == training.mpi.code_of_killed, training.output
+    assert process.wait(patient(_LIMIT_S)) == training.mpi.code_of_killed, training.output
     until(lambda: not any(alive(worker.pid) for worker in workers), _LIMIT_S)

@@ -11,7 +11,7 @@ import pytest
 from tests.hosts.conftest import MakeRig
 from tests.hosts.machine import Machine
 from tests.hosts.rig import Rig
-from tests.launch.waiting import alive, until
+from tests.launch.waiting import alive, patient, until
 from tests.support.needs import HOSTS, need
 
 pytestmark = [pytest.mark.hosts, pytest.mark.xdist_group("hosts")]
@@ -136,7 +136,7 @@ def test_a_host_that_is_killed_tells_its_peers(rig: Rig) -> None:
     rig.kill(1)
     assert rig.host(1).all_processes() == []
     assert call.send() == "closed"
-    assert sleeper.wait(30) == 255
+    assert sleeper.wait(patient(30)) == 255
     assert reaches(rig.stranger, "h1")
     rig.power_on(1)
     assert rig.client.run([*rig.ssh(1), "hostname"]).stdout == "h1\n"
@@ -162,11 +162,11 @@ def test_a_command_ends_as_it_does_inside(make_rig: MakeRig) -> None:
     process = host.popen(["sh", "-c", trap])
     assert read_line(process) == "ready"
     process.terminate()
-    assert (process.wait(30), read_line(process)) == (3, "caught")
+    assert (process.wait(patient(30)), read_line(process)) == (3, "caught")
     process = host.popen(["sleep", "1000"])
     until(lambda: [p.name() for p in rig.processes(0)] == ["sleep"])
     process.kill()
-    assert process.wait(30) == -signal.SIGKILL
+    assert process.wait(patient(30)) == -signal.SIGKILL
     until(lambda: rig.processes(0) == [])
 
 

@@ -20,22 +20,24 @@ def test_what_torchs_agent_says_stays_unsaid(caplog: pytest.LogCaptureFixture) -
 
 
 def test_nodes_wait_for_each_other() -> None:
-    store, left = HashStore(), []
-    nodes = [
-        threading.Thread(target=lambda: left.append(_wait_for_nodes(store, 3, lambda: False)))
-        for _ in range(2)
-    ]
+    store, left = HashStore(), threading.Semaphore(0)
+
+    def wait() -> None:
+        _wait_for_nodes(store, 3, lambda: False)
+        left.release()
+
+    nodes = [threading.Thread(target=wait) for _ in range(2)]
     for node in nodes:
         node.start()
-    nodes[0].join(0.2)
-    assert left == []
+    assert not left.acquire(timeout=0.2)
     _wait_for_nodes(store, 3, lambda: False)
     for node in nodes:
         node.join(60)
-    assert len(left) == 2
+    assert left.acquire(blocking=False)
+    assert left.acquire(blocking=False)
 
 
 def test_a_node_that_is_to_stop_waits_no_longer() -> None:
-    asked = []
-    _wait_for_nodes(HashStore(), 2, lambda: asked.append(1) or len(asked) > 2)
-    assert len(asked) == 3
+    answers = [True, False, False]
+    _wait_for_nodes(HashStore(), 2, answers.pop)
+    assert answers == []

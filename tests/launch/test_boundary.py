@@ -51,6 +51,7 @@ class _DerivedError(DistNetworkError):
         (ValueError("connection reset"), "job"),
         (SystemExit(1), "job"),
         (MemoryError(), "job"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to ..."), "job"),
     ],
 )
 def test_who_is_at_fault(error: BaseException, kind: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from paceline.errors import ExitCode
 from paceline.launch import continuing
 from paceline.launch.continuing import note_start, resuming, wait_for_host
+from tests.launch.waiting import patient
 
 
 class Became(Exception):  # noqa: N818
@@ -63,7 +64,9 @@ def test_another_submission_does_not_go_on_with_it(tmp_path: Path) -> None:
     run = tmp_path / "run"
     become(run)
     begin(run)
-    (run / "snapshots" / "step-000000000007").mkdir(parents=True)
+    snapshot = run / "snapshots" / "step-000000000007"
+    snapshot.mkdir(parents=True)
+    (snapshot / "manifest.json").write_text('{"step": 7}')
     assert become(run, submission="s2")[0] == "train"  # which refuses
     assert become(run, "--resume", submission="s3")[0] == "resume"
 
@@ -88,7 +91,9 @@ def test_without_a_newer_snapshot_it_gives_up(
     become(run, *options)
     begin(run)
     assert become(run, *options)[0] == "resume"
-    (run / "snapshots" / "step-000000000007").mkdir(parents=True)
+    snapshot = run / "snapshots" / "step-000000000007"
+    snapshot.mkdir(parents=True)
+    (snapshot / "manifest.json").write_text('{"step": 7}')
     assert become(run, *options)[0] == "resume"  # the new snapshot allows it one more
     words = ["--run-dir", str(run), "--submission", "s1", *options, "--", "train", "digits"]
     assert continuing.main(words) == ExitCode.JOB
@@ -136,7 +141,7 @@ def test_it_becomes_the_command_and_keeps_its_process(tmp_path: Path) -> None:
         [sys.executable, "-P", "-m", "paceline.launch.continuing", *words],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
         check=False,
         cwd=tmp_path,
     )
@@ -158,7 +163,7 @@ def test_sigterm_while_it_waits_is_a_stop(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "waits\n"
         process.terminate()
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + patient(30)
         while process.poll() is None:
             assert time.monotonic() < deadline_s
             time.sleep(0.01)

@@ -179,6 +179,17 @@ def test_silent_failures_say_what_is_known() -> None:
     )
     assert "out of memory" in starved.message
     assert (starved.kind, starved.step) == ("infrastructure", 4)
+    unsure = silent_failure(
+        0,
+        -signal.SIGKILL,
+        host="h",
+        step=4,
+        operation="",
+        out_of_memory=None,
+        crash="",
+        stopped=False,
+    )
+    assert "perhaps for want of memory" in unsure.message
 
 
 def test_signals_without_a_name() -> None:

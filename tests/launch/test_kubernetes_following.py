@@ -18,6 +18,7 @@ from paceline.launch.kubernetes import submit
 from paceline.launch.kubernetes_options import KubernetesOptions
 from paceline.launch.kubernetes_outcome import describe_wait, outcome, read_pods
 from tests.launch.cluster_jobs import a_job
+from tests.launch.waiting import patient
 from tests.support.played import Answer, Played
 
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -188,7 +189,7 @@ def when() -> Iterator[Callable[[Callable[[], bool], signal.Signals], None]]:
 
     def later(condition: Callable[[], bool], number: signal.Signals) -> None:
         def wait() -> None:
-            deadline_s = time.monotonic() + 30
+            deadline_s = time.monotonic() + patient(30)
             while not condition():
                 if time.monotonic() > deadline_s:
                     return

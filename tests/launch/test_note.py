@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.launch.note import Reading, StepNote, read_note
+from tests.launch.waiting import patient
 
 
 @pytest.mark.parametrize("first", ["share", "set"])
@@ -65,5 +66,5 @@ def test_a_note_without_a_name_is_read_by_another_process_and_goes_with_its_own(
         path = Path(other.stdout.readline().strip())
         assert str(os.getpid()) not in path.parts
         assert read_note(path).step == 7
-        other.communicate("\n", timeout=30)
+        other.communicate("\n", timeout=patient(30))
     assert read_note(path) == Reading()

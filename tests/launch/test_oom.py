@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.oom import oom_kills
+from paceline.launch import attempt, oom
+from paceline.launch.oom import oom_killed, oom_kills
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,39 @@ def test_here_it_is_what_the_shell_finds() -> None:
     if not counts:
         pytest.skip("no counter of cgroup version 2 here")
     assert oom_kills() == counts[0]
+
+
+_LOG = (
+    b"6,10,1000000,-;eth0: link up\n",
+    b"3,11,5000000,-;Out of memory: Killed process 41 (python) total-vm:1kB, anon-rss:1kB\n",
+    b"3,12,9000000,-,caller=T1;Memory cgroup out of memory: Killed process 42 (python) x\n SUB=1\n",
+    b"3,13,9500000,-;oom_reaper: reaped process 43 (python), now anon-rss:0kB\n",
+)
+
+
+@pytest.mark.parametrize(("since_s", "found"), [(0.0, {41, 42}), (8.0, {42}), (99.0, set())])
+def test_the_kernels_log_names_the_processes(
+    tmp_path: Path, since_s: float, found: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "kmsg"
+    log.write_bytes(b"".join(_LOG))
+    monkeypatch.setattr(oom, "_in_pid_namespace", lambda: False)
+    assert set(oom_killed(since_s, log) or ()) == found
+
+
+def test_a_log_that_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oom, "_in_pid_namespace", lambda: False)
+    assert oom_killed(0, tmp_path / "none") is None
+    monkeypatch.setattr(oom, "_in_pid_namespace", lambda: True)
+    assert oom_killed(0, Path("/dev/null")) is None
+
+
+@pytest.mark.parametrize(
+    ("logged", "kills", "victims"),
+    [(None, 0, frozenset()), (None, 1, None), ({7}, 1, {7}), ({7}, 0, {7}), (set(), 1, set())],
+)
+def test_evidence_is_about_the_process_where_there_is_any(
+    logged: set[int] | None, kills: int, victims: set[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "oom_killed", lambda since_s: logged)
+    assert attempt._victims(0.0, kills) == victims

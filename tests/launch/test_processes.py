@@ -11,7 +11,7 @@ from paceline.launch import processes
 from paceline.launch.lineage import adopt_orphans
 from paceline.launch.processes import Worker, WorkerGuard, descendants, reap
 from paceline.launch.restarts import STOP_S
-from tests.launch.waiting import alive, until
+from tests.launch.waiting import alive, patient, until
 
 _STUBBORN = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(); input()"
 _WILLING = "print(); input()"
@@ -59,8 +59,8 @@ def test_a_request_to_stop_reaches_all_and_kills_the_rest(children: list[Child])
     children += [Child(_WILLING), Child(_STUBBORN)]
     guard = _guard(children)
     guard.request_stop(time.monotonic() - 3.0, 3.3)
-    assert children[0].process.wait(timeout=60) == -signal.SIGTERM
-    assert children[1].process.wait(timeout=60) == -signal.SIGKILL
+    assert children[0].process.wait(timeout=patient(60)) == -signal.SIGTERM
+    assert children[1].process.wait(timeout=patient(60)) == -signal.SIGKILL
     guard.close()
     assert 1 in guard.killed
 
@@ -72,7 +72,7 @@ def test_once_one_ended_the_others_have_little_time(
     children += [Child(_WILLING), Child(_STUBBORN)]
     guard = _guard(children)
     children[0].process.terminate()
-    assert children[1].process.wait(timeout=60) == -signal.SIGKILL
+    assert children[1].process.wait(timeout=patient(60)) == -signal.SIGKILL
     guard.close()
 
 
@@ -94,7 +94,7 @@ def test_an_order_to_kill_is_obeyed_at_once(children: list[Child]) -> None:
     guard = _guard(children)
     guard.request_stop(time.monotonic(), STOP_S)
     guard.kill()
-    assert [child.process.wait(timeout=60) for child in children] == [-signal.SIGKILL] * 2
+    assert [child.process.wait(timeout=patient(60)) for child in children] == [-signal.SIGKILL] * 2
     guard.close()
     assert guard.killed == {0, 1}
 

@@ -29,6 +29,7 @@ from paceline.launch.sagemaker_following import host_of, outcome
 from paceline.launch.sagemaker_options import SagemakerOptions
 from tests.launch.aws.account import Account, own_home, served
 from tests.launch.cluster_jobs import a_job
+from tests.launch.waiting import patient
 
 OPTIONS = SagemakerOptions(
     instance_type="ml.g5.12xlarge",
@@ -149,7 +150,7 @@ class Job:
     def wait_for(self, operation: str) -> None:
         with self.changed:
             asked = self.changed.wait_for(
-                lambda: any(name == operation for name, _ in self.asked), timeout=30
+                lambda: any(name == operation for name, _ in self.asked), timeout=patient(30)
             )
         assert asked, operation
 

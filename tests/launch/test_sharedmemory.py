@@ -9,6 +9,7 @@ import pytest
 from paceline.launch.lineage import adopt_orphans
 from paceline.launch.processes import reap
 from paceline.launch.sharedmemory import SCRATCH_VARIABLE, free_shared
+from tests.support.tiers import slow
 
 _SHARES = """
 import torch
@@ -47,7 +48,7 @@ def sharing(tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) ->
     adopt_orphans(False)
 
 
-@pytest.mark.parametrize("has_ended", [False, True])
+@pytest.mark.parametrize("has_ended", [slow(False), True])
 def test_no_shared_memory_of_loader_processes_stays(
     has_ended: bool, sharing: Sharing, tmp_path: Path, temporary: Path
 ) -> None:
@@ -65,6 +66,7 @@ def test_no_shared_memory_of_loader_processes_stays(
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_others_share_is_left_alone(sharing: Sharing, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "shares-1").touch()

@@ -15,7 +15,7 @@ from paceline.launch import signals
 from paceline.launch.processes import WorkerGuard
 from paceline.launch.restarts import STOP_S
 from paceline.launch.signals import InterruptedStartError, Interrupts
-from tests.launch.waiting import alive, until
+from tests.launch.waiting import alive, patient, until
 from tests.support.tiers import slow
 
 pytestmark = pytest.mark.ranks
@@ -39,7 +39,7 @@ class Launcher:
         return {member.pid for member in family} | {self.process.pid}
 
     def finish(self) -> dict[str, object]:
-        _, errors = self.process.communicate(timeout=_LIMIT_S)
+        _, errors = self.process.communicate(timeout=patient(_LIMIT_S))
         assert self.process.returncode == 0, errors
         assert errors == ""
         outcome = json.loads((self.directory / "outcome.json").read_text())

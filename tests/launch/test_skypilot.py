@@ -19,6 +19,7 @@ from paceline.launch.skypilot import exit_code, submit
 from paceline.launch.skypilot_options import SkypilotOptions
 from paceline.launch.skypilot_task import task
 from tests.launch.cluster_jobs import a_job
+from tests.launch.waiting import patient
 from tests.support.played import Answer, Played
 
 TEXT, WHOLE = {"type": "string"}, {"type": "integer", "minimum": 0}
@@ -135,7 +136,7 @@ def test_the_script_tells_its_exit_code(code: int, tmp_path: Path) -> None:
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": "/somewhere"},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=patient(30),
         check=False,
     )
     assert done.returncode == code
@@ -187,7 +188,7 @@ def test_spot_is_a_managed_job(sky: Played) -> None:
 
 def interrupt_once_called(sky: Played) -> threading.Thread:
     def wait() -> None:
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + patient(30)
         while not sky.calls() and time.monotonic() < deadline_s:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)

@@ -1,5 +1,6 @@
 import io
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -76,6 +77,12 @@ EXPECTED = ["opening", *(line.rstrip() for line in table_of(ROW, replace(ROW, ep
 def test_one_line_of_progress() -> None:
     assert ADVANCE.text() == "loss 0.5123  acc 87.65%  12,346 img/s  lr 0.05  left 1:15"
     assert "acc" not in replace(ADVANCE, accuracy=None).text()
+
+
+def test_a_loop_of_unknown_length_shows_what_is_known() -> None:
+    free = replace(ADVANCE, step=30, steps=0, images_per_s=0.0)
+    assert free.text() == "loss 0.5123  acc 87.65%  lr 0.05  left 1:15"
+    assert (free.position(), ADVANCE.position()) == ("step 30", "30/120")
 
 
 def test_the_table_has_the_columns_that_have_figures() -> None:
@@ -282,3 +289,15 @@ def test_which_console(
 ) -> None:
     monkeypatch.setattr(sys, "__stdout__", Terminal() if terminal else io.StringIO())
     assert type(make_console(kind, rank, tmp_path / "log")) is expected
+
+
+@pytest.mark.parametrize("make", [PlainConsole, SilentConsole])
+def test_an_output_that_cannot_be_written_is_no_error(
+    make: type[Console], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = Path("/dev/full").open("w", buffering=1)  # noqa: SIM115  # can't be closed in order
+    monkeypatch.setattr(sys, "stdout", full)
+    make().warn("said")
+    with suppress(OSError):
+        full.close()
+    make().warn("said to a closed stream")

@@ -12,11 +12,11 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tests.mutants.listing import REPOSITORY, Mutant, find_fault, read_list
-from tests.mutants.running import Result, preload, run_all
+from tests.mutants.running import Result, Terms, preload, run_all
 
 _GOOD = ("caught", "timed out")
 
@@ -36,13 +36,12 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     preload()
     with tempfile.TemporaryDirectory(prefix="paceline-mutants-") as scratch:
-        if not given.no_baseline and not tests_pass(
-            mutants, Path(scratch) / "baseline", given.jobs, given.limit_s
-        ):
+        terms = Terms(jobs=given.jobs, limit_s=given.limit_s, core=given.core)
+        if not given.no_baseline and not tests_pass(mutants, Path(scratch) / "baseline", terms):
             return 2
         tasks = [(mutant, mutant.tests) for mutant in mutants]
         results = []
-        for result in run_all(tasks, Path(scratch) / "copies", given.jobs, given.limit_s):
+        for result in run_all(tasks, Path(scratch) / "copies", terms):
             results.append(result)
             print(_line(result), flush=True)
     print(describe(results))
@@ -53,21 +52,25 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("--touched", nargs="?", const="HEAD~1", metavar="BASE")
-    parser.add_argument("--only", default="", metavar="PATTERN")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--limit-s", type=float, default=120.0)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument(
-        "--no-baseline", action="store_true", help="don't run the tests as they are"
-    )
+    add = parser.add_argument
+    touched = "only mutants whose file or test differs from this commit (default: the last but one)"
+    add("--touched", nargs="?", const="HEAD~1", metavar="BASE", help=touched)
+    only = "only those with this regular expression in file, old text or harm"
+    add("--only", default="", metavar="PATTERN", help=only)
+    add("--core", action="store_true", help="let only tests count that `make test` runs")
+    add("--jobs", type=int, default=2, metavar="N", help="how many at once")
+    add("--limit-s", type=float, default=120.0, metavar="S", help="what takes longer is ended")
+    add("--json", type=Path, metavar="FILE", help="write all results there")
+    add("--no-baseline", action="store_true", help="don't run the tests without a mutant first")
     return parser
 
 
 def changed_files(base: str) -> set[str]:
     """List what differs from a commit, with what isn't committed yet."""
     asked = ["git", "diff", "--name-only", base]
-    said = subprocess.run(asked, cwd=REPOSITORY, check=True, capture_output=True, text=True)
+    said = subprocess.run(asked, cwd=REPOSITORY, check=False, capture_output=True, text=True)
+    if said.returncode:
+        sys.exit(f"--touched {base}: git can't compare with that: {said.stderr.strip()}")
     return set(said.stdout.split())
 
 
@@ -81,13 +84,14 @@ def touched_by(changed: set[str], mutants: Sequence[Mutant]) -> list[Mutant]:
     ]
 
 
-def tests_pass(mutants: Sequence[Mutant], scratch: Path, jobs: int, limit_s: float) -> bool:
+def tests_pass(mutants: Sequence[Mutant], scratch: Path, terms: Terms) -> bool:
     """Run all tests that are named without a mutant: one that fails anyway proves nothing."""
     named = dict.fromkeys(test for mutant in mutants for test in mutant.tests)
     tests = [test for test in named if "::" not in test or test.split("::")[0] not in named]
-    parts = [tests[place :: 4 * jobs] for place in range(4 * jobs)]
+    parts = [tests[place :: 4 * terms.jobs] for place in range(4 * terms.jobs)]
     tasks = [(None, part) for part in parts if part]
-    found = list(run_all(tasks, scratch, jobs, limit_s * max(map(len, parts))))
+    limit_s = terms.limit_s * max(map(len, parts))
+    found = list(run_all(tasks, scratch, replace(terms, limit_s=limit_s)))
     failed = [result.by for result in found if result.verdict not in ("lived", "skipped")]
     if failed:
         print("These fail, or take too long, without a mutant:", *failed, sep="\n  ")

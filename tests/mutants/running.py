@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -43,6 +44,7 @@ _ARGUMENTS = (
     "--randomly-dont-reorganize -W ignore::pytest.PytestAssertRewriteWarning"
 ).split()
 _POLL_S = 0.05
+_OK, _NO_TESTS = pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +110,7 @@ class _Slot:
             scratch.mkdir(exist_ok=True)
             # Of the mutated file no byte code may be kept: it would serve the next mutant.
             os.environ |= {"PYTHONPATH": str(self.source), "PYTHONDONTWRITEBYTECODE": "1"}
-            os.environ["TMPDIR"] = str(scratch)
+            os.environ["TMPDIR"] = tempfile.tempdir = str(scratch)
             sys.dont_write_bytecode = True
             sys.path.insert(0, str(self.source))
             counter = _Counter()
@@ -138,8 +140,9 @@ class _Slot:
             found: dict[str, Any] = json.loads((self.directory / "outcome.json").read_text())
             if code == 1 and found["failed"]:
                 return "caught", found["failed"].removeprefix("tests/")
-            if code == 0:
-                return ("lived", "") if found["passed"] else ("skipped", "")
+            if code in (_OK, _NO_TESTS):
+                is_judged = found["passed"] or code == _NO_TESTS  # none of the core tier
+                return ("lived", "") if is_judged else ("skipped", "")
         text = (self.directory / "output").read_text(errors="replace")
         return "broken", f"exit code {code}: " + " | ".join(text.strip().splitlines()[-3:])
 
@@ -153,31 +156,43 @@ def preload() -> None:
     assert not held, held
 
 
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """How mutants are tried."""
+
+    jobs: int = 2
+    """How many at once."""
+    limit_s: float = 120.0
+    """What takes longer is killed."""
+    core: bool = False
+    """Whether only tests of the core tier count: what `make test` would notice."""
+
+
 def run_all(
-    tasks: Sequence[tuple[Mutant | None, Sequence[str]]], scratch: Path, jobs: int, limit_s: float
+    tasks: Sequence[tuple[Mutant | None, Sequence[str]]], scratch: Path, terms: Terms
 ) -> Iterator[Result]:
     """Run the tests of each mutant, several mutants at once.
 
     Args:
         tasks: Mutants, or None for the source as it is; with the tests to run.
         scratch: An empty directory for the copies of the source.
-        jobs: How many at once.
-        limit_s: What takes longer is killed.
+        terms: How.
     """
     os.chdir(REPOSITORY)
-    slots = [_Slot(directory=scratch / str(job)) for job in range(min(jobs, len(tasks)))]
+    slots = [_Slot(directory=scratch / str(n)) for n in range(min(terms.jobs, len(tasks)))]
     for slot in slots:
         shutil.copytree(SOURCE, slot.source / "paceline")
+    tier = ("-m", "core") if terms.core else ()
     waiting, free, busy = deque(tasks), list(slots), list[_Slot]()
     with _nothing_outlives(busy):
         while waiting or busy:
             while waiting and free:
                 mutant, tests = waiting.popleft()
                 busy.append(slot := free.pop())
-                slot.begin(mutant, [str(TESTS / test) for test in tests])
+                slot.begin(mutant, [*tier, *(str(TESTS / test) for test in tests)])
             time.sleep(_POLL_S)
             for slot in list(busy):
-                late = time.monotonic() - slot.begun_s > limit_s
+                late = time.monotonic() - slot.begun_s > terms.limit_s
                 if late:
                     _kill(slot.pid)
                 pid, status = os.waitpid(slot.pid, 0 if late else os.WNOHANG)

@@ -10,6 +10,7 @@ from paceline.config.fields import OptionValue, option_fields
 from paceline.errors import UsageError
 from paceline.optim.options import OptimOptions, describe_optimizer, optimizer_arguments
 from paceline.optim.table import OPTIMIZER_OPTIONS, OPTIMIZERS, OptimizerName, optimizers_with
+from tests.launch.waiting import patient
 
 VALUES: dict[str, OptionValue] = {
     "betas": (0.9, 0.99),
@@ -39,7 +40,7 @@ def test_every_option_is_documented() -> None:
 
 def test_importing_the_options_imports_no_torch() -> None:
     check = "import sys, paceline.optim.options; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=patient(60))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -8,6 +8,7 @@ from tests.recipes.cases import Case, assert_reaches_its_target, assert_reaches_
 from tests.support.cifar_files import write_cifar10
 from tests.support.idx_files import write_mnist
 from tests.support.stl10_files import write_stl10
+from tests.support.tiers import slow
 
 pytestmark = pytest.mark.ranks
 
@@ -29,7 +30,9 @@ STL = Case(
     arguments={"size": 32, "download": False},
     settings={"global_batch": 16, "lr": 0.01, "target_accuracy": 0.8},
 )
-CASES = pytest.mark.parametrize("case", [FASHION, CIFAR, STL], ids=lambda case: case.recipe)
+CASES = pytest.mark.parametrize(
+    "case", [FASHION, slow(CIFAR), slow(STL)], ids=lambda case: case.recipe
+)
 
 
 @CASES

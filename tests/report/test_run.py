@@ -13,7 +13,7 @@ from paceline.report.run import write_run_report
 
 MakeRun = Callable[..., RunDirectory]
 
-NASTY = "<script>alert(1)</script>\"'&{{ 7 * 7 }}"
+NASTY = "<script>alert(1)</script>\"'&{{ 7 * 7 }}\x1b[2J"
 
 
 class Outline(HTMLParser):

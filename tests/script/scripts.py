@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.launch.waiting import patient
 from tests.support.warm import run_warm
 
 POINTS = '''
@@ -105,7 +106,7 @@ def command(words: list[str], directory: Path) -> "subprocess.CompletedProcess[s
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient(120),
         check=False,
     )
 

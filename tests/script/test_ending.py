@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.script.scripts import POINTS, at_step, command, plain, summary
+from tests.script.scripts import POINTS, at_step, command, plain, summary, write_script
 from tests.support.warm import run_warm
 
 pytestmark = pytest.mark.ranks
@@ -72,6 +72,28 @@ def test_a_script_that_raises_ends_with_1_and_its_traceback(tmp_path: Path) -> N
     assert not (tmp_path / "r" / "summary.json").exists()
 
 
+_DISK_GONE = """
+import shutil
+from paceline.trainer import worker
+worker.LAST_SNAPSHOT_S = 0.0
+"""
+
+
+@pytest.mark.parametrize("run", ["module", "block"])
+def test_a_disk_that_fails_is_named_without_a_traceback(run: str, tmp_path: Path) -> None:
+    before = _DISK_GONE + at_step(9, 0, "shutil.rmtree('r')")
+    if run == "module":
+        script = write(tmp_path, before=before)
+    else:
+        block = f"with {SESSION.removeprefix('s = ')} as s:\n    main(s)"
+        script = write_script(tmp_path, before, run=block)
+    done = command([sys.executable, str(script)], tmp_path)
+    assert done.returncode == 70, done.stderr
+    assert done.stderr.count("paceline: ") == 1
+    assert "the run directory was removed, moved or emptied" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_script_that_ends_itself_keeps_its_exit_code(tmp_path: Path) -> None:
     done = plain(write(tmp_path, before=at_step(9, 0, "sys.exit(3)")))
     assert done.returncode == 3, done.stderr
@@ -93,11 +115,13 @@ def test_a_signal_saves_and_the_script_goes_on_with_the_same_bits(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("what", "code"), [("pass", 0), ("raise KeyError('mine')", 65), ("sys.exit(3)", 65)]
+    ("what", "code"), [("sys.exit()", 0), ("raise KeyError('mine')", 65), ("sys.exit(3)", 65)]
 )
 def test_the_launcher_sees_how_it_ended(what: str, code: int, tmp_path: Path) -> None:
     session = "s = paceline.session(device='cpu', loader_workers=0)"
-    script = write(tmp_path, session=session, before=at_step(9, 0, what))
+    before = "" if code == 0 else at_step(9, 0, what)
+    after = what if code == 0 else ""
+    script = write(tmp_path, session=session, before=before, after=after)
     words = ["run", script.name, "--workers", "2", "--run-dir", "r", "--max-restarts", "0"]
     done = run_warm([sys.executable, "-m", "paceline", *words], tmp_path)
     assert done.returncode == code, done.stderr

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.study.conftest import Verify
-from tests.study.faults.scripts import FAULTLESS, FAULTS
+from tests.study.faults.scripts import BY_HAND, FAULTLESS, FAULTS
 from tests.support.tiers import slow
 
 pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("verify")]
@@ -47,3 +47,40 @@ def test_faults_show_on_other_numbers_and_every_count_has_its_verdict(
     done = verify("train.py", "--workers", "1,3", "--tolerance", "1e-4")
     # 51 samples on 3 workers: shares of 17, batches of 5, 5, 5 and 2 each: all equal.
     assert (done.code, done.causes) == (65, ["other-samples"]), done.out
+
+
+DRAWN_ORDER = (
+    BY_HAND.replace(
+        "sampler = DistributedSampler(train_set)\n",
+        """
+class Drawn(Sampler):
+    def __len__(self):
+        return len(train_set) // world
+
+    def __iter__(self):
+        return iter(torch.randperm(len(train_set){generator}).tolist()[rank::world])
+
+
+sampler = Drawn()
+""",
+    )
+    .replace("    sampler.set_epoch(epoch)\n", "")
+    .replace("nn.Linear(6, 2)", "nn.Sequential(nn.Dropout(0.2), nn.Linear(6, 2))")
+)
+"""All ranks draw the same order of samples, and each takes its part of it."""
+
+
+def test_advice_on_seeds_keeps_the_ranks_together(verify: Verify, tmp_path: Path) -> None:
+    """Where they draw an order in common, a seed for each rank alone would set them apart."""
+    (tmp_path / "train.py").write_text(DRAWN_ORDER.replace("{generator}", ""))
+    done = verify("train.py", "--tolerance", "1e-4")
+    assert "same-dropout" in done.causes, done.out
+    for word in ("after the model is built", "randperm", "generator=torch.Generator()"):
+        assert word in done.words
+    own = "orders = torch.Generator().manual_seed(0)\nsampler = Drawn()\n"
+    advised = DRAWN_ORDER.replace("{generator}", ", generator=orders")
+    advised = advised.replace("sampler = Drawn()\n", own)
+    advised = advised.replace("for epoch", "torch.manual_seed(100 + rank)\nfor epoch", 1)
+    (tmp_path / "train.py").write_text(advised)
+    done = verify("train.py", "--tolerance", "1e-4")
+    assert (done.code, done.causes) == (0, []), done.out

@@ -87,7 +87,7 @@ def _memmap() -> bool:
 
 def _tofile() -> bool:
     np.arange(3, dtype=np.uint8).tofile("raw.bin")
-    return np.fromfile("raw.bin", np.uint8).tolist() == [0, 1, 2]
+    return bool((np.fromfile("raw.bin", np.uint8) == np.arange(3)).all())
 
 
 def _safetensors() -> bool:

@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import FileStore
 from paceline.dist.environment import Placement
 from paceline.dist.group import Group
 from paceline.launch.lineage import die_with_parent
+from tests.launch.waiting import patient
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -101,7 +102,7 @@ def group_of(rank: int, world_size: int, store: Path) -> Iterator[Group]:
         store=FileStore(str(store), world_size),
         rank=rank,
         world_size=world_size,
-        timeout=timedelta(seconds=LIMIT_S),
+        timeout=timedelta(seconds=patient(LIMIT_S)),
     )
     try:
         dist.barrier()  # a rank that is done at once must not leave while others still connect
@@ -168,7 +169,7 @@ def _say(pipe: int, report: _Report) -> NoReturn:
 
 def _collect(ranks: list[_Rank], limit_s: float, scratch: Path) -> list[_Report]:
     """Read all reports; at the first failure the others aren't waited for."""
-    deadline_s = time.monotonic() + limit_s
+    deadline_s = time.monotonic() + patient(limit_s)
     reports: dict[int, _Report] = {}
     with selectors.DefaultSelector() as selector:
         for rank in ranks:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.waiting import until
+from tests.launch.waiting import patient, until
 from tests.support.warm import WarmPython, run_warm
 
 _SHOW = """
@@ -57,4 +57,4 @@ def test_it_heeds_signals_in_a_session_of_its_own(tmp_path: Path) -> None:
         until((tmp_path / "begun").exists)
         assert os.getsid(process.pid) == process.pid
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == -signal.SIGTERM
+        assert process.wait(patient(60)) == -signal.SIGTERM

@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 from paceline.cli.start import PRELOAD
 from paceline.launch import forkserver as ours
+from tests.launch.waiting import patient
 
 for _module in PRELOAD:  # as the fork server of a training does
     importlib.import_module(_module)
@@ -80,7 +81,7 @@ def run_warm(
         text=True,
     ) as process:
         try:
-            out, err = process.communicate(timeout=_LIMIT_S)
+            out, err = process.communicate(timeout=patient(_LIMIT_S))
         except subprocess.TimeoutExpired:
             process.kill()
             raise

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from paceline.sync.errands import Errands
+from tests.launch.waiting import patient
 
 
 def test_errands_run_in_order_on_one_other_thread() -> None:
@@ -37,7 +38,7 @@ def test_the_end_doesnt_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     errands, gate = Errands("test-end"), threading.Event()
 
     def wait() -> None:
-        assert gate.wait(60)
+        assert gate.wait(patient(60))
 
     held = errands.send(wait)
     assert not errands.end()

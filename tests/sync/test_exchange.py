@@ -157,6 +157,7 @@ def test_released_it_leaves_its_process_group() -> None:
         before = len(dist.distributed_c10d._world.pg_map)
         exchange = Exchange(group, 2)
         within = len(dist.distributed_c10d._world.pg_map)
+        group.barrier()  # nobody leaves while another one still connects
         exchange.release()
         exchange.release()  # once is enough
         return within - before, len(dist.distributed_c10d._world.pg_map) - before

@@ -13,6 +13,7 @@ from paceline.sync.local import LocalSteps
 from paceline.sync.localplan import LocalPlan, LocalTerms
 from paceline.sync.options import SyncPrecision
 from tests.support.ranks import run_ranks
+from tests.support.tiers import slow
 
 pytestmark = pytest.mark.ranks
 WORLDS = [1, 2, 3]
@@ -191,7 +192,7 @@ def test_the_same_bits_every_time_and_on_every_worker_at_the_end() -> None:
             assert not torch.equal(states[-2], other[-2])  # before the end they differ
 
 
-@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.parametrize("world_size", [1, 2, slow(3)])
 @pytest.mark.parametrize(("precision", "near"), [("bf16", 2e-3), ("int8", 4e-3)])
 def test_rounding_loses_nothing_in_the_long_run(
     precision: SyncPrecision, near: float, world_size: int
@@ -202,7 +203,7 @@ def test_rounding_loses_nothing_in_the_long_run(
         assert (states[-1] - right[-1]).abs().max() < near
 
 
-@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.parametrize("world_size", [1, 2, slow(3)])
 def test_a_change_too_small_for_int8_arrives_all_the_same(world_size: int) -> None:
     """One weight moves by a thousandth of its neighbours': below a step of the block's 127.
 

@@ -274,3 +274,33 @@ def test_the_first_basis_is_settled_by_the_parameters_name_in_every_process() ->
     generator = torch.Generator().manual_seed(0xCBF43926)
     assert torch.equal(thin.basis, torch.randn(30, 3, generator=generator))
     assert torch.equal(thin.error, torch.zeros(20, 30))
+
+
+class Branching(nn.Module):
+    """Two layers, of which one worker may leave out the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, inputs: Tensor, *, deep: bool) -> Tensor:
+        hidden: Tensor = self.first(inputs)
+        return (self.second(hidden) if deep else hidden).sum()
+
+
+def test_a_parameter_without_a_gradient_on_one_worker_counts_as_zero_there() -> None:
+    def body(group: Group) -> dict[str, Tensor | None]:
+        torch.manual_seed(0)
+        model = Branching()
+        replica = Replica(model, group)
+        replica.defer_to(PowerSGD(group.world_size, 1))
+        model(torch.ones(2, 3), deep=group.rank == 0).backward()
+        replica.settle()
+        return {name: p.grad for name, p in model.named_parameters()}
+
+    torch.manual_seed(0)
+    model = Branching()
+    (model(torch.ones(2, 3), deep=True) / 2 + model(torch.ones(2, 3), deep=False) / 2).backward()
+    for found in run_ranks(2, body):
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(found[name], parameter.grad)

@@ -45,3 +45,14 @@ def test_job_errors_name_the_figures_that_differ(tmp_path: Path) -> None:
                 s.evaluate(lambda _: {next(names): 1.0}, test)
 
     run_ranks(1, body)
+
+
+def test_workers_whose_figures_have_other_names_are_an_error_of_all(tmp_path: Path) -> None:
+    def body(group: Group) -> None:
+        with session_on(group, tmp_path) as s:
+            test = s.eval_loader(TensorDataset(*points(4)), batch_size=1)
+            name = "a" if group.rank == 0 else "b"
+            with pytest.raises(JobError, match="the workers' evaluations gave different figures"):
+                s.evaluate(lambda _: {name: 1.0}, test)
+
+    run_ranks(2, body)

@@ -111,3 +111,18 @@ def test_the_plan_cuts_by_its_shares() -> None:
     ).balanced((6, 2), 3)
     assert plan.bounds == (0, 6, 8)
     assert (plan.micro_batches, plan.micro_batch) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "shares"),
+    [
+        ((1.0, 1.0), None),
+        ((1.0, 1.04), None),  # 51 and 49 would save 2 %: not worth it
+        ((1.0, 1.5), (40, 60)),
+        ((0.0, 1.5), None),  # nothing is known of one of them
+    ],
+)
+def test_shares_change_where_a_good_deal_is_gained(
+    speeds: tuple[float, float], shares: tuple[int, int] | None
+) -> None:
+    assert better_shares((50, 50), speeds) == shares

@@ -86,7 +86,7 @@ def test_an_unknown_optimizer_lists_the_known() -> None:
         ({"target_accuracy": 97.5}, "between 0 and 1, not 97.5"),
         ({"target_accuracy": 0.0}, "between 0 and 1"),
         ({"label_smoothing": 1.0}, "--label-smoothing"),
-        ({"time_budget": "soon"}, "not a duration: 'soon'"),
+        ({"time_budget": "soon"}, "--time-budget is 'soon', not a duration"),
         ({"seed": -1}, "--seed"),
         ({"timeout_s": 0.0}, "--timeout-s"),
         ({"backend": "nccl", "device": "cpu"}, "--backend nccl needs GPUs"),
@@ -109,3 +109,15 @@ def test_the_policy_of_a_launch_has_what_was_given() -> None:
         20.0,
         None,
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "least_s"),
+    [({}, 30.0), ({"compile": True}, 120.0), ({"hang_after_s": 7.0, "compile": True}, 7.0)],
+)
+def test_workers_are_looked_after_unless_said_otherwise(
+    settings: dict[str, OptionValue], least_s: float
+) -> None:
+    limits = TrainConfig.from_settings({"timeout_s": 50.0, **settings}).hang_limits()
+    assert limits is not None
+    assert (limits.least_s, limits.timeout_s) == (least_s, 50.0)

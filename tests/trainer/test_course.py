@@ -137,13 +137,14 @@ def test_of_an_epochs_end_nothing_stays() -> None:
     course = make_course(plan=replace(PLAN, steps_per_epoch=0))  # a stream
     go(course, 4)
     course.take_in(news(2.0, data_s=1.0))
-    assert not course.epoch_is_complete
+    complete = [course.epoch_is_complete]
     course.has_seen_all = True
-    assert course.epoch_is_complete
+    complete.append(course.epoch_is_complete)
     course.close_epoch(validated=False)
+    complete.append(course.epoch_is_complete)
+    assert complete == [False, True, False]
     state = course.state
     assert (state.epoch, state.step, state.step_in_epoch) == (1, 4, 0)
-    assert not course.epoch_is_complete
     assert (state.epoch_train_s, state.epoch_data_s) == (0.0, 0.0)
     assert (state.elapsed_s, state.train_s) == (2.0, 2.0)
 

@@ -12,10 +12,13 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from paceline.config.fields import OptionValue
+from paceline.data.order import epoch_order
 from paceline.dist.group import Group
 from paceline.errors import InterruptedTraining, UsageError
+from paceline.trainer import keeper
+from paceline.trainer.seeding import seed_everything
 from paceline.trainer.signals import StopFlag
-from tests.support.ranks import run_ranks
+from tests.support.ranks import RankError, run_ranks
 from tests.support.sessions import (
     BATCH,
     net,
@@ -180,7 +183,7 @@ def test_in_fp16_gradients_are_added_up_before_they_are_unscaled(tmp_path: Path)
             s.backward(F.cross_entropy(model(inputs), targets))
             grads = [p.grad.norm() for p in model.parameters() if p.grad is not None]
             assert 1e-4 < float(max(grads)) < 10  # not times 65,536
-            with pytest.raises(UsageError, match="one backward pass"):
+            with pytest.raises(UsageError, match=r"say s\.backward\(loss, more=True\)"):
                 s.backward(F.cross_entropy(model(inputs), targets))
             s.update()
             s.backward(F.cross_entropy(model(inputs), targets))
@@ -206,3 +209,83 @@ class Sums:
     def load_state_dict(self, state_dict: dict[str, object], /) -> None:
         assert isinstance(state_dict["parts"], tuple)
         self.total = float(str(state_dict["total"]))
+
+
+def plain_losses(epochs: int) -> list[float]:
+    """The mean loss of each epoch's samples in a plain loop, while it trains."""
+    seed_everything(0)
+    model = net()
+    optimizer = sgd(model)
+    inputs, targets = points()
+    means = []
+    for epoch in range(epochs):
+        total = 0.0
+        for picked in torch.from_numpy(epoch_order(len(inputs), 0, epoch)).split(BATCH):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs[picked]), targets[picked])
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * len(picked)
+        means.append(total / len(inputs))
+    return means
+
+
+@pytest.mark.parametrize("settings", [{}, {"shards": 5}], ids=["workers", "shards"])
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_the_training_loss_is_the_mean_over_the_epochs_samples(
+    world_size: int, settings: dict[str, OptionValue], tmp_path: Path
+) -> None:
+    def body(group: Group) -> None:
+        with session_on(group, tmp_path, settings) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            for _ in s.epochs(3):
+                for x, y in map(pair_of, batches):
+                    s.step(F.cross_entropy(model(x), y))
+
+    run_ranks(world_size, body)
+    found = [float(row["train_loss"]) for row in row_of(tmp_path)]
+    assert found == pytest.approx(plain_losses(3), rel=1e-5)
+
+
+def test_evaluations_and_snapshots_are_counted_by_the_clock(tmp_path: Path) -> None:
+    def body(group: Group) -> None:
+        with session_on(group, tmp_path, {"snapshot_every": "1h"}) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            s.loader(TensorDataset(*points()), global_batch=BATCH)
+            test = s.eval_loader(TensorDataset(*points(11, seed=2)))
+            s.begin()
+            course = s.engine.course
+            before_s = course.state.elapsed_s
+            s.evaluate(lambda _: {"ones": 1.0}, test)
+            assert course.state.eval_s is not None
+            assert course.state.eval_s > 0
+            assert course.state.elapsed_s == pytest.approx(before_s + course.state.eval_s)
+            course.state.step = course.state.step_in_epoch = 1
+            assert not course.due_to_save()
+            course.add_pause(3600.0)
+            assert course.due_to_save()
+            s.snapshot()
+            assert not course.due_to_save()
+
+    run_ranks(1, body)
+
+
+def test_a_snapshot_that_counts_samples_in_another_order_is_refused(tmp_path: Path) -> None:
+    def body(group: Group, order: int) -> None:
+        vars(keeper)["ORDER_VERSION"] = order
+        with session_on(group, tmp_path) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            for _ in s.epochs(2):
+                for x, y in map(pair_of, batches):
+                    s.step(F.cross_entropy(model(x), y))
+                return
+
+    run_ranks(1, body, 1)
+    run_ranks(1, body, 1)
+    with pytest.raises(RankError, match="in order 1, and this version of Paceline has order 2"):
+        run_ranks(1, body, 2)

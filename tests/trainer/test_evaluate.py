@@ -71,6 +71,14 @@ def test_the_mode_comes_back_after_an_error() -> None:
     assert net.training
 
 
+def test_a_part_that_the_user_has_frozen_stays_so() -> None:
+    net = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout())
+    net[0].eval()
+    with evaluating(net):
+        assert [part.training for part in net] == [False, False]
+    assert [part.training for part in net] == [False, True]
+
+
 class Ticking:
     """A clock that a test moves."""
 

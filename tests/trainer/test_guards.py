@@ -164,7 +164,7 @@ def test_a_step_that_the_script_takes_itself_is_refused(tmp_path: Path) -> None:
             for _ in s.epochs(1):
                 inputs, targets = pair_of(next(iter(batches)))
                 F.cross_entropy(model(inputs), targets).backward()
-                with pytest.raises(UsageError, match=r"put s\.step\(loss\) in the place"):
+                with pytest.raises(UsageError, match=r"put s\.backward\(loss\) in the place"):
                     optimizer.step()
                 optimizer.zero_grad()
 

@@ -18,6 +18,7 @@ from paceline.errors import UsageError
 from paceline.trainer.job import Job
 from paceline.trainer.seeding import seed_everything
 from tests.support.ranks import run_ranks
+from tests.support.tiers import slow
 from tests.support.trainings import (
     Outcome,
     configure,
@@ -83,7 +84,8 @@ CASES: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, object]]]
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "world_size"), [("sgd", 1), ("sgd", 2), ("sgd", 4), ("adam", 2), ("adadelta", 2)]
+    ("optimizer", "world_size"),
+    [("sgd", 1), ("sgd", 2), slow("sgd", 4), ("adam", 2), slow("adadelta", 2)],
 )
 @pytest.mark.parametrize("net", [plain_net, without_dropout])
 def test_parameters_equal_plain_ddp_after_50_steps(

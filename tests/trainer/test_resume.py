@@ -2,9 +2,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
 from paceline.config.fields import OptionValue
+from paceline.dist.group import Group
+from paceline.trainer.config import TrainConfig
+from paceline.trainer.setup import open_session
+from paceline.trainer.signals import StopFlag
 from tests.support.ranks import run_ranks
+from tests.support.sessions import net, pair_of, points, session_on, sgd
 from tests.support.tiers import slow
 from tests.support.trainings import (
     MakeJob,
@@ -15,6 +22,7 @@ from tests.support.trainings import (
     listed_job,
     noisy_job,
     plain_job,
+    prepared,
     run_training_on,
 )
 
@@ -155,3 +163,46 @@ def test_another_number_of_workers_goes_on_with_the_same_order(
         row["train_loss"][:5] for row in whole[0].rows
     ]
     assert then[0].samples_seen == whole[0].samples_seen == 100
+
+
+def test_with_fp16_the_loss_scale_goes_on_where_it_was(tmp_path: Path) -> None:
+    def body(group: Group, epochs: int) -> tuple[object, object]:
+        with session_on(group, tmp_path, {"precision": "fp16"}) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points()), global_batch=8)
+            scaler = s.engine.keeper.scaler
+            assert scaler is not None
+            fresh = scaler.state_dict()
+            for _ in s.epochs(epochs):
+                if epochs == 2:
+                    break
+                for x, y in map(pair_of, batches):
+                    s.step(F.cross_entropy(model(x), y))
+            return fresh, scaler.state_dict()
+
+    ((fresh, first),) = run_ranks(1, body, 1)
+    ((_, resumed),) = run_ranks(1, body, 2)
+    assert resumed == first != fresh
+
+
+def test_the_optimizers_options_that_are_given_now_hold_and_others_are_the_snapshots(
+    tmp_path: Path,
+) -> None:
+    def body(group: Group, momentum: float, decay: float, epochs: int) -> tuple[float, float]:
+        config = TrainConfig.from_settings({"progress": "off", "device": "cpu"})
+        run, flag = prepared(tmp_path), StopFlag(under_launcher=True)
+        with open_session(config, run, group, flag, own_options=("momentum",)) as s:
+            model = s.model(net())
+            made = torch.optim.SGD(model.parameters(), 0.1, momentum=momentum, weight_decay=decay)
+            optimizer = s.optimizer(made)
+            batches = s.loader(TensorDataset(*points()), global_batch=8, drop_last=True)
+            for _ in s.epochs(epochs):
+                for x, y in map(pair_of, batches):
+                    s.step(F.cross_entropy(model(x), y))
+                    break
+            (chosen,) = optimizer.param_groups
+            return chosen["momentum"], chosen["weight_decay"]
+
+    assert run_ranks(1, body, 0.9, 0.25, 1) == [(0.9, 0.25)]
+    assert run_ranks(1, body, 0.5, 0.0, 2) == [(0.5, 0.25)]

@@ -77,7 +77,7 @@ def test_without_shards_they_differ(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"optimizer": "adamw", "weight_decay": 0.1},
+        slow({"optimizer": "adamw", "weight_decay": 0.1}),
         slow({"optimizer": "novograd"}),
         slow({"optimizer": "lamb"}),
         slow({**HARD, "precision": "bf16"}),
@@ -268,7 +268,7 @@ def _script(group: Group, directory: Path, fault: str) -> None:
     [
         ("two optimizers", "can't be combined with several optimizers"),
         ("left out", "a batch had no s.step"),
-        ("twice", "a shard has one backward pass"),
+        ("twice", "a second backward pass about the same shard"),
         ("two loaders", "can't be combined with a second training loader"),
         ("schedule", "if s.step.loss.: scheduler.step"),
         ("snapshot", "s.snapshot.. between two shards"),

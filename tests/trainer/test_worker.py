@@ -3,16 +3,19 @@
 import errno
 import json
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
 from paceline.checkpoint.format import HostSnapshot, read_snapshot
 from paceline.checkpoint.store import SnapshotStore
 from paceline.config.fields import OptionValue
 from paceline.config.rundir import RunDirectory
 from paceline.dist.group import Group
-from paceline.errors import ExitCode, StorageError
+from paceline.errors import ExitCode, InterruptedTraining, StorageError
 from paceline.metrics.table import read_table
 from paceline.trainer import worker
 from paceline.trainer.config import TrainConfig, merge
@@ -20,9 +23,11 @@ from paceline.trainer.judge import find_snapshot, judge
 from paceline.trainer.past import PastRun
 from paceline.trainer.recipe import load_recipe
 from paceline.trainer.request import TrainRequest
-from paceline.trainer.worker import run_training
+from paceline.trainer.signals import StopFlag
+from paceline.trainer.worker import finish, run_training
 from tests.support.agent import AgentStore
 from tests.support.ranks import run_ranks
+from tests.support.sessions import net, pair_of, points, session_on, sgd
 from tests.support.trainings import prepared
 
 pytestmark = pytest.mark.ranks
@@ -254,3 +259,32 @@ def test_judging_afterwards_gives_the_same_figures(tmp_path: Path) -> None:
     assert best.totals.accuracy == summary["best_val_accuracy"]
     assert PastRun.read(run).arguments == {"dropout": 0.1}
     assert read_snapshot(last.snapshot).step == 2 * STEPS
+
+
+@pytest.mark.parametrize("signalled", [False, True])
+def test_only_what_ran_to_its_end_is_judged(signalled: bool, tmp_path: Path) -> None:
+    """After a signal there are seconds left: they belong to the snapshot."""
+
+    def body(group: Group) -> list[str]:
+        judged, flag = list[str](), StopFlag(under_launcher=True)
+        with session_on(group, tmp_path, flag=flag) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points()), global_batch=8)
+            flag.name = "SIGTERM" if signalled else None
+            with suppress(InterruptedTraining):
+                for _ in s.epochs(1):
+                    for x, y in map(pair_of, batches):
+                        s.step(F.cross_entropy(model(x), y))
+
+            def judge_it() -> dict[str, object]:
+                judged.append("judged")
+                return {"test_loss": 1.0}
+
+            finish(s.engine, request(tmp_path), judge_it)
+        return judged
+
+    assert run_ranks(1, body) == [[] if signalled else ["judged"]]
+    summary = read(tmp_path / "summary.json")
+    assert summary["stopped_because"] == ("signal" if signalled else "epochs")
+    assert ("test_loss" in summary) is not signalled

@@ -14,7 +14,7 @@ from pathlib import Path
 from paceline.checkpoint.format import MANIFEST
 from paceline.checkpoint.manifest import FileEntry, Manifest, decode_body, parse_manifest
 from paceline.checkpoint.overwriting import write_file
-from paceline.config.files import fsync_directory
+from paceline.config.files import fsync_directory, mode_within
 from paceline.errors import SnapshotError
 
 PIECE_BYTES = 8 << 20
@@ -79,7 +79,7 @@ def write_received(directory: Path, content: bytes, pieces: Iterable[Piece]) -> 
     their names and sizes; the manifest is written last.
 
     Args:
-        directory: Made here, mode 0700; its parent must exist.
+        directory: Made here, with its parent's permissions; that must exist.
         content: The manifest's bytes.
         pieces: Its files, each whole before the next begins; in no more memory than a piece.
 
@@ -88,7 +88,7 @@ def write_received(directory: Path, content: bytes, pieces: Iterable[Piece]) -> 
         SnapshotError: What arrives isn't what the manifest says.
     """
     awaited = dict(parse_sent(content).files)
-    directory.mkdir(mode=0o700)
+    directory.mkdir(mode=mode_within(directory.parent))
     for name, parts in groupby(pieces, key=itemgetter(0)):
         entry = awaited.pop(name, None)
         if entry is None:

@@ -3,7 +3,7 @@
 Names rather than numbers: a state that belongs to another model is noticed instead of loaded askew.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import final
 
 import torch
@@ -16,6 +16,11 @@ from paceline.errors import SnapshotError
 # How the update is computed on this machine rather than what is computed: a fresh optimizer's own
 # choice stays.
 _NOT_STATE = {"params", "param_names", "foreach", "fused", "capturable", "differentiable"}
+_ELEMENTWISE = frozenset(
+    "momentum_buffer exp_avg exp_avg_sq max_exp_avg_sq exp_inf square_avg grad_avg acc_delta sum "
+    "prev step_size ax".split()
+)
+"""What torch's own optimizers keep for each value of a parameter."""
 _DIFFERENCES_SHOWN = 5
 
 
@@ -140,10 +145,27 @@ def _differences(optimizer: Optimizer, names: Mapping[int, str], saved: _Saved) 
             found.append(f"{name} has shape {saved_shape} in it, {shape} in the model")
         elif group != saved_group:
             found.append(f"{name} is in group {saved_group} in it, in group {group} here")
+    if type(optimizer).__module__.startswith("torch.optim."):
+        found += _misshapen_slots(optimizer, names, saved)
     found += [f"it holds a state of unknown {name}" for name in saved.slots.keys() - there.keys()]
     if not found and len(saved.options) != len(optimizer.param_groups):
         found.append(f"it has {len(saved.options)} groups, not {len(optimizer.param_groups)}")
     return sorted(found)
+
+
+def _misshapen_slots(
+    optimizer: Optimizer, names: Mapping[int, str], saved: _Saved
+) -> Iterator[str]:
+    """Find slots with a value for each of a parameter's, whose shape isn't the parameter's."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            name, shape = names[id(parameter)], tuple(parameter.shape)
+            for slot, value in saved.slots.get(name, {}).items():
+                if slot in _ELEMENTWISE and isinstance(value, Tensor) and value.shape != shape:
+                    yield (
+                        f"{slot} of {name} has shape {tuple(value.shape)} in it, the parameter "
+                        f"{shape}"
+                    )
 
 
 def _names_of(

@@ -10,7 +10,8 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from paceline.checkpoint.manifest import (
     parse_manifest,
 )
 from paceline.checkpoint.overwriting import write_file
-from paceline.config.files import fsync_directory
+from paceline.config.files import fsync_directory, mode_within
 from paceline.config.quantities import parse_count
 from paceline.errors import InfrastructureError, SnapshotError
 
@@ -124,7 +125,7 @@ def write_snapshot(directory: Path, snapshot: Snapshot) -> None:
     Not atomic by itself: `SnapshotStore.publish` is.
 
     Args:
-        directory: Made here, mode 0700; its parent must exist.
+        directory: Made here, with its parent's permissions; that must exist.
         snapshot: What to write.
 
     Raises:
@@ -153,7 +154,7 @@ def write_host_snapshot(
         OSError: As `write_snapshot`.
     """
     if not over:
-        directory.mkdir(mode=0o700)
+        directory.mkdir(mode=mode_within(directory.parent))
     phase("begin")
     entries = {TENSORS: write_file(directory / TENSORS, host.tensors.chunks(), over=over)}
     phase(TENSORS)
@@ -285,9 +286,24 @@ def _verify(path: Path, entry: FileEntry, *, keep: bool) -> bytes:
     return b"".join(kept)
 
 
+@contextmanager
+def _named_for_rust(path: Path) -> Iterator[str]:
+    """Name a file as safetensors can take it: its names are UTF-8, those of files needn't be."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        descriptor = _open(path)
+        try:
+            yield f"/dev/fd/{descriptor}"
+        finally:
+            os.close(descriptor)
+    else:
+        yield str(path)
+
+
 def _load(path: Path, device: torch.device | str) -> dict[str, dict[str, Tensor]]:
     try:
-        with safe_open(str(path), framework="pt", device=str(device)) as file:
+        with _named_for_rust(path) as name, safe_open(name, "pt", device=str(device)) as file:
             noted: str = (file.metadata() or {}).get(GROUPS, "")
             groups: dict[str, dict[str, Tensor]] = {group: {} for group in noted.split()}
             for key in file.keys():  # noqa: SIM118

@@ -31,7 +31,7 @@ class SnapshotOptions:
                 f"snapshot_every_steps is {self.snapshot_every_steps}; it must be at least 1"
             )
         if self.snapshot_every is not None:
-            parse_duration_s(self.snapshot_every)
+            parse_duration_s(self.snapshot_every, "--snapshot-every")
         if self.keep_last < 2:
             raise UsageError(
                 f"keep_last is {self.keep_last}; it must be at least 2, "

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from paceline.checkpoint.manifest import FileEntry
-from paceline.config.files import fsync_directory
+from paceline.config.files import fsync_directory, open_within
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OVER = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -29,7 +29,7 @@ def write_file(path: Path, chunks: Iterable[memoryview], *, over: bool = False) 
     """Write a file, hash it on the way, and wait until it is durable.
 
     Args:
-        path: The file; mode 0600 where it is a new one.
+        path: The file; a new one has its directory's permissions.
         chunks: Its content; all but the last in whole blocks, each at the start of a page where it
             is to go past the page cache.
         over: Write over the file that is there where nobody can notice; else it is replaced. A new
@@ -39,7 +39,7 @@ def write_file(path: Path, chunks: Iterable[memoryview], *, over: bool = False) 
         OSError: It can't be written, or exists without `over`.
     """
     digest, size = hashlib.sha256(), 0
-    descriptor = _old_file(path) if over else os.open(path, _NEW, 0o600)
+    descriptor = _old_file(path) if over else open_within(str(path), _NEW)
     try:
         for chunk in chunks:
             digest.update(chunk)
@@ -63,7 +63,7 @@ def _old_file(path: Path) -> int:
             return descriptor
         os.close(descriptor)
     path.unlink(missing_ok=True)
-    descriptor = os.open(path, _NEW, 0o600)
+    descriptor = open_within(str(path), _NEW)
     fsync_directory(path.parent)
     return descriptor
 

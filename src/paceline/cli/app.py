@@ -2,12 +2,12 @@
 
 import errno
 import importlib
-import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import TextIOWrapper
+from pathlib import Path
 
 from paceline._version import __version__
 from paceline.config.fields import unknown_name
@@ -23,6 +23,8 @@ class Command:
     module: str
     """Has `main(tokens) -> int`."""
     help: str
+    prints_its_result: bool = False
+    """Whether what it prints is all that it is for."""
 
 
 COMMANDS: Mapping[str, Command] = {
@@ -36,21 +38,35 @@ COMMANDS: Mapping[str, Command] = {
         "paceline.cli.predict", "Predict how a training would scale on hosts not yet there."
     ),
     "resume": Command("paceline.cli.resume", "Go on with a training that was stopped."),
-    "workers": Command("paceline.cli.workers", "Show a running training's workers, live."),
-    "evaluate": Command("paceline.cli.evaluate", "Judge a trained model on its validation set."),
+    "workers": Command("paceline.cli.workers", "Show a running training's workers, live.", True),
+    "evaluate": Command(
+        "paceline.cli.evaluate", "Judge a trained model on its validation set.", True
+    ),
     "export": Command("paceline.cli.export", "Write a trained model's weights to a file."),
     "preview": Command("paceline.cli.preview", "Draw what a recipe trains on, as pictures."),
     "report": Command("paceline.cli.report", "Write a run's or a study's report.html again."),
     "pack": Command("paceline.cli.pack", "Pack an image folder, to be read at memory speed."),
-    "doctor": Command("paceline.cli.doctor", "Find what would stop or slow a training."),
+    "doctor": Command("paceline.cli.doctor", "Find what would stop or slow a training.", True),
     "aws": Command("paceline.cli.aws", "Make nodes on AWS to train on, and delete them again."),
-    "recipes": Command("paceline.cli.recipes", "List the built-in recipes."),
+    "recipes": Command("paceline.cli.recipes", "List the built-in recipes.", True),
 }
 
 _ABOUT = (
     "Data-parallel PyTorch training, the same on any number of workers. "
     "`paceline COMMAND --help` tells more; `paceline train` alone trains the embedded digits."
 )
+
+
+def prints_its_result(tokens: Sequence[str]) -> bool:
+    """Tell whether a command is for what it prints, so that it fails where that can't be written.
+
+    Other commands do what they are for, and may go on without anybody to tell.
+
+    Args:
+        tokens: Of the command line, after `paceline`.
+    """
+    command = COMMANDS.get(tokens[0]) if tokens else None
+    return command is None or command.prints_its_result or "--help" in tokens
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,7 +101,7 @@ def _misuse(error: Exception) -> str:
         return f"{error.strerror}: {error.filename}"
     if isinstance(error, FileNotFoundError):
         try:
-            os.getcwd()  # noqa: PTH109
+            Path.cwd()
         except FileNotFoundError:
             return (
                 "the working directory has been removed. Change to one that is there (cd), and "
@@ -103,7 +119,8 @@ def _dispatch(tokens: list[str]) -> int:
         return ExitCode.DONE
     name, *rest = tokens
     if name not in COMMANDS:
-        print(f"paceline: {unknown_name(name, COMMANDS, 'command')}", file=sys.stderr)
+        told = printable(shortened(unknown_name(name, COMMANDS, "command")))
+        print(f"paceline: {told}", file=sys.stderr)
         return ExitCode.USAGE
     run = importlib.import_module(COMMANDS[name].module).main
     code: int = run(rest)

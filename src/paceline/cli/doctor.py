@@ -16,6 +16,7 @@ from paceline.cli.options import (
 from paceline.cli.train import RUN_DIR, absolute_reference, parse_recipe_options
 from paceline.config.commands import command_line
 from paceline.config.fields import OptionField, OptionValue, option_fields
+from paceline.config.text import printable
 from paceline.dist.environment import surroundings
 from paceline.dist.options import DistOptions
 from paceline.errors import ExitCode, UsageError
@@ -138,7 +139,7 @@ def _examine_here(asked: _Asked) -> int:
     if asked.given.get("json"):
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
-        print("\n".join(_lines(findings)))
+        print(printable("\n".join(_lines(findings))))
     faulty = any(finding.state == "fault" for finding in findings)
     return ExitCode.JOB if faulty else ExitCode.DONE
 
@@ -152,7 +153,11 @@ def _examine(asked: _Asked, hosts: HostsOptions) -> int:
     from paceline.study.doctor.telling import as_text
 
     found = _found(asked, hosts)
-    print(json.dumps(as_json(found), indent=2) if asked.given.get("json") else as_text(found))
+    print(
+        json.dumps(as_json(found), indent=2)
+        if asked.given.get("json")
+        else printable(as_text(found))
+    )
     return found.exit_code
 
 

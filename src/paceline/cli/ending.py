@@ -11,6 +11,7 @@ from paceline.config.durations import format_duration
 from paceline.config.figures import plural, show_loss
 from paceline.config.files import read_json_object
 from paceline.config.rundir import RunDirectory
+from paceline.config.text import printable
 from paceline.errors import ExitCode
 from paceline.launch.boundary import exit_code_of
 from paceline.launch.failures import WorkerFailure, one_line, render
@@ -53,13 +54,13 @@ def announce_end(
     ended = summary.get("stopped_because")
     if ended == "signal" or (interrupted and ended is None):
         for failure in failures:
-            print(f"paceline: {one_line(failure)}", file=sys.stderr)
+            print(f"paceline: {printable(one_line(failure))}", file=sys.stderr)
+        _print_interrupted(run, again)  # first: whoever stopped it may kill it soon
         if run.run_json.exists():
             write(run)
-        _print_interrupted(run, again)
         return ExitCode.RESUMABLE
     write(run)
-    print(_summary_text(summary, run), flush=True)
+    print(printable(_summary_text(summary, run)), flush=True)
     return ExitCode.DONE
 
 
@@ -90,14 +91,15 @@ def announce_failure(
     if cause.error_type == "DataError" and _WRAPPED in cause.traceback:
         expected = False  # the data set's own code raised: its traceback is wanted
     text = cause.message if expected else render(failures, run.logs)
-    print(f"paceline: {text}", file=sys.stderr, flush=True)
+    print(f"paceline: {printable(text)}", file=sys.stderr, flush=True)
     if run.run_json.exists():
         if write is not None:
             write(run)
         kept = bool(again) or any(run.snapshots.glob("step-*"))  # with hosts: on them
         if kept and not _would_fail_again(cause):
             command = command_line("resume", run.path, *again)
-            print(f"Go on from the newest good snapshot: {command}", file=sys.stderr)
+            told = f"Go on from the newest good snapshot: {printable(command)}"
+            print(told, file=sys.stderr)
     elif expected and write is not None:
         run.discard()
     return exit_code_of(cause.kind)
@@ -127,15 +129,20 @@ def _read_summary(run: RunDirectory) -> Mapping[str, object]:
 
 
 def _print_interrupted(run: RunDirectory, again: Sequence[str]) -> None:
+    step = max(0, run.newest_step())
     if not run.run_json.exists():
+        if step:
+            told = f"Stopped. {run.run_json} is gone: what is in {run.snapshots} can't be gone on with"
+            print(printable(told), flush=True)
+            return
         run.discard()
         print("Stopped before the training began; nothing is left of it.", flush=True)
         return
-    step = max(0, run.newest_step())
     what = f"It can go on from step {step}" if step else "It can start again"
     if again:  # its snapshots are on the hosts
         what = "It can go on"
-    print(f"Stopped. {what}: {command_line('resume', run.path, *again)}", flush=True)
+    command = printable(command_line("resume", run.path, *again))
+    print(f"Stopped. {what}: {command}", flush=True)
 
 
 def _summary_text(summary: Mapping[str, object], run: RunDirectory) -> str:

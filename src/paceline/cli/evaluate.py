@@ -14,6 +14,7 @@ from paceline.cli.options import (
 from paceline.config.fields import OptionField
 from paceline.config.figures import show_loss
 from paceline.config.rundir import RunDirectory
+from paceline.config.text import printable
 from paceline.dist.options import DeviceKind
 from paceline.errors import ExitCode, UsageError
 
@@ -78,9 +79,10 @@ def main(tokens: Sequence[str]) -> int:
 def _show_classes(run: RunDirectory, confusion: "NDArray[np.int64]", names: Sequence[str]) -> None:
     from paceline.report.confusion import write_confusion
 
-    width = max(5, *map(len, names))
+    shown = [printable(name) for name in names]
+    width = max(5, *map(len, shown))
     print(f"\n{'class':{width}}  accuracy  samples")
-    for number, name in enumerate(names):
+    for number, name in enumerate(shown):
         samples = int(confusion[number].sum())
         share = f"{confusion[number, number] / samples:8.2%}" if samples else "       -"
         print(f"{name:{width}}  {share}  {samples:7d}")

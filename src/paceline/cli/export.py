@@ -13,6 +13,7 @@ from paceline.cli.options import (
 )
 from paceline.config.fields import OptionField
 from paceline.config.rundir import RunDirectory
+from paceline.config.text import printable
 from paceline.errors import ExitCode
 
 _OPTIONS = (
@@ -48,5 +49,5 @@ def main(tokens: Sequence[str]) -> int:
     path = find_snapshot(run, str(given.get("snapshot", "best")), note)
     tensors = read_snapshot(path).tensors["model"]
     export_weights(tensors, Path(file).expanduser(), overwrite=bool(given.get("overwrite")))
-    print(f"{len(tensors)} tensors of {path.name} written to {file}")
+    print(printable(f"{len(tensors)} tensors of {path.name} written to {file}"))
     return ExitCode.DONE

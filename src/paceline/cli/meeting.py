@@ -47,7 +47,7 @@ def agree_on_run(launch: "Launch") -> "Launch":
             wait_until_heard(own_store, _KEY, placement.world_size)
         raise UsageError(agreed["problem"])
     path = launch.run.path if launch.is_named else agreed["path"]
-    run = RunDirectory.named(path)
+    run = replace(RunDirectory.named(path), shared=launch.run.shared)
     make_on_this_node(run)
     return replace(launch, run=run, request=replace(launch.request, run_dir=str(run.path)))
 
@@ -59,8 +59,7 @@ def make_on_this_node(run: RunDirectory) -> None:
         UsageError: It can't be made here.
     """
     try:
-        run.snapshots.mkdir(parents=True, exist_ok=True)
-        run.logs.mkdir(exist_ok=True)
+        run.make_places()
     except OSError as error:
         raise UsageError(
             f"the run directory {run.path} of rank 0 can't be made on this node "

@@ -4,17 +4,25 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, get_args, get_origin
 
 from cyclopts import App, Group, Parameter
 from cyclopts.config import Env
-from cyclopts.exceptions import CycloptsError, UnknownOptionError, UnusedCliTokensError
+from cyclopts.exceptions import (
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 from paceline.cli.numbers import plain, strict
 from paceline.config.fields import OptionField, OptionValue, check_values, unknown_name
+from paceline.config.text import printable
 from paceline.errors import ExitCode, UsageError
 
 _ENVIRONMENT_PREFIX = "PACELINE_"
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
 class HelpShown(Exception):  # noqa: N818  # not an error: the user asked for help
@@ -51,12 +59,9 @@ def parse_options(
     except UnknownOptionError as error:
         raise UsageError(_unknown_option(error, listed, command)) from error
     except UnusedCliTokensError as error:
-        words = ", ".join(map(repr, error.unused_tokens or ()))
-        raise UsageError(
-            f"unexpected {words}: what isn't an option comes first. See {command} --help"
-        ) from error
+        raise UsageError(f"{_unexpected(error, tokens, listed)}. See {command} --help") from error
     except CycloptsError as error:
-        raise UsageError(f"{_first_line(error)} See {command} --help") from error
+        raise UsageError(f"{_what_is_wrong(error, tokens, listed)} See {command} --help") from error
     values = {name: plain(value) for name, value in bound.arguments.items()}
     check_values(values, {option.name for option in listed if option.is_own})
     return values
@@ -123,9 +128,55 @@ def _unknown_option(error: UnknownOptionError, options: Sequence[OptionField], c
     return f"{text}. See {command} --help"
 
 
-def _first_line(error: CycloptsError) -> str:
-    text = " ".join(str(error).split()).replace('" into int', '" into int, a whole number')
+def _what_is_wrong(
+    error: CycloptsError, tokens: Sequence[str], options: Sequence[OptionField]
+) -> str:
+    """Say what was given, and what was expected: cyclopts names its own conversion instead."""
+    if isinstance(error, MissingArgumentError) and error.keyword:
+        return _without_value(error, error.keyword, tokens, options)
+    if isinstance(error, CoercionError) and error.token is not None and not error.msg:
+        given = error.token.keyword or (error.argument.name if error.argument else "a value")
+        wanted = _KINDS.get(getattr(error.target_type, "__name__", ""))
+        if wanted is not None:
+            return f"{given} is {error.token.value!r}; it must be {wanted}."
+    text = " ".join(str(error).split())
     return text if text.endswith((".", "?")) else f"{text}."
+
+
+def _without_value(
+    error: MissingArgumentError, given: str, tokens: Sequence[str], options: Sequence[OptionField]
+) -> str:
+    annotation = next((o.annotation for o in options if flag(o.name) == given), None)
+    pairs = [part for part in (annotation, *get_args(annotation)) if get_origin(part) is tuple]
+    several = len(get_args(pairs[0])) if pairs else 1
+    if several > 1 and error.tokens_so_far:
+        got = len(error.tokens_so_far)
+        return f"{given} takes {several} values, with a space between them, and has {got}."
+    place = list(tokens).index(given) + 1 if given in tokens else len(tokens)
+    if place < len(tokens):
+        return (
+            f"{given} has no value: {tokens[place]!r} after it begins with a dash, as options do. "
+            f"If that is the value, write {given}={tokens[place]}"
+            f"{'' if tokens[place].endswith('.') else '.'}"
+        )
+    return f"{given} has no value."
+
+
+def _unexpected(
+    error: UnusedCliTokensError, tokens: Sequence[str], options: Sequence[OptionField]
+) -> str:
+    words = list(error.unused_tokens or ())
+    switches = {flag(o.name) for o in options if bool in (o.annotation, *get_args(o.annotation))}
+    place = list(tokens).index(words[0]) if words and words[0] in tokens else 0
+    before = tokens[place - 1] if place else ""
+    if before.replace("--no-", "--", 1) in switches:
+        name = before.replace("--no-", "--", 1)
+        return (
+            f"{before} takes no value, and {words[0]!r} comes after it: {name} switches on, "
+            f"{name.replace('--', '--no-', 1)} switches off"
+        )
+    listed = ", ".join(map(repr, words))
+    return f"unexpected {listed}: what isn't an option comes first"
 
 
 def take_word(tokens: Sequence[str], usage: str, what: str) -> tuple[str, Sequence[str]]:
@@ -154,7 +205,7 @@ def show_help(command: str, about: str, options: Iterable[OptionField]) -> int:
 
 def note(line: str) -> None:
     """Say on standard error what the user should know beside a command's result."""
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def wants_help(tokens: Sequence[str]) -> bool:

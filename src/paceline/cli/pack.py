@@ -6,6 +6,7 @@ from pathlib import Path
 
 from paceline.cli.options import parse_options, show_help, take_word, wants_help
 from paceline.config.fields import option_fields
+from paceline.config.text import printable
 from paceline.data.pack_options import PackOptions
 from paceline.errors import ExitCode
 
@@ -42,7 +43,7 @@ def main(tokens: Sequence[str]) -> int:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    print(printable(text), flush=True)
 
 
 def _progress(clock: Callable[[], float]) -> Callable[[int, int], None]:

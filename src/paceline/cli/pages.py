@@ -1,24 +1,61 @@
 """Writes a run's report once the training is over; whatever becomes of it, the training is done."""
 
+import signal
 import subprocess
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 from paceline.config.commands import command_line
 from paceline.config.rundir import RunDirectory
+from paceline.launch.signals import STOP_SIGNALS
 
 WriteReport = Callable[[RunDirectory], None]
 
 _MOST_S = 120.0
 
 
-def write_report(run: RunDirectory) -> None:
-    """Write the report in this process."""
-    from paceline.report.run import write_run_report
+class _CutShortError(BaseException):
+    """A signal came while the report was written; named by it."""
+
+
+@contextmanager
+def _cut_short_by_signals() -> Iterator[None]:
+    """Have a signal break the block off, by _CutShortError: the training is over, and its exit code
+    stands. In another thread than the main one, and where they are ignored, signals do nothing new.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    heeded = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+
+    def cut_short(number: int, frame: FrameType | None) -> None:
+        for each in heeded:
+            signal.signal(each, signal.SIG_IGN)  # the end is near: one is enough
+        raise _CutShortError(signal.Signals(number).name)
 
     try:
-        write_run_report(run)
+        for number in heeded:
+            signal.signal(number, cut_short)
+        yield
+    finally:
+        for number in heeded:
+            signal.signal(number, before[number])
+
+
+def write_report(run: RunDirectory) -> None:
+    """Write the report in this process."""
+    try:
+        with _cut_short_by_signals():
+            from paceline.report.run import write_run_report  # takes a while
+
+            write_run_report(run)
+    except _CutShortError as signalled:
+        _tell(run, f"{signalled} came meanwhile")
     except OSError as error:
         _tell(run, str(error))
     except Exception:  # noqa: BLE001  # a fault of ours must not cost the training its end
@@ -29,16 +66,20 @@ def write_report_apart(run: RunDirectory) -> None:
     """Write the report in a process of its own: what draws it would swell this worker's memory."""
     command = [sys.executable, "-m", "paceline", "report", str(run.path)]
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_MOST_S,
-            check=False,
-            start_new_session=True,  # Ctrl-C is for the training
-        )
+        with _cut_short_by_signals():
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_MOST_S,
+                check=False,
+                start_new_session=True,  # Ctrl-C is for the training
+            )
+    except _CutShortError as signalled:
+        _tell(run, f"{signalled} came meanwhile")
+        return
     except (OSError, subprocess.SubprocessError) as error:
         _tell(run, str(error))
         return

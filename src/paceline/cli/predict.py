@@ -9,6 +9,7 @@ from paceline.cli.options import parse_options, show_help, take_word, wants_help
 from paceline.config.durations import parse_duration_s
 from paceline.config.fields import OptionValue, option_fields
 from paceline.config.quantities import parse_bandwidth_bytes_per_s, parse_sizes
+from paceline.config.text import printable
 from paceline.errors import DataError, ExitCode, UsageError
 from paceline.study.scaling.options import PLAIN
 from paceline.study.scaling.plan import refuse_without_effect
@@ -35,6 +36,8 @@ def main(tokens: Sequence[str]) -> int:
     where, rest = take_word(tokens, command, "the run directory")
     given: Mapping[str, OptionValue] = parse_options(command, _ABOUT, rest, _OPTIONS)
     options = PredictOptions(**given)  # type: ignore[arg-type]  # checked by the parser
+    if "restart" in given and options.mtbf is None:
+        raise UsageError("--restart counts where nodes fail: give --mtbf as well")
     refuse_without_effect([m.sync or PLAIN for m in options.chosen_methods()], list(given))
     from paceline.study.scaling.evidence import read_evidence
     from paceline.study.scaling.foretelling import as_json, as_text
@@ -48,7 +51,7 @@ def main(tokens: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(as_json(outlook, evidence), indent=2))
     else:
-        print(as_text(outlook, evidence))
+        print(printable(as_text(outlook, evidence)))
     return ExitCode.DONE
 
 

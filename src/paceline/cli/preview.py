@@ -6,6 +6,7 @@ from pathlib import Path
 from paceline.cli.options import HelpShown, parse_options
 from paceline.config.fields import OptionField
 from paceline.config.files import write_atomic
+from paceline.config.text import printable
 from paceline.errors import ExitCode, UsageError
 from paceline.recipes.registry import DEFAULT, reference_of
 from paceline.trainer.recipe import Recipe, load_recipe
@@ -77,7 +78,7 @@ def main(tokens: Sequence[str]) -> int:
     )
     for path, (title, tiles) in zip(paths, pictures, strict=True):
         _write(path, Grid(tiles).draw(title))
-        print(f"{len(tiles)} samples  {path}")
+        print(printable(f"{len(tiles)} samples  {path}"))
     return ExitCode.DONE
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from paceline.cli.options import parse_options, show_help, take_word, wants_help
 from paceline.config.rundir import RunDirectory
+from paceline.config.text import printable
 from paceline.errors import ExitCode, UsageError
 
 _ABOUT = (
@@ -20,7 +21,7 @@ def main(tokens: Sequence[str]) -> int:
         return show_help(command, _ABOUT, ())
     where, rest = take_word(tokens, command, "the run directory, or that of a scaling study")
     parse_options(command, _ABOUT, rest, ())
-    print(_write(RunDirectory.named(where)))
+    print(printable(str(_write(RunDirectory.named(where)))))
     return ExitCode.DONE
 
 

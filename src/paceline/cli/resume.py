@@ -14,7 +14,9 @@ from paceline.config.fields import OptionField, OptionValue
 from paceline.config.rundir import RunDirectory
 from paceline.errors import UsageError
 from paceline.launch.cluster import CLUSTERS
+from paceline.sync.options import without_other_methods
 from paceline.trainer.config import TrainConfig, training_options
+from paceline.trainer.methods import refuse_idle
 from paceline.trainer.past import PastRun
 from paceline.trainer.recipe import load_recipe
 from paceline.trainer.request import TrainRequest
@@ -54,6 +56,7 @@ def main(tokens: Sequence[str]) -> int:
     given = recipe.with_absolute_paths(given)
     settings, arguments = past.changed(given, names, paths)
     config = TrainConfig.from_settings(settings)
+    refuse_idle(config, given)
     if "epochs" in given:
         past.check_epochs(config.loop.epochs, run.newest_step())
     if config.launch.on in CLUSTERS:
@@ -99,6 +102,7 @@ def _resume_script(run: RunDirectory, past: PastRun, where: str, tokens: Sequenc
     # What the script itself says it will say again.
     told = {"global_batch" if name == "batch_per_worker" else name for name in past.given}
     before = {n: v for n, v in past.settings.items() if n in told}
+    before = without_other_methods(before, given)
     settings = before | given
     config = TrainConfig.from_settings(settings)
     if config.launch.on in CLUSTERS:
@@ -160,10 +164,5 @@ def _say_what_is_gone(run: RunDirectory, step: int, *, alone: bool) -> None:
         print(
             f"There is no snapshot in {run.snapshots}: the training starts from the beginning"
             f"{unless}",
-            flush=True,
-        )
-    elif not run.metrics_csv.exists():
-        print(
-            f"{run.metrics_csv} is gone: the epochs up to now are missing from it and the report",
             flush=True,
         )

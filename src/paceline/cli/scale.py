@@ -14,6 +14,7 @@ from paceline.cli.options import show_help, wants_help
 from paceline.cli.scale_asked import ABOUT, USAGE, Asked, listed_options, read
 from paceline.cli.scale_commands import fills
 from paceline.config.commands import command_line
+from paceline.config.text import printable
 from paceline.errors import ExitCode, PacelineError, UsageError
 from paceline.study.scaling.foretelling import foretell_study
 from paceline.study.scaling.launching import InterruptedStudyError, signals_heeded
@@ -35,7 +36,9 @@ def main(tokens: Sequence[str]) -> int:
 
 def _in_its_directory(asked: Asked) -> int:
     was_there = asked.place.path.is_dir()
-    is_new = asked.place.prepare(asked.settled, asked.methods)
+    is_new = asked.place.prepare(
+        asked.settled, asked.methods, shared="--share-run-dir" in asked.tokens
+    )
     with asked.place.lock():
         try:
             return _scale(asked)
@@ -111,7 +114,7 @@ def _end(asked: Asked, study: Study, runner: Runner, *, interrupted: bool) -> in
     asked.place.write(study)
     study = _with_prediction(asked.place, study)
     report = _write_report(asked.place) if any(size.images_per_s for size in study.sizes) else None
-    print(f"\n{as_text(study)}\n", flush=True)
+    print(printable(f"\n{as_text(study)}\n"), flush=True)
     files = [asked.place.study_json, asked.place.study_csv, *([report] if report else [])]
     print("Written: " + "\n         ".join(map(str, files)), flush=True)
     if interrupted:
@@ -157,4 +160,4 @@ def _again(asked: Asked) -> str:
 
 def _say(line: str) -> None:
     with suppress(BrokenPipeError):
-        print(line, flush=True)
+        print(printable(line), flush=True)

@@ -150,6 +150,8 @@ def start(launch: Launch) -> int:
         UsageError: Something that can be checked by now is missing or in the way.
         InfrastructureError: The workers could not be started.
     """
+    run = replace(launch.run, shared=launch.config.metrics.share_run_dir)
+    launch = replace(launch, run=run)
     if launch.config.metrics.tensorboard:
         require_tensorboard()
     if launch.place.hosts is not None:
@@ -242,6 +244,7 @@ def _start_local(launch: Launch) -> int:
     if launch.makes:
         run.create()
     with run.lock():
+        run.sweep()
         run.summary_json.unlink(missing_ok=True)  # of an earlier start
         prepare(PRELOAD, place.threads)
         outcome = launch_local(

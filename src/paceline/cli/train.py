@@ -19,6 +19,7 @@ from paceline.errors import ExitCode, UsageError
 from paceline.launch.cluster import CLUSTERS
 from paceline.recipes.registry import DEFAULT, reference_of
 from paceline.trainer.config import TrainConfig, merge, training_options
+from paceline.trainer.methods import refuse_idle
 from paceline.trainer.recipe import Recipe, load_recipe
 from paceline.trainer.request import TrainRequest
 
@@ -52,6 +53,7 @@ def main(tokens: Sequence[str]) -> int:
     options = {n: v for n, v in given.items() if n not in own}
     settings = merge(options, recipe.settings)
     config = TrainConfig.from_settings(settings)
+    refuse_idle(config, options)
     if config.launch.on in CLUSTERS:
         run_dir = str(where or run_dir_there(file_name(name)))
         sent = {n: v for n, v in given.items() if n != "on"} | {"run_dir": run_dir}

@@ -1,6 +1,5 @@
 """`paceline verify`: is a training the same on any number of workers? Trains on each, compares."""
 
-import os
 import re
 import sys
 import tempfile
@@ -28,7 +27,9 @@ from paceline.config.figures import plural
 from paceline.config.files import write_json
 from paceline.config.quantities import parse_count
 from paceline.config.rundir import RunDirectory
+from paceline.config.text import printable
 from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
+from paceline.dist.environment import current_variables
 from paceline.errors import ExitCode, JobError, UsageError
 from paceline.launch.failures import WorkerFailure, one_line
 from paceline.launch.placement import may_have_gpus, threads_per_worker, usable_cores
@@ -239,7 +240,7 @@ def _verify(asked: _Asked, place: Path) -> int:
     from paceline.study.telling import as_json, as_text
 
     outcome = _study(_Launcher(asked, place, _is_on_cpu(asked)))
-    print(as_text(outcome), flush=True)
+    print(printable(as_text(outcome)), flush=True)
     if asked.json is not None:
         write_json(Path(asked.json), as_json(outcome))
     return ExitCode.DONE if outcome.is_good else ExitCode.JOB
@@ -344,7 +345,7 @@ class _Launcher:
 
     def threads(self, workers: int) -> int:
         """Give as many threads per worker as `paceline run` and `train` would."""
-        asked, omp = self.asked.config.worker_threads, os.environ.get("OMP_NUM_THREADS")
+        asked, omp = self.asked.config.worker_threads, current_variables().get("OMP_NUM_THREADS")
         return threads_per_worker(asked, workers, usable_cores(), omp)
 
     @contextmanager

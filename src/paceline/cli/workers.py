@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from paceline.cli.options import parse_options, show_help, wants_help
 from paceline.config.fields import OptionField
 from paceline.config.rundir import RunDirectory
+from paceline.config.text import printable
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.monitor.live import read_live
 from paceline.launch.monitor.speeds import WorkerSpeed, find_stragglers
@@ -58,7 +59,7 @@ def show_once(log_dir: Path, most: int) -> int:
     from rich.console import Console
 
     speeds = read_live(log_dir)
-    Console().print(table_of(speeds, most) if speeds else nothing_here(log_dir))
+    Console().print(table_of(speeds, most) if speeds else nothing_here(log_dir), markup=False)
     return ExitCode.DONE
 
 
@@ -79,7 +80,7 @@ def show_live(run: RunDirectory, most: int) -> int:
 
 def nothing_here(log_dir: Path) -> str:
     """Say that no worker is to be seen."""
-    return f"No worker has finished steps in {log_dir.parent} of late."
+    return printable(f"No worker has finished steps in {log_dir.parent} of late.")
 
 
 def table_of(speeds: Sequence[WorkerSpeed], most: int) -> "Table":
@@ -91,6 +92,7 @@ def table_of(speeds: Sequence[WorkerSpeed], most: int) -> "Table":
     """
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     slow = {straggler.speed.rank: straggler.cause for straggler in find_stragglers(speeds)}
     left = len(speeds) - most
@@ -108,7 +110,7 @@ def table_of(speeds: Sequence[WorkerSpeed], most: int) -> "Table":
         parts = (speed.compute_s, speed.waiting_s, speed.data_s)
         table.add_row(
             str(speed.rank),
-            speed.host,
+            Text(printable(speed.host)),
             f"{speed.step:,}",
             f"{1 / speed.step_s:.4g}" if speed.step_s else "",
             *(_part(part, speed.step_s) for part in parts),

@@ -13,8 +13,12 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)([dhms])")
 
 
 @cache  # asked for after every step
-def parse_duration_s(text: str) -> float:
+def parse_duration_s(text: str, option: str = "") -> float:
     """Read a duration such as `2h`, `1h30m` or `90` (plain numbers are seconds).
+
+    Args:
+        text: As the user wrote it.
+        option: Whose value it is, for the message.
 
     Returns:
         Seconds, greater than zero.
@@ -31,9 +35,11 @@ def parse_duration_s(text: str) -> float:
         except ValueError:
             total_s = 0.0
     if not 0.0 < total_s < float("inf"):
-        raise UsageError(f"not a duration: {text!r}. Write for example 90s, 45m, 2h or 1h30m")
+        found = f"{option} is {text!r}, not a duration" if option else f"not a duration: {text!r}"
+        raise UsageError(f"{found}. Write for example 90s, 45m, 2h or 1h30m; it must be above 0")
     if not LEAST_S <= total_s <= MOST_S:
-        raise UsageError(f"the duration {text!r} should be from 1 ms to 9,999 days")
+        named = f"{option} is {text!r}: it" if option else f"the duration {text!r}"
+        raise UsageError(f"{named} should be from 1 ms to 9,999 days")
     return total_s
 
 

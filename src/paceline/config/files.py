@@ -67,6 +67,19 @@ def fsync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def mode_within(directory: Path) -> int:
+    """Give the permissions of what is made in a directory: nobody's who may not enter that.
+
+    A file has them without `x`. The process's umask takes away from them as usual.
+    """
+    return stat.S_IMODE(directory.stat().st_mode) & 0o777 | 0o700
+
+
+def open_within(path: str, flags: int) -> int:
+    """Open a file for `open(..., opener=open_within)`, with its directory's permissions."""
+    return os.open(path, flags, mode_within(Path(path).parent) & 0o666)
+
+
 def write_atomic(path: Path, content: bytes) -> None:
     """Write a file so that readers, crashes and power cuts leave the old content or the new.
 
@@ -77,7 +90,7 @@ def write_atomic(path: Path, content: bytes) -> None:
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with temporary.open("xb") as file:
+        with open(temporary, "xb", opener=open_within) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -23,8 +23,23 @@ def parse_bandwidth_bytes_per_s(text: str) -> float:
     match = _SPEED.fullmatch(unit)
     value = number * _scale(match) if match else 0.0
     if not 0 < value < float("inf"):
-        raise UsageError(f"not a network's speed: {text!r}. Write for example 25gbit or 1.2GB/s")
+        raise UsageError(
+            f"not a network's speed: {text!r}{_why_no_speed(number, unit)}. Write for example "
+            "25gbit or 1.2GB/s"
+        )
     return value
+
+
+def _why_no_speed(number: float, unit: str) -> str:
+    if number < 0:
+        return ", which begins with no number"
+    if not unit:
+        return ", which has no unit"
+    if _SPEED.fullmatch(unit) is None:
+        return f", whose unit {unit!r} is unknown"
+    if not 0 < number < float("inf"):
+        return ", which must be above 0 and finite"
+    return f", where {unit!r} may be bits or bytes"
 
 
 def _scale(match: re.Match[str]) -> float:
@@ -49,7 +64,8 @@ def parse_short_time_s(text: str) -> float:
     if number == 0 and not unit:
         return 0.0
     if unit.lower() not in _TIMES_S or not isfinite(number):
-        raise UsageError(f"not a time: {text!r}. Write for example 50us, 0.2ms or 1s")
+        why = ", which has no unit" if number >= 0 and not unit else ""
+        raise UsageError(f"not a time: {text!r}{why}. Write for example 50us, 0.2ms or 1s")
     return number * _TIMES_S[unit.lower()]
 
 
@@ -85,9 +101,10 @@ def parse_sizes(text: str, things: str = "nodes") -> tuple[int, ...]:
         size = parse_count(first)
         most = parse_count(last) if dots else size
         if not size or most is None or max(size, most) > _MOST_THINGS:
+            wrong = "no whole number" if None in (size, most) else f"not from 1 to {_MOST_THINGS:,}"
             raise UsageError(
-                f"not numbers of {things} up to {_MOST_THINGS:,}: {text!r}. Write for example "
-                "1,2,4,8 or 2..1024"
+                f"not numbers of {things}: {text!r}, where {word.strip()!r} is {wrong}. Write for "
+                "example 1,2,4,8 or 2..1024"
             )
         if most < size:
             raise UsageError(f"{word.strip()!r} ends below its beginning. Write {most}..{size}")

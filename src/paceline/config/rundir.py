@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -43,11 +43,20 @@ def log_path(log_dir: Path, rank: int) -> Path:
     return log_dir / f"rank-{rank}.log"
 
 
+_LEFT = re.compile(
+    r"\.(run|summary|profile|workers|(.+-)?failure-rank-\d+)\.json\.[0-9a-f]{8}"
+    r"|\.(metrics\.csv|report\.html)\.[0-9a-f]{8}|\.{1,2}probe-.+"
+)
+"""Names under which files are written before they get their own."""
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """Names of the files of one training; all paths follow from `path`."""
 
     path: Path
+    shared: bool = field(default=False, compare=False)
+    """Whether what is made may be read by others, as the umask says; else by its owner alone."""
 
     @staticmethod
     def named(path: str | Path) -> "RunDirectory":
@@ -144,13 +153,30 @@ class RunDirectory:
             UsageError: It can't be made or written.
         """
         try:
-            self.snapshots.mkdir(parents=True, exist_ok=True)
-            self.logs.mkdir(exist_ok=True)
+            self.make_places()
             probe = self.logs / f".probe-{socket.gethostname()}-{os.getpid()}"
             write_json(probe, {})
             probe.unlink()
         except OSError as error:
             raise self._unwritable(error) from error
+
+    def sweep(self) -> None:
+        """Remove what killed writers have left. Only for the owner, before workers run."""
+        for folder in (self.path, self.logs):
+            with suppress(OSError):
+                for path in list(folder.iterdir()):
+                    if _LEFT.fullmatch(path.name) and path.is_file():
+                        path.unlink(missing_ok=True)
+
+    def make_places(self) -> None:
+        """Make the directories where they aren't there; those that are keep their permissions.
+
+        Raises:
+            OSError: They can't be made.
+        """
+        mode = 0o777 if self.shared else 0o700
+        for place in (self.path, self.snapshots, self.logs):
+            place.mkdir(mode, parents=True, exist_ok=True)
 
     @contextmanager
     def token(self) -> Iterator[str]:
@@ -209,12 +235,18 @@ class RunDirectory:
             for path in self.path.iterdir()
             if not any(path.match(pattern) for pattern in unfinished)
         }
-        return here <= ours and not (
-            self.snapshots.is_dir() and any(self.snapshots.glob("*step-*"))
-        )
+        return here <= ours and not self._has_snapshots()
+
+    def _has_snapshots(self) -> bool:
+        return self.snapshots.is_dir() and any(self.snapshots.glob("*step-*"))
 
     def discard(self) -> None:
-        """Remove what `create` made, of a training that failed before it began."""
+        """Remove what `create` made, of a training that failed before it began.
+
+        Nothing where there are snapshots: that training had begun, and has lost its `run.json`.
+        """
+        if self._has_snapshots():
+            return
         for directory in (self.snapshots, self.logs):
             shutil.rmtree(directory, ignore_errors=True)
         for file in (self._lock_file, *self.path.glob(f"{_TOKEN}*")):

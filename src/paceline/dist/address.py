@@ -48,7 +48,13 @@ def parse_init_method(text: str) -> Address | None:
         return Address(scheme="tcp", host=host, port=port)
     if scheme == "file" and not parts.netloc and parts.path.strip("/"):
         return Address(scheme="file", path=parts.path)
-    raise UsageError(f"--init-method is {text!r}. Write {_FORMS}")
+    problem = ""
+    if scheme == "tcp":
+        problem = ", which has no port" if host and not port else ", which names no host"
+        problem = ", which has a path" if host and port else problem
+    elif scheme == "file":
+        problem = f", which names the host {parts.netloc!r}" if parts.netloc else ", without a path"
+    raise UsageError(f"--init-method is {text!r}{problem}. Write {_FORMS}")
 
 
 def address_of(

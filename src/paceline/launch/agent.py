@@ -8,6 +8,7 @@ it is a file that nobody else may open: a port would be open to every user of th
 import logging
 import multiprocessing
 import socket
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -161,15 +162,22 @@ class _Agent(LocalElasticAgent):
         self.guard: WorkerGuard | None = None
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        pids: dict[int, Any] = super()._start_workers(worker_group)
+        usual, tempfile.tempdir = tempfile.tempdir, str(self._task.scratch)
+        try:  # torch leaves a file in there for each worker that is killed
+            pids: dict[int, Any] = super()._start_workers(worker_group)
+        finally:
+            tempfile.tempdir = usual
         self._interrupts.install()
         ranks = {pids[worker.local_rank]: worker.global_rank for worker in worker_group.workers}
         for process in multiprocessing.active_children():
             if process.pid in ranks:
                 self.processes[ranks[process.pid]] = process
+        scratch = self._task.scratch
+        # No reference back to the agent, which would keep its semaphores until a collection: one
+        # within multiprocessing's resource tracker can't remove them (Python 3.11 to 3.13).
         self.guard = WorkerGuard(
             {rank: Worker(p.pid or 0, p.sentinel) for rank, p in self.processes.items()},
-            delivered=lambda rank: result_path(self._task.scratch, rank).exists(),
+            delivered=lambda rank: result_path(scratch, rank).exists(),
         )
         self._interrupts.pass_on(self.guard)
         if self._overseer is not None:
@@ -204,8 +212,8 @@ class _Agent(LocalElasticAgent):
 
     def _exit_barrier(self) -> None:
         if self._waits:
-            nodes = self._worker_group.group_world_size
-            _wait_for_nodes(self._store, nodes, lambda: self._interrupts.received)
+            store, nodes = self._store, self._worker_group.group_world_size
+            _wait_for_nodes(store, nodes, lambda: self._interrupts.received)  # type: ignore[arg-type]  # torch declares both as None
 
 
 def _wait_for_nodes(store: Store, nodes: int, stopped: Callable[[], bool]) -> None:
@@ -294,6 +302,7 @@ def run_attempt(
         exit_codes=codes,
         first=outcome.failed_first,
         stopped=killed,
+        pids={rank: process.pid or 0 for rank, process in agent.processes.items()},
         stop_requested=interrupts.received,
     )
 

@@ -2,6 +2,7 @@
 
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from paceline.launch.boundary import failure_path, record
 from paceline.launch.failures import Ending, WorkerFailure, root_cause, silent_failure, unrecorded
 from paceline.launch.monitor.overseer import Overseer
 from paceline.launch.note import read_note
-from paceline.launch.oom import oom_kills
+from paceline.launch.oom import oom_killed, oom_kills
 from paceline.launch.processes import descendants, reap
 from paceline.launch.seat import Seat
 from paceline.launch.sharedmemory import SCRATCH_VARIABLE, free_shared
@@ -115,7 +116,7 @@ def attempt_here(crew: Crew, attempt: int) -> tuple[dict[int, str], tuple[Worker
     task = replace(
         crew.task, attempt=attempt, server_pid=server, scratch=scratch, environment=variables
     )
-    kills_before = oom_kills()
+    kills_before, began_s = oom_kills(), time.monotonic()
     try:
         overseer = crew.overseer(attempt) if crew.overseer else None
         ending = run_attempt(task, crew.workers, crew.interrupts, crew.seat, overseer)
@@ -127,14 +128,25 @@ def attempt_here(crew: Crew, attempt: int) -> tuple[dict[int, str], tuple[Worker
     results = _results(scratch, ending.exit_codes)
     if len(results) == crew.workers:
         return results, ()
-    failures = _failures(task, ending, results, out_of_memory=oom_kills() > kills_before)
+    failures = _failures(task, ending, results, _victims(began_s, oom_kills() - kills_before))
     if not (failures or ending.stop_requested or crew.interrupts.abandoned):
         raise InfrastructureError("the workers ended without results, and none of them said why")
     return results, failures
 
 
+def _victims(since_s: float, kills: int) -> frozenset[int] | None:
+    """List the processes that were killed for want of memory; None: there were, of unknown ids.
+
+    Args:
+        since_s: From when on, by `time.monotonic`.
+        kills: How many the counter of this control group has counted since then.
+    """
+    logged = oom_killed(since_s)
+    return frozenset() if logged is None and not kills else logged
+
+
 def _failures(
-    task: WorkerTask, ending: Ending, results: Mapping[int, str], out_of_memory: bool
+    task: WorkerTask, ending: Ending, results: Mapping[int, str], victims: frozenset[int] | None
 ) -> tuple[WorkerFailure, ...]:
     ranks = ending.exit_codes
     found = _recorded(task.scratch, ranks) | _recorded(task.log_dir, ranks)
@@ -146,7 +158,7 @@ def _failures(
             host=socket.gethostname(),
             step=note.step,
             operation=note.operation,
-            out_of_memory=out_of_memory,
+            out_of_memory=None if victims is None else ending.pids.get(rank) in victims,
             crash=logs.read_crash(log_path(task.log_dir, rank)),
             stopped=rank in ending.stopped,
         )

@@ -54,7 +54,7 @@ class ClusterOptions:
                 flag = name.replace("_", "-")
                 raise UsageError(f"--{flag} is {value}; it must be at least {least}")
         if self.time_limit is not None:
-            parse_duration_s(self.time_limit)
+            parse_duration_s(self.time_limit, "--time-limit")
 
 
 @dataclass(frozen=True, kw_only=True)

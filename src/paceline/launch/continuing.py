@@ -44,7 +44,7 @@ def main(words: Sequence[str]) -> int:
     node = next((os.environ[name] for name in _NODE_VARIABLES if name in os.environ), "0")
     run = Path(options.run_dir)
     mark = run / "logs" / f"{options.submission}-node-{node}.started"
-    starts = note_start(mark, run)
+    starts = note_start(mark, run, shared="--share-run-dir" in command)
     has_run = (run / "run.json").exists()
     if options.max_restarts is not None and starts > options.max_restarts + 1:
         print(
@@ -58,7 +58,7 @@ def main(words: Sequence[str]) -> int:
     os.execv(sys.executable, [sys.executable, "-P", "-m", "paceline", *command])
 
 
-def note_start(mark: Path, run: Path) -> int:
+def note_start(mark: Path, run: Path, *, shared: bool = False) -> int:
     """Note that this node of this submission starts. Returns how often, without a newer snapshot.
 
     The mark says that the node was started before; that workers then met, `run.json` says. A run
@@ -67,12 +67,13 @@ def note_start(mark: Path, run: Path) -> int:
     Args:
         mark: A file among the run's logs.
         run: The run directory.
+        shared: Whether others may read it.
     """
     before, known = _read_mark(mark)
     newest = RunDirectory(run).newest_step()
     starts = 2 if before and newest > known else before + 1
     try:
-        mark.parent.mkdir(parents=True, exist_ok=True)
+        RunDirectory(run, shared=shared).make_places()
         write_json(mark, {"starts": starts, "step": newest})
     except OSError:
         pass  # the training says what is wrong with the directory

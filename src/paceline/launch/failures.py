@@ -3,7 +3,7 @@
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -113,6 +113,8 @@ class Ending:
     """The rank whose end was noticed first."""
     stopped: frozenset[int]
     """Ranks that the launcher killed because they didn't end in time."""
+    pids: Mapping[int, int] = field(default_factory=dict)
+    """Process ids by rank."""
     stop_requested: bool = False
     """Whether the user asked to stop, so that all workers got SIGTERM."""
 
@@ -151,7 +153,7 @@ def silent_failure(
     host: str,
     step: int | None,
     operation: str,
-    out_of_memory: bool,
+    out_of_memory: bool | None,
     crash: str,
     stopped: bool,
 ) -> WorkerFailure:
@@ -163,7 +165,8 @@ def silent_failure(
         host: Its host.
         step: From its note.
         operation: From its note.
-        out_of_memory: Whether the kernel killed something for want of memory meanwhile.
+        out_of_memory: Whether the kernel killed it for want of memory; None: it killed some process
+            of this control group for that, and doesn't tell which.
         crash: What the fault handler wrote to its log.
         stopped: Whether the launcher killed it, because it didn't stop in time.
     """
@@ -178,7 +181,12 @@ def silent_failure(
     elif name is None:
         message = f"ended its process with exit code {exit_code} without an exception"
     elif name == "SIGKILL" and out_of_memory:
-        message = "killed by SIGKILL, probably because the machine or the job was out of memory"
+        message = "killed by SIGKILL, because the machine or the job was out of memory"
+    elif name == "SIGKILL" and out_of_memory is None:
+        message = (
+            "killed by SIGKILL, perhaps for want of memory: the kernel has killed a process of "
+            "this job for that meanwhile, and doesn't let us see which"
+        )
     else:
         message = f"killed by {name}"
     return WorkerFailure(

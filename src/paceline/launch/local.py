@@ -10,6 +10,7 @@ from pathlib import Path
 
 from paceline.config.figures import plural
 from paceline.config.files import storing
+from paceline.config.text import printable
 from paceline.errors import StorageError
 from paceline.launch import forkserver
 from paceline.launch.attempt import Crew, attempt_here
@@ -83,7 +84,7 @@ def launch_local(
     """
     say = report or to_stderr
     forkserver.prepare((), threads)
-    log_dir.mkdir(parents=True, exist_ok=True)
+    log_dir.mkdir(0o700, parents=True, exist_ok=True)
     for stale in log_dir.glob("*failure-rank-*.json"):
         stale.unlink(missing_ok=True)
     caught = Interrupts(policy.stop_s).caught()
@@ -177,4 +178,4 @@ def orphans_adopted() -> Iterator[None]:
 
 def to_stderr(line: str) -> None:
     """Tell the user a line."""
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)

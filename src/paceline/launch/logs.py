@@ -14,8 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO, cast, final
 
-from paceline.config.files import storing
+from paceline.config.files import open_within, storing
 from paceline.config.rundir import log_path
+from paceline.launch.streams import tolerant
 
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\-_]|\x07")
 _HEADER = "---- attempt "
@@ -30,8 +31,10 @@ def open_log(log_dir: Path, rank: int, world_size: int, attempt: int) -> TextIO:
         StorageError: It can't be written. A full disk is none: the log stays as it is.
     """
     with storing(log_dir):
-        log_dir.mkdir(parents=True, exist_ok=True)
-        log = log_path(log_dir, rank).open("a", encoding="utf-8", errors="replace", buffering=1)
+        log_dir.mkdir(0o700, parents=True, exist_ok=True)
+        log = open(  # noqa: SIM115  # the caller closes it
+            log_path(log_dir, rank), "a", 1, "utf-8", errors="replace", opener=open_within
+        )
     now = datetime.now(UTC).isoformat(timespec="seconds")
     with suppress(OSError):
         log.write(
@@ -71,9 +74,7 @@ def redirect_noise(log: TextIO) -> None:
     _buffer_by_line()
     terminal = os.dup(2)
     os.dup2(log.fileno(), 2)
-    sys.stderr = os.fdopen(
-        terminal, "w", buffering=1, encoding=sys.stderr.encoding, errors=sys.stderr.errors
-    )
+    sys.stderr = tolerant(sys.stderr, terminal)
 
 
 def _buffer_by_line() -> None:

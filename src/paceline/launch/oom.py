@@ -1,6 +1,59 @@
-"""Whether the kernel killed processes for want of memory: the counter of this process's cgroup."""
+"""Whether the kernel killed a process for want of memory: by its log, or its cgroup's counter."""
 
+import os
+import re
+from contextlib import suppress
 from pathlib import Path
+
+_KILLED = re.compile(rb"^\d+,\d+,(\d+),[^;]*;.*\b[Oo]ut of memory: Kill(?:ed)? process (\d+)\b")
+_RECORD_BYTES = 8192
+
+
+def oom_killed(since_s: float, log: Path = Path("/dev/kmsg")) -> frozenset[int] | None:
+    """List the processes that the kernel's log says were killed for want of memory.
+
+    Args:
+        since_s: From when on, by `time.monotonic`, whose clock the log has.
+        log: Of the kernel.
+
+    Returns:
+        Process ids; None where the log can't be read, or has other ids than this process sees.
+    """
+    try:
+        if _in_pid_namespace():
+            return None
+        descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    found = set()
+    try:
+        while record := _next_record(descriptor):
+            for line in record.splitlines():
+                killed = _KILLED.match(line)
+                if killed and int(killed[1]) >= (since_s - 1) * 1e6:
+                    found.add(int(killed[2]))
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return frozenset(found)
+
+
+def _next_record(descriptor: int) -> bytes:
+    while True:
+        # EPIPE: the oldest records have gone meanwhile; the next ones follow.
+        with suppress(BrokenPipeError):
+            try:
+                return os.read(descriptor, _RECORD_BYTES)
+            except BlockingIOError:
+                return b""
+
+
+def _in_pid_namespace() -> bool:
+    """Tell whether this process has another id outside: /proc shows one for each namespace."""
+    status = Path("/proc/self/status").read_text()
+    ids = next((line for line in status.splitlines() if line.startswith("NSpid:")), "")
+    return len(ids.split()) != 2
 
 
 def oom_kills(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:

@@ -68,7 +68,7 @@ class SagemakerOptions:
         if self.volume_gb < 1:
             raise UsageError(f"--volume-gb is {self.volume_gb}; it must be at least 1")
         if self.max_wait is not None:
-            parse_duration_s(self.max_wait)
+            parse_duration_s(self.max_wait, "--max-wait")
             if not self.spot:
                 raise UsageError("--max-wait is of spot jobs: give --spot, or leave it out")
         if bool(self.vpc_subnet) != bool(self.vpc_security_group):

@@ -1,8 +1,8 @@
 """Temporary files of this process and its workers, in one directory that no crash leaves behind.
 
 Below the system's directory for such files a user has one, `paceline-<user>`, in which each process
-that needs it has its own and a lock on it. What a killed process left is removed by the next one:
-the kernel has released its lock, in whatever container it ran and whatever has its number now.
+that needs it has its own and a lock on it. What a killed process left is removed by the next one,
+with its semaphores: the kernel has released its lock, in whatever container it ran.
 """
 
 import fcntl
@@ -17,6 +17,8 @@ from multiprocessing import process, util
 from pathlib import Path
 
 _KEY = "tempdir"  # as multiprocessing names it, for itself and for what is started with it
+_SEMAPHORES_KEY, _THEIR_SEMAPHORES = "semprefix", "/mp"
+_SHARED_MEMORY = Path("/dev/shm")  # where Linux has named semaphores, each as a file
 _LOCK = ".lock"
 _TRIES = 5
 _LONGEST = 55
@@ -39,7 +41,7 @@ def own_directory() -> Path:
     """Give this process's directory, made at the first call and removed with the process.
 
     It is a worker's launcher's. multiprocessing uses it as well, for the sockets of fork servers
-    and loaders.
+    and loaders, and its semaphores have its name.
     """
     shared = vars(process.current_process())["_config"]
     if shared.get(_KEY) is None:
@@ -48,8 +50,13 @@ def own_directory() -> Path:
             return Path(util.get_temp_dir())
         path, lock = made
         util.Finalize(None, _remove, args=(path, lock, shared), exitpriority=_LAST)
-        shared[_KEY] = str(path)
+        shared[_KEY], shared[_SEMAPHORES_KEY] = str(path), _semaphores_of(path)
     return Path(shared[_KEY])
+
+
+def _semaphores_of(path: Path) -> str:
+    """Give the beginning of the names of a process's semaphores; macOS takes 30 characters."""
+    return f"/paceline-{path.name}"
 
 
 def _base() -> Path | None:
@@ -109,15 +116,23 @@ def _sweep(base: Path) -> None:
             lock = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _unlink_semaphores(name.with_suffix(""))
                 _remove_both(name.with_suffix(""))
             finally:
                 os.close(lock)
 
 
+def _unlink_semaphores(path: Path) -> None:
+    """Remove those that a process left which was killed with its resource tracker."""
+    for semaphore in _SHARED_MEMORY.glob(f"sem.{_semaphores_of(path).removeprefix('/')}-*"):
+        with suppress(OSError):
+            semaphore.unlink()
+
+
 def _remove(path: Path, lock: int, shared: dict[str, str | None]) -> None:
     _remove_both(path)
     os.close(lock)
-    shared[_KEY] = None
+    shared[_KEY], shared[_SEMAPHORES_KEY] = None, _THEIR_SEMAPHORES
 
 
 def _remove_both(path: Path) -> None:

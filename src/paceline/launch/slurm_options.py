@@ -79,7 +79,7 @@ class SlurmOptions:
         """
         if self.cpus_per_worker is not None and self.cpus_per_worker < 1:
             raise UsageError(f"--cpus-per-worker is {self.cpus_per_worker}; it must be at least 1")
-        parse_duration_s(self.slurm_grace)
+        parse_duration_s(self.slurm_grace, "--slurm-grace")
         for name in ("partition", "account"):
             value = getattr(self, name)
             if value is not None and not _is_plain(value):

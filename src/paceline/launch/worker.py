@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from paceline.config.files import write_json
 from paceline.errors import StorageError, UsageError
-from paceline.launch import logs
+from paceline.launch import logs, streams
 from paceline.launch.boundary import (
     describe,
     exit_code_of,
@@ -63,6 +63,7 @@ def work(task: WorkerTask) -> str:
         An empty string, for the agent.
     """
     _tie(task)
+    streams.tolerate_failing_output()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with ExitStack() as stack:
         try:

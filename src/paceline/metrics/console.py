@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, final
 
 from paceline.config.durations import format_duration
 from paceline.config.figures import show_bytes, show_loss, show_rate
+from paceline.config.text import printable
 from paceline.metrics.communication import Communication
 from paceline.metrics.table import EpochRow
 
@@ -67,7 +68,7 @@ class Advance:
             width: Columns of the terminal.
             plain: The terminal shows ASCII alone.
         """
-        steps = f"{self.step}/{self.steps}"
+        steps = self.position()
         long, brief = f"epoch {self.epoch}/{self.epochs}", f"{self.epoch}/{self.epochs}"
         for text in (self.text(), self.text().replace("  ", " ")):
             room = width - len(f"{long}  {steps} {text}")
@@ -82,12 +83,16 @@ class Advance:
                     return line
         return line
 
+    def position(self) -> str:
+        """Write the step, and of how many where that is known."""
+        return f"{self.step}/{self.steps}" if self.steps else f"step {self.step}"
+
     def _figures(self) -> dict[str, str]:
         spent = self.spent
         return {
             "loss": f"loss {show_loss(self.loss)}",
             "accuracy": "" if self.accuracy is None else f"acc {self.accuracy:6.2%}",
-            "speed": f"{self.images_per_s:,.0f} img/s",
+            "speed": f"{self.images_per_s:,.0f} img/s" if self.images_per_s else "",
             "comm": f"comm {spent.exposed + spent.waiting:3.0%}" if spent else "",
             "wire": f"{show_bytes(spent.wire_bytes)}/step" if spent else "",
             "lr": f"lr {show_rate(self.lr)}",
@@ -133,7 +138,7 @@ class SilentConsole(Console):
 
     def warn(self, line: str) -> None:
         """Print the line (on ranks other than 0 it goes to the log)."""
-        print(line, flush=True)
+        _print(line)
 
     def advance(self, advance: Advance) -> None:
         """Do nothing."""
@@ -155,7 +160,7 @@ class PlainConsole(Console):
 
     def say(self, line: str) -> None:
         """Print the line."""
-        print(line, flush=True)
+        _print(line)
 
     def warn(self, line: str) -> None:
         """Print the line."""
@@ -164,7 +169,7 @@ class PlainConsole(Console):
     def advance(self, advance: Advance) -> None:
         """Print the progress if none was printed for ten seconds."""
         if monotonic() - self._last_s >= _PLAIN_EVERY_S:
-            place = f"epoch {advance.epoch}/{advance.epochs}  {advance.step}/{advance.steps}"
+            place = f"epoch {advance.epoch}/{advance.epochs}  {advance.position()}"
             self.say(f"{place}  {advance.text()}")
             self._last_s = monotonic()
 
@@ -192,7 +197,10 @@ class BarConsole(Console):
 
     def say(self, line: str) -> None:
         """Print the line above the bar and into the log."""
-        self._bar().console.print(line, markup=False, highlight=False, soft_wrap=True)
+        with suppress(OSError):  # the terminal is gone
+            self._bar().console.print(
+                printable(line), markup=False, highlight=False, soft_wrap=True
+            )
         with suppress(OSError), self._log.open("a") as file:  # a full disk must not end a training
             file.write(line + "\n")
 
@@ -257,6 +265,11 @@ def make_console(
     if kind == "bar" or (kind == "auto" and terminal):
         return BarConsole(log, has_header=restarted)
     return PlainConsole(has_header=restarted)
+
+
+def _print(line: str) -> None:
+    with suppress(OSError, ValueError):  # full, left by its reader, closed: the training goes on
+        print(printable(line), flush=True)
 
 
 def _percent(share: float) -> str:

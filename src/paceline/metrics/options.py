@@ -11,5 +11,9 @@ class MetricsOptions:
     progress: Literal["auto", "bar", "plain", "off"] = "auto"
     """What is shown while training. auto: a progress bar on a terminal, plain lines in a pipe."""
 
+    share_run_dir: bool = False
+    """Let others read the run directory, as your umask says: a team's. By default nobody but you
+    may enter it."""
+
     tensorboard: bool = False
     """Also write TensorBoard event files into the run directory (extra: paceline[tensorboard])."""

@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -54,27 +55,61 @@ _EPOCH = re.compile(r"[0-9]{1,15}")
 COLUMNS = tuple(f.name for f in fields(EpochRow) if f.name != "extra")
 
 
-def start_table(path: Path, completed_epochs: int) -> None:
+Cells = Mapping[str, str]
+"""A row as it is written, by column."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """What became of the rows of the epochs that a training has behind it."""
+
+    rebuilt: int
+    """Rows that were missing or damaged, and came back from a snapshot."""
+    missing: int
+    """Epochs without a row."""
+
+
+def start_table(path: Path, completed_epochs: int, saved: Iterable[Cells] = ()) -> Begun:
     """Prepare the table: the header, and the rows of epochs that a resumed training has behind it.
 
     Rows beyond `completed_epochs` (they will be trained again) and a row that a crash cut short
-    are dropped.
+    are dropped: a power cut may leave less of the table than of the snapshots, or zeros.
+
+    Args:
+        path: Of the table.
+        completed_epochs: How many the training has behind it.
+        saved: Their rows, as the snapshot has them; they count before those of the table.
     """
-    kept = [row for row in read_table(path) if int(row["epoch"]) <= completed_epochs]
-    write_atomic(path, _text(kept, _columns(kept), header=True).encode())
+    found = {epoch: row for row in read_table(path) if (epoch := int(row["epoch"]))}
+    known = {int(row["epoch"]): row for row in saved if _has_epoch(row)}
+    rebuilt = [epoch for epoch, row in known.items() if not _holds(found.get(epoch), row)]
+    kept = dict(sorted((found | {epoch: known[epoch] for epoch in rebuilt}).items()))
+    rows = [row for epoch, row in kept.items() if epoch <= completed_epochs]
+    write_atomic(path, _text(rows, _columns(rows), header=True).encode())
+    return Begun(rebuilt=len(rebuilt), missing=max(0, completed_epochs - len(rows)))
 
 
-def append_rows(path: Path, rows: Iterable[EpochRow]) -> None:
+def _holds(found: Cells | None, row: Cells) -> bool:
+    return found is not None and all(found.get(name, "") == cell for name, cell in row.items())
+
+
+def cells_of(row: EpochRow) -> Cells:
+    """Give a row as it is written."""
+    own = {name: _cell(getattr(row, name)) for name in COLUMNS}
+    return own | {name: _cell(value) for name, value in row.extra.items()}
+
+
+def append_rows(path: Path, new: Sequence[Cells], *, synced: bool = False) -> None:
     """Add rows, all of them or none.
+
+    Args:
+        path: Of the table.
+        new: The rows.
+        synced: Wait until they, and all before them, survive a power cut.
 
     Raises:
         OSError: The disk is full; the table is as it was.
     """
-    new = [
-        {name: _cell(getattr(row, name)) for name in COLUMNS}
-        | {name: _cell(value) for name, value in row.extra.items()}
-        for row in rows
-    ]
     first = read_plain(path, TABLE_MAX_BYTES).partition(b"\n")[0].decode(errors="replace")
     columns = next(csv.reader([first]), list(COLUMNS))
     if any(name not in columns for row in new for name in row):
@@ -86,6 +121,8 @@ def append_rows(path: Path, rows: Iterable[EpochRow]) -> None:
         try:
             file.write(_text(new, columns).encode())
             file.flush()
+            if synced:
+                os.fsync(file.fileno())
         except OSError:
             file.truncate(before)
             raise
@@ -104,7 +141,11 @@ def read_table(path: Path) -> list[Mapping[str, str]]:
         ) from error
     rows = parse_rows(content.decode(errors="replace"))
     width = max(map(len, rows), default=0)
-    return [r for r in rows if len(r) == width and _EPOCH.fullmatch(r.get("epoch", ""))]
+    return [row for row in rows if len(row) == width and _has_epoch(row)]
+
+
+def _has_epoch(row: Cells) -> bool:
+    return _EPOCH.fullmatch(row.get("epoch", "")) is not None
 
 
 def parse_rows(text: str) -> list[Mapping[str, str]]:

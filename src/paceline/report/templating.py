@@ -2,6 +2,7 @@
 
 import shlex
 
+from paceline.config.text import printable
 from paceline.report.reading import JsonObject
 
 
@@ -13,10 +14,16 @@ def fill_template(name: str, **values: object) -> str:
         loader=PackageLoader("paceline.report"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_without_controls,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     return environment.get_template(name).render(values)
+
+
+def _without_controls(value: object) -> object:
+    """Write control characters of foreign text as escapes; what is markup already is ours."""
+    return printable(value) if type(value) is str else value
 
 
 def command_text(description: JsonObject) -> str:

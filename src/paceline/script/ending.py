@@ -1,14 +1,17 @@
 """How a session ends that no `with` block ends: by `close`, with its block, or with the process."""
 
-import atexit
 import os
 import sys
-from collections.abc import Iterator
+import threading
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import final
 
-from paceline.errors import InterruptedTraining, UsageError
+from paceline.config.text import printable
+from paceline.errors import InterruptedTraining, StorageError, UsageError
 from paceline.trainer.session import Session
 
 
@@ -31,23 +34,31 @@ class OpenSession:
     def heed_the_process(self) -> None:
         """Have the session end with the process, if nothing ends it before."""
         sys.excepthook, sys.exit = self._failed, self._note_exit  # type: ignore[assignment]  # called alike
-        atexit.register(self._at_exit)
+        # Before threads are shut down, which atexit's functions come after: snapshots need one.
+        threading._register_atexit(self._at_exit)  # type: ignore[attr-defined]  # as concurrent.futures does
 
     def end(self, error: BaseException | None) -> None:
         """End the session. Collective where nothing went wrong; does nothing for a second time.
 
         Args:
-            error: What ended the script, if it didn't come to its end.
+            error: What ended the script; None, or an exit with code 0, where it came to its end.
         """
         if self not in _open:
             return
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            error = None
         _open.remove(self)
-        atexit.unregister(self._at_exit)
+        ends_with_process = sys.excepthook == self._failed
         sys.excepthook, sys.exit = self._hook, self._exit
-        if error is None:
-            self._context.__exit__(None, None, None)
-        else:
-            self._context.__exit__(type(error), error, error.__traceback__)
+        try:
+            if error is None:
+                self._context.__exit__(None, None, None)
+            else:
+                self._context.__exit__(type(error), error, error.__traceback__)
+        except StorageError:
+            if ends_with_process:
+                sys.excepthook = partial(_show, self._hook)
+            raise
 
     def _failed(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -56,9 +67,10 @@ class OpenSession:
         hook = self._hook
         try:
             self.end(error)
-        except BaseException as raised:  # noqa: BLE001  # the same again as a rule, or one on top
-            error = raised
-        hook(type(error), error, error.__traceback__)
+        except BaseException as raised:  # noqa: BLE001  # the same again as a rule
+            if raised is not error:
+                kind, error, trace = type(raised), raised, raised.__traceback__
+        _show(hook, kind, error, trace)
 
     def _note_exit(self, code: object = None) -> None:
         """Stand in for `sys.exit`: when the process ends, nothing else tells how."""
@@ -66,21 +78,47 @@ class OpenSession:
         self._exit(code)  # type: ignore[arg-type]  # as it takes anything
 
     def _at_exit(self) -> None:
-        if os.getpid() != self._pid:
-            return  # a process that the script has forked
-        if self._session.engine.course.stopping == "signal":
-            self._end_quietly(InterruptedTraining())
-        elif self._code in (None, 0):
-            self.end(None)
-        else:
-            self._end_quietly(SystemExit(self._code))
-
-    def _end_quietly(self, error: BaseException) -> None:
-        """End the session by what ends the process in any case."""
+        if self not in _open or os.getpid() != self._pid:
+            return  # it has ended before; or this is a process that the script has forked
+        course = self._session.engine.course
+        stopped = course.stopping == "signal" and course.state.ended is None
+        error = InterruptedTraining() if stopped else SystemExit(self._code)
         try:
             self.end(error)
-        except type(error):
-            return
+        except BaseException as raised:  # noqa: BLE001  # nobody else would tell, nor end with 1
+            if raised is error:
+                return
+            code = 1
+            if isinstance(raised, StorageError):
+                code = _show_storage_error(raised)
+            else:
+                traceback.print_exception(raised)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+"""As Python calls `sys.excepthook`."""
+
+
+def _show(
+    hook: Hook, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Say what ended the script: by a hook for exceptions, but a full disk without a traceback.
+
+    Raises:
+        SystemExit: It was that; the exit code says that another try may work. Python takes this
+            from a hook.
+    """
+    if isinstance(error, StorageError):
+        raise SystemExit(_show_storage_error(error))
+    hook(kind, error, trace)
+
+
+def _show_storage_error(error: StorageError) -> int:
+    print(f"paceline: {printable(str(error))}", file=sys.stderr, flush=True)
+    return int(error.exit_code)
 
 
 _open: list[OpenSession] = []  # a process has one session at most, so this is as global as it

@@ -31,7 +31,7 @@ from paceline.script.ending import check_no_other, opened
 from paceline.script.pinning import pin_from_start
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.engine import Engine
-from paceline.trainer.methods import check_method
+from paceline.trainer.methods import check_method, refuse_idle
 from paceline.trainer.past import PastRun
 from paceline.trainer.reproducible import check_reproducible
 from paceline.trainer.request import TrainRequest
@@ -86,6 +86,7 @@ def _opened(
     backend = resolve_backend(config.dist, device)
     check_reproducible(config, placement.world_size)
     check_method(config)
+    refuse_idle(config, request.given)
     set_up_torch(config)
     facts = facts_here(request, config, device, backend)
     with ExitStack() as stack:
@@ -95,7 +96,8 @@ def _opened(
         )
         if config.launch.threads is None and config.data.shards is None:
             share_cores(group)
-        run = RunDirectory.named(request.run_dir)
+        named = RunDirectory.named(request.run_dir)
+        run = replace(named, shared=config.metrics.share_run_dir)
         if not is_launched:
             run = _agree_on_run(run, resume, group)
             stack.enter_context(_closing(run, group.rank))
@@ -213,7 +215,7 @@ def _agree_on_run(run: RunDirectory, resume: Resume, group: Group) -> RunDirecto
     if told[1]:
         raise UsageError(told[1])
     agreed = RunDirectory.named(told[0])
-    make_on_this_node(agreed)
+    make_on_this_node(replace(agreed, shared=run.shared))
     return agreed
 
 

@@ -19,6 +19,7 @@ from torch.distributed import distributed_c10d
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline.config.files import write_json
+from paceline.dist.environment import current_variables, set_variables
 from paceline.errors import UsageError
 from paceline.study.holding import held_back
 from paceline.study.patching import Patches
@@ -53,7 +54,7 @@ def watch_children(trial: Trial, patches: Patches) -> None:
 
 def be_worker() -> None:
     """Remember that this process is a worker; those that it starts are not."""
-    os.environ[_WORKER] = str(os.getpid())
+    set_variables({_WORKER: str(os.getpid())})
 
 
 def refuse_child(trial: Trial, what: str) -> None:
@@ -66,7 +67,7 @@ def refuse_child(trial: Trial, what: str) -> None:
     Raises:
         UsageError: This is such a process.
     """
-    worker = int(os.environ.get(_WORKER, os.getpid()))
+    worker = int(current_variables().get(_WORKER, os.getpid()))
     if worker != os.getpid():
         name = multiprocessing.process.current_process().name
         try:

@@ -96,7 +96,7 @@ class Engine:
     """Whether pieces of the open batch have left gradients that others will be added to."""
     _has_gradients: bool = False
     """Whether there was a backward pass since the batch was given, or since the last update."""
-    _loss_before: Tensor | float = 0.0
+    _loss_before: Tensor | None = None
     """Of the backward passes about the same batch that came before."""
     _unstepped: int = 0
     """Batches that have gone by without an update."""
@@ -148,7 +148,7 @@ class Engine:
         if self.guard is not None:
             self.guard.look(0)
         with storing(self.run.metrics_csv):
-            self.recorder.start(self.course.state)
+            self.recorder.start(self.course.state, self.keeper.restored_rows)
         self.parts.for_each_model(nn.Module.train)
         self.announce(self)
         if self.watcher is not None:
@@ -294,13 +294,13 @@ class Engine:
             self.meter.end(batch.local)
         self.stepper.backward(loss, batch, self.group.world_size, more=more)
         self.holds_pieces = not batch.last
-        if more:
-            self._loss_before = self._loss_before + loss.detach()
-        elif batch.local and not self._counted:
+        before = self._loss_before
+        whole = loss if before is None else before + loss.detach()
+        self._loss_before = whole.detach() if more else None
+        if batch.local and not (more or self._counted):
             self._counted = batch.last  # each piece counts
-            step, whole = self.course.state.step, loss.detach() + self._loss_before
+            step = self.course.state.step
             self.counters.add(whole, batch.local, step, outputs, targets, batch.part)
-            self._loss_before = 0.0
         return batch.last and not more
 
     def _backward_alone(self, loss: Tensor, *, more: bool) -> bool:
@@ -372,7 +372,8 @@ class Engine:
         agreed = self.agree(self.keeper.own_statistics())
         self.note.operation = "snapshot"
         self.course.saved()
-        self.keeper.save(self.course.state, agreed, best=best, must=must)
+        rows = self.recorder.saved
+        self.keeper.save(self.course.state, agreed, rows, best=best, must=must)
         self.stepper.pace.skip(self.course.state.step)
 
     @contextmanager
@@ -435,6 +436,7 @@ class Engine:
     def _open_step(self, batch: Batch | None) -> None:
         state = self.course.state
         self._has_gradients = self.holds_pieces = False
+        self._loss_before = None
         self.note.begin(state.step + 1)
         self._unstepped += 1
         self._counted = False

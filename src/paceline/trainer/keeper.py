@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import final
@@ -22,6 +22,7 @@ from paceline.dist.division import Division
 from paceline.dist.group import Group
 from paceline.errors import NonFiniteLossError, SnapshotError
 from paceline.metrics.counters import StepCounters
+from paceline.metrics.table import Cells
 from paceline.sync.options import SyncMethod
 from paceline.trainer.agreement import Agreement
 from paceline.trainer.finding import best_weights, find_origin
@@ -88,6 +89,8 @@ class SnapshotKeeper:
         """Whose state is saved as well, where there is one."""
         writes = group.rank == 0 if terms.shared else group.placement.local_rank == 0
         self._writer = SnapshotWriter(store, report) if writes else None
+        self.restored_rows: tuple[Cells, ...] = ()
+        """Of the table of epochs, as the snapshot had them that was gone back to."""
         self._generation, self._start = 1, ""
         self._agreed_numerics: Mapping[str, object] | None = None
 
@@ -122,7 +125,15 @@ class SnapshotKeeper:
         """Give this worker's running statistics for the exchange before `save`: float64."""
         return self.statistics.own()
 
-    def save(self, state: TrainState, agreed: Agreement, *, best: bool, must: bool) -> None:
+    def save(
+        self,
+        state: TrainState,
+        agreed: Agreement,
+        rows: Sequence[Cells] = (),
+        *,
+        best: bool,
+        must: bool,
+    ) -> None:
         """Copy the training's state and have it written in the background.
 
         Local to the worker, since what is needed of the others came with the exchange; collective
@@ -131,6 +142,7 @@ class SnapshotKeeper:
         Args:
             state: Where the training stands.
             agreed: Of this step, with the statistics of all parts.
+            rows: Of the table of epochs.
             best: Also keep it as the best by validation.
             must: Where the one before is still being written, wait for it rather than skip this.
 
@@ -138,32 +150,17 @@ class SnapshotKeeper:
             NonFiniteLossError: A weight is NaN or infinite; on every worker.
         """
         model, numerics = self._parts.model, self._terms.numerics
-        named = list(
-            model.named_parameters()
-        )  # one walk over the modules: they cost more than sums
-        finite = are_finite([parameter.detach() for _, parameter in named])
-        if self.sync is not None:  # each worker may have weights of its own
-            finite = bool(self._group.gather_rows(torch.tensor([finite], dtype=torch.uint8)).all())
-        if not finite:
-            raise NonFiniteLossError(
-                f"the weights became NaN or infinite by step {state.step}. {self.advice()}"
-            )
+        named = list(model.named_parameters())  # once: walking the modules costs more than sums
+        self._check_finite(named, state.step)
         sync = self.sync.gathered() if self.sync is not None else SyncState()
         own = self._gathered_own()
         if self._writer is None:
             return
-        tensors = {
+        tensors: dict[str, Mapping[str, Tensor]] = {
             "model": self._model_tensors(model, agreed.more) | dict(sync.model),
             "workers": {"buffers": agreed.more},
         }
-        optimizers: list[object] = []
-        for number, optimizer in enumerate(self._parts.optimizers):
-            slots, values = flatten_optimizer(optimizer, named)
-            if sync.optimizers:
-                common = sync.optimizers[number]
-                slots, values = dict(common.tensors), dict(common.values)
-            tensors[_optimizer_file(number)] = slots
-            optimizers.append(values)
+        optimizers = self._optimizer_state(named, sync, tensors)
         others: dict[str, Tensor] = {}
         saved = {n: encode(o.state_dict(), n, others) for n, o in self._parts.stateful().items()}
         if others:
@@ -189,6 +186,7 @@ class SnapshotKeeper:
                 "numerics": self._agreed_numerics or (numerics.describe() if numerics else None),
                 "generation": self._generation,
                 "start": self._start,
+                "rows": [dict(row) for row in rows],
             },
         )
         self._writer.offer(snapshot, best=best, wait=must)
@@ -242,6 +240,37 @@ class SnapshotKeeper:
         """Wait until what was saved is on disk, or has failed (which was said)."""
         if self._writer:
             self._writer.flush()
+
+    def _check_finite(self, named: Sequence[tuple[str, nn.Parameter]], step: int) -> None:
+        """Refuse weights that aren't finite. Collective where there is a `sync`.
+
+        Raises:
+            NonFiniteLossError: A weight is NaN or infinite; on every worker.
+        """
+        finite = are_finite([parameter.detach() for _, parameter in named])
+        if self.sync is not None:  # each worker may have weights of its own
+            finite = bool(self._group.gather_rows(torch.tensor([finite], dtype=torch.uint8)).all())
+        if not finite:
+            raise NonFiniteLossError(
+                f"the weights became NaN or infinite by step {step}. {self.advice()}"
+            )
+
+    def _optimizer_state(
+        self,
+        named: Sequence[tuple[str, nn.Parameter]],
+        sync: SyncState,
+        tensors: dict[str, Mapping[str, Tensor]],
+    ) -> list[object]:
+        """Add each optimizer's tensors to those of the snapshot; returns its other values."""
+        optimizers: list[object] = []
+        for number, optimizer in enumerate(self._parts.optimizers):
+            slots, values = flatten_optimizer(optimizer, named)
+            if sync.optimizers:
+                common = sync.optimizers[number]
+                slots, values = dict(common.tensors), dict(common.values)
+            tensors[_optimizer_file(number)] = slots
+            optimizers.append(values)
+        return optimizers
 
     def save_last(self, limit_s: float, is_cut_short: Callable[[], bool]) -> str:
         """Wait as `flush`; where the last snapshot isn't on disk, try again for a while. Local.
@@ -336,6 +365,7 @@ class SnapshotKeeper:
             self.scaler.load_state_dict(dict(_mapping(scaler)))
         self._restore_own(snapshot)
         self._restore_sync(snapshot)
+        self.restored_rows = _rows_of(state.get("rows"))
         return TrainState.from_json(state.get("position"))
 
     def restore_optimizer(
@@ -406,6 +436,16 @@ class SnapshotKeeper:
 
 def _optimizer_file(number: int) -> str:
     return "optimizer" if number == 0 else f"optimizer-{number}"
+
+
+def _rows_of(value: object) -> tuple[Cells, ...]:
+    """Read the rows of a snapshot; an older Paceline wrote none."""
+    listed = value if isinstance(value, list) else []
+    return tuple(
+        {name: cell for name, cell in row.items() if isinstance(cell, str)}
+        for row in listed
+        if isinstance(row, dict)
+    )
 
 
 def _mapping(value: object) -> Mapping[str, object]:

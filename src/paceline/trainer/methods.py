@@ -1,6 +1,6 @@
 """Which way of combining gradients a training has, and what goes with it. Imports no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from paceline.config.fields import OptionValue
@@ -41,13 +41,47 @@ def check_method(config: TrainConfig) -> None:
         )
     for name, value in _settings(config.sync).items():
         if value != _DEFAULTS[name] and name not in OWN_OPTIONS.get(method, ()):
-            raise UsageError(
-                f"--{name.replace('_', '-')} has no effect with --sync {method}: it goes with "
-                f"--sync {' or '.join(_owners(name))}"
-            )
+            raise _without_effect(name, method)
     refuse_backend(method, config.dist.backend)
     if method in LOCAL_METHODS:
         _check_local(config, method)
+
+
+def refuse_idle(config: TrainConfig, given: Collection[str]) -> None:
+    """Refuse options that were given and have no effect with the others. Pure.
+
+    A value that is the default's as well is no effect either: whoever gives it expects one.
+
+    Args:
+        config: The options as they are settled.
+        given: Names of those that the command line or the environment gave.
+
+    Raises:
+        UsageError: There is such an option.
+    """
+    method, settings = method_of(config), config.settings()
+    told = [name for name in given if settings.get(name) is not None]
+    owned = {name for names in OWN_OPTIONS.values() for name in names}
+    for name in told:
+        if name in owned and name not in OWN_OPTIONS.get(method, ()):
+            raise _without_effect(name, method)
+    if "patience" in told and config.loop.target_accuracy is None:
+        raise UsageError(
+            "--patience has no effect without --target-accuracy: it says how many epochs in a row "
+            "must meet it. To stop when nothing improves, give --early-stopping"
+        )
+    if "allow_different_hardware" in told and config.data.shards is None:
+        raise UsageError(
+            "--allow-different-hardware has no effect without --shards: other hardware is refused "
+            "with --shards alone"
+        )
+
+
+def _without_effect(name: str, method: SyncMethod) -> UsageError:
+    return UsageError(
+        f"--{name.replace('_', '-')} has no effect with --sync {method}: it goes with "
+        f"--sync {' or '.join(_owners(name))}"
+    )
 
 
 def refuse_backend(method: SyncMethod, backend: str) -> None:

@@ -54,15 +54,17 @@ class LoopOptions:
         if self.check_every is not None and self.check_every < 0:
             raise UsageError(f"--check-every must be at least 0, not {self.check_every}")
         if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
+            given = self.target_accuracy
+            hint = f": for {given:g} % write {given / 100:g}" if 1 < given <= 100 else ""
             raise UsageError(
-                f"--target-accuracy is a fraction between 0 and 1, not {self.target_accuracy}"
+                f"--target-accuracy is a fraction between 0 and 1, not {given:g}{hint}"
             )
         if not 0 <= self.label_smoothing < 1:
             raise UsageError(
                 f"--label-smoothing must be at least 0 and below 1, not {self.label_smoothing}"
             )
         if self.time_budget is not None:
-            parse_duration_s(self.time_budget)
+            parse_duration_s(self.time_budget, "--time-budget")
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed must be a whole number from 0 on, not {self.seed}")
 

@@ -148,7 +148,7 @@ def _build(
         profiler=_make_profiler(config, run, group, parts, stepper),
         counters=counters,
         keeper=keeper,
-        recorder=_make_recorder(config, run, group, console),
+        recorder=_make_recorder(config, run, group, console, shared=keeper.shared),
         console=console,
         stop_flag=stop_flag,
         note=note,
@@ -237,9 +237,10 @@ def _nothing(line: str) -> None:
 
 
 def _make_recorder(
-    config: TrainConfig, run: RunDirectory, group: Group, console: Console
+    config: TrainConfig, run: RunDirectory, group: Group, console: Console, *, shared: bool
 ) -> Recorder:
+    agree = str if shared else group.broadcast_text
     if group.rank != 0:
-        return Recorder(None, None, console)
+        return Recorder(None, None, console, agree)
     events = run.path / "tensorboard" if config.metrics.tensorboard else None
-    return Recorder(run.metrics_csv, events, console)
+    return Recorder(run.metrics_csv, events, console, agree)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol, final
+from typing import NoReturn, Protocol, final
 
 import torch
 from torch import Tensor
@@ -215,18 +215,17 @@ class Stepper:
             replica.forget()
         self.hold_back(syncing=True)
 
-    def refuse_a_step_of_its_own(self, *_: object) -> None:
-        """Stand before an optimizer's step (a hook): the workers would grow apart without a word.
+    def refuse_a_step_of_its_own(self) -> NoReturn:
+        """Refuse an optimizer's step by the script: the workers would grow apart without a word.
 
         Raises:
-            UsageError: The script takes the step itself.
+            UsageError: Always.
         """
-        if not self.is_updating:
-            raise UsageError(
-                "optimizer.step() by the script itself, with gradients that aren't those of all "
-                "workers: put s.backward(loss) in the place of loss.backward(); or s.step(loss) in "
-                "the place of loss.backward(), optimizer.step() and optimizer.zero_grad()"
-            )
+        raise UsageError(
+            "optimizer.step() by the script itself, with gradients that aren't those of all "
+            "workers: put s.backward(loss) in the place of loss.backward(); or s.step(loss) in "
+            "the place of loss.backward(), optimizer.step() and optimizer.zero_grad()"
+        )
 
     def release(self) -> None:
         """Give models and parameters back as they were. Local to the worker."""

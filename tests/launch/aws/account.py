@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from paceline.launch.aws.client import Aws, connect
+from tests.launch.waiting import patient
 
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJAEMAwcnMbkMJjBp0X8x0CSKud1ULC/hD2gOwUp9K94 me"
 _SERVER = Path(__file__).with_name("server.py")
@@ -52,7 +53,7 @@ class Account:
 
     def _post(self, path: str, content: Mapping[str, object]) -> None:
         request = urllib.request.Request(self.url + path, json.dumps(content).encode())
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=patient(30)) as answer:
             answer.read()
 
 

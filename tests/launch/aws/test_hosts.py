@@ -11,6 +11,7 @@ from paceline.launch.aws.hostfile import hostfile_text, identity_in, quoted, ssh
 from paceline.launch.aws.hostkeys import known_hosts_lines, read_host_keys
 from paceline.launch.aws.nodes import Node
 from paceline.launch.hosts.hostfile import parse_hostfile
+from tests.launch.waiting import patient
 from tests.support.needs import SSH, need
 
 
@@ -47,7 +48,10 @@ def test_ssh_reads_the_configuration(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(text)
     done = subprocess.run(
-        ["ssh", "-G", "-F", config, "192.0.2.1"], capture_output=True, text=True, timeout=30
+        ["ssh", "-G", "-F", config, "192.0.2.1"],
+        capture_output=True,
+        text=True,
+        timeout=patient(30),
     )
     read = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
@@ -79,7 +83,7 @@ def test_host_keys_are_read_from_a_console(tmp_path: Path) -> None:
     subprocess.run(
         ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "root@ip", "-f", tmp_path / "key"],
         check=True,
-        timeout=30,
+        timeout=patient(30),
     )
     public = (tmp_path / "key.pub").read_text().strip()
     found = read_host_keys(
@@ -89,7 +93,10 @@ def test_host_keys_are_read_from_a_console(tmp_path: Path) -> None:
     known = tmp_path / "known_hosts"
     known.write_text(known_hosts_lines({"192.0.2.1": found}))
     looked = subprocess.run(
-        ["ssh-keygen", "-F", "192.0.2.1", "-f", known], capture_output=True, text=True, timeout=30
+        ["ssh-keygen", "-F", "192.0.2.1", "-f", known],
+        capture_output=True,
+        text=True,
+        timeout=patient(30),
     )
     assert found[0] in looked.stdout
 

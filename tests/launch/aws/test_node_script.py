@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.launch.aws.template import read_script
+from tests.launch.waiting import patient
 from tests.support.needs import SYSTEMD, need
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the nodes run Linux: GNU date")
@@ -26,7 +27,7 @@ def run_script(root: Path, *, systemctl: str = "exit 0") -> str:
     values = {"StopAfterMinutes": "90", "FirstPort": "20000", "LastPort": "29999"}
     script = re.sub(r"\$\{(\w+)\}", lambda found: values[found[1]], read_script())
     environment = {"PATH": f"{root}/bin:{os.environ['PATH']}", "PACELINE_ROOT": str(root)}
-    subprocess.run(["bash", "-c", script], env=environment, check=True, timeout=30)
+    subprocess.run(["bash", "-c", script], env=environment, check=True, timeout=patient(30))
     return (root / "ran").read_text()
 
 
@@ -60,7 +61,7 @@ def test_systemd_takes_the_point_in_time(tmp_path: Path) -> None:
     timer = (tmp_path / "etc/systemd/system/paceline-stop.timer").read_text()
     (when,) = re.findall(r"OnCalendar=(.*)", timer)
     done = subprocess.run(
-        ["systemd-analyze", "calendar", when], capture_output=True, text=True, timeout=30
+        ["systemd-analyze", "calendar", when], capture_output=True, text=True, timeout=patient(30)
     )
     assert done.returncode == 0, done.stderr
     assert "Next elapse: " in done.stdout

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from paceline.errors import UsageError
 from paceline.launch.aws.template import MOST_BYTES, Shape, build_template, read_script
 from tests.launch.aws.rules import broken_rules
+from tests.launch.waiting import patient
 
 ROOT = Path(__file__).resolve().parents[3]
 SHAPES = [
@@ -46,7 +47,7 @@ def lint(directory: Path, templates: list[str]) -> list[dict[str, Any]]:
         [linter, "--format", "json", "--regions", "us-east-1", "--", *files],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient(120),
     )
     assert done.returncode in (0, 2, 4, 6), done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout)
@@ -143,7 +144,7 @@ def test_the_package_carries_template_and_script(tmp_path: Path) -> None:
         cwd=ROOT,
         check=True,
         capture_output=True,
-        timeout=120,
+        timeout=patient(120),
     )
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:

@@ -14,7 +14,7 @@ import pytest
 from paceline import __version__
 from paceline.launch.hosts import guard as ours
 from paceline.launch.hosts.guard import Guard
-from tests.launch.waiting import alive, until
+from tests.launch.waiting import alive, patient, until
 
 pytestmark = pytest.mark.ranks
 
@@ -223,7 +223,7 @@ def test_its_lease_ends_where_the_main_thread_is_stuck(monkeypatch: pytest.Monke
     stuck = threading.Event()
 
     def introduce(message: object) -> dict[str, object]:
-        stuck.wait(30)
+        stuck.wait(patient(30))
         return {}
 
     monkeypatch.setattr(ours, "_introduction", introduce)

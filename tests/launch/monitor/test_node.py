@@ -12,7 +12,7 @@ import pytest
 from paceline.launch.monitor.beside import Party, watched
 from paceline.launch.monitor.judging import HangLimits
 from paceline.launch.note import StepNote, read_note
-from tests.launch.waiting import until
+from tests.launch.waiting import patient, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="on Linux alone")
 
@@ -69,7 +69,7 @@ def start() -> Iterator[Start]:
 
 def _ended(workers: Sequence[subprocess.Popen[str]]) -> list[str]:
     """Wait until all have ended, and what watched them; give what was said on each's stderr."""
-    return [worker.communicate(timeout=_LIMIT_S)[1] for worker in workers]
+    return [worker.communicate(timeout=patient(_LIMIT_S))[1] for worker in workers]
 
 
 def test_a_hang_on_one_of_two_nodes_is_told_of_once_and_ended_on_both(

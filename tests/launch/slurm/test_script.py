@@ -17,6 +17,7 @@ from paceline.launch.slurm.script import (
     training_command,
 )
 from paceline.launch.slurm_options import SlurmOptions
+from tests.launch.waiting import patient
 
 GOLDEN = """\
 #!/bin/bash
@@ -109,7 +110,11 @@ def test_the_shell_runs_nothing_that_stands_in_an_argument(words: list[str]) -> 
     assert found
     asked = f'set -- {rest}\nprintf "%s\\0" "$@"'
     done = subprocess.run(
-        ["bash", "--norc", "-c", asked], capture_output=True, check=True, timeout=30, env={}
+        ["bash", "--norc", "-c", asked],
+        capture_output=True,
+        check=True,
+        timeout=patient(30),
+        env={},
     )
     said = done.stdout.decode().split("\0")[:-1]
     assert said[-len(words) - 1 :] == ["--", *words]

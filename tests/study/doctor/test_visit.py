@@ -18,7 +18,7 @@ from paceline.study.doctor.line import LocalLine
 from paceline.study.doctor.patients import Patient, Ward
 from paceline.study.doctor.probes.greeting import Tokens
 from paceline.study.doctor.visit import Place, examine_here, examine_hosts
-from tests.launch.waiting import alive, until
+from tests.launch.waiting import alive, patient, until
 
 DIGITS = {"reference": "paceline.recipes.digits:digits", "arguments": {}, "seed": 0}
 
@@ -52,7 +52,11 @@ def test_a_probe_ends_with_what_started_it(tmp_path: Path) -> None:
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=patient(120),
+        check=False,
     )
     pid = int(done.stdout)
     until(lambda: not alive(pid))

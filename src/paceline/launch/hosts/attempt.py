@@ -191,7 +191,8 @@ def _run(
     leads, ranks = seat.node_rank == 0, range(first, first + workers)
     with ExitStack() as stack:
         if not place.shared:
-            run.make()
+            settings = json.loads(str(seen["payload"])).get("settings") or {}
+            replace(run, shared=settings.get("share_run_dir") is True).make()
             if leads:
                 stack.enter_context(_owned(run))
             _clear(run, ranks, int(str(order["attempt"])), leads=leads)

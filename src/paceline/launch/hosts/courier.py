@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import final
 
-from paceline.config.files import write_atomic
+from paceline.config.files import open_within, write_atomic
 from paceline.config.rundir import RunDirectory
 from paceline.launch.boundary import failure_path
 from paceline.launch.hosts import child
@@ -131,7 +131,7 @@ def _keep(path: Path, at: int, text: str, *, is_last: bool) -> None:
     content = text.encode(errors="replace")
     partial = path.with_name(f".{path.name}.partial")
     if at == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(0o700, parents=True, exist_ok=True)
         partial.unlink(missing_ok=True)
     if is_last and at == 0:
         write_atomic(path, content)
@@ -150,7 +150,7 @@ def _keep(path: Path, at: int, text: str, *, is_last: bool) -> None:
 def _append(partial: Path, at: int, content: bytes) -> None:
     """Add a piece to the earlier ones; whatever else has that name is left alone."""
     how = os.O_CREAT | os.O_EXCL if at == 0 else os.O_APPEND
-    descriptor = os.open(partial, os.O_WRONLY | os.O_NOFOLLOW | how, 0o666)
+    descriptor = open_within(str(partial), os.O_WRONLY | os.O_NOFOLLOW | how)
     with os.fdopen(descriptor, "ab" if at else "wb") as file:
         if os.fstat(descriptor).st_size != at:
             raise OSError("a piece of it is missing")

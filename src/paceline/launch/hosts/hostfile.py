@@ -51,7 +51,8 @@ class Host:
             raise UsageError(f"{self.name}: {self.user!r} is no user name")
         if self.slots is not None and not 1 <= self.slots <= MOST_WORKERS:
             raise UsageError(
-                f"{self.name}: {self.slots} workers; it must be from 1 to {MOST_WORKERS:,}"
+                f"{self.name}: {self.slots} workers; it must be at least 1, at most "
+                f"{MOST_WORKERS:,}"
             )
         if self.port is not None and not 0 < self.port < 65536:
             raise UsageError(f"{self.name}: {self.port} is no port")
@@ -135,6 +136,8 @@ def _parse_word(word: str) -> Host:
     elif rest.count(":") == 1:
         name, _, slots = rest.partition(":")
     host = Host(name=name, user=user if at else None)
+    if rest.endswith(":") and name != rest:
+        raise UsageError(f"{word!r} has no number of workers after its colon. Write {_EXAMPLE}")
     return replace(host, slots=_whole(slots, "workers")) if slots else host
 
 
@@ -161,7 +164,9 @@ _SETTERS: Mapping[str, Callable[[Host, str], Host]] = {
 def _whole(text: str, what: str) -> int:
     number = parse_count(text)
     if number is None:
-        raise UsageError(f"{text!r} is no number of {what}" if what != "port" else f"port {text!r}")
+        if what == "port":
+            raise UsageError(f"port {text!r}: it must be a whole number from 1 to 65535")
+        raise UsageError(f"{text!r} is no number of {what}. Write a whole number, as in {_EXAMPLE}")
     return number
 
 

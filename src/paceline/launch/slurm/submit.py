@@ -85,7 +85,8 @@ def _hand_over(submission: Submission, run: RunDirectory, environment: Mapping[s
     script = script_path(run)
     made = [p for p in (run.slurm, run.path, run.path.parent) if not p.exists()]
     try:
-        run.slurm.mkdir(parents=True, exist_ok=True)
+        for place in (run.path, run.slurm):
+            place.mkdir(0o777 if "--share-run-dir" in submission.script else 0o700, True, True)
         script.write_text(submission.script)
     except OSError as error:
         raise UsageError(

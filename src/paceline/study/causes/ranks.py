@@ -17,7 +17,8 @@ _DRAWING = (
 def no_communication(case: Case) -> Iterator[Finding]:
     """Find processes that train without ever taking notice of one another."""
     story = case.other
-    if story.workers == 1 or story.in_session or story.has_met or not story.steps:
+    is_watched = not (story.in_session or story.failure) and story.steps
+    if story.workers == 1 or story.has_met or not is_watched:
         return
     shared = all(len(set(step.samples)) == 1 for step in story.steps)
     equal = all(

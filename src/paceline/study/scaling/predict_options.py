@@ -109,9 +109,15 @@ class PredictOptions:
             raise UsageError(f"--pays is an efficiency, at most 1, not {self.pays:g}")
         if self.link is not None and self.doctor is not None:
             raise UsageError("--link and --doctor both say what the network is: give one of them")
-        for text in (self.mtbf, self.restart, self.snapshot_every):
+        for name in ("mtbf", "restart", "snapshot_every"):
+            text = getattr(self, name)
             if text is not None:
-                parse_duration_s(text)
+                parse_duration_s(text, f"--{name.replace('_', '-')}")
+        if self.link_within is not None and self.gpus_per_node == 1:
+            raise UsageError(
+                "--link-within is the speed between the workers of a node, and --gpus-per-node is "
+                "1: give more of them, or leave it out"
+            )
         if self.mtbf is None and self.snapshot_every is not None:
             raise UsageError("--snapshot-every counts where nodes fail: give --mtbf as well")
 

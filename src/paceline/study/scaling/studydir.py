@@ -59,12 +59,15 @@ class StudyDirectory:
         """A row for each size and method."""
         return self.path / "study.csv"
 
-    def prepare(self, asked: Mapping[str, object], methods: Sequence[str] = ()) -> bool:
+    def prepare(
+        self, asked: Mapping[str, object], methods: Sequence[str] = (), *, shared: bool = False
+    ) -> bool:
         """Make the directory, or see that it holds the same study. Returns whether that is new.
 
         Args:
             asked: What settles the study's measurements.
             methods: That are asked for.
+            shared: Whether others may read it.
 
         Raises:
             UsageError: It holds something else, or can't be made.
@@ -78,7 +81,7 @@ class StudyDirectory:
                     f"{self.path} is not empty and holds no study. Name a new or empty directory "
                     "with --study-dir"
                 )
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(0o777 if shared else 0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(
                 f"the directory {self.path} can't be used ({error.strerror}). Name another one "

@@ -13,6 +13,7 @@ from paceline.study.doctor.probes import listener as listening
 from paceline.study.doctor.probes.caller import Caller, Peer, contact, measure
 from paceline.study.doctor.probes.greeting import Tokens
 from paceline.study.doctor.probes.listener import Listener
+from tests.launch.waiting import patient
 
 HERE = "127.0.0.1"
 TOKENS = Tokens.made()
@@ -31,7 +32,7 @@ def peer_of(listener: Listener) -> Peer:
 
 
 def answer_to(listener: Listener, content: bytes) -> bytes:
-    with socket.create_connection((HERE, listener.ports[0]), timeout=10) as stream:
+    with socket.create_connection((HERE, listener.ports[0]), timeout=patient(10)) as stream:
         with suppress(OSError):  # the connection may be closed before all is sent
             stream.sendall(content)
             stream.shutdown(socket.SHUT_WR)
@@ -87,7 +88,7 @@ def test_nonsense_of_a_friend_ends_its_connection_alone(listener: Listener, word
 
 def test_who_says_nothing_is_sent_away(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "_WAIT_S", 0.05)
-    with socket.create_connection((HERE, listener.ports[0]), timeout=10) as stream:
+    with socket.create_connection((HERE, listener.ports[0]), timeout=patient(10)) as stream:
         assert stream.recv(1) == b""
 
 
@@ -164,11 +165,12 @@ def test_nobody_there_is_a_problem_and_no_exception() -> None:
 
 def test_nothing_listens_any_more_after_the_end(listener: Listener) -> None:
     ports = listener.ports
-    second = Listener(HERE, TOKENS, (44000, 44001))
+    second = Listener(HERE, TOKENS, RANGE)
+    freed = second.ports[0]
     second.close()
     assert Caller(peer_of(listener), TOKENS).try_port(ports[0]) == ""
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((HERE, 44000), timeout=5)
+        socket.create_connection((HERE, freed), timeout=patient(5))
 
 
 def test_ipv6_works_as_well() -> None:

@@ -81,7 +81,7 @@ worker.LAST_SNAPSHOT_S = 0.0
 
 @pytest.mark.parametrize("run", ["module", "block"])
 def test_a_disk_that_fails_is_named_without_a_traceback(run: str, tmp_path: Path) -> None:
-    before = _DISK_GONE + at_step(9, 0, "shutil.rmtree('r')")
+    before = _DISK_GONE + at_step(9, 0, "shutil.move('r', 'moved')")
     if run == "module":
         script = write(tmp_path, before=before)
     else:

@@ -37,15 +37,26 @@ class OpenSession:
         # Before threads are shut down, which atexit's functions come after: snapshots need one.
         threading._register_atexit(self._at_exit)  # type: ignore[attr-defined]  # as concurrent.futures does
 
-    def end(self, error: BaseException | None) -> None:
+    def end_block(self, error: BaseException | None) -> None:
+        """End the session with its `with` block, or by `close`.
+
+        One of several workers that leaves the block by `sys.exit(0)` is a failure while there are
+        epochs left: the others would wait for it.
+        """
+        engine = self._session.engine
+        epochs_left = engine.begun and engine.course.can_continue
+        self.end(error, exit_is_early=self._session.world_size > 1 and epochs_left)
+
+    def end(self, error: BaseException | None, *, exit_is_early: bool = False) -> None:
         """End the session. Collective where nothing went wrong; does nothing for a second time.
 
         Args:
             error: What ended the script; None, or an exit with code 0, where it came to its end.
+            exit_is_early: Whether an exit with code 0 came before the end.
         """
         if self not in _open:
             return
-        if isinstance(error, SystemExit) and error.code in (None, 0):
+        if isinstance(error, SystemExit) and error.code in (None, 0) and not exit_is_early:
             error = None
         _open.remove(self)
         ends_with_process = sys.excepthook == self._failed
@@ -148,7 +159,7 @@ def opened(context: AbstractContextManager[Session], *, ends_with_process: bool)
     session = context.__enter__()
     one = OpenSession(context, session)
     _open.append(one)
-    session.ends_by(one.end)
+    session.ends_by(one.end_block)
     if ends_with_process:
         one.heed_the_process()
     return session
@@ -160,9 +171,8 @@ def ended_with_its_block() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        went_well = isinstance(error, SystemExit) and error.code in (None, 0)
         for one in list(_open):
-            one.end(None if went_well else error)
+            one.end(error)
         raise
     for one in list(_open):
         one.end(None)

@@ -26,8 +26,8 @@ class OpenSession:
         self._session = session
         self._pid = os.getpid()
         self._hook, self._exit = sys.excepthook, sys.exit
-        self._code: object = None
-        """What the script has called `sys.exit` with."""
+        self._left_by: SystemExit | None = None
+        """What the script's `sys.exit` has raised."""
 
     def heed_the_process(self) -> None:
         """Have the session end with the process, if nothing ends it before."""
@@ -39,12 +39,10 @@ class OpenSession:
         """End the session. Collective where nothing went wrong; does nothing for a second time.
 
         Args:
-            error: What ended the script; None, or an exit with code 0, where it came to its end.
+            error: What ended the script; None where it came to its end.
         """
-        if self not in _open:
-            return
-        if isinstance(error, SystemExit) and error.code in (None, 0):
-            error = None
+        if self not in _open or os.getpid() != self._pid:
+            return  # it has ended before; or this is a process that the script has forked
         _open.remove(self)
         sys.excepthook, sys.exit = self._hook, self._exit
         if error is None:
@@ -66,15 +64,13 @@ class OpenSession:
 
     def _note_exit(self, code: object = None) -> None:
         """Stand in for `sys.exit`: when the process ends, nothing else tells how."""
-        self._code = code
+        self._left_by = SystemExit(code)
         self._exit(code)  # type: ignore[arg-type]  # as it takes anything
 
     def _at_exit(self) -> None:
-        if self not in _open or os.getpid() != self._pid:
-            return  # it has ended before; or this is a process that the script has forked
         course = self._session.engine.course
         stopped = course.stopping == "signal" and course.state.ended is None
-        error = InterruptedTraining() if stopped else SystemExit(self._code)
+        error = InterruptedTraining() if stopped else self._left_by
         try:
             self.end(error)
         except BaseException as raised:  # noqa: BLE001  # nobody else would tell, nor end with 1
@@ -124,9 +120,8 @@ def ended_with_its_block() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        went_well = isinstance(error, SystemExit) and error.code in (None, 0)
         for one in list(_open):
-            one.end(None if went_well else error)
+            one.end(error)
         raise
     for one in list(_open):
         one.end(None)

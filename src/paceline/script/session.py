@@ -120,9 +120,10 @@ def _opened(
             finish(s.engine, request)
             raise
         except SystemExit as error:
+            if error.code not in (None, 0):
+                raise
             if is_launched or group.world_size > 1:
                 _refuse_to_leave(s.engine, error)
-            raise
         except Exception as error:
             record(describe(error, group.rank), run.logs)
             raise
@@ -137,10 +138,11 @@ def _refuse_to_leave(engine: Engine, leaving: SystemExit) -> None:
     Raises:
         JobError: There are epochs left.
     """
-    if leaving.code in (None, 0) and engine.begun and engine.course.can_continue:
+    if engine.begun and engine.free is None and engine.course.can_continue:
         raise JobError(
             f"the script ended itself by sys.exit({leaving.code!r}) before the end of the "
-            "training; to stop early, leave the loop by `break` on all workers"
+            "training; to stop early, leave the loop by `break` on all workers, and call "
+            "s.close() before sys.exit"
         ) from leaving
 
 

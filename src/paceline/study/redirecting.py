@@ -63,22 +63,23 @@ class Redirection:
         """Stand around Python's functions on files, and the known ones that are not Python's."""
         for name in (*_READING, *_READING_LINKS):
             self._wrap(patches, os, name, partial(self._read, name not in _READING_LINKS))
-        for name in _CHANGING:
-            self._wrap(patches, os, name, self._change)
-        for name in _MAKING:
-            self._wrap(patches, os, name, self._make)
         for name in _REMOVING:
             self._wrap(patches, os, name, partial(self._remove, name == "rmdir"))
         for name in ("rename", "replace"):
             self._wrap(patches, os, name, self._rename)
-        self._wrap(patches, os, "chdir", self._change_directory)
-        for name in ("getcwd", "getcwdb"):
-            self._wrap(patches, os, name, self._working_directory)
-        self._wrap(patches, os, "link", self._link)
-        self._wrap(patches, os, "symlink", self._symlink)
-        self._wrap(patches, os, "listdir", self._list)
-        self._wrap(patches, os, "scandir", self._scan)
-        self._wrap(patches, os, "open", self._open_descriptor)
+        for name, rule in (
+            *((name, self._change) for name in _CHANGING),
+            *((name, self._make) for name in _MAKING),
+            ("chdir", self._change_directory),
+            ("getcwd", self._working_directory),
+            ("getcwdb", self._working_directory),
+            ("link", self._link),
+            ("symlink", self._symlink),
+            ("listdir", self._list),
+            ("scandir", self._scan),
+            ("open", self._open_descriptor),
+        ):
+            self._wrap(patches, os, name, rule)
         for module in (builtins, io, _io):
             self._wrap(patches, module, "open", self._open)
         self._wrap(patches, sqlite3, "connect", self._connect)

@@ -67,7 +67,7 @@ class Redirection:
             self._wrap(patches, os, name, partial(self._remove, name == "rmdir"))
         for name in ("rename", "replace"):
             self._wrap(patches, os, name, self._rename)
-        for name, rule in (
+        rules: tuple[tuple[str, Function], ...] = (
             *((name, self._change) for name in _CHANGING),
             *((name, self._make) for name in _MAKING),
             ("chdir", self._change_directory),
@@ -78,7 +78,8 @@ class Redirection:
             ("listdir", self._list),
             ("scandir", self._scan),
             ("open", self._open_descriptor),
-        ):
+        )
+        for name, rule in rules:
             self._wrap(patches, os, name, rule)
         for module in (builtins, io, _io):
             self._wrap(patches, module, "open", self._open)

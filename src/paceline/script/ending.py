@@ -28,35 +28,29 @@ class OpenSession:
         self._session = session
         self._pid = os.getpid()
         self._hook, self._exit = sys.excepthook, sys.exit
-        self._code: object = None
-        """What the script has called `sys.exit` with."""
+        self._left_by: SystemExit | None = None
+        """What the script's `sys.exit` has raised."""
+        self._left_loop = False
+        """Whether it did so within its loop over epochs or steps."""
+        sys.exit = self._note_exit  # type: ignore[assignment]  # called alike
 
     def heed_the_process(self) -> None:
         """Have the session end with the process, if nothing ends it before."""
-        sys.excepthook, sys.exit = self._failed, self._note_exit  # type: ignore[assignment]  # called alike
+        sys.excepthook = self._failed
         # Before threads are shut down, which atexit's functions come after: snapshots need one.
         threading._register_atexit(self._at_exit)  # type: ignore[attr-defined]  # as concurrent.futures does
 
-    def end_block(self, error: BaseException | None) -> None:
-        """End the session with its `with` block, or by `close`.
-
-        One of several workers that leaves the block by `sys.exit(0)` is a failure while there are
-        epochs left: the others would wait for it.
-        """
-        engine = self._session.engine
-        epochs_left = engine.begun and engine.course.can_continue
-        self.end(error, exit_is_early=self._session.world_size > 1 and epochs_left)
-
-    def end(self, error: BaseException | None, *, exit_is_early: bool = False) -> None:
+    def end(self, error: BaseException | None) -> None:
         """End the session. Collective where nothing went wrong; does nothing for a second time.
 
         Args:
             error: What ended the script; None, or an exit with code 0, where it came to its end.
-            exit_is_early: Whether an exit with code 0 came before the end.
         """
-        if self not in _open:
-            return
-        if isinstance(error, SystemExit) and error.code in (None, 0) and not exit_is_early:
+        if self not in _open or os.getpid() != self._pid:
+            return  # it has ended before; or this is a process that the script has forked
+        # One of several workers that leaves its loop so is a failure: the others would wait for it.
+        is_early = self._left_loop and self._session.world_size > 1
+        if isinstance(error, SystemExit) and error.code in (None, 0) and not is_early:
             error = None
         _open.remove(self)
         ends_with_process = sys.excepthook == self._failed
@@ -85,15 +79,13 @@ class OpenSession:
 
     def _note_exit(self, code: object = None) -> None:
         """Stand in for `sys.exit`: when the process ends, nothing else tells how."""
-        self._code = code
+        self._left_by, self._left_loop = SystemExit(code), self._session.is_in_loop
         self._exit(code)  # type: ignore[arg-type]  # as it takes anything
 
     def _at_exit(self) -> None:
-        if self not in _open or os.getpid() != self._pid:
-            return  # it has ended before; or this is a process that the script has forked
         course = self._session.engine.course
         stopped = course.stopping == "signal" and course.state.ended is None
-        error = InterruptedTraining() if stopped else SystemExit(self._code)
+        error = InterruptedTraining() if stopped else self._left_by
         try:
             self.end(error)
         except BaseException as raised:  # noqa: BLE001  # nobody else would tell, nor end with 1
@@ -159,7 +151,7 @@ def opened(context: AbstractContextManager[Session], *, ends_with_process: bool)
     session = context.__enter__()
     one = OpenSession(context, session)
     _open.append(one)
-    session.ends_by(one.end_block)
+    session.ends_by(one.end)
     if ends_with_process:
         one.heed_the_process()
     return session

@@ -81,8 +81,8 @@ class Runs:
 
 
 def words(idiom: Idiom, script: Path, workers: int, *options: str) -> list[str | Path]:
-    usual = ["run", script, "--workers", str(workers), "--run-dir", "run", *USUAL, *options]
-    return [*usual, "--device", "cpu", "--", *idiom.arguments]
+    usual = ("--workers", str(workers), "--run-dir", "run", *USUAL, "--device", "cpu")
+    return ["run", script, *usual, *options, "--", *idiom.arguments]
 
 
 def each(*names: str, core: tuple[str, ...] = ()) -> pytest.MarkDecorator:

@@ -73,6 +73,34 @@ def test_only_what_holds_no_snapshot_is_discarded(tmp_path: Path) -> None:
     assert (begun.snapshots / "step-000000000007").is_dir()
 
 
+_HEADER = "epoch,step,time_s\n"
+
+
+def test_a_launcher_killed_between_the_table_and_run_json_is_in_nobodys_way(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.create()
+    with run.lock():
+        run.metrics_csv.write_text(_HEADER)
+    run.create()
+
+
+@pytest.mark.parametrize(
+    ("table", "is_locked_once"),
+    [(_HEADER + "1,23,4.5\n", True), ("name,value\n", True), (_HEADER, False)],
+    ids=["rows", "another's", "never ours"],
+)
+def test_a_table_that_may_be_somebodys_is_left_alone(
+    table: str, is_locked_once: bool, tmp_path: Path
+) -> None:
+    run = RunDirectory(tmp_path)
+    if is_locked_once:
+        with run.lock():
+            pass
+    run.metrics_csv.write_text(table)
+    with pytest.raises(UsageError, match="is not empty and holds no training"):
+        run.create()
+
+
 @pytest.mark.parametrize("where", ["", "below", "below/deeper"])
 def test_a_file_in_the_way(where: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
@@ -198,6 +226,8 @@ def test_what_killed_writers_have_left_is_removed_and_nothing_else(tmp_path: Pat
     ]
     for path in (*left, *kept):
         path.touch()
-    run.sweep()
+    with run.swept():
+        assert [path for path in left if path.exists()] == []
+        left[2].touch()  # a worker was killed, and another took its place
     assert [path for path in left if path.exists()] == []
     assert [path for path in kept if not path.exists()] == []

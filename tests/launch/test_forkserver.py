@@ -1,13 +1,18 @@
+import multiprocessing.resource_tracker
+import multiprocessing.util
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from paceline.launch import forkserver
-from tests.launch.waiting import alive
+from tests.launch.waiting import alive, until
+
+_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @pytest.fixture(autouse=True)
@@ -25,11 +30,11 @@ def _pid() -> int:
 
 def test_the_environment_and_the_signals_stay_as_they_are() -> None:
     environment = dict(os.environ)
-    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    handlers = [signal.getsignal(number) for number in _STOP]
     forkserver.prepare((), 1)
     assert dict(os.environ) == environment
-    after = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-    assert after == handlers
+    assert [signal.getsignal(number) for number in _STOP] == handlers
+    assert not set(_STOP) & signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_it_is_kept_while_it_serves_and_replaced_otherwise() -> None:
@@ -80,3 +85,44 @@ def test_preparing_imports_no_torch() -> None:
         check=True,
     )
     assert (result.stdout, result.stderr) == ("False\n", "")
+
+
+def test_a_signal_to_stop_that_comes_meanwhile_is_only_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Held back while the server starts; it reaches the launcher's handler, not the server."""
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    start = multiprocessing.util.spawnv_passfds
+
+    def start_amid_signals(*args: object) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert received == []
+        pid: int = start(*args)
+        os.kill(pid, signal.SIGTERM)  # it has hardly begun
+        os.kill(pid, signal.SIGHUP)
+        return pid
+
+    monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", start_amid_signals)
+    multiprocessing.resource_tracker.ensure_running()
+    try:
+        forkserver.prepare((), 1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert received == [signal.SIGTERM]
+    server = _pid()
+    until(lambda: _all_in(server, "SigIgn") and not _any_in(server, "SigBlk"))
+
+
+def _mask(pid: int, field: str) -> int:
+    """Read one of a process's signal masks, as proc(5) has them; no signal where it has ended."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next((line.split()[1] for line in lines if line.startswith(field)), "0"), 16)
+
+
+def _all_in(pid: int, field: str) -> bool:
+    return all(_mask(pid, field) >> (number - 1) & 1 for number in _STOP)
+
+
+def _any_in(pid: int, field: str) -> bool:
+    return any(_mask(pid, field) >> (number - 1) & 1 for number in _STOP)

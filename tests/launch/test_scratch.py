@@ -73,6 +73,18 @@ def test_at_its_end_a_process_leaves_nothing(place: Path) -> None:
     assert left_in(place) == set()
 
 
+def test_a_living_owners_directory_is_locked(place: Path) -> None:
+    """As systemd-tmpfiles looks at it, before it removes what nobody has touched for ten days."""
+    with owner(place) as (running, own):
+        found = os.open(own, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        running.kill()
+        running.wait(patient(60))
+        fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(found)
+
+
 def test_what_the_killed_leave_goes_at_the_next_start_and_nothing_of_the_living(
     place: Path,
 ) -> None:

@@ -243,8 +243,7 @@ def _start_local(launch: Launch) -> int:
     run, place = launch.run, launch.place
     if launch.makes:
         run.create()
-    with run.lock():
-        run.sweep()
+    with run.lock(), run.swept():
         run.summary_json.unlink(missing_ok=True)  # of an earlier start
         prepare(PRELOAD, place.threads)
         outcome = launch_local(

@@ -160,8 +160,19 @@ class RunDirectory:
         except OSError as error:
             raise self._unwritable(error) from error
 
-    def sweep(self) -> None:
-        """Remove what killed writers have left. Only for the owner, before workers run."""
+    @contextmanager
+    def swept(self) -> Iterator[None]:
+        """Remove what killed writers have left, before the block and after it.
+
+        Only for the owner, around the workers' time: a worker writes under such names.
+        """
+        self._sweep()
+        try:
+            yield
+        finally:
+            self._sweep()
+
+    def _sweep(self) -> None:
         for folder in (self.path, self.logs):
             with suppress(OSError):
                 for path in list(folder.iterdir()):
@@ -229,16 +240,25 @@ class RunDirectory:
     def _is_leftover(self) -> bool:
         """Tell whether nothing is here but what a training left that failed before it began."""
         ours = {self.snapshots.name, self.logs.name, self.slurm.name, self._lock_file.name}
-        unfinished = (f"{_TOKEN}*", f".{self.run_json.name}.*")  # its launcher was killed
+        if self._lock_file.exists() and self._table_is_empty():
+            ours.add(self.metrics_csv.name)  # it is begun before run.json is written
         here = {
             path.name
             for path in self.path.iterdir()
-            if not any(path.match(pattern) for pattern in unfinished)
+            if not path.name.startswith(_TOKEN) and not _LEFT.fullmatch(path.name)
         }
         return here <= ours and not self._has_snapshots()
 
     def _has_snapshots(self) -> bool:
         return self.snapshots.is_dir() and any(self.snapshots.glob("*step-*"))
+
+    def _table_is_empty(self) -> bool:
+        """Tell whether the table is there and has a header alone."""
+        try:
+            with self.metrics_csv.open("rb") as file:
+                return file.readline().startswith(b"epoch,step,") and not file.read(1)
+        except OSError:
+            return False
 
     def discard(self) -> None:
         """Remove what `create` made, of a training that failed before it began.
@@ -319,8 +339,8 @@ def _check_run(content: Mapping[str, object]) -> None:
         ValueError: It is of another format, or a part isn't of the type that it should be.
     """
     if content.get("format", RUN_FORMAT) != RUN_FORMAT:
-        told = describe_json(content["format"])
-        raise ValueError(f"it has format {told}, and this Paceline reads {RUN_FORMAT}")
+        found = describe_json(content["format"])
+        raise ValueError(f"it has format {found}, and this Paceline reads {RUN_FORMAT}")
     if content.get("kind", "recipe") not in ("recipe", "script"):
         raise ValueError(f"kind is {describe_json(content['kind'])}; it is recipe or script")
     for kind, names in _RUN_PARTS.items():

@@ -9,9 +9,9 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 
-from paceline.launch.forkserver_child import LAUNCHER_VARIABLE
+from paceline.launch.forkserver_child import LAUNCHER_VARIABLE, STOP_SIGNALS
 from paceline.launch.scratch import own_directory
 
 _PRELOAD = (
@@ -51,8 +51,11 @@ def prepare(preload: Sequence[str], threads: int) -> None:
         forkserver.set_forkserver_preload([*_PRELOAD, *preload])
         _running[:] = [asked]
     own_directory()  # where the server's socket goes
-    with _environment(threads), _ignoring_signals():
-        forkserver.ensure_running()
+    with _environment(threads):
+        with _holding_signals():
+            resource_tracker.ensure_running()  # it lets signals through when it is started
+        with _holding_signals():
+            forkserver.ensure_running()
 
 
 def release() -> None:
@@ -96,17 +99,14 @@ def _environment(threads: int) -> Iterator[None]:
 
 
 @contextmanager
-def _ignoring_signals() -> Iterator[None]:
-    """Ignore the signals to stop, so that the server and Python's resource tracker inherit that.
+def _holding_signals() -> Iterator[None]:
+    """Hold the signals to stop back: none may be lost here, nor reach a server that has just begun.
 
-    Such a signal often goes to the whole process group; what becomes of it the launcher decides.
+    Such a signal often goes to the whole process group; what becomes of it the launcher decides. A
+    process that is started in the block has them blocked, until it ignores them by itself.
     """
-    before = {
-        number: signal.signal(number, signal.SIG_IGN)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

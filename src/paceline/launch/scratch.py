@@ -48,10 +48,24 @@ def own_directory() -> Path:
         made = _claim(_base())
         if made is None:
             return Path(util.get_temp_dir())
-        path, lock = made
-        util.Finalize(None, _remove, args=(path, lock, shared), exitpriority=_LAST)
+        path, locks = made
+        util.Finalize(None, _remove, args=(path, locks, shared), exitpriority=_LAST)
         shared[_KEY], shared[_SEMAPHORES_KEY] = str(path), _semaphores_of(path)
     return Path(shared[_KEY])
+
+
+@contextmanager
+def own_directory_is(path: Path) -> Iterator[None]:
+    """Have another directory, which the caller removes, be this process's for the block's length.
+
+    A fork server has to run before: its socket stays where it is.
+    """
+    shared = vars(process.current_process())["_config"]
+    before, shared[_KEY] = shared.get(_KEY), str(path)
+    try:
+        yield
+    finally:
+        shared[_KEY] = before
 
 
 def _semaphores_of(path: Path) -> str:
@@ -74,12 +88,12 @@ def _base() -> Path | None:
     return path if private and found.st_uid == os.geteuid() else None
 
 
-def _claim(base: Path | None) -> tuple[Path, int] | None:
+def _claim(base: Path | None) -> tuple[Path, tuple[int, int]] | None:
     """Remove what the dead have left, and make a directory with a lock.
 
     Returns:
-        The directory and the file that holds the lock as long as it is open; None where files can't
-        be locked.
+        The directory and the files that hold its locks as long as they are open; None where files
+        can't be locked.
     """
     if base is None:
         return None
@@ -90,7 +104,7 @@ def _claim(base: Path | None) -> tuple[Path, int] | None:
             lock = _new_lock(path)
             if lock is not None:
                 path.mkdir(mode=0o700)
-                return path, lock
+                return path, (lock, _keep(path))
     return None
 
 
@@ -107,6 +121,16 @@ def _new_lock(path: Path) -> int | None:
         raise
     os.close(lock)
     return None
+
+
+def _keep(path: Path) -> int:
+    """Lock the directory itself: systemd-tmpfiles, which removes what is ten days old, skips such
+    (tmpfiles.d(5), Age), and a training may take longer.
+    """
+    held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with suppress(OSError):
+        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return held
 
 
 def _sweep(base: Path) -> None:
@@ -129,9 +153,10 @@ def _unlink_semaphores(path: Path) -> None:
             semaphore.unlink()
 
 
-def _remove(path: Path, lock: int, shared: dict[str, str | None]) -> None:
+def _remove(path: Path, locks: tuple[int, int], shared: dict[str, str | None]) -> None:
     _remove_both(path)
-    os.close(lock)
+    for lock in locks:
+        os.close(lock)
     shared[_KEY], shared[_SEMAPHORES_KEY] = None, _THEIR_SEMAPHORES
 
 

@@ -40,6 +40,7 @@ _WRONG = [
     ("train digits --no-allow-different-hardware", r"has no effect without --shards"),
     ("train digits --init-method tcp://node0", r"which has no port. Write env://, tcp://HOST"),
     ("train digits --workers 2000", r"2000 is more than one machine can start: at most 124"),
+    ("verify digits --workers 1,2000", r"2000 is more than one machine can start: at most 124"),
     ("scale digits --workers 1,2000", r"2000 is more than one machine can start: at most 124"),
     ("scale digits --powersgd-rank 4", r"--powersgd-rank has no effect with --methods allreduce"),
     ("train digits --epochs 0", r"--epochs must be at least 1, not 0"),

@@ -93,5 +93,5 @@ def test_what_is_wrong_with_times_and_numbers_is_said() -> None:
         parse_short_time_s("5")
     with pytest.raises(UsageError, match=r"'1,2\.\.x', where '2\.\.x' is no whole number"):
         parse_sizes("1,2..x")
-    with pytest.raises(UsageError, match="where '0' is below 1"):
+    with pytest.raises(UsageError, match="where '0' is not from 1 to 1,000,000"):
         parse_sizes("4,0")

@@ -61,6 +61,18 @@ def test_a_training_killed_while_it_wrote_its_first_file_can_be_started_again(
     run.create()
 
 
+def test_only_what_holds_no_snapshot_is_discarded(tmp_path: Path) -> None:
+    """A training whose run.json was removed meanwhile keeps what it can't make again."""
+    new, begun = RunDirectory(tmp_path / "new"), RunDirectory(tmp_path / "begun")
+    for run in (new, begun):
+        run.create()
+    (begun.snapshots / "step-000000000007").mkdir()
+    for run in (new, begun):
+        run.discard()
+    assert not new.path.exists()
+    assert (begun.snapshots / "step-000000000007").is_dir()
+
+
 _HEADER = "epoch,step,time_s\n"
 
 

@@ -1,7 +1,11 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
+
+from paceline.launch.lineage import in_first_namespace
 from tests.launch.waiting import alive, until
 
 _CODE = """
@@ -41,3 +45,27 @@ def test_a_child_whose_parent_is_gone_already_ends_at_once() -> None:
     with _start("child", str(os.getpid() + 1_000_000)) as child:
         out, _ = child.communicate()
         assert (child.returncode, out) == (137, "")
+
+
+def test_a_container_is_told_from_the_machine(tmp_path: Path) -> None:
+    """By the numbers that Linux gives its first namespaces, which differ from all others."""
+    place = tmp_path / "self" / "ns"
+    place.mkdir(parents=True)
+    assert not in_first_namespace("ipc", tmp_path)
+    (place / "ipc").touch()
+    assert not in_first_namespace("ipc", tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="making a namespace takes root")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux has namespaces")
+@pytest.mark.parametrize("kind", ["ipc", "pid"])
+def test_a_namespace_of_its_own_is_seen_in_it(kind: str) -> None:
+    """Also with a /proc of its own, as containers have, whose NSpid shows nothing of others."""
+    code = "from paceline.launch.lineage import in_first_namespace as first; "
+    code += "print(first('ipc'), first('pid'))"
+    words = ["unshare", f"--{kind}", "--fork", "--mount-proc", sys.executable, "-c", code]
+    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+    assert said[("ipc", "pid").index(kind)] == "False"
+    other = "pid" if kind == "ipc" else "ipc"
+    here = in_first_namespace("pid") if other == "pid" else in_first_namespace("ipc")
+    assert said[("ipc", "pid").index(other)] == str(here)

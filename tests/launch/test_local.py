@@ -1,4 +1,5 @@
 import errno
+import gc
 import json
 import os
 import random
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 from functools import partial
+from multiprocessing.synchronize import SemLock
 from pathlib import Path
 
 import psutil
@@ -35,6 +37,23 @@ def test_results_come_back_by_rank_and_each_worker_knows_its_place(launch: Launc
         assert worker["GLOO_SOCKET_IFNAME"] in ("lo", "lo0")
         assert worker["OMP_NUM_THREADS"] == "1"
         assert worker["torch_threads"] == 1
+
+
+@pytest.mark.parametrize("entry", ["describe", "fail"])
+def test_no_semaphore_outlives_its_attempt(launch: Launch, entry: str) -> None:
+    """They go without a garbage collection, which may come where they can't be removed."""
+
+    def semaphores() -> int:
+        return sum(issubclass(type(each), SemLock) for each in gc.get_objects())
+
+    gc.collect()
+    before = semaphores()
+    gc.disable()
+    try:
+        launch(entry)
+        assert semaphores() == before
+    finally:
+        gc.enable()
 
 
 def test_two_launches_share_neither_port_nor_run_id(launch: Launch) -> None:

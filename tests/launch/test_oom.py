@@ -59,14 +59,14 @@ def test_the_kernels_log_names_the_processes(
 ) -> None:
     log = tmp_path / "kmsg"
     log.write_bytes(b"".join(_LOG))
-    monkeypatch.setattr(oom, "_in_pid_namespace", lambda: False)
+    monkeypatch.setattr(oom, "in_first_namespace", lambda kind: True)
     assert set(oom_killed(since_s, log) or ()) == found
 
 
 def test_a_log_that_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oom, "_in_pid_namespace", lambda: False)
+    monkeypatch.setattr(oom, "in_first_namespace", lambda kind: True)
     assert oom_killed(0, tmp_path / "none") is None
-    monkeypatch.setattr(oom, "_in_pid_namespace", lambda: True)
+    monkeypatch.setattr(oom, "in_first_namespace", lambda kind: False)
     assert oom_killed(0, Path("/dev/null")) is None
 
 

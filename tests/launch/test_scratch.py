@@ -1,7 +1,9 @@
 """Temporary files: gone with their process, or with the next one where that was killed."""
 
 import fcntl
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +24,12 @@ with scratch_directory() as made:
     (made / "file").touch()
     print(own_directory(), made, flush=True)
     sys.stdin.read()
+"""
+_SEMAPHORE = """
+from paceline.launch.scratch import own_directory
+own_directory()
+lock = multiprocessing.get_context("spawn").Lock()
+print(lock._semlock.name, flush=True)
 """
 
 
@@ -65,6 +73,18 @@ def test_at_its_end_a_process_leaves_nothing(place: Path) -> None:
     assert left_in(place) == set()
 
 
+def test_a_living_owners_directory_is_locked(place: Path) -> None:
+    """As systemd-tmpfiles looks at it, before it removes what nobody has touched for ten days."""
+    with owner(place) as (running, own):
+        found = os.open(own, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        running.kill()
+        running.wait(patient(60))
+        fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(found)
+
+
 def test_what_the_killed_leave_goes_at_the_next_start_and_nothing_of_the_living(
     place: Path,
 ) -> None:
@@ -76,6 +96,26 @@ def test_what_the_killed_leave_goes_at_the_next_start_and_nothing_of_the_living(
         with owner(place) as (_, third):
             names = {alive.name, third.name}
             assert left_in(place) == names | {f"{name}.lock" for name in names}
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="semaphores are no files here")
+def test_semaphores_of_a_killed_group_go_at_the_next_start(place: Path) -> None:
+    """Killed with the process that multiprocessing has for removing them."""
+    environment = os.environ | {"TMPDIR": str(place)}
+    with subprocess.Popen(
+        [sys.executable, "-c", f"import multiprocessing\n{_SEMAPHORE}\n{_OWNER}"],
+        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+    ) as running:  # fmt: skip
+        assert running.stdout is not None
+        (name,) = running.stdout.readline().decode().split()
+        running.stdout.readline()
+        os.killpg(running.pid, signal.SIGKILL)
+    semaphore = Path("/dev/shm", f"sem.{name.removeprefix('/')}")
+    assert semaphore.exists()
+    other = multiprocessing.get_context("spawn").Lock()
+    with owner(place):
+        assert not semaphore.exists()
+    assert Path("/dev/shm", f"sem.{vars(other)['_semlock'].name.removeprefix('/')}").exists()
 
 
 def test_a_training_uses_nothing_else(place: Path) -> None:

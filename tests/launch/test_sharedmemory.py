@@ -4,10 +4,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from paceline.launch import sharedmemory
 from paceline.launch.lineage import adopt_orphans
-from paceline.launch.processes import reap
+from paceline.launch.processes import descendants, reap
 from paceline.launch.sharedmemory import SCRATCH_VARIABLE, free_shared
 from tests.support.tiers import slow
 
@@ -48,10 +50,18 @@ def sharing(tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) ->
     adopt_orphans(False)
 
 
+def others(sharing: Sharing) -> set[int]:
+    """List the processes that tests share: the fork server and its resource tracker."""
+    own = {child.pid for child in psutil.Process(sharing.pid).children(recursive=True)}
+    return descendants() - own - {sharing.pid}
+
+
 @pytest.mark.parametrize("has_ended", [slow(False), True])
 def test_no_shared_memory_of_loader_processes_stays(
     has_ended: bool, sharing: Sharing, tmp_path: Path, temporary: Path
 ) -> None:
+    spared = others(sharing)
+
     def objects() -> list[Path]:
         return list(Path("/dev/shm").glob(f"torch_{sharing.pid}_*"))
 
@@ -60,7 +70,7 @@ def test_no_shared_memory_of_loader_processes_stays(
     if has_ended:
         sharing.kill()
         sharing.wait()
-    reap(set())
+    reap(spared)
     free_shared(tmp_path / "scratch")
     assert objects() == []
     assert list(temporary.iterdir()) == []
@@ -68,11 +78,29 @@ def test_no_shared_memory_of_loader_processes_stays(
 
 @pytest.mark.slow
 def test_what_others_share_is_left_alone(sharing: Sharing, tmp_path: Path) -> None:
+    spared = others(sharing)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "shares-1").touch()
     free_shared(tmp_path / "other")
     assert len(list(Path("/dev/shm").glob(f"torch_{sharing.pid}_*"))) == 20
     sharing.kill()
     sharing.wait()
-    reap(set())
+    reap(spared)
     free_shared(tmp_path / "scratch")
+
+
+def test_memory_shared_with_other_containers_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --ipc=host a number may be that of a living process of another container."""
+    (tmp_path / "shares-7").touch()
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    (memory / "torch_7_1_0").touch()
+    monkeypatch.setattr(sharedmemory, "_SHARED_MEMORY", memory)
+    monkeypatch.setattr(sharedmemory, "in_first_namespace", lambda kind: kind == "ipc")
+    free_shared(tmp_path)
+    assert list(memory.iterdir())
+    monkeypatch.setattr(sharedmemory, "in_first_namespace", lambda kind: False)
+    free_shared(tmp_path)  # its own: the usual container
+    assert not list(memory.iterdir())

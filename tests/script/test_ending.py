@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.script.scripts import POINTS, at_step, command, plain, summary
+from tests.script.scripts import POINTS, at_step, command, plain, summary, write_script
 from tests.support.warm import run_warm
 
 pytestmark = pytest.mark.ranks
@@ -70,6 +70,28 @@ def test_a_script_that_raises_ends_with_1_and_its_traceback(tmp_path: Path) -> N
     assert "Done" not in done.stdout
     assert (tmp_path / "r" / "logs" / "failure-rank-0.json").exists()
     assert not (tmp_path / "r" / "summary.json").exists()
+
+
+_DISK_GONE = """
+import shutil
+from paceline.trainer import worker
+worker.LAST_SNAPSHOT_S = 0.0
+"""
+
+
+@pytest.mark.parametrize("run", ["module", "block"])
+def test_a_disk_that_fails_is_named_without_a_traceback(run: str, tmp_path: Path) -> None:
+    before = _DISK_GONE + at_step(9, 0, "shutil.rmtree('r')")
+    if run == "module":
+        script = write(tmp_path, before=before)
+    else:
+        block = f"with {SESSION.removeprefix('s = ')} as s:\n    main(s)"
+        script = write_script(tmp_path, before, run=block)
+    done = command([sys.executable, str(script)], tmp_path)
+    assert done.returncode == 70, done.stderr
+    assert done.stderr.count("paceline: ") == 1
+    assert "the run directory was removed, moved or emptied" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_script_that_ends_itself_keeps_its_exit_code(tmp_path: Path) -> None:

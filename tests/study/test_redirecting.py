@@ -211,6 +211,20 @@ def _elsewhere() -> bool:
     return Path("work/x").read_text() == "x" and Path("y").read_text() == "y"
 
 
+def _working_directory() -> bool:
+    top = os.getcwd()
+    os.makedirs("work/deep")
+    os.chdir("work/deep")
+    names = [os.getcwd(), os.fsdecode(os.getcwdb()), os.path.abspath("."), os.path.realpath(".")]
+    is_own = names == [f"{top}/work/deep"] * 4 and Path.cwd() == Path(top, "work", "deep")
+    Path("../../runs/x").write_text("x")
+    os.chdir("../../runs")  # has files of both
+    listed = subprocess.run(["ls"], capture_output=True, text=True, check=True).stdout
+    is_real = Path.cwd() == Path(top, "runs") and Path("../model.pt").resolve().is_file()
+    os.chdir(top)
+    return is_own and is_real and listed == "old\n"
+
+
 ACTS = {
     act.__name__.strip("_"): act
     for act in (
@@ -231,6 +245,7 @@ ACTS = {
         _attributes,
         _descriptors,
         _elsewhere,
+        _working_directory,
     )
 }
 

@@ -67,8 +67,7 @@ def train(
         batches = s.loader(TensorDataset(streams()), global_batch=STREAMS, shuffle=False)
         try:
             for _ in s.epochs(EPOCHS):
-                if s.steps_done % LENGTH == 0:
-                    kept.hidden = None
+                kept.hidden = None
                 for batch in batches:
                     assert isinstance(batch, list)
                     if s.steps_done == stop_at:
@@ -121,14 +120,16 @@ def test_plain_values_come_back(tmp_path: Path) -> None:
         with session_on(group, tmp_path, None, flag) as s:
             model = s.model(Cell())
             s.optimizer(torch.optim.SGD(model.parameters(), 0.5))
-            kept = s.keep(best_acc1=0.0, names=["a"], seen=0)
+            kept = s.keep(best_acc1=0.0, names=["a"], seen=0, in_epoch=-1)
             batches = s.loader(TensorDataset(streams()), global_batch=STREAMS)
             try:
                 for _ in s.epochs(EPOCHS):
+                    kept.in_epoch = 0
                     for batch in batches:
                         assert isinstance(batch, list)
                         s.step(model(batch[0], None).square().mean())
                         kept.seen += 1
+                        kept.in_epoch += 1
                         if s.steps_done == stop_at:
                             kept.best_acc1, kept.names = 71.5, [*kept.names, "b"]
                             flag.name = "SIGTERM"
@@ -136,8 +137,9 @@ def test_plain_values_come_back(tmp_path: Path) -> None:
                 return {}
             return dict(kept.state_dict())
 
-    run_ranks(2, body, 4)
+    run_ranks(2, body, 8)  # within the second epoch
     for found in run_ranks(1, body, None):
+        assert found.pop("in_epoch") == LENGTH
         assert found == {"best_acc1": 71.5, "names": ["a", "b"], "seen": EPOCHS * LENGTH}
 
 

@@ -284,8 +284,8 @@ def test_weights_that_are_no_numbers_on_one_worker_are_an_error_of_all(tmp_path:
             model = s.model(net())
             s.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
             batches = s.loader(TensorDataset(*points()), global_batch=8)
-            s.begin()
-            s.engine._epoch_is_open = True
+            epochs = s.epochs(1)
+            next(epochs)
             drawn = iter(batches)
             next(drawn)
             if group.rank == 1:

@@ -119,8 +119,8 @@ def _dispatch(tokens: list[str]) -> int:
         return ExitCode.DONE
     name, *rest = tokens
     if name not in COMMANDS:
-        told = printable(shortened(unknown_name(name, COMMANDS, "command")))
-        print(f"paceline: {told}", file=sys.stderr)
+        text = printable(shortened(unknown_name(name, COMMANDS, "command")))
+        print(f"paceline: {text}", file=sys.stderr)
         return ExitCode.USAGE
     run = importlib.import_module(COMMANDS[name].module).main
     code: int = run(rest)

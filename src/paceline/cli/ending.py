@@ -55,9 +55,9 @@ def announce_end(
     if ended == "signal" or (interrupted and ended is None):
         for failure in failures:
             print(f"paceline: {printable(one_line(failure))}", file=sys.stderr)
+        _print_interrupted(run, again)  # first: whoever stopped it may kill it soon
         if run.run_json.exists():
             write(run)
-        _print_interrupted(run, again)
         return ExitCode.RESUMABLE
     write(run)
     print(printable(_summary_text(summary, run)), flush=True)
@@ -98,8 +98,8 @@ def announce_failure(
         kept = bool(again) or any(run.snapshots.glob("step-*"))  # with hosts: on them
         if kept and not _would_fail_again(cause):
             command = command_line("resume", run.path, *again)
-            told = f"Go on from the newest good snapshot: {printable(command)}"
-            print(told, file=sys.stderr)
+            line = f"Go on from the newest good snapshot: {printable(command)}"
+            print(line, file=sys.stderr)
     elif expected and write is not None:
         run.discard()
     return exit_code_of(cause.kind)
@@ -129,11 +129,15 @@ def _read_summary(run: RunDirectory) -> Mapping[str, object]:
 
 
 def _print_interrupted(run: RunDirectory, again: Sequence[str]) -> None:
+    step = max(0, run.newest_step())
     if not run.run_json.exists():
+        if step:
+            text = f"Stopped. It can't go on: {run.run_json} is gone. What is left: {run.snapshots}"
+            print(printable(text), flush=True)
+            return
         run.discard()
         print("Stopped before the training began; nothing is left of it.", flush=True)
         return
-    step = max(0, run.newest_step())
     what = f"It can go on from step {step}" if step else "It can start again"
     if again:  # its snapshots are on the hosts
         what = "It can go on"
@@ -170,9 +174,9 @@ def _start(run: RunDirectory) -> str:
     if not isinstance(history, list) or len(history) != 1 or not isinstance(history[0], dict):
         return ""
     try:
-        asked = datetime.fromisoformat(str(found.get("started_at")))
+        requested = datetime.fromisoformat(str(found.get("started_at")))
         began = datetime.fromisoformat(str(history[0].get("started_at")))
-        start_s = (began - asked).total_seconds()
+        start_s = (began - requested).total_seconds()
     except (ValueError, TypeError):
         return ""
     if start_s < 1:

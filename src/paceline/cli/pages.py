@@ -31,19 +31,19 @@ def _cut_short_by_signals() -> Iterator[None]:
         yield
         return
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    heeded = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    caught = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
 
     def cut_short(number: int, frame: FrameType | None) -> None:
-        for each in heeded:
+        for each in caught:
             signal.signal(each, signal.SIG_IGN)  # the end is near: one is enough
         raise _CutShortError(signal.Signals(number).name)
 
     try:
-        for number in heeded:
+        for number in caught:
             signal.signal(number, cut_short)
         yield
     finally:
-        for number in heeded:
+        for number in caught:
             signal.signal(number, before[number])
 
 

@@ -149,7 +149,7 @@ def _asked(
     refuse_without_effect(methods, tuple(given))
     workers = parse_workers(options.workers) or usual_workers(_most_workers(hosts, given))
     if not hosts:
-        check_machine(max(workers), usable_cores())
+        check_machine(max(workers))
     sizes = make_sizes(workers, methods, hosts)
     _check(options, given, script_args, is_script=recipe is None)
     reach = ("hosts", "hostfile")

@@ -32,9 +32,9 @@ from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
 from paceline.dist.environment import current_variables
 from paceline.errors import ExitCode, JobError, UsageError
 from paceline.launch.failures import WorkerFailure, one_line
-from paceline.launch.placement import may_have_gpus, threads_per_worker, usable_cores
+from paceline.launch.placement import check_machine, may_have_gpus, threads_per_worker, usable_cores
 from paceline.launch.restarts import Policy
-from paceline.launch.scratch import scratch_directory
+from paceline.launch.scratch import own_directory_is, scratch_directory
 from paceline.recipes.registry import reference_of
 from paceline.study.landlock import landlock_version
 from paceline.trainer.config import TrainConfig, merge, training_options
@@ -142,6 +142,7 @@ def _read(tokens: Sequence[str]) -> _Asked | None:
         request = _recipe_request(target, recipe, settings)
     config = TrainConfig.from_settings(request.settings)
     workers = _numbers(str(given.get("workers", "1,2")))
+    check_machine(max(workers))
     for count in workers if recipe is not None else ():
         choose_global_batch(config.data, DEFAULT_GLOBAL_BATCH, count)
     tolerance, where = given.get("tolerance"), given.get("json")
@@ -406,7 +407,8 @@ def _temporary_files_in(place: Path) -> Iterator[None]:
     """Have the launcher's temporary files where workers may write: they leave results there."""
     before, tempfile.tempdir = tempfile.tempdir, str(place)
     try:
-        yield
+        with own_directory_is(place):
+            yield
     finally:
         tempfile.tempdir = before
 

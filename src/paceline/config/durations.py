@@ -7,6 +7,8 @@ from paceline.errors import UsageError
 
 LEAST_S, MOST_S = 1e-3, 9999 * 86400.0
 """What clocks, dates and other programs can be asked to wait for."""
+MOST_WAIT_S = 864_000.0
+"""Ten days, the most that a wait may take: sockets count milliseconds in 32 bits, which is 24."""
 _UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[dhms])+")
 _PART = re.compile(r"(\d+(?:\.\d+)?)([dhms])")

@@ -116,8 +116,8 @@ def _what_is_wrong(value: object, *, is_own: bool) -> str | None:
     if not is_own:
         most = float_info.max if isinstance(value, float) else 2**63 - 1
     if abs(value) > most:
-        told = f"{value:g}" if isinstance(value, float) else shortened(str(value))
-        return f"is {told}: it can be at most {most:,}"
+        shown = f"{value:g}" if isinstance(value, float) else shortened(str(value))
+        return f"is {shown}: it can be at most {most:,}"
     return None
 
 

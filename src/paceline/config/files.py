@@ -123,7 +123,7 @@ def read_plain(path: Path, most_bytes: int = JSON_MAX_BYTES) -> bytes:
         OSError: It can't be opened or read.
         ValueError: It isn't a plain file, or is larger; the message is a sentence without the path.
     """
-    # O_NONBLOCK: opening a pipe that nobody writes to must not hang; plain files don't heed it.
+    # O_NONBLOCK: opening a pipe without a writer must not hang; plain files are read the same.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     try:
         kind = stat.S_IFMT(os.fstat(descriptor).st_mode)

@@ -143,15 +143,15 @@ class StepProfile:
             DataError: The text is something else.
         """
         try:
-            told = parse_json(text)
-            if not isinstance(told, dict) or "format" not in told:
+            content = parse_json(text)
+            if not isinstance(content, dict) or "format" not in content:
                 raise ValueError("it names no format")
-            if told["format"] != FORMAT:
+            if content["format"] != FORMAT:
                 raise DataError(
-                    f"the profile has format {told['format']}; this Paceline reads {FORMAT}"
+                    f"the profile has format {content['format']}; this Paceline reads {FORMAT}"
                 )
             known = {f.name for f in fields(cls)}  # a later version may have more
-            plain = check_types(cls, {n: v for n, v in told.items() if n in known})
+            plain = check_types(cls, {n: v for n, v in content.items() if n in known})
             profile = cls(**plain | _nested(plain))
             _check_ranges(profile)
             return profile

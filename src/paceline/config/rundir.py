@@ -247,9 +247,10 @@ class RunDirectory:
             for path in self.path.iterdir()
             if not path.name.startswith(_TOKEN) and not _LEFT.fullmatch(path.name)
         }
-        return here <= ours and not (
-            self.snapshots.is_dir() and any(self.snapshots.glob("*step-*"))
-        )
+        return here <= ours and not self._has_snapshots()
+
+    def _has_snapshots(self) -> bool:
+        return self.snapshots.is_dir() and any(self.snapshots.glob("*step-*"))
 
     def _table_is_empty(self) -> bool:
         """Tell whether the table is there and has a header alone."""
@@ -260,7 +261,12 @@ class RunDirectory:
             return False
 
     def discard(self) -> None:
-        """Remove what `create` made, of a training that failed before it began."""
+        """Remove what `create` made, of a training that failed before it began.
+
+        Nothing where there are snapshots: that training had begun, and has lost its `run.json`.
+        """
+        if self._has_snapshots():
+            return
         for directory in (self.snapshots, self.logs):
             shutil.rmtree(directory, ignore_errors=True)
         for file in (self._lock_file, *self.path.glob(f"{_TOKEN}*")):
@@ -333,8 +339,8 @@ def _check_run(content: Mapping[str, object]) -> None:
         ValueError: It is of another format, or a part isn't of the type that it should be.
     """
     if content.get("format", RUN_FORMAT) != RUN_FORMAT:
-        told = describe_json(content["format"])
-        raise ValueError(f"it has format {told}, and this Paceline reads {RUN_FORMAT}")
+        found = describe_json(content["format"])
+        raise ValueError(f"it has format {found}, and this Paceline reads {RUN_FORMAT}")
     if content.get("kind", "recipe") not in ("recipe", "script"):
         raise ValueError(f"kind is {describe_json(content['kind'])}; it is recipe or script")
     for kind, names in _RUN_PARTS.items():

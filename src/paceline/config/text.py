@@ -12,7 +12,7 @@ _KEPT = 100
 
 
 def printable(text: str) -> str:
-    """Write what a terminal would obey, or couldn't show, as escapes such as `\\x1b`.
+    """Write what a terminal would interpret, or couldn't show, as escapes such as `\\x1b`.
 
     Args:
         text: Of any origin; its lines stay lines.

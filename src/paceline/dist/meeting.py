@@ -214,9 +214,9 @@ def meet_in_file(path: str) -> None:
         if store_file(surroundings()) != path:
             yield from usual(url, timeout=timeout, **others)
             return
-        asked = dict(parse_qsl(urlsplit(url).query))
+        query = dict(parse_qsl(urlsplit(url).query))
         rank, world_size = (
-            int(asked.get(name) or surroundings()[name.upper()]) for name in ("rank", "world_size")
+            int(query.get(name) or surroundings()[name.upper()]) for name in ("rank", "world_size")
         )
         store = _file_store(Address(scheme="agent", path=path), timeout)
         # A group that is made again must not find addresses of the one before.

@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.config.durations import MOST_WAIT_S
 from paceline.dist.address import parse_init_method
 from paceline.errors import UsageError
 
 Backend = Literal["auto", "nccl", "gloo", "mpi", "xccl", "smddp"]
 DeviceKind = Literal["auto", "cpu", "cuda", "xpu"]
 
-MOST_WAIT_S = 864_000.0
-"""Sockets count milliseconds in 32 bits, which is 24 days."""
 _CPU_CANT = {"nccl": "GPUs", "xccl": "Intel GPUs"}
 
 

@@ -69,8 +69,8 @@ class SeatRendezvous(RendezvousHandler):
         self._attempt = attempt
         self._run_id = uuid.uuid4().hex
         self._closed = False
-        # Workers are to be told a port, as scripts of others read it. Nobody listens there, and
-        # while it is bound nobody else can.
+        # MASTER_PORT, which scripts written for torchrun read. Nobody listens there, and while it
+        # is bound nobody else can.
         self._reserved = socket.socket()
         if seat is None:
             self._reserved.bind((_LOOPBACK, 0))
@@ -172,9 +172,12 @@ class _Agent(LocalElasticAgent):
         for process in multiprocessing.active_children():
             if process.pid in ranks:
                 self.processes[ranks[process.pid]] = process
+        scratch = self._task.scratch
+        # No reference back to the agent, which would keep its semaphores until a collection: one
+        # within multiprocessing's resource tracker can't remove them (Python 3.11 to 3.13).
         self.guard = WorkerGuard(
             {rank: Worker(p.pid or 0, p.sentinel) for rank, p in self.processes.items()},
-            delivered=lambda rank: result_path(self._task.scratch, rank).exists(),
+            delivered=lambda rank: result_path(scratch, rank).exists(),
         )
         self._interrupts.pass_on(self.guard)
         if self._overseer is not None:
@@ -214,12 +217,12 @@ class _Agent(LocalElasticAgent):
 
 
 def _wait_for_nodes(store: Store, nodes: int, stopped: Callable[[], bool]) -> None:
-    """Wait until all nodes have come here, by asking: torch's own wait is deaf to signals.
+    """Wait until all nodes have come here, by polling: torch's own wait ignores signals.
 
     Args:
         store: That all nodes see.
         nodes: How many there are.
-        stopped: Whether to wait no longer.
+        stopped: Asked before every look: whether to give up.
     """
     deadline_s = time.monotonic() + _OTHER_NODES_S
     with suppress(RuntimeError):  # the store is gone, with the node that kept it
@@ -267,8 +270,8 @@ def run_attempt(
         InfrastructureError: The nodes' store can't be kept, or can't be reached.
     """
     meeting = SeatRendezvous(seat, task.attempt)
-    told = meeting.store_variable(task.scratch)
-    task = replace(task, environment=(*task.environment, told))
+    variable = meeting.store_variable(task.scratch)
+    task = replace(task, environment=(*task.environment, variable))
     spec = WorkerSpec(
         role="paceline",
         local_world_size=workers,

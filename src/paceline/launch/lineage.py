@@ -8,9 +8,13 @@ import sys
 import threading
 from functools import cache
 from multiprocessing import parent_process
+from pathlib import Path
+from typing import Literal
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_FIRST_NAMESPACES = {"ipc": 0xEFFFFFFF, "pid": 0xEFFFFFFC}
+"""PROC_IPC_INIT_INO and PROC_PID_INIT_INO of Linux's include/linux/proc_ns.h."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -30,6 +34,20 @@ def die_with_parent(parent: int) -> None:
 def adopt_orphans(adopt: bool) -> None:
     """Make this process the parent of its descendants' orphans (Linux), so that it can end them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
+
+
+def in_first_namespace(kind: Literal["ipc", "pid"], proc: Path = Path("/proc")) -> bool:
+    """Tell whether this process is in the namespace that Linux has made first, in no container's.
+
+    Args:
+        kind: Of namespace. `NSpid` in `/proc/self/status` doesn't tell: a container's `/proc` shows
+            its own ids alone.
+        proc: Where the kernel shows processes.
+    """
+    try:
+        return (proc / "self" / "ns" / kind).stat().st_ino == _FIRST_NAMESPACES[kind]
+    except OSError:
+        return False
 
 
 def _prctl(option: int, value: int) -> bool:

@@ -5,6 +5,8 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from paceline.launch.lineage import in_first_namespace
+
 _KILLED = re.compile(rb"^\d+,\d+,(\d+),[^;]*;.*\b[Oo]ut of memory: Kill(?:ed)? process (\d+)\b")
 _RECORD_BYTES = 8192
 
@@ -20,7 +22,7 @@ def oom_killed(since_s: float, log: Path = Path("/dev/kmsg")) -> frozenset[int] 
         Process ids; None where the log can't be read, or has other ids than this process sees.
     """
     try:
-        if _in_pid_namespace():
+        if not in_first_namespace("pid"):
             return None
         descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -47,13 +49,6 @@ def _next_record(descriptor: int) -> bytes:
                 return os.read(descriptor, _RECORD_BYTES)
             except BlockingIOError:
                 return b""
-
-
-def _in_pid_namespace() -> bool:
-    """Tell whether this process has another id outside: /proc shows one for each namespace."""
-    status = Path("/proc/self/status").read_text()
-    ids = next((line for line in status.splitlines() if line.startswith("NSpid:")), "")
-    return len(ids.split()) != 2
 
 
 def oom_kills(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:

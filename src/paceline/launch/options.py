@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.config.durations import MOST_WAIT_S
 from paceline.errors import UsageError
-
-_MOST_WORKERS = 10_000
-_MOST_WAIT_S = 864_000.0  # ten days
+from paceline.launch.placement import check_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,17 +49,15 @@ class LaunchOptions:
             if value is not None and value < least:
                 flag = name.replace("_", "-")
                 raise UsageError(f"--{flag} is {value}; it must be at least {least}")
-        if self.workers is not None and self.workers > _MOST_WORKERS:
-            raise UsageError(
-                f"--workers is {self.workers}; a node can start at most {_MOST_WORKERS:,}"
-            )
-        if self.stop_grace_s is not None and not 0 < self.stop_grace_s <= _MOST_WAIT_S:
+        if self.workers is not None:
+            check_count(self.workers)
+        if self.stop_grace_s is not None and not 0 < self.stop_grace_s <= MOST_WAIT_S:
             raise UsageError(
                 f"--stop-grace-s is {self.stop_grace_s}; it must be a number of seconds over 0, at "
-                f"most {_MOST_WAIT_S:,.0f}"
+                f"most {MOST_WAIT_S:,.0f}"
             )
-        if self.hang_after_s is not None and not 0 <= self.hang_after_s <= _MOST_WAIT_S:
+        if self.hang_after_s is not None and not 0 <= self.hang_after_s <= MOST_WAIT_S:
             raise UsageError(
                 f"--hang-after-s is {self.hang_after_s}; it must be a number of seconds, at most "
-                f"{_MOST_WAIT_S:,.0f}, or 0 to switch it off"
+                f"{MOST_WAIT_S:,.0f}, or 0 to switch it off"
             )

@@ -39,14 +39,14 @@ def choose_workers(asked: int | None, gpus: int, cores: int, backend: str) -> in
     """
     if asked is not None and asked < 1:
         raise UsageError(f"--workers is {asked}; it must be at least 1")
-    check_machine(asked or 1, cores)
+    check_machine(asked or 1)
     if backend in _GPU_BACKENDS or (backend == "auto" and gpus > 0):
         return _gpu_workers(asked, gpus, backend)
     return _cpu_workers(asked, cores)
 
 
-def check_machine(workers: int, cores: int) -> None:
-    """Refuse more workers than one machine can start.
+def check_count(workers: int) -> None:
+    """Refuse more workers than any one machine can start.
 
     Raises:
         UsageError: There are; the message says why, and how many it can.
@@ -54,10 +54,18 @@ def check_machine(workers: int, cores: int) -> None:
     if workers > MOST_WORKERS:
         raise UsageError(
             f"--workers {workers} is more than one machine can start: at most {MOST_WORKERS}, "
-            "since each is handed the pipes of all, and a process can be handed 253 files. There "
-            f"{_are(cores, 'CPU core')} here, and more workers than cores gain no speed. For more "
-            "give --hosts"
+            "since each is handed the pipes of all, and a process can be handed 253 files. More "
+            "workers than CPU cores gain no speed. For more machines give --hosts"
         )
+
+
+def check_machine(workers: int) -> None:
+    """Refuse more workers than this machine can start; raise its limit of open files to that.
+
+    Raises:
+        UsageError: There are; the message says why, and how many it can.
+    """
+    check_count(workers)
     files, most = _files_of(workers), _raised_limit(_files_of(workers))
     if most < files:
         raise UsageError(

@@ -1,8 +1,8 @@
 """Temporary files of this process and its workers, in one directory that no crash leaves behind.
 
 Below the system's directory for such files a user has one, `paceline-<user>`, in which each process
-that needs it has its own and a lock on it. What a killed process left is removed by the next one:
-the kernel has released its lock, in whatever container it ran and whatever has its number now.
+that needs it has its own and a lock on it. What a killed process left is removed by the next one,
+with its semaphores: the kernel has released its lock, in whatever container it ran.
 """
 
 import fcntl
@@ -17,6 +17,8 @@ from multiprocessing import process, util
 from pathlib import Path
 
 _KEY = "tempdir"  # as multiprocessing names it, for itself and for what is started with it
+_SEMAPHORES_KEY, _THEIR_SEMAPHORES = "semprefix", "/mp"
+_SHARED_MEMORY = Path("/dev/shm")  # where Linux has named semaphores, each as a file
 _LOCK = ".lock"
 _TRIES = 5
 _LONGEST = 55
@@ -39,17 +41,36 @@ def own_directory() -> Path:
     """Give this process's directory, made at the first call and removed with the process.
 
     It is a worker's launcher's. multiprocessing uses it as well, for the sockets of fork servers
-    and loaders.
+    and loaders, and its semaphores have its name.
     """
     shared = vars(process.current_process())["_config"]
     if shared.get(_KEY) is None:
         made = _claim(_base())
         if made is None:
             return Path(util.get_temp_dir())
-        path, lock = made
-        util.Finalize(None, _remove, args=(path, lock, shared), exitpriority=_LAST)
-        shared[_KEY] = str(path)
+        path, locks = made
+        util.Finalize(None, _remove, args=(path, locks, shared), exitpriority=_LAST)
+        shared[_KEY], shared[_SEMAPHORES_KEY] = str(path), _semaphores_of(path)
     return Path(shared[_KEY])
+
+
+@contextmanager
+def own_directory_is(path: Path) -> Iterator[None]:
+    """Have another directory, which the caller removes, be this process's for the block's length.
+
+    A fork server has to run before: its socket stays where it is.
+    """
+    shared = vars(process.current_process())["_config"]
+    before, shared[_KEY] = shared.get(_KEY), str(path)
+    try:
+        yield
+    finally:
+        shared[_KEY] = before
+
+
+def _semaphores_of(path: Path) -> str:
+    """Give the beginning of the names of a process's semaphores; macOS takes 30 characters."""
+    return f"/paceline-{path.name}"
 
 
 def _base() -> Path | None:
@@ -67,12 +88,12 @@ def _base() -> Path | None:
     return path if private and found.st_uid == os.geteuid() else None
 
 
-def _claim(base: Path | None) -> tuple[Path, int] | None:
+def _claim(base: Path | None) -> tuple[Path, tuple[int, int]] | None:
     """Remove what the dead have left, and make a directory with a lock.
 
     Returns:
-        The directory and the file that holds the lock as long as it is open; None where files can't
-        be locked.
+        The directory and the files that hold its locks as long as they are open; None where files
+        can't be locked.
     """
     if base is None:
         return None
@@ -83,7 +104,7 @@ def _claim(base: Path | None) -> tuple[Path, int] | None:
             lock = _new_lock(path)
             if lock is not None:
                 path.mkdir(mode=0o700)
-                return path, lock
+                return path, (lock, _keep(path))
     return None
 
 
@@ -102,6 +123,16 @@ def _new_lock(path: Path) -> int | None:
     return None
 
 
+def _keep(path: Path) -> int:
+    """Lock the directory itself: systemd-tmpfiles, which removes what is ten days old, skips such
+    (tmpfiles.d(5), Age), and a training may take longer.
+    """
+    held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with suppress(OSError):
+        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return held
+
+
 def _sweep(base: Path) -> None:
     """Remove the directories whose owners are gone, and with them their locks."""
     for name in base.glob(f"*{_LOCK}"):
@@ -109,15 +140,24 @@ def _sweep(base: Path) -> None:
             lock = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _unlink_semaphores(name.with_suffix(""))
                 _remove_both(name.with_suffix(""))
             finally:
                 os.close(lock)
 
 
-def _remove(path: Path, lock: int, shared: dict[str, str | None]) -> None:
+def _unlink_semaphores(path: Path) -> None:
+    """Remove those that a process left which was killed with its resource tracker."""
+    for semaphore in _SHARED_MEMORY.glob(f"sem.{_semaphores_of(path).removeprefix('/')}-*"):
+        with suppress(OSError):
+            semaphore.unlink()
+
+
+def _remove(path: Path, locks: tuple[int, int], shared: dict[str, str | None]) -> None:
     _remove_both(path)
-    os.close(lock)
-    shared[_KEY] = None
+    for lock in locks:
+        os.close(lock)
+    shared[_KEY], shared[_SEMAPHORES_KEY] = None, _THEIR_SEMAPHORES
 
 
 def _remove_both(path: Path) -> None:

@@ -13,20 +13,28 @@ from pathlib import Path
 
 import psutil
 
+from paceline.launch.lineage import in_first_namespace
+
 SCRATCH_VARIABLE = "PACELINE_SCRATCH"
 _SHARED_MEMORY = Path("/dev/shm")
 _NOTE = "shares-"
 
 
 def note_sharing() -> None:
-    """Leave word that this process hands tensors over by shared memory; for its launcher."""
+    """Note for the launcher that this process hands tensors over by shared memory."""
     if scratch := os.environ.get(SCRATCH_VARIABLE):
         with suppress(OSError):
             Path(scratch, f"{_NOTE}{os.getpid()}").touch()
 
 
 def free_shared(scratch: Path) -> None:
-    """Free what processes have handed over that left word here, and have ended."""
+    """Free what processes have handed over that left their number here, and have ended.
+
+    A container that shares its host's memory (`--ipc=host`) but numbers processes by itself does
+    nothing: the number may be that of another container's living process.
+    """
+    if in_first_namespace("ipc") and not in_first_namespace("pid"):
+        return
     for note in scratch.glob(f"{_NOTE}*"):
         for path in _SHARED_MEMORY.glob(f"torch_{note.name.removeprefix(_NOTE)}_*"):
             path.unlink(missing_ok=True)

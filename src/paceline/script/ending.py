@@ -4,12 +4,14 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import final
 
-from paceline.errors import InterruptedTraining, UsageError
+from paceline.config.text import printable
+from paceline.errors import InterruptedTraining, StorageError, UsageError
 from paceline.trainer.session import Session
 
 
@@ -46,11 +48,17 @@ class OpenSession:
         if isinstance(error, SystemExit) and error.code in (None, 0):
             error = None
         _open.remove(self)
+        ends_with_process = sys.excepthook == self._failed
         sys.excepthook, sys.exit = self._hook, self._exit
-        if error is None:
-            self._context.__exit__(None, None, None)
-        else:
-            self._context.__exit__(type(error), error, error.__traceback__)
+        try:
+            if error is None:
+                self._context.__exit__(None, None, None)
+            else:
+                self._context.__exit__(type(error), error, error.__traceback__)
+        except StorageError:
+            if ends_with_process:
+                sys.excepthook = partial(_show, self._hook)
+            raise
 
     def _failed(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -62,7 +70,7 @@ class OpenSession:
         except BaseException as raised:  # noqa: BLE001  # the same again as a rule
             if raised is not error:
                 kind, error, trace = type(raised), raised, raised.__traceback__
-        hook(kind, error, trace)
+        _show(hook, kind, error, trace)
 
     def _note_exit(self, code: object = None) -> None:
         """Stand in for `sys.exit`: when the process ends, nothing else tells how."""
@@ -78,11 +86,39 @@ class OpenSession:
         try:
             self.end(error)
         except BaseException as raised:  # noqa: BLE001  # nobody else would tell, nor end with 1
-            if raised is not error:
+            if raised is error:
+                return
+            code = 1
+            if isinstance(raised, StorageError):
+                code = _show_storage_error(raised)
+            else:
                 traceback.print_exception(raised)
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(1)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+"""As Python calls `sys.excepthook`."""
+
+
+def _show(
+    hook: Hook, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Say what ended the script: by a hook for exceptions, but a full disk without a traceback.
+
+    Raises:
+        SystemExit: It was that; the exit code says that another try may work. Python takes this
+            from a hook.
+    """
+    if isinstance(error, StorageError):
+        raise SystemExit(_show_storage_error(error))
+    hook(kind, error, trace)
+
+
+def _show_storage_error(error: StorageError) -> int:
+    print(f"paceline: {printable(str(error))}", file=sys.stderr, flush=True)
+    return int(error.exit_code)
 
 
 _open: list[OpenSession] = []  # a process has one session at most, so this is as global as it

@@ -66,8 +66,15 @@ class Overlay:
             return above
         return key if os.path.lexists(key) and not self._is_gone(key) else None
 
-    def readable(self, key: str) -> str:
-        """Give where to read; a path that isn't there where the file isn't."""
+    def readable(self, key: str, *, real: bool = False) -> str:
+        """Give where to read; a path that isn't there where the file isn't.
+
+        Args:
+            key: Of a file or a directory.
+            real: Prefer the real one, where it wasn't removed.
+        """
+        if real and os.path.lexists(key) and not self._is_gone(key):
+            return key
         return self.visible(key) or self._files + key
 
     def real_name(self, path: str) -> str:

@@ -8,7 +8,7 @@ import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, Self, cast, final
@@ -21,7 +21,7 @@ import torch
 from paceline.study.overlay import Overlay
 from paceline.study.patching import Patches
 
-_READING = ("stat", "access", "chdir", "statvfs", "getxattr", "listxattr")
+_READING = ("stat", "access", "statvfs", "getxattr", "listxattr")
 _READING_LINKS = ("lstat", "readlink")
 _CHANGING = ("chmod", "chown", "lchown", "utime", "truncate", "setxattr", "removexattr")
 _MAKING = ("mkdir", "mkfifo", "mknod")
@@ -69,13 +69,20 @@ class Redirection:
             self._wrap(patches, os, name, self._make)
         for name in _REMOVING:
             self._wrap(patches, os, name, partial(self._remove, name == "rmdir"))
-        for name in ("rename", "replace"):
-            self._wrap(patches, os, name, self._rename)
-        self._wrap(patches, os, "link", self._link)
-        self._wrap(patches, os, "symlink", self._symlink)
-        self._wrap(patches, os, "listdir", self._list)
-        self._wrap(patches, os, "scandir", self._scan)
-        self._wrap(patches, os, "open", self._open_descriptor)
+        rules: Mapping[str, Function] = {
+            "rename": self._rename,
+            "replace": self._rename,
+            "chdir": self._change_directory,
+            "getcwd": self._working_directory,
+            "getcwdb": self._working_directory,
+            "link": self._link,
+            "symlink": self._symlink,
+            "listdir": self._list,
+            "scandir": self._scan,
+            "open": self._open_descriptor,
+        }
+        for name, rule in rules.items():
+            self._wrap(patches, os, name, rule)
         for module in (builtins, io, _io):
             self._wrap(patches, module, "open", self._open)
         self._wrap(patches, sqlite3, "connect", self._connect)
@@ -169,6 +176,18 @@ class Redirection:
         if source is not None:
             self.overlay.moved_away(source)
         return _nothing
+
+    def _change_directory(self, original: Function, path: Any) -> Callable[[], Any]:
+        key = self._key(path, follow=True) if self._is_used() else None
+        if key is None:
+            return partial(original, path)
+        # The real one where it is there: C code and other programs see only that.
+        return partial(original, self.overlay.readable(key, real=True))
+
+    def _working_directory(self, original: Function) -> Callable[[], Any]:
+        here = original()
+        real = self.overlay.real_name(os.fsdecode(here))
+        return lambda: os.fsencode(real) if isinstance(here, bytes) else real
 
     def _link(self, original: Function, src: Any, dst: Any, **named: Any) -> Callable[[], Any]:
         source = self._key(src, follow=False, fd=named.get("src_dir_fd"))

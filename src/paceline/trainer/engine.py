@@ -143,6 +143,8 @@ class Engine:
             restored = self.keeper.restore_newest()
         if restored is not None:
             self.course.resume(restored)
+            if restored.step_in_epoch and self.train_loader is not None:
+                self.parts.note_resumed()
         if self.sync is not None:
             self.sync.begin(self.course.state.step)
         if self.guard is not None:
@@ -220,6 +222,7 @@ class Engine:
         """
         refuse_pass(is_open=self._epoch_is_open and self.free is None, passed=self._passed)
         self._passed, self._left = True, False
+        self.parts.put_back()
         if self.sync is not None:
             self.sync.begin_pass()
         course, meter, most = self.course, self.meter, loader.plan.micro_batch

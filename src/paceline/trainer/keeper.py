@@ -151,29 +151,16 @@ class SnapshotKeeper:
         """
         model, numerics = self._parts.model, self._terms.numerics
         named = list(model.named_parameters())  # once: walking the modules costs more than sums
-        finite = are_finite([parameter.detach() for _, parameter in named])
-        if self.sync is not None:  # each worker may have weights of its own
-            finite = bool(self._group.gather_rows(torch.tensor([finite], dtype=torch.uint8)).all())
-        if not finite:
-            raise NonFiniteLossError(
-                f"the weights became NaN or infinite by step {state.step}. {self.advice()}"
-            )
+        self._check_finite(named, state.step)
         sync = self.sync.gathered() if self.sync is not None else SyncState()
         own = self._gathered_own()
         if self._writer is None:
             return
-        tensors = {
+        tensors: dict[str, Mapping[str, Tensor]] = {
             "model": self._model_tensors(model, agreed.more) | dict(sync.model),
             "workers": {"buffers": agreed.more},
         }
-        optimizers: list[object] = []
-        for number, optimizer in enumerate(self._parts.optimizers):
-            slots, values = flatten_optimizer(optimizer, named)
-            if sync.optimizers:
-                common = sync.optimizers[number]
-                slots, values = dict(common.tensors), dict(common.values)
-            tensors[_optimizer_file(number)] = slots
-            optimizers.append(values)
+        optimizers = self._optimizer_state(named, sync, tensors)
         others: dict[str, Tensor] = {}
         saved = {n: encode(o.state_dict(), n, others) for n, o in self._parts.stateful().items()}
         if others:
@@ -253,6 +240,37 @@ class SnapshotKeeper:
         """Wait until what was saved is on disk, or has failed (which was said)."""
         if self._writer:
             self._writer.flush()
+
+    def _check_finite(self, named: Sequence[tuple[str, nn.Parameter]], step: int) -> None:
+        """Refuse weights that aren't finite. Collective where there is a `sync`.
+
+        Raises:
+            NonFiniteLossError: A weight is NaN or infinite; on every worker.
+        """
+        finite = are_finite([parameter.detach() for _, parameter in named])
+        if self.sync is not None:  # each worker may have weights of its own
+            finite = bool(self._group.gather_rows(torch.tensor([finite], dtype=torch.uint8)).all())
+        if not finite:
+            raise NonFiniteLossError(
+                f"the weights became NaN or infinite by step {step}. {self.advice()}"
+            )
+
+    def _optimizer_state(
+        self,
+        named: Sequence[tuple[str, nn.Parameter]],
+        sync: SyncState,
+        tensors: dict[str, Mapping[str, Tensor]],
+    ) -> list[object]:
+        """Add each optimizer's tensors to those of the snapshot; returns its other values."""
+        optimizers: list[object] = []
+        for number, optimizer in enumerate(self._parts.optimizers):
+            slots, values = flatten_optimizer(optimizer, named)
+            if sync.optimizers:
+                common = sync.optimizers[number]
+                slots, values = dict(common.tensors), dict(common.values)
+            tensors[_optimizer_file(number)] = slots
+            optimizers.append(values)
+        return optimizers
 
     def save_last(self, limit_s: float, is_cut_short: Callable[[], bool]) -> str:
         """Wait as `flush`; where the last snapshot isn't on disk, try again for a while. Local.

@@ -10,6 +10,8 @@ from paceline.checkpoint.values import decode, encode
 from paceline.errors import SnapshotError, UsageError
 from paceline.trainer.ownstates import OwnState
 
+State = tuple[object, dict[str, Tensor]]
+"""A copy of a state: JSON, and the tensors in it."""
 _PER_WORKER = "s.keep(..., per_worker=True)"
 
 
@@ -37,9 +39,14 @@ class Kept:
         """Take values over."""
         vars(self).update(state_dict)
 
+    def copy(self) -> State:
+        """Copy the values."""
+        return _copied(vars(self))
 
-State = tuple[object, dict[str, Tensor]]
-"""A copy of a state: JSON, and the tensors in it."""
+    def put_back(self, copy: State) -> None:
+        """Have the values be what they were when a copy was made."""
+        vars(self).update(decode(*copy))  # type: ignore[call-overload]  # a dictionary again
+
 
 
 @runtime_checkable
@@ -70,6 +77,8 @@ class PerPart:
         """The part whose state is in the objects."""
         self._left: State | None = None
         """What was in the objects when the last step ended."""
+        self._resumed: State | None = None
+        """What a snapshot taken within an epoch has put into the objects."""
 
     def begin(self, parts: Iterable[int]) -> None:
         """Give all parts of this worker the state that is in the objects. Local to the worker."""
@@ -77,6 +86,16 @@ class PerPart:
         self._now = self._mine[0]
         self._states = {part: self._copy() for part in self._mine[1:]}
         self._left = None
+
+    def note_resumed(self) -> None:
+        """Remember what is in the objects now, for `put_back`. Local."""
+        self._resumed = self._copy()
+
+    def put_back(self) -> None:
+        """Undo what the script has changed since `note_resumed`. Local."""
+        if self._resumed is not None:
+            self._put(self._resumed)
+        self._resumed = None
 
     def begin_step(self) -> None:
         """Have what the script has changed between two passes hold for all parts. Local."""
@@ -143,10 +162,7 @@ class PerPart:
         self._states = found
 
     def _copy(self) -> State:
-        states = {name: one.state_dict() for name, one in self.objects.items()}
-        tensors: dict[str, Tensor] = {}
-        json = encode(states, "", tensors)
-        return json, {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        return _copied({name: one.state_dict() for name, one in self.objects.items()})
 
     def _put(self, state: State) -> None:
         states = decode(*state)
@@ -166,6 +182,12 @@ def check_given(part: object, name: str | None, values: Mapping[str, object]) ->
         raise UsageError("s.keep takes an object, s.keep(part, name='...'), or values: s.keep(x=0)")
     if part is not None and (values or name is None):
         raise UsageError("s.keep(part, name='...') takes one object and its name, and no values")
+
+
+def _copied(state: Mapping[str, object]) -> State:
+    tensors: dict[str, Tensor] = {}
+    json = encode(state, "", tensors)
+    return json, {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def _equal(one: State, other: State) -> bool:

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import UsageError
-from paceline.trainer.kept import PerPart, Stateful
+from paceline.trainer.kept import Kept, PerPart, State, Stateful
 
 
 @final
@@ -24,6 +24,8 @@ class Parts:
     per_part: PerPart = field(default_factory=PerPart)
     """What every worker, or every shard, has a state of its own of."""
 
+    resumed: list[tuple[Kept, State]] = field(default_factory=list)
+    """What plain values were in a snapshot that was taken within an epoch."""
     unseeded: list[str] = field(default_factory=list)
     """Names of models whose first weights were drawn without a seed, before the session."""
 
@@ -46,6 +48,23 @@ class Parts:
             raise UsageError(
                 f"a model can't be named {name!r}: give it a plain word such as 'generator'"
             )
+
+    def note_resumed(self) -> None:
+        """Remember what the script keeps, as a snapshot taken within an epoch has it. Local.
+
+        The script runs the beginning of that epoch's body a second time, and may set there anew
+        what has been changed since, such as a hidden state.
+        """
+        kept = [one for one in self.others.values() if isinstance(one, Kept)]
+        self.resumed = [(one, one.copy()) for one in kept]
+        self.per_part.note_resumed()
+
+    def put_back(self) -> None:
+        """Undo what the script has changed of it since: the epoch's first batch follows. Local."""
+        for kept, copy in self.resumed:
+            kept.put_back(copy)
+        self.resumed = []
+        self.per_part.put_back()
 
     def check_optimizers(self) -> None:
         """Refuse an optimizer of parameters that no model here has.

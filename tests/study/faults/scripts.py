@@ -225,7 +225,13 @@ RANK_0_JUDGES = PLAIN.replace("    accuracy = evaluate(model)\n", "").replace(
 )
 """Evaluation on rank 0 alone, with a loader that is made anew every time."""
 
+IN_ORDER = BY_HAND.replace(
+    "DistributedSampler(train_set)", "DistributedSampler(train_set, shuffle=False)"
+)
+"""The data set's own order: ranks stride through it, and a step has the samples of one process."""
+
 FAULTLESS = {
+    "in-order": IN_ORDER,
     "plain": PLAIN,
     "rank-0-judges": RANK_0_JUDGES,
     "uneven": UNEVEN,
@@ -391,6 +397,15 @@ FAULTS = {
             )
         ],
         told="the schedule was stepped",
+    ),
+    "shuffled on several workers alone": Fault(
+        "other-samples",
+        [
+            ("DistributedSampler(train_set, shuffle=False)", "DistributedSampler(train_set)"),
+            ("sampler=sampler)", "sampler=sampler if world > 1 else None)"),
+        ],
+        IN_ORDER,
+        told="drawn by DistributedSampler, shuffled, there by SequentialSampler, not shuffled",
     ),
     "learning rate and batch": Fault(
         "rate-stays", [("batch_size=16 // world", "batch_size=16")], told="32 samples instead of 16"

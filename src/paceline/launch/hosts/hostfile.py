@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 
 from paceline.config.quantities import parse_count
 from paceline.errors import UsageError
+from paceline.launch.placement import MOST_WORKERS
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9._-]{0,63}\$?")
 _ADDRESS = re.compile(r"[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9][A-Za-z0-9._-]{0,14})?")
 """Of IPv6 also with a scope: the name of an interface."""
 _KEYS = "slots, user, port, address, python, dir"
-MOST_WORKERS = 10_000
-"""On one host: each is a process with PyTorch in it."""
 _EXAMPLE = "--hosts node0:4,alice@node1:2 (host:workers)"
 
 
@@ -51,8 +50,7 @@ class Host:
             raise UsageError(f"{self.name}: {self.user!r} is no user name")
         if self.slots is not None and not 1 <= self.slots <= MOST_WORKERS:
             raise UsageError(
-                f"{self.name}: {self.slots} workers; it must be at least 1, at most "
-                f"{MOST_WORKERS:,}"
+                f"{self.name}: {self.slots} workers; it must be at least 1, at most {MOST_WORKERS}"
             )
         if self.port is not None and not 0 < self.port < 65536:
             raise UsageError(f"{self.name}: {self.port} is no port")

@@ -37,8 +37,8 @@ def read_live(log_dir: Path) -> list[WorkerSpeed]:
     found: dict[int, WorkerSpeed] = {}
     for path in sorted(log_dir.glob(_PATTERN)):
         with suppress(OSError, ValueError):
-            told = read_json(path)
-            for content in told if isinstance(told, list) else []:
+            speeds = read_json(path)
+            for content in speeds if isinstance(speeds, list) else []:
                 speed = WorkerSpeed.from_json(content)
                 found[speed.rank] = speed
     return sorted(found.values(), key=lambda speed: (-speed.own_s, speed.rank))

@@ -178,7 +178,7 @@ class _Notice:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _NoticeRecord:
     """A notice as it is written."""
 
     host: str
@@ -190,10 +190,10 @@ class _Told:
 
 def _read(path: Path) -> _Notice | None:
     try:
-        told = _Told(**check_types(_Told, read_json(path)))
+        found = _NoticeRecord(**check_types(_NoticeRecord, read_json(path)))
     except (OSError, ValueError):
         return None
-    return _Notice((told.host, told.node, told.attempt), told.pid, Path(told.note))
+    return _Notice((found.host, found.node, found.attempt), found.pid, Path(found.note))
 
 
 def _say(line: str) -> None:

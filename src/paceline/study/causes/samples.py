@@ -129,7 +129,7 @@ def other_samples(case: Case) -> Iterator[Finding]:
     counts = [sum(story.steps[step].shares) for story in (case.first, case.other)]
     workers = plural(case.first.workers, "worker")
     if counts[0] == counts[1]:
-        what = f"step {step} sees other samples than on {workers}"
+        what = f"step {step} sees other samples than on {workers}{_drawn_otherwise(case)}"
     else:
         what = f"step {step} sees {plural(counts[1], 'sample')}, on {workers} {counts[0]}"
     yield case.found(Cause.OTHER_SAMPLES, what, step=step)
@@ -137,6 +137,17 @@ def other_samples(case: Case) -> Iterator[Finding]:
 
 def _shared_by_torch(found: Pass) -> bool:
     return any(begun.replicas > 1 for begun in found.begun)
+
+
+def _drawn_otherwise(case: Case) -> str:
+    """Name the samplers where others draw the samples, or shuffle; empty where they don't."""
+    drawn = []
+    for story in (case.first, case.other):
+        begun = next((e.begun[0] for e in story.training() if e.begun), None)
+        if begun is None:
+            return ""
+        drawn.append(f"{begun.sampler}, {'' if begun.shuffles else 'not '}shuffled")
+    return "" if drawn[0] == drawn[1] else f": drawn by {drawn[1]}, there by {drawn[0]}"
 
 
 def _sampler(found: Pass) -> str:

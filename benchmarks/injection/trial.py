@@ -7,6 +7,7 @@ own: an empty /dev/shm, and mounts that end with it. The driver and it talk by J
 import ctypes
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -143,6 +144,8 @@ def _problems(training: Training, wanted: str | None) -> Sequence[str]:
 def main(room: Path) -> int:
     """Do the run that `asked.json` in the room asks for."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for number in (signal.SIGINT, signal.SIGHUP):  # which nohup and a shell's `&` have ignored
+        signal.signal(number, signal.SIG_DFL)
     if not no_mounts():
         mount("-t", "tmpfs", "tmpfs", str(_SHARED_MEMORY))
         # A short path: a socket's has 103 bytes at most.

@@ -104,7 +104,7 @@ KINDS: Sequence[Kind] = (
         "SIGKILL to a process that loads data",
         _kill_loader,
         before=_use_loaders,
-        says=r"(is killed by signal|DataLoader|[Cc]onnection).*" + STARTS_AGAIN,
+        says=r"loader process \d+ ended by the signal SIGKILL.*" + STARTS_AGAIN,
         form="script",
     ),
 )

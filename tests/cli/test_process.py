@@ -74,6 +74,31 @@ def test_an_interrupted_command_ends_with_its_exit_code(times: str, out: str) ->
     assert (done.returncode, done.stdout, done.stderr) == (ExitCode.RESUMABLE, out, "")
 
 
+_STOPPED_EARLY = """
+import os, sys
+import paceline.__main__ as process
+from paceline.launch import local
+
+def stopped(*_):
+    os.kill(os.getpid(), number)
+
+number = int(sys.argv.pop())
+local.prepare = stopped
+process.run()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_before_there_are_workers_stops_the_training(number: int, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ["train", "digits", "--device", "cpu", "--workers", "2", "--run-dir", str(run)]
+    command = [sys.executable, "-c", _STOPPED_EARLY, *words, str(int(number))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=False)
+    assert (done.returncode, done.stderr) == (ExitCode.RESUMABLE, "")
+    assert "Stopped before the training began" in done.stdout
+    assert not run.exists()
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("command", ["evaluate RUN", "train digits --on here --epochs 1000"])
 @pytest.mark.slow

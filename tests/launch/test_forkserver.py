@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -91,20 +91,20 @@ def test_a_signal_to_stop_that_comes_meanwhile_is_only_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Held back while the server starts; it reaches the launcher's handler, not the server."""
+    multiprocessing.resource_tracker.ensure_running()  # so that the server alone is started
     received: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     start = multiprocessing.util.spawnv_passfds
 
-    def start_amid_signals(*args: object) -> int:
+    def start_amid_signals(path: bytes, words: Sequence[str], descriptors: Sequence[int]) -> int:
         os.kill(os.getpid(), signal.SIGTERM)
         assert received == []
-        pid: int = start(*args)
+        pid: int = start(path, words, descriptors)
         os.kill(pid, signal.SIGTERM)  # it has hardly begun
         os.kill(pid, signal.SIGHUP)
         return pid
 
     monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", start_amid_signals)
-    multiprocessing.resource_tracker.ensure_running()
     try:
         forkserver.prepare((), 1)
     finally:

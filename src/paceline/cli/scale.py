@@ -16,8 +16,9 @@ from paceline.cli.scale_commands import fills
 from paceline.config.commands import command_line
 from paceline.config.text import printable
 from paceline.errors import ExitCode, PacelineError, UsageError
+from paceline.launch.signals import signals_raised
 from paceline.study.scaling.foretelling import foretell_study
-from paceline.study.scaling.launching import InterruptedStudyError, signals_heeded
+from paceline.study.scaling.launching import InterruptedStudyError
 from paceline.study.scaling.options import PLAIN
 from paceline.study.scaling.plan import make_plan, method_settings
 from paceline.study.scaling.result import Study, summarise
@@ -79,7 +80,7 @@ def _scale(asked: Asked) -> int:
     _announce(asked)
     interrupted = False
     try:
-        with signals_heeded():
+        with signals_raised():
             runner.measure(asked.plan)
             if options.train:
                 runner.train(asked.sizes)

@@ -29,6 +29,7 @@ from paceline.launch.placement import (
     threads_per_worker,
     usable_cores,
 )
+from paceline.launch.signals import signals_raised
 from paceline.metrics.tensorboard import require_tensorboard
 from paceline.trainer.config import TrainConfig
 from paceline.trainer.methods import check_method
@@ -245,16 +246,20 @@ def _start_local(launch: Launch) -> int:
         run.create()
     with run.lock(), run.swept():
         run.summary_json.unlink(missing_ok=True)  # of an earlier start
-        prepare(PRELOAD, place.threads)
-        outcome = launch_local(
-            launch.entry,
-            launch.request.to_json(),
-            workers=place.workers,
-            threads=place.threads,
-            policy=launch.config.policy(),
-            log_dir=run.logs,
-            progress=run.newest_step,
-        )
+        try:
+            with signals_raised():  # until the launch catches them itself
+                prepare(PRELOAD, place.threads)
+                outcome = launch_local(
+                    launch.entry,
+                    launch.request.to_json(),
+                    workers=place.workers,
+                    threads=place.threads,
+                    policy=launch.config.policy(),
+                    log_dir=run.logs,
+                    progress=run.newest_step,
+                )
+        except KeyboardInterrupt:
+            return announce_end(run, interrupted=True)
         return announce(run, outcome)
 
 

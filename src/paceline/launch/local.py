@@ -88,7 +88,7 @@ def launch_local(
     for stale in log_dir.glob("*failure-rank-*.json"):
         stale.unlink(missing_ok=True)
     caught = Interrupts(policy.stop_s).caught()
-    with scratch_directory() as scratch, orphans_adopted(), caught as interrupts:
+    with caught as interrupts, scratch_directory() as scratch, orphans_adopted():
         crew = Crew.of(
             WorkerTask(entry=entry, payload=payload, log_dir=log_dir, scratch=scratch),
             workers,

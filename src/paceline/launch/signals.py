@@ -14,6 +14,24 @@ SAME_S = 0.5
 """Signals this close together are one: a wrapper often passes on what the group got already."""
 
 
+@contextmanager
+def signals_raised() -> Iterator[None]:
+    """Have each signal that asks to stop raise KeyboardInterrupt; one that is ignored stays so."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        for number, handler in before.items():
+            if handler != signal.SIG_IGN:
+                signal.signal(number, interrupt)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class Stoppable(Protocol):
     """What signals are passed on to. A signal handler calls it: it takes no lock."""
 

@@ -11,12 +11,12 @@ import pytest
 
 from paceline._version import __version__
 from paceline.errors import ExitCode
+from paceline.launch.signals import signals_raised
 from paceline.study.scaling.launching import (
     PROGRAM,
     InterruptedStudyError,
     problem_in,
     run_command,
-    signals_heeded,
 )
 
 
@@ -83,7 +83,7 @@ def test_a_signal_stops_the_command_and_is_told(number: signal.Signals, tmp_path
         return False
 
     before = signal.getsignal(number)
-    with pytest.raises(InterruptedStudyError), signals_heeded():
+    with pytest.raises(InterruptedStudyError), signals_raised():
         run_command(FOREVER, tmp_path / "log", 60.0, interrupt)
     assert signal.getsignal(number) is before
 
@@ -91,7 +91,7 @@ def test_a_signal_stops_the_command_and_is_told(number: signal.Signals, tmp_path
 def test_a_signal_that_is_ignored_stays_so() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with signals_heeded():
+        with signals_raised():
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ExitCode, UsageError
-from paceline.study.scaling.launching import InterruptedStudyError, signals_heeded
+from paceline.launch.signals import signals_raised
+from paceline.study.scaling.launching import InterruptedStudyError
 from paceline.study.scaling.options import Mode
 from paceline.study.scaling.plan import Measurement, Size, make_plan
 from paceline.study.scaling.running import Runner, exit_code_of
@@ -204,7 +205,7 @@ def test_a_signal_leaves_no_measurement_half_done(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     studied = Studied(tmp_path)
-    with pytest.raises((InterruptedStudyError, KeyboardInterrupt)), signals_heeded():
+    with pytest.raises((InterruptedStudyError, KeyboardInterrupt)), signals_raised():
         studied.runner(say).measure(plan)
     assert [path.name for path in (tmp_path / "measured").iterdir()] == ["1-allreduce-1.json"]
     assert not (tmp_path / "runs" / "2-allreduce-1").exists()

@@ -6,16 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 from paceline.errors import ExitCode
 from paceline.launch.lineage import die_with_parent
-from paceline.launch.signals import STOP_SIGNALS
 
 PROGRAM = (sys.executable, "-m", "paceline")
 _POLL_S = 0.1
@@ -41,24 +39,6 @@ class Ended:
 
 class InterruptedStudyError(BaseException):
     """A signal came; the training that was under way has been stopped."""
-
-
-@contextmanager
-def signals_heeded() -> Iterator[None]:
-    """Have each signal that asks to stop raise KeyboardInterrupt; one that is ignored stays so."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    try:
-        for number, handler in before.items():
-            if handler != signal.SIG_IGN:
-                signal.signal(number, interrupt)
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def run_command(

@@ -191,6 +191,7 @@ HEAVY = {"torch", "numpy", "matplotlib", "torchvision", "rich", "jinja2", "panda
     ],
     ids=["package", "help", "train-help", "recipes", "options", "launch"],
 )
+@pytest.mark.core_cases(4)
 def test_what_needs_no_torch_imports_none(code: str, heavy: set[str]) -> None:
     assert modules_after(code) & heavy == set()
 

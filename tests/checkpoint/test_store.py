@@ -335,6 +335,7 @@ for step in (2, 3):
 """
 
 
+@pytest.mark.slow
 def test_kill_9_at_every_phase_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     source = str(Path(paceline.__path__[0]).parent)
     ended = subprocess.run(

@@ -24,6 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "run"
 
 
+@pytest.mark.slow
 def test_evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(run), "--snapshot", "last"]) == ExitCode.DONE
     shown = capsys.readouterr().out
@@ -44,6 +45,7 @@ def test_evaluate_another_snapshot(run: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+@pytest.mark.core_cases(1)
 def test_export(run: Path, tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / f"weights.{suffix}"
     assert main(["export", str(run), str(file), "--snapshot", "last"]) == ExitCode.DONE

@@ -136,6 +136,7 @@ def _refused(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
 
 
 @pytest.mark.parametrize("spoil", [*NOT_JSON, *WRONG_RUN])
+@pytest.mark.core_cases(5)
 def test_run_json(spoil: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     {**NOT_JSON, **WRONG_RUN}[spoil](run / "run.json")
     _refused(capsys, "resume", run)
@@ -145,6 +146,7 @@ def test_run_json(spoil: str, run: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("spoil", NOT_JSON)
+@pytest.mark.core_cases(10)
 def test_profile_json(spoil: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     NOT_JSON[spoil](run / "profile.json")
     assert "profile.json" in _refused(capsys, "predict", run, "--link", "25gbit")
@@ -180,6 +182,7 @@ def test_study_json(spoil: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("spoil", NOT_JSON)
+@pytest.mark.core_cases(4)
 def test_files_without_which_a_command_goes_on(
     spoil: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,6 +234,7 @@ def test_strays_among_the_snapshots_dont_keep_a_training_from_going_on(
 
 
 @pytest.mark.parametrize("spoil", ["a pipe", "a device", "5 MB", "not UTF-8", "zero bytes"])
+@pytest.mark.core_cases(3)
 def test_a_table_that_is_none_is_named_or_begun_again(
     spoil: str, paceline: Paceline, run: Path
 ) -> None:

@@ -34,6 +34,7 @@ def test_a_fault_as_json(
     assert {"what", "state", "text"} == found["device"].keys()
 
 
+@pytest.mark.slow
 def test_this_machine(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -47,6 +48,7 @@ def test_this_machine(
     assert (told["links"], told["all_reduce"]) == ([], None)
 
 
+@pytest.mark.slow
 def test_a_recipe_whose_data_is_missing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

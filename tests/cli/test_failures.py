@@ -47,6 +47,7 @@ def test_the_failing_workers_traceback_is_whole(
     ],
 )
 @pytest.mark.parametrize("where", ["build", "forward"])
+@pytest.mark.core_cases(3)
 def test_a_worker_that_leaves_with_exit_code_0(
     paceline: Paceline, recipe: Path, tmp_path: Path, how: str, words: str, where: str
 ) -> None:

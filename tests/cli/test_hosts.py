@@ -117,6 +117,7 @@ def test_snapshots_that_hosts_dont_have_are_not_forgotten(
     assert "the newest snapshot here is of step 23, and the hosts have none" in refused.err
 
 
+@pytest.mark.slow
 def test_hosts_that_cant_train_together_are_named_and_nothing_is_left(
     paceline: Paceline, near: Mapping[str, str], tmp_path: Path
 ) -> None:
@@ -206,6 +207,7 @@ def test_a_lost_host_is_replaced_by_what_is_left(
         (("--hosts", "a", "--ssh-config", "none"), "there is no file none"),
     ],
 )
+@pytest.mark.core_cases(6)
 def test_what_makes_no_sense_is_refused(
     paceline: Paceline, given: tuple[str, ...], part: str
 ) -> None:

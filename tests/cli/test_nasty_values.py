@@ -69,6 +69,7 @@ def _values(option: OptionField) -> Sequence[str]:
 
 
 @pytest.mark.parametrize("kind", _TAKERS)
+@pytest.mark.core_cases(2)
 def test_an_option_takes_a_value_or_refuses_it_in_a_paragraph(kind: str) -> None:
     options, take = _TAKERS[kind]
     wrong, refused = [], 0

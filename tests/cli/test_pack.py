@@ -104,6 +104,7 @@ def build(*, packed: bool = True) -> Job:
 """
 
 
+@pytest.mark.slow
 def test_training_is_the_same_on_the_folder_and_packed(paceline: Paceline) -> None:
     write_image_folder(paceline.directory / "images")
     (paceline.directory / "mine.py").write_text(_RECIPE)

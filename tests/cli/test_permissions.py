@@ -26,6 +26,7 @@ def _modes(top: Path) -> dict[str, int]:
     return {str(path.relative_to(top)): stat.S_IMODE(path.stat().st_mode) for path in paths}
 
 
+@pytest.mark.slow
 def test_a_run_directory_is_its_owners_alone(cold_paceline: Paceline, tmp_path: Path) -> None:
     run = tmp_path / "runs" / "one"
     ended = cold_paceline.run(*_SHORT, "--run-dir", run)
@@ -36,6 +37,7 @@ def test_a_run_directory_is_its_owners_alone(cold_paceline: Paceline, tmp_path: 
     assert stat.S_IMODE(run.parent.stat().st_mode) == 0o750  # it isn't a training's
 
 
+@pytest.mark.slow
 def test_a_team_may_read_one_that_is_shared(cold_paceline: Paceline, tmp_path: Path) -> None:
     run = tmp_path / "run"
     ended = cold_paceline.run(*_SHORT, "--run-dir", run, "--share-run-dir")
@@ -46,6 +48,7 @@ def test_a_team_may_read_one_that_is_shared(cold_paceline: Paceline, tmp_path: P
     assert [name for name, mode in modes.items() if mode & 0o007] == []
 
 
+@pytest.mark.slow
 def test_a_directory_that_was_there_keeps_its_permissions(
     cold_paceline: Paceline, tmp_path: Path
 ) -> None:

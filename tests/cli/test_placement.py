@@ -53,6 +53,7 @@ def usual_weights(tmp_path_factory: pytest.TempPathFactory) -> object:
 
 
 @pytest.mark.parametrize("scheme", ["tcp", slow("file"), slow("env")])
+@pytest.mark.slow
 def test_two_terminals(scheme: str, paceline: Paceline, usual_weights: object) -> None:
     port = str(free_port())
     meeting = paceline.directory / "meeting"
@@ -181,6 +182,7 @@ def test_an_old_run_directory_is_refused_by_all(paceline: Paceline) -> None:
         assert "already holds a training" in done.err
 
 
+@pytest.mark.slow
 def test_nothing_listens_on_all_interfaces(paceline: Paceline) -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     started = [

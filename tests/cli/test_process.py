@@ -134,6 +134,7 @@ def test_a_result_that_cannot_be_printed(streams: str, code: int, told: str) -> 
 
 
 @pytest.mark.parametrize("streams", ["<&- >&- 2>&-", ">/dev/full 2>&1"])
+@pytest.mark.slow
 def test_a_training_needs_nobody_to_tell(streams: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = f'"$0" -m paceline train digits --workers 2 --epochs 1 --run-dir "$1" {streams}'

@@ -45,6 +45,7 @@ def assert_same(run: Path, undisturbed: Path) -> None:
 
 
 @pytest.mark.xdist_group("undisturbed")
+@pytest.mark.slow
 def test_signals_stop_at_once_and_resume_exactly(
     paceline: Paceline, tmp_path: Path, undisturbed: Path
 ) -> None:
@@ -163,6 +164,7 @@ def test_other_settings_need_a_word(paceline: Paceline, tmp_path: Path) -> None:
     assert len(metrics_without_times(run)) == 3
 
 
+@pytest.mark.slow
 def test_another_number_of_workers_keeps_the_global_batch(
     paceline: Paceline, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def read(group: Group, first_step: int, drop_last: bool) -> list[list[float]]:
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("first_step", [0, 2])
+@pytest.mark.core_cases(5)
 def test_the_order_is_that_of_one_process(
     world_size: int, drop_last: bool, first_step: int
 ) -> None:

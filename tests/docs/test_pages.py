@@ -162,6 +162,7 @@ def test_flags_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.core_cases(4)
 def test_commands_work(
     page: Path, inside: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

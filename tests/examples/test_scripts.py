@@ -58,6 +58,7 @@ def accuracies(printed: str) -> list[float]:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.slow
 def test_both_learn_the_same(name: str, tmp_path: Path) -> None:
     folder, options = PAIRS[name]
     write_mnist(tmp_path / "data" / folder / "raw", train=800, test=100, gz=False)

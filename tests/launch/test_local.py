@@ -40,6 +40,7 @@ def test_results_come_back_by_rank_and_each_worker_knows_its_place(launch: Launc
 
 
 @pytest.mark.parametrize("entry", ["describe", "fail"])
+@pytest.mark.core_cases(1)
 def test_no_semaphore_outlives_its_attempt(launch: Launch, entry: str) -> None:
     """They go without a garbage collection, which may come where they can't be removed."""
 
@@ -83,6 +84,7 @@ def test_plain_pytorch_meets_without_a_port_too(launch: Launch) -> None:
     assert [json.loads(text) for text in outcome.results.values()] == [[6.0, 6.0]] * 3
 
 
+@pytest.mark.slow
 def test_output_of_rank_0_is_shown_and_logged_that_of_others_only_logged(tmp_path: Path) -> None:
     logs, outcome = tmp_path / "logs", tmp_path / "outcome.json"
     script = Path(__file__).with_name("launcher.py")

@@ -89,6 +89,7 @@ def _gone(pids: set[int]) -> None:
         slow(signal.SIGHUP, True),
     ],
 )
+@pytest.mark.slow
 def test_a_signal_stops_the_workers_and_leaves_no_process(
     start: Start, number: signal.Signals, group: bool
 ) -> None:
@@ -104,6 +105,7 @@ def test_a_signal_stops_the_workers_and_leaves_no_process(
     _gone(pids)
 
 
+@pytest.mark.slow
 def test_workers_that_do_not_stop_are_killed_in_time(start: Start) -> None:
     launcher = start("wait_for_kill", stop_s=0.2)
     pids = launcher.wait_for_workers()
@@ -115,6 +117,7 @@ def test_workers_that_do_not_stop_are_killed_in_time(start: Start) -> None:
     _gone(pids)
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_kills_at_once(start: Start) -> None:
     launcher = start("wait_for_kill", stop_s=1000.0)
     pids = launcher.wait_for_workers()

@@ -51,6 +51,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.xdist_group("vgg")
+@pytest.mark.slow
 def test_it_reaches_its_target_and_judges_the_best_model_on_the_test_set(trained: Path) -> None:
     found = summary(trained)
     assert found["stopped_because"] == "target"

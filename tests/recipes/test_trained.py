@@ -36,6 +36,7 @@ CASES = pytest.mark.parametrize(
 
 
 @CASES
+@pytest.mark.slow
 def test_on_one_worker(case: Case, tmp_path: Path) -> None:
     assert_reaches_its_target(case, tmp_path)
 

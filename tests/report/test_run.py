@@ -115,6 +115,7 @@ def test_missing_files(make_run: MakeRun, missing: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["run.json", "metrics.csv", "summary.json", "snapshots/best.json"])
+@pytest.mark.core_cases(3)
 def test_files_torn_anywhere(make_run: MakeRun, name: str) -> None:
     run = make_run(done=3)
     content = (run.path / name).read_bytes()
@@ -124,6 +125,7 @@ def test_files_torn_anywhere(make_run: MakeRun, name: str) -> None:
 
 
 @pytest.mark.parametrize("value", [None, "text", [1], {"a": []}, True, -1, 1e308])
+@pytest.mark.core_cases(3)
 def test_values_of_the_wrong_type(make_run: MakeRun, value: object) -> None:
     run = make_run(done=2)
     for path in (run.run_json, run.summary_json):

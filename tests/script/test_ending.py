@@ -40,6 +40,7 @@ def write(directory: Path, *, session: str = SESSION, before: str = "", after: s
     ],
     ids=["end of script", "enter", "close", "exit"],
 )
+@pytest.mark.core_cases(2)
 def test_a_script_at_module_level_is_finished(session: str, after: str, tmp_path: Path) -> None:
     done = plain(write(tmp_path, session=session, after=after))
     assert done.returncode == 0, done.stderr
@@ -48,6 +49,7 @@ def test_a_script_at_module_level_is_finished(session: str, after: str, tmp_path
     assert done.stdout.endswith("more\n") == ("more" in after)
 
 
+@pytest.mark.slow
 def test_what_was_reported_is_shown_and_nothing_else(tmp_path: Path) -> None:
     """Neither a loss nor an accuracy was reported, but a figure of the script's own."""
     done = plain(write(tmp_path))
@@ -61,6 +63,7 @@ def test_what_was_reported_is_shown_and_nothing_else(tmp_path: Path) -> None:
     assert "validation  none: no epoch had an s.evaluate(...)" in plain(script).stdout
 
 
+@pytest.mark.slow
 def test_a_script_that_raises_ends_with_1_and_its_traceback(tmp_path: Path) -> None:
     script = write(tmp_path, before=at_step(9, 0, "raise KeyError('mine')"))
     done = command([sys.executable, str(script)], tmp_path)
@@ -80,6 +83,7 @@ worker.LAST_SNAPSHOT_S = 0.0
 
 
 @pytest.mark.parametrize("run", ["module", "block"])
+@pytest.mark.slow
 def test_a_disk_that_fails_is_named_without_a_traceback(run: str, tmp_path: Path) -> None:
     before = _DISK_GONE + at_step(9, 0, "shutil.move('r', 'moved')")
     if run == "module":
@@ -101,6 +105,7 @@ def test_a_script_that_ends_itself_keeps_its_exit_code(tmp_path: Path) -> None:
     assert not (tmp_path / "r" / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_a_signal_saves_and_the_script_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     whole = plain(write(tmp_path / "whole"))
     assert whole.returncode == 0, whole.stderr
@@ -123,6 +128,7 @@ def test_a_signal_saves_and_the_script_goes_on_with_the_same_bits(tmp_path: Path
         ("sys.exit(0)", 65),
     ],
 )
+@pytest.mark.core_cases(3)
 def test_the_launcher_sees_how_it_ended(what: str, code: int, tmp_path: Path) -> None:
     session = "s = paceline.session(device='cpu', loader_workers=0)"
     before = "" if code == 0 else at_step(9, 0, what)
@@ -135,6 +141,7 @@ def test_the_launcher_sees_how_it_ended(what: str, code: int, tmp_path: Path) ->
     assert "nothing has gone on" not in done.stderr
 
 
+@pytest.mark.slow
 def test_there_is_one_session_at_a_time(tmp_path: Path) -> None:
     done = plain(write(tmp_path, after="s = paceline.session()"))
     assert done.returncode == 1

@@ -49,6 +49,7 @@ def train(run_dir: str, steps: int = 3) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("workers", [1, 2, slow(3)])
+@pytest.mark.core_cases(1)
 def test_a_function_gives_its_values_in_rank_order(workers: int, tmp_path: Path) -> None:
     found = launch(train, workers=workers, run_dir=str(tmp_path / "r"))
     assert found == [{"rank": r, "of": workers, "steps": 3} for r in range(workers)]

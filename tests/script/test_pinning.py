@@ -86,6 +86,7 @@ def test_run_pins_before_the_first_line_on_any_number_of_workers(tmp_path: Path)
     assert hashes[0] == hashes[1]
 
 
+@pytest.mark.slow
 def test_a_plain_process_starts_anew_with_the_threads_that_shards_need(tmp_path: Path) -> None:
     script, expected = write(tmp_path, "'r', shards=2"), single_threaded(tmp_path)
     done = run(script, str(script))
@@ -95,6 +96,7 @@ def test_a_plain_process_starts_anew_with_the_threads_that_shards_need(tmp_path:
     assert summary(tmp_path / "r")["steps"] == 2
 
 
+@pytest.mark.slow
 def test_shards_that_only_the_script_asks_for_are_told_to_the_launcher(tmp_path: Path) -> None:
     script = write(tmp_path, "shards=2")
     done = run(script, "-m", "paceline", "run", str(script), "--workers", "1")
@@ -103,6 +105,7 @@ def test_shards_that_only_the_script_asks_for_are_told_to_the_launcher(tmp_path:
     assert "has run with 2 CPU threads until here instead of 1" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_be_started_anew_says_how_to_start_it(tmp_path: Path) -> None:
     write(tmp_path, "shards=2")
     script = tmp_path / "main.py"
@@ -114,6 +117,7 @@ def test_a_process_that_cannot_be_started_anew_says_how_to_start_it(tmp_path: Pa
 
 
 @pytest.mark.parametrize("seeded", [True, False])
+@pytest.mark.slow
 def test_a_model_that_was_built_without_a_seed_cannot_be_repeated(
     seeded: bool, tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def test_an_error_leaves_the_way_back(tmp_path: Path) -> None:
     assert (tmp_path / "r" / "logs" / "failure-rank-0.json").exists()
 
 
+@pytest.mark.slow
 def test_a_session_that_trains_nothing_leaves_nothing(tmp_path: Path) -> None:
     script = write_script(tmp_path, run=run_in("r").replace("main(s)", "s.print(s.rank)"))
     done = command([sys.executable, str(script)], tmp_path)

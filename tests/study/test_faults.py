@@ -14,6 +14,7 @@ MEANT = {"chance"}
 
 
 @pytest.mark.parametrize("name", FAULTLESS)
+@pytest.mark.core_cases(3)
 def test_faultless_scripts_are_not_accused(name: str, verify: Verify, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(FAULTLESS[name])
     done = verify("train.py")
@@ -30,6 +31,7 @@ LONG = ("padded training", "mean of unequal metrics")
 
 
 @pytest.mark.parametrize("name", [slow(name) if name in LONG else name for name in FAULTS])
+@pytest.mark.core_cases(4)
 def test_faults_are_found(name: str, verify: Verify, tmp_path: Path) -> None:
     fault = FAULTS[name]
     fault.write(tmp_path)
@@ -70,6 +72,7 @@ sampler = Drawn()
 """All ranks draw the same order of samples, and each takes its part of it."""
 
 
+@pytest.mark.slow
 def test_advice_on_seeds_keeps_the_ranks_together(verify: Verify, tmp_path: Path) -> None:
     """Where they draw an order in common, a seed for each rank alone would set them apart."""
     (tmp_path / "train.py").write_text(DRAWN_ORDER.replace("{generator}", ""))

@@ -70,6 +70,7 @@ SHELL = BY_HAND + "\nimport subprocess\nsubprocess.run('echo bad > kept.txt', sh
 
 
 @confined
+@pytest.mark.slow
 def test_what_other_programs_write_is_refused(verify: Verify, own: Path) -> None:
     (own / "train.py").write_text(SHELL)
     assert verify("train.py", "--tolerance", "1e-4").code == 0
@@ -115,6 +116,7 @@ STARTS = {
 
 
 @pytest.mark.parametrize("how", STARTS)
+@pytest.mark.core_cases(1)
 def test_training_processes_of_the_scripts_own_are_refused(
     how: str, verify: Verify, own: Path
 ) -> None:
@@ -129,6 +131,7 @@ def test_training_processes_of_the_scripts_own_are_refused(
 
 
 @confined
+@pytest.mark.slow
 def test_other_processes_are_held_back_too(verify: Verify, own: Path) -> None:
     helper = SPAWNING.split("if __name__")[0].replace(
         '    dist.init_process_group("gloo", rank=rank, world_size=world)\n', ""

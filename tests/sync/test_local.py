@@ -138,6 +138,7 @@ OUTER = [(1.0, 0.0), (0.7, 0.9), (0.5, 0.0)]
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.core_cases(1)
 def test_is_the_algorithm(world_size: int) -> None:
     every = [terms(*rhythm, outer=outer) for rhythm in RHYTHMS for outer in OUTER]
     found = run_ranks(world_size, lambda group: [train(group, how)[0] for how in every])
@@ -152,6 +153,7 @@ def test_is_the_algorithm(world_size: int) -> None:
 
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize("parts", [2, 5, 100])
+@pytest.mark.core_cases(7)
 def test_parts_without_delay_average_all_weights_each_in_its_turn(
     parts: int, world_size: int
 ) -> None:
@@ -174,6 +176,7 @@ def test_parts_without_delay_average_all_weights_each_in_its_turn(
         torch.testing.assert_close(found, start + (world_size + 1) / 2)
 
 
+@pytest.mark.slow
 def test_the_same_bits_every_time_and_on_every_worker_at_the_end() -> None:
     every = [
         terms(every=3, delay=delay, parts=parts, precision=precision, outer=(0.7, 0.9))
@@ -194,6 +197,7 @@ def test_the_same_bits_every_time_and_on_every_worker_at_the_end() -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, slow(3)])
 @pytest.mark.parametrize(("precision", "near"), [("bf16", 2e-3), ("int8", 4e-3)])
+@pytest.mark.core_cases(3)
 def test_rounding_loses_nothing_in_the_long_run(
     precision: SyncPrecision, near: float, world_size: int
 ) -> None:

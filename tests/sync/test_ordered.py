@@ -32,6 +32,7 @@ def sums_of(model: nn.Module) -> dict[str, Tensor | None]:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("shards", "workers"), SPREADS)
+@pytest.mark.core_cases(2)
 def test_sums_are_those_of_one_process_bit_by_bit(shards: int, workers: int) -> None:
     def body(group: Group) -> None:
         model = fresh_net()
@@ -63,6 +64,7 @@ def test_sums_are_those_of_one_process_bit_by_bit(shards: int, workers: int) -> 
         [(0, 1, 2, 3, 4), (4,), (0, 1, 2, 3, 4)],
     ],
 )
+@pytest.mark.core_cases(3)
 def test_empty_shards_are_zeros(workers: int, empties: list[tuple[int, ...]]) -> None:
     def body(group: Group) -> list[tuple[str, ...]]:
         model, told = fresh_net(), []
@@ -257,6 +259,7 @@ def test_zeros_keep_their_sign_and_no_special_value_is_lost(shards: int, workers
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("shards", "workers"), [(1, 1), (8, 1), (8, 2), (8, 4), (8, 8), (16, 2)])
+@pytest.mark.core_cases(4)
 def test_memory_is_that_of_a_few_gradients(shards: int, workers: int) -> None:
     """Those of the subtrees that wait, the shard's own, and what is received."""
 

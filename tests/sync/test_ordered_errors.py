@@ -44,6 +44,7 @@ def said_by(group: Group, shards: int, plan: list[list[bool]]) -> str:
 @pytest.mark.ranks
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("shard", [0, 1, 3])
+@pytest.mark.core_cases(4)
 def test_a_gradient_that_one_shard_lacks_is_named_on_every_rank(workers: int, shard: int) -> None:
     plan = [[True] * 4, [s != shard for s in range(4)]]
     rank = shard * workers // 4
@@ -101,6 +102,7 @@ def test_the_step_after_an_error_is_right(workers: int) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("step", [0, 1])
 @pytest.mark.parametrize("is_closed", [True, False])
+@pytest.mark.core_cases(7)
 def test_a_second_backward_pass_of_a_shard_is_refused(
     workers: int, step: int, is_closed: bool
 ) -> None:

@@ -54,6 +54,7 @@ USES = [both, one_head, by_turns, by_method, by_submodule, method_later, method_
 @pytest.mark.ranks
 @pytest.mark.parametrize(("columns", "worlds"), [(None, (2, 3)), (1000, (2,))])
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
+@pytest.mark.core_cases(3)
 def test_gradients_are_those_of_one_process_in_every_step(
     use: Use, columns: int | None, worlds: tuple[int, ...]
 ) -> None:

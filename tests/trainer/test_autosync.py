@@ -92,6 +92,7 @@ class Clock:
         (0.1, 0.2, "local", "communication takes 50% of a step of 200 ms, and 50% of 200 ms with"),
     ],
 )
+@pytest.mark.core_cases(2)
 def test_what_it_measures_leads_to_a_choice(
     world_size: int, exposed_s: float, half_s: float, method: str, why: str, tmp_path: Path
 ) -> None:

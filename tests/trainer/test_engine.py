@@ -136,6 +136,7 @@ def test_evaluation_after_the_loop_is_not_the_last_epochs(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.core_cases(1)
 def test_what_the_script_keeps_goes_on_inside_an_epoch(world_size: int, tmp_path: Path) -> None:
     """A scheduler stepped by the batch, a second loader, two optimizers, a sum: no bit changes."""
 
@@ -232,6 +233,7 @@ def plain_losses(epochs: int) -> list[float]:
 
 @pytest.mark.parametrize("settings", [{}, {"shards": 5}], ids=["workers", "shards"])
 @pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.core_cases(3)
 def test_the_training_loss_is_the_mean_over_the_epochs_samples(
     world_size: int, settings: dict[str, OptionValue], tmp_path: Path
 ) -> None:

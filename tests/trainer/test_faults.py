@@ -59,6 +59,7 @@ def poisoned_job(sample: int, from_forward: int) -> Job:
 @pytest.mark.ranks
 @pytest.mark.parametrize("epoch", [0, 1])
 @pytest.mark.parametrize(("world_size", "step"), [(1, 3), (2, 2), (3, 5)])
+@pytest.mark.core_cases(4)
 def test_a_loss_that_isnt_finite_is_named_on_every_worker(
     world_size: int, step: int, epoch: int, tmp_path: Path
 ) -> None:
@@ -111,6 +112,7 @@ def test_a_time_budget_that_is_over_ends_with_an_evaluation_and_a_snapshot(tmp_p
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("make_job", [plain_job, noisy_job, listed_job])
+@pytest.mark.core_cases(1)
 def test_a_generous_time_budget_changes_nothing(
     tmp_path: Path, make_job: Callable[[], Job]
 ) -> None:

@@ -82,6 +82,7 @@ def train(
 
 @pytest.mark.parametrize("settings", [{}, {"shards": 4}, {"shards": 2}])
 @pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.core_cases(4)
 def test_each_worker_or_shard_has_a_hidden_state_of_its_own(
     world_size: int, settings: Mapping[str, OptionValue], tmp_path: Path
 ) -> None:
@@ -92,6 +93,7 @@ def test_each_worker_or_shard_has_a_hidden_state_of_its_own(
 @pytest.mark.parametrize(
     ("settings", "worlds"), [({}, (2, 2)), ({"shards": 4}, (2, 1)), ({"shards": 4}, (1, 3))]
 )
+@pytest.mark.core_cases(1)
 def test_it_goes_on_where_it_was(
     settings: Mapping[str, OptionValue], worlds: tuple[int, int], tmp_path: Path
 ) -> None:

@@ -65,6 +65,7 @@ def judging(
 
 @pytest.mark.parametrize("leaves", [False, True])
 @pytest.mark.parametrize("at", [0, 3, 4])
+@pytest.mark.core_cases(3)
 def test_what_is_judged_within_a_step_is_what_all_have_made_of_it(
     at: int, leaves: bool, tmp_path: Path
 ) -> None:

@@ -60,6 +60,7 @@ def newest(directory: Path) -> Snapshot:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.core_cases(1)
 def test_averaging_after_every_step_is_all_reduce(world_size: int, tmp_path: Path) -> None:
     """Without momentum; also with the last batch, of which rank 2 has no sample."""
     settings: dict[str, OptionValue] = {"optimizer": "sgd", "momentum": 0.0, "epochs": 2}
@@ -99,6 +100,7 @@ def called(settings: dict[str, OptionValue]) -> str:
 
 
 @pytest.mark.parametrize("settings", [*CASES[:4], *map(slow, CASES[4:])], ids=called)
+@pytest.mark.core_cases(2)
 def test_resuming_within_a_round_changes_no_bit(
     settings: dict[str, OptionValue], tmp_path: Path
 ) -> None:
@@ -126,6 +128,7 @@ def test_resuming_within_a_round_changes_no_bit(
 @pytest.mark.parametrize(
     ("worlds", "sync"), [((2, 3), "local"), ((2, 1), "local"), ((1, 2), "diloco")]
 )
+@pytest.mark.core_cases(1)
 def test_other_workers_go_on_from_the_average(
     worlds: tuple[int, int], sync: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,6 +210,7 @@ def script(
         return weights_of(model, last), figures, ends
 
 
+@pytest.mark.slow
 def test_scripts_evaluate_break_and_resume(tmp_path: Path) -> None:
     settings = {**DILOCO, "sync_delay": 1, "sync_warmup_steps": 1}
     whole = run_ranks(2, script, tmp_path / "whole", settings)

@@ -57,6 +57,7 @@ def manifests(disk: Path) -> list[str]:
 
 @pytest.mark.parametrize("workers", [[1, 1], slow([2, 1])])
 @pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.core_cases(1)
 def test_a_node_that_lost_its_disk(workers: list[int], lost: int, tmp_path: Path) -> None:
     world_size = sum(workers)
     config = configure(optimizer="sgd", momentum=0.9, clip_norm=0.5)

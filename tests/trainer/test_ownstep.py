@@ -65,6 +65,7 @@ def as_pytorch_writes_it(
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.core_cases(5)
 def test_step_and_zero_grad_stay_as_they_are(world_size: int, setting: str, tmp_path: Path) -> None:
     """`s.backward(loss)` in the place of `loss.backward()` is all that changes."""
     found = run_ranks(world_size, train, tmp_path, SETTINGS[setting], as_pytorch_writes_it)
@@ -109,6 +110,7 @@ def plain_in_two_passes() -> list[Tensor]:
 @pytest.mark.parametrize("do", [in_two_passes, in_two_passes_of_its_own_step])
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.core_cases(4)
 def test_two_backward_passes_before_one_update(
     world_size: int, setting: str, do: Body, tmp_path: Path
 ) -> None:
@@ -192,6 +194,7 @@ def rate(step: int) -> float:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.core_cases(4)
 def test_a_rate_that_the_script_sets_before_each_batch(setting: str, tmp_path: Path) -> None:
     """As language models' scripts do; the same for all shards of a step."""
 

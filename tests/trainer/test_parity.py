@@ -88,6 +88,7 @@ CASES: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, object]]]
     [("sgd", 1), ("sgd", 2), slow("sgd", 4), ("adam", 2), slow("adadelta", 2)],
 )
 @pytest.mark.parametrize("net", [plain_net, without_dropout])
+@pytest.mark.core_cases(3)
 def test_parameters_equal_plain_ddp_after_50_steps(
     optimizer: str, net: Callable[[], nn.Module], world_size: int, tmp_path: Path
 ) -> None:
@@ -147,6 +148,7 @@ def test_any_number_of_workers_gives_the_same_loss_curve(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("samples", [17, 50, 53])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.core_cases(4)
 def test_every_sample_is_trained_on_and_evaluated_once(
     world_size: int, samples: int, tmp_path: Path
 ) -> None:

@@ -66,6 +66,7 @@ def wide_job() -> Job:
     ],
     ids=["powersgd", "pieces", "powersgd-fp16", "powersgd-bf16", "fp16"],
 )
+@pytest.mark.core_cases(1)
 def test_resumes_inside_an_epoch_change_no_bit(
     world_size: int,
     settings: dict[str, OptionValue],

@@ -143,6 +143,7 @@ def _with_rare_exchanges(group: Group, directory: Path, steps: int) -> None:
 
 @pytest.mark.parametrize(("steps", "least"), [(2, 5), (3, 7), (8, 8)])
 @pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.core_cases(3)
 def test_steps_of_short_epochs_are_looked_at(
     tmp_path: Path, workers: int, steps: int, least: int
 ) -> None:

@@ -74,6 +74,7 @@ OPTIMIZERS: list[object] = [
 
 
 @pytest.mark.parametrize("settings", OPTIMIZERS, ids=lambda s: s["optimizer"])
+@pytest.mark.slow
 def test_three_resumes_inside_an_epoch_change_no_bit(
     settings: dict[str, OptionValue], tmp_path: Path
 ) -> None:
@@ -91,6 +92,7 @@ def test_three_resumes_inside_an_epoch_change_no_bit(
 
 
 @pytest.mark.parametrize("world_size", [1, slow(2), 3])
+@pytest.mark.core_cases(1)
 def test_resumes_at_the_edges_of_an_epoch_change_no_bit(world_size: int, tmp_path: Path) -> None:
     last = world_size - 1
     stops = [
@@ -115,6 +117,7 @@ def test_resumes_at_the_edges_of_an_epoch_change_no_bit(world_size: int, tmp_pat
     ],
     ids=lambda s: "-".join(s),
 )
+@pytest.mark.core_cases(2)
 def test_resume_is_exact_however_a_step_is_computed(
     settings: dict[str, OptionValue], tmp_path: Path
 ) -> None:
@@ -128,6 +131,7 @@ def test_resume_is_exact_however_a_step_is_computed(
 
 
 @pytest.mark.parametrize("loader_workers", [0, 1])
+@pytest.mark.slow
 def test_resume_is_exact_with_a_data_set_of_the_users_own(
     loader_workers: int, tmp_path: Path
 ) -> None:
@@ -148,6 +152,7 @@ def test_a_finished_training_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("worlds", [(1, 3), (2, 1), (3, 2), (2, 4)])
+@pytest.mark.core_cases(2)
 def test_another_number_of_workers_goes_on_with_the_same_order(
     worlds: tuple[int, int], tmp_path: Path
 ) -> None:

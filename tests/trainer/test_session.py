@@ -121,6 +121,7 @@ def script(
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.core_cases(3)
 def test_a_script_trains_as_a_plain_loop_on_any_number_of_workers(
     form: str, tmp_path: Path
 ) -> None:

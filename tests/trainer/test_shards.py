@@ -60,6 +60,7 @@ def bits(outcomes: Sequence[Outcome]) -> Bits:
     ("shards", "batch"),
     [slow(8, 8), slow(8, 12), slow(16, 16), (5, 8)],  # 5 shards of 8: shares of two sizes
 )
+@pytest.mark.slow
 def test_whole_trainings_have_the_same_bits_on_any_number_of_workers(
     tmp_path: Path, shards: int, batch: int
 ) -> None:
@@ -87,18 +88,21 @@ def test_without_shards_they_differ(tmp_path: Path) -> None:
     ],
     ids=["adamw", "novograd", "lamb", "bf16", "accumulation", "drop-last", "target"],
 )
+@pytest.mark.slow
 def test_every_kind_of_training_has_them(tmp_path: Path, settings: dict[str, OptionValue]) -> None:
     config = configure(shards=8, **settings)
     found = [bits(trained(tmp_path / str(n), n, config)) for n in (1, 3, 8)]
     assert found == [found[0]] * 3
 
 
+@pytest.mark.slow
 def test_samples_from_a_loader_have_them(tmp_path: Path) -> None:
     config = configure(shards=4, loader_workers=1, epochs=2, **SGD)
     found = [bits(trained(tmp_path / str(n), n, config, job=listed_job)) for n in (1, 2, 3)]
     assert found == [found[0]] * 3
 
 
+@pytest.mark.slow
 def test_stopped_and_gone_on_with_on_other_numbers_of_workers(tmp_path: Path) -> None:
     config = configure(shards=8, **HARD)
     undisturbed = bits(trained(tmp_path / "one", 1, config))
@@ -164,6 +168,7 @@ def mixing(items: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]
 
 
 @pytest.mark.parametrize("readers", [0, 1])
+@pytest.mark.core_cases(1)
 def test_random_collation_is_a_shards_own(tmp_path: Path, readers: int) -> None:
     def body(group: Group, directory: Path) -> object:
         data = torch.utils.data.DataLoader(
@@ -278,6 +283,7 @@ def _script(group: Group, directory: Path, fault: str) -> None:
     ],
 )
 @pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.core_cases(8)
 def test_what_would_break_it_is_refused(
     tmp_path: Path, fault: str, said: str, world_size: int
 ) -> None:

@@ -72,6 +72,7 @@ def test_a_request_survives_the_way_to_the_worker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.core_cases(1)
 def test_what_a_training_leaves_behind(
     world_size: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,6 +198,7 @@ def test_final_weights_that_are_in_no_snapshot_are_a_failure_on_every_worker(
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.core_cases(1)
 def test_a_run_directory_that_was_moved_is_a_failure_on_every_worker(
     world_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def test_who_is_let_in(account: Account) -> None:
     }
 
 
+@pytest.mark.slow
 def test_nodes_with_fabric_adapters_get_elastic_addresses(account: Account) -> None:
     aws = account.aws()
     plan = planned(aws, efa=None)
@@ -248,6 +249,7 @@ Ask = Callable[[Aws], object]
         (lambda aws: network(aws, public_key="/nowhere.pub"), "can't be read"),
     ],
 )
+@pytest.mark.core_cases(3)
 def test_what_is_not_there(account: Account, ask: Ask, what: str) -> None:
     with pytest.raises(UsageError, match=what):
         ask(account.aws())

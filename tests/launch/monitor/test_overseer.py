@@ -15,6 +15,7 @@ __all__ = ["fork_server", "launch"]
 pytestmark = pytest.mark.ranks
 
 
+@pytest.mark.slow
 def test_hangs_of_all_kinds_are_ended_and_the_training_goes_on(launch: Launch) -> None:
     launch.max_restarts = 3
     launch.hang = HangLimits(least_s=0.8)

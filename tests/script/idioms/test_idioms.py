@@ -184,6 +184,7 @@ def test_one_process_trains_as_plain_pytorch_does(runs: Runs) -> None:
 
 @pytest.mark.ranks
 @each(*NAMES, core=QUICK)
+@pytest.mark.core_cases(1)
 def test_two_workers_train_as_one_does(runs: Runs) -> None:
     idiom, alone, two = runs.idiom, runs.alone, runs.on_two
     for name in ("steps", "samples_seen"):

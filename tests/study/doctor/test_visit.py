@@ -23,6 +23,7 @@ from tests.launch.waiting import alive, patient, until
 DIGITS = {"reference": "paceline.recipes.digits:digits", "arguments": {}, "seed": 0}
 
 
+@pytest.mark.slow
 def test_this_machine(tmp_path: Path) -> None:
     said: list[str] = []
     place = Place(directory=str(tmp_path), runs="runs")
@@ -87,6 +88,7 @@ def test_a_probe_that_dies_is_told_of() -> None:
     line.end()
 
 
+@pytest.mark.slow
 def test_the_tokens_are_in_no_command_line_and_no_environment() -> None:
     tokens = Tokens.made()
     line = LocalLine({"tokens": asdict(tokens)})

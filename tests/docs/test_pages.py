@@ -142,6 +142,8 @@ FOREIGN = (
         "runs",
         "number",
         "randomly-seed",
+        "ipc",
+        "start-epoch",
     }
 )
 """Slurm's, torchrun's, those of benchmarks mutants and pytest, and what stands for others."""

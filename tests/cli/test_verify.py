@@ -154,12 +154,14 @@ model.cuda()
 
 
 @pytest.mark.ranks
+# Not forked: torch may say there that CUDA can't be used after a fork.
+@pytest.mark.slow
 def test_a_script_for_gpus_alone(
-    paceline: Paceline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cold_paceline: Paceline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (tmp_path / "own.py").write_text(NEEDS_GPU)
-    done = paceline.run("verify", "own.py", *QUICK)
+    done = cold_paceline.run("verify", "own.py", *QUICK)
     words = " ".join(done.out.split())
     assert done.code == 65
     assert "needs-gpu" in words

@@ -121,7 +121,7 @@ def test_wrong_usage(
 
 def test_a_damaged_profile(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run_dir / "profile.json").write_text("{}")
-    assert main(["predict", str(run_dir), "--link", "1gbit"]) == ExitCode.JOB
+    assert main(["predict", str(run_dir), "--link", "1gbit"]) == ExitCode.USAGE
     assert "profile.json" in capsys.readouterr().err
 
 

@@ -138,9 +138,13 @@ FOREIGN = (
         "touched",
         "core",
         "limit-s",
+        "list",
+        "runs",
+        "number",
+        "randomly-seed",
     }
 )
-"""Slurm's, torchrun's, those of benchmarks and mutants, and what stands for others."""
+"""Slurm's, torchrun's, those of benchmarks mutants and pytest, and what stands for others."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -181,6 +185,8 @@ def _check(words: list[str]) -> None:
     program, *rest = words
     if program == "make":
         assert f"\n{rest[0]}:" in (ROOT / "Makefile").read_text()
+    elif rest[:1] == ["-m"] and rest[1].startswith("benchmarks."):
+        assert (ROOT / f"{rest[1].replace('.', '/')}.py").is_file(), words
     elif program in ("torchrun", "srun", "mpirun"):
         if "paceline" not in rest:
             assert Path(rest[-1]).is_file(), words

@@ -81,7 +81,7 @@ worker.LAST_SNAPSHOT_S = 0.0
 
 @pytest.mark.parametrize("run", ["module", "block"])
 def test_a_disk_that_fails_is_named_without_a_traceback(run: str, tmp_path: Path) -> None:
-    before = _DISK_GONE + at_step(9, 0, "shutil.rmtree('r')")
+    before = _DISK_GONE + at_step(9, 0, "shutil.move('r', 'moved')")
     if run == "module":
         script = write(tmp_path, before=before)
     else:
@@ -115,7 +115,13 @@ def test_a_signal_saves_and_the_script_goes_on_with_the_same_bits(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("what", "code"), [("sys.exit()", 0), ("raise KeyError('mine')", 65), ("sys.exit(3)", 65)]
+    ("what", "code"),
+    [
+        ("sys.exit()", 0),
+        ("raise KeyError('mine')", 65),
+        ("sys.exit(3)", 65),
+        ("sys.exit(0)", 65),
+    ],
 )
 def test_the_launcher_sees_how_it_ended(what: str, code: int, tmp_path: Path) -> None:
     session = "s = paceline.session(device='cpu', loader_workers=0)"
@@ -126,6 +132,7 @@ def test_the_launcher_sees_how_it_ended(what: str, code: int, tmp_path: Path) ->
     done = run_warm([sys.executable, "-m", "paceline", *words], tmp_path)
     assert done.returncode == code, done.stderr
     assert (tmp_path / "r" / "summary.json").exists() == (code == 0)
+    assert "nothing has gone on" not in done.stderr
 
 
 def test_there_is_one_session_at_a_time(tmp_path: Path) -> None:

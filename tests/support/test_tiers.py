@@ -26,3 +26,9 @@ def test_what_needs_more_than_python_is_slow(mark: str, request: pytest.FixtureR
 def test_a_case_can_be_slow(case: str, request: pytest.FixtureRequest) -> None:
     assert case == "far"
     assert "slow" in names_of(request.node)
+
+
+@pytest.mark.core_cases(2)
+@pytest.mark.parametrize("case", range(3))
+def test_cases_after_the_first_ones_are_slow(case: int, request: pytest.FixtureRequest) -> None:
+    assert ("slow" in names_of(request.node)) == (case == 2)

@@ -5,6 +5,7 @@ commands and trainings beyond the first of each kind, benchmarks, real launchers
 cost seconds; what a package does is tested in the core, by units and by two ranks.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 import pytest
@@ -18,7 +19,15 @@ def slow(*values: object) -> object:
 
 
 def sort_into_tiers(items: Iterable[pytest.Item]) -> None:
-    """Mark every test with its tier, `core` or `slow`."""
+    """Mark every test with its tier, `core` or `slow`.
+
+    With `@pytest.mark.core_cases(3)` only the first three cases of a test are of the core.
+    """
+    cases: Counter[str] = Counter()
     for item in items:
+        function = item.nodeid.partition("[")[0]
+        cases[function] += 1
         is_slow = any(item.get_closest_marker(name) is not None for name in _SLOW)
+        most = item.get_closest_marker("core_cases")
+        is_slow = is_slow or (most is not None and cases[function] > most.args[0])
         item.add_marker(pytest.mark.slow if is_slow else pytest.mark.core)

@@ -97,7 +97,7 @@ def test_a_signal_on_one_worker_stops_all_at_the_same_step(rank: int, tmp_path: 
 
 @pytest.mark.ranks
 def test_a_time_budget_that_is_over_ends_with_an_evaluation_and_a_snapshot(tmp_path: Path) -> None:
-    config = configure(time_budget="0.000001s", schedule="cosine", epochs=50)
+    config = configure(time_budget="0.001s", schedule="cosine", epochs=50)
     outcomes = run_ranks(2, run_training_on, tmp_path, plain_job, config, None)
     assert {o.step for o in outcomes} == {1}
     summary = outcomes[0].summary
@@ -139,7 +139,7 @@ def test_all_workers_expect_the_evaluation_of_the_slowest(tmp_path: Path) -> Non
         with open_session(config, prepared(tmp_path), group, StopFlag(under_launcher=True)) as s:
             training = prepare(s, plain_job(val_samples=13))
             s.engine.console = console = RecordingConsole()
-            s.begin()
+            next(s.epochs(1))
             s.engine.time_evaluation(training.judge, training.validation)
             return s.engine.course.timed_eval_s, console.lines
 

@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from math import isfinite
+from pathlib import PurePath
 from sys import float_info
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -104,10 +105,10 @@ def check_values(values: Mapping[str, object], own: Container[str]) -> None:
 
 
 def _what_is_wrong(value: object, *, is_own: bool) -> str | None:
-    if isinstance(value, str):
-        if "\0" in value:
+    if isinstance(value, str | PurePath):
+        if "\0" in str(value):
             return "holds a NUL character, which nothing can be named by"
-        return None
+        return "is empty: give a value, or leave it out" if is_own and value == "" else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if isinstance(value, float) and not isfinite(value):

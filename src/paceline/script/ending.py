@@ -28,12 +28,15 @@ class OpenSession:
         self._session = session
         self._pid = os.getpid()
         self._hook, self._exit = sys.excepthook, sys.exit
-        self._code: object = None
-        """What the script has called `sys.exit` with."""
+        self._left_by: SystemExit | None = None
+        """What the script's `sys.exit` has raised."""
+        self._left_loop = False
+        """Whether it did so within its loop over epochs or steps."""
+        sys.exit = self._note_exit  # type: ignore[assignment]  # called alike
 
     def heed_the_process(self) -> None:
         """Have the session end with the process, if nothing ends it before."""
-        sys.excepthook, sys.exit = self._failed, self._note_exit  # type: ignore[assignment]  # called alike
+        sys.excepthook = self._failed
         # Before threads are shut down, which atexit's functions come after: snapshots need one.
         threading._register_atexit(self._at_exit)  # type: ignore[attr-defined]  # as concurrent.futures does
 
@@ -43,9 +46,11 @@ class OpenSession:
         Args:
             error: What ended the script; None, or an exit with code 0, where it came to its end.
         """
-        if self not in _open:
-            return
-        if isinstance(error, SystemExit) and error.code in (None, 0):
+        if self not in _open or os.getpid() != self._pid:
+            return  # it has ended before; or this is a process that the script has forked
+        # One of several workers that leaves its loop so is a failure: the others would wait for it.
+        is_early = self._left_loop and self._session.world_size > 1
+        if isinstance(error, SystemExit) and error.code in (None, 0) and not is_early:
             error = None
         _open.remove(self)
         ends_with_process = sys.excepthook == self._failed
@@ -74,15 +79,13 @@ class OpenSession:
 
     def _note_exit(self, code: object = None) -> None:
         """Stand in for `sys.exit`: when the process ends, nothing else tells how."""
-        self._code = code
+        self._left_by, self._left_loop = SystemExit(code), self._session.is_in_loop
         self._exit(code)  # type: ignore[arg-type]  # as it takes anything
 
     def _at_exit(self) -> None:
-        if self not in _open or os.getpid() != self._pid:
-            return  # it has ended before; or this is a process that the script has forked
         course = self._session.engine.course
         stopped = course.stopping == "signal" and course.state.ended is None
-        error = InterruptedTraining() if stopped else SystemExit(self._code)
+        error = InterruptedTraining() if stopped else self._left_by
         try:
             self.end(error)
         except BaseException as raised:  # noqa: BLE001  # nobody else would tell, nor end with 1
@@ -160,9 +163,8 @@ def ended_with_its_block() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        went_well = isinstance(error, SystemExit) and error.code in (None, 0)
         for one in list(_open):
-            one.end(None if went_well else error)
+            one.end(error)
         raise
     for one in list(_open):
         one.end(None)

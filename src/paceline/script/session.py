@@ -120,8 +120,11 @@ def _opened(
             finish(s.engine, request)
             raise
         except SystemExit as error:
-            if is_launched or group.world_size > 1:
-                _refuse_to_leave(s.engine, error)
+            if error.code in (None, 0):
+                raise JobError(
+                    f"the script ended itself by sys.exit({error.code!r}) before the end of the "
+                    "training; to stop early, leave the loop by `break` on all workers"
+                ) from error
             raise
         except Exception as error:
             record(describe(error, group.rank), run.logs)
@@ -129,19 +132,6 @@ def _opened(
         if s.engine.begun:
             s.engine.close_epoch()  # the script left its last one by `break`
             finish(s.engine, request)
-
-
-def _refuse_to_leave(engine: Engine, leaving: SystemExit) -> None:
-    """Make a failure of `sys.exit(0)` before the training's end: the other workers wait for it.
-
-    Raises:
-        JobError: There are epochs left.
-    """
-    if leaving.code in (None, 0) and engine.begun and engine.course.can_continue:
-        raise JobError(
-            f"the script ended itself by sys.exit({leaving.code!r}) before the end of the "
-            "training; to stop early, leave the loop by `break` on all workers"
-        ) from leaving
 
 
 def _announce(engine: Engine, request: TrainRequest) -> None:

@@ -8,7 +8,7 @@ import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, Self, cast, final
@@ -63,25 +63,23 @@ class Redirection:
         """Stand around Python's functions on files, and the known ones that are not Python's."""
         for name in (*_READING, *_READING_LINKS):
             self._wrap(patches, os, name, partial(self._read, name not in _READING_LINKS))
-        for name in _CHANGING:
-            self._wrap(patches, os, name, self._change)
-        for name in _MAKING:
-            self._wrap(patches, os, name, self._make)
         for name in _REMOVING:
             self._wrap(patches, os, name, partial(self._remove, name == "rmdir"))
-        rules: Mapping[str, Function] = {
-            "rename": self._rename,
-            "replace": self._rename,
-            "chdir": self._change_directory,
-            "getcwd": self._working_directory,
-            "getcwdb": self._working_directory,
-            "link": self._link,
-            "symlink": self._symlink,
-            "listdir": self._list,
-            "scandir": self._scan,
-            "open": self._open_descriptor,
-        }
-        for name, rule in rules.items():
+        for name in ("rename", "replace"):
+            self._wrap(patches, os, name, self._rename)
+        rules: tuple[tuple[str, Function], ...] = (
+            *((name, self._change) for name in _CHANGING),
+            *((name, self._make) for name in _MAKING),
+            ("chdir", self._change_directory),
+            ("getcwd", self._working_directory),
+            ("getcwdb", self._working_directory),
+            ("link", self._link),
+            ("symlink", self._symlink),
+            ("listdir", self._list),
+            ("scandir", self._scan),
+            ("open", self._open_descriptor),
+        )
+        for name, rule in rules:
             self._wrap(patches, os, name, rule)
         for module in (builtins, io, _io):
             self._wrap(patches, module, "open", self._open)

@@ -48,7 +48,6 @@ class Kept:
         vars(self).update(decode(*copy))  # type: ignore[call-overload]  # a dictionary again
 
 
-
 @runtime_checkable
 class Stateful(Protocol):
     """Anything whose state can be taken out and put back."""

@@ -56,13 +56,13 @@ class Parts:
         what has been changed since, such as a hidden state.
         """
         kept = [one for one in self.others.values() if isinstance(one, Kept)]
-        self.resumed = [(one, one.copy()) for one in kept]
+        self.resumed = [(one, Kept.copy(one)) for one in kept]  # its values may have any name
         self.per_part.note_resumed()
 
     def put_back(self) -> None:
         """Undo what the script has changed of it since: the epoch's first batch follows. Local."""
         for kept, copy in self.resumed:
-            kept.put_back(copy)
+            Kept.put_back(kept, copy)
         self.resumed = []
         self.per_part.put_back()
 

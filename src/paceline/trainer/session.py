@@ -63,6 +63,8 @@ class Session:
         self._others: list[Loader] = []
         self._judged_by: dict[int, EvalLoader] = {}
         self._end: Callable[[BaseException | None], None] | None = None
+        self.is_in_loop = False
+        """Whether the script is within its loop over epochs or steps."""
 
     @property
     def config(self) -> TrainConfig:
@@ -302,7 +304,15 @@ class Session:
         if count is not None:
             self.engine.set_epochs(self._settle("epochs", count))
         self._begin()
-        return self.engine.epochs()
+        return self._loop(self.engine.epochs())
+
+    def _loop(self, turns: Iterator[int]) -> Iterator[int]:
+        """Go through turns, and note whether the script is within them."""
+        self.is_in_loop = True
+        try:
+            yield from turns
+        finally:
+            self.is_in_loop = False
 
     def steps(self, count: int) -> Iterator[int]:
         """Go through the steps that are left of a loop without a training loader. Collective.
@@ -323,7 +333,7 @@ class Session:
                 "into `for epoch in s.epochs():`"
             )
         self._begin()
-        return self.engine.free_steps(count)
+        return self._loop(self.engine.free_steps(count))
 
     def begin(self) -> None:
         """Restore the newest snapshot, if there is one, and start the clock. Collective.

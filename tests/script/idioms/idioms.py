@@ -41,8 +41,6 @@ class Idiom:
     """Whether `--shards` can be asked for."""
     kept: str | None = None
     """A name that `s.keep` has, in the snapshots."""
-    verdict: str = "same to rounding"
-    """Of `paceline verify`, on 2 workers."""
 
     @property
     def before(self) -> Path:

@@ -83,7 +83,7 @@ def main() -> None:
 
     register_module_forward_pre_hook(note)
     DataLoader.__iter__ = lambda loader: chance.batches(loader)  # type: ignore[method-assign, assignment, return-value]
-    torch.randint = chance.randint  # type: ignore[assignment]
+    torch.randint = chance.randint
     seed_everything(SEED)
     sys.argv = [script, *arguments]
     runpy.run_path(script, run_name="__main__")

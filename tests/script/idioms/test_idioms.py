@@ -81,8 +81,8 @@ class Runs:
 
 
 def words(idiom: Idiom, script: Path, workers: int, *options: str) -> list[str | Path]:
-    usual = ["run", script, "--workers", str(workers), "--run-dir", "run", *USUAL, *options]
-    return [*usual, "--device", "cpu", "--", *idiom.arguments]
+    usual = ("--workers", str(workers), "--run-dir", "run", *USUAL, "--device", "cpu")
+    return ["run", script, *usual, *options, "--", *idiom.arguments]
 
 
 def each(*names: str, core: tuple[str, ...] = ()) -> pytest.MarkDecorator:
@@ -236,3 +236,31 @@ def test_a_killed_training_goes_on_exactly(runs: Runs) -> None:
     assert kept(run) == kept(undisturbed)
     assert idiom.kept is None or idiom.kept in json.dumps(kept(run))
     assert metrics_without_times(run) == metrics_without_times(undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("script", "options", "code", "found"),
+    [
+        ("siamese_after", (), 0, ("same to rounding", [])),
+        ("multigpu_after", (), 0, ("same to rounding", [])),
+        ("imagenet_after", ("--sync-batchnorm",), 0, ("same to rounding", [])),
+        ("multigpu_before", (), 65, ("different", ["rate-stays"])),
+        ("imagenet_before", (), 65, ("different", ["no-communication"])),
+    ],
+)
+def test_verify_says_whether_it_is_the_same(
+    script: str, options: tuple[str, ...], code: int, found: tuple[str, list[str]], tmp_path: Path
+) -> None:
+    (tmp_path / f"{script}.py").write_text((HERE / f"{script}.py").read_text())
+    (tmp_path / "checkpoint.pth.tar").write_text("the user's own")
+    quick = ("--threads", "1", "--steps", "3", "--json", "found.json")
+    done = Paceline(tmp_path).run("verify", f"{script}.py", *quick, *options)
+    assert done.code == code, done.out + done.err
+    told = json.loads((tmp_path / "found.json").read_text())
+    causes = [finding["cause"] for finding in told["findings"]]
+    assert (told["workers"][1]["verdict"], causes) == found
+    assert (tmp_path / "checkpoint.pth.tar").read_text() == "the user's own"
+    names = {f"{script}.py", "checkpoint.pth.tar", "found.json"}
+    assert {path.name for path in tmp_path.iterdir()} == names

@@ -43,7 +43,9 @@ def main(words: Sequence[str]) -> int:
     )
     about.add_argument("--runs", type=int, default=20)
     about.add_argument("--seed", type=int, default=0, help="settles what is drawn")
-    about.add_argument("--number", type=int, help="do only the run of this number of the seed")
+    about.add_argument(
+        "--number", type=int, nargs="+", help="do only the runs of these numbers of the seed"
+    )
     about.add_argument("--only", action="append", default=[], metavar="KIND")
     about.add_argument("--list", action="store_true", help="list the kinds of faults")
     about.add_argument("--jobs", type=int, default=1, help="runs at the same time")
@@ -71,10 +73,10 @@ def main(words: Sequence[str]) -> int:
 
 def _asked_for(asked: argparse.Namespace, left_out: Mapping[str, str]) -> list[Draw]:
     if asked.number is not None:
-        drawn = draw(asked.seed, asked.number, traits())
-        if needs := {left_out[name] for name in drawn.kinds if name in left_out}:
-            raise SystemExit(f"run {asked.number} needs {', '.join(needs)}")
-        return [drawn]
+        drawn = [draw(asked.seed, number, traits()) for number in asked.number]
+        if needs := {left_out[kind] for one in drawn for kind in one.kinds if kind in left_out}:
+            raise SystemExit(f"these runs need {', '.join(needs)}")
+        return drawn
     return list(islice(runs(asked.seed, traits(), left_out, asked.only), asked.runs))
 
 

@@ -177,7 +177,8 @@ class Stepper:
             elif _has_gradients(optimizer):
                 self.scaler.step(optimizer)
         self.is_updating = False
-        self._has_stepped |= any(map(_has_gradients, optimizers))
+        if self.scaler is not None:
+            self._has_stepped |= any(map(_has_gradients, optimizers))
         if forgets:
             self.end_update()
             self.forget()

@@ -42,7 +42,7 @@ def pytest_configure() -> None:
     spare_children_our_garbage()
 
 
-@pytest.hookimpl(tryfirst=True)  # before the order is made random
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test with its tier."""
     sort_into_tiers(items)

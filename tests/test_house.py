@@ -116,6 +116,7 @@ def reads_environment(node: ast.AST) -> bool:
     return any(name in read for name in imported(node))
 
 
+@pytest.mark.slow
 def test_the_environment_is_read_in_one_place() -> None:
     places = tuple(f"src/{place}" for place in MAY_READ_ENVIRONMENT)
     judged = [path for path in SOURCES if not name_of(path).startswith(places)]
@@ -148,6 +149,7 @@ def code_lines(source: str) -> set[int]:
     return {line for span in spans for line in span}
 
 
+@pytest.mark.slow
 def test_files_and_functions_are_small() -> None:
     files = {name_of(path): len(path.read_text().splitlines()) for path in ALL}
     assert {name: lines for name, lines in files.items() if lines > MOST_LINES} == {}
@@ -156,6 +158,7 @@ def test_files_and_functions_are_small() -> None:
     assert [entry for entry in functions if entry[1] > MOST_CODE_LINES] == []
 
 
+@pytest.mark.slow
 def test_most_functions_of_the_package_are_short() -> None:
     sizes = [size for path in SOURCES for _, size in functions_of(path)]
     assert median(sizes) <= 10
@@ -191,7 +194,7 @@ HEAVY = {"torch", "numpy", "matplotlib", "torchvision", "rich", "jinja2", "panda
     ],
     ids=["package", "help", "train-help", "recipes", "options", "launch"],
 )
-@pytest.mark.core_cases(4)
+@pytest.mark.core_cases(3)
 def test_what_needs_no_torch_imports_none(code: str, heavy: set[str]) -> None:
     assert modules_after(code) & heavy == set()
 

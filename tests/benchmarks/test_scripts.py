@@ -49,6 +49,7 @@ def test_snapshots(own_fork_server: None) -> None:
     assert len(measured.stall) == len(measured.offer) == len(measured.publish_cpu) == 2
 
 
+@pytest.mark.slow
 def test_input() -> None:
     torch.manual_seed(0)  # what torchvision's transforms draw from: means of 256 images differ
     data = input_benchmark.random_images(2 * input_benchmark.BATCH)

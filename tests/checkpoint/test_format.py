@@ -79,14 +79,14 @@ def test_what_was_read_stays_when_the_files_change(
 def test_modes_keep_others_out_and_the_umask_is_honoured(
     tmp_path: Path, make_snapshot: MakeSnapshot
 ) -> None:
-    for mask, file_mode in ((0, 0o600), (0o200, 0o400)):
+    directories = [tmp_path / "0", tmp_path / "128"]
+    directories[1].mkdir(mode=0o700)
+    for mask, directory, file_mode in zip((0, 0o200), directories, (0o600, 0o400), strict=True):
         before = os.umask(mask)
         try:
-            directory = tmp_path / str(mask)
             if mask == 0:
                 write_snapshot(directory, make_snapshot(1))
             else:
-                directory.mkdir(mode=0o700)
                 write_file(directory / "x", [memoryview(b"x")])
         finally:
             os.umask(before)

@@ -218,7 +218,7 @@ for published in (4, 5):
 
 
 @pytest.mark.parametrize("published", [4, 5])
-@pytest.mark.core_cases(1)
+@pytest.mark.slow
 def test_kill_9_anywhere_leaves_the_old_or_the_new(
     killed: dict[int, list[Path]], published: int
 ) -> None:

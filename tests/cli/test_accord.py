@@ -99,6 +99,7 @@ def run_script(paceline: Paceline, *arguments: str) -> Finished:
     return paceline.run("run", *own, script, "--", *arguments)
 
 
+@pytest.mark.slow
 def test_a_worker_that_drifts_is_named(paceline: Paceline) -> None:
     assert run_script(paceline).code == 0
     shutil.rmtree(paceline.directory / "run")  # for another

@@ -35,6 +35,7 @@ def test_evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(map(sum, counts)) == 355
 
 
+@pytest.mark.slow
 def test_evaluate_another_snapshot(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = min(run.glob("snapshots/step-*"))
     assert main(["evaluate", str(run), "--snapshot", str(first)]) == ExitCode.DONE
@@ -45,7 +46,7 @@ def test_evaluate_another_snapshot(run: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
-@pytest.mark.core_cases(1)
+@pytest.mark.slow
 def test_export(run: Path, tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / f"weights.{suffix}"
     assert main(["export", str(run), str(file), "--snapshot", "last"]) == ExitCode.DONE
@@ -74,6 +75,7 @@ def build(*, seen: int = 0) -> paceline.Job:
 '''
 
 
+@pytest.mark.slow
 def test_a_run_without_validation_samples(
     paceline: Paceline,
     tmp_path: Path,

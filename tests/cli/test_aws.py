@@ -115,6 +115,7 @@ class _Terminal:
         return self._line
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_and_makes_nothing(
     account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -136,7 +136,7 @@ def _refused(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
 
 
 @pytest.mark.parametrize("spoil", [*NOT_JSON, *WRONG_RUN])
-@pytest.mark.core_cases(5)
+@pytest.mark.slow
 def test_run_json(spoil: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     {**NOT_JSON, **WRONG_RUN}[spoil](run / "run.json")
     _refused(capsys, "resume", run)
@@ -175,6 +175,7 @@ def test_a_profile_of_wrong_types(
 
 
 @pytest.mark.parametrize("spoil", NOT_JSON)
+@pytest.mark.core_cases(16)
 def test_study_json(spoil: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "study").mkdir()
     NOT_JSON[spoil](tmp_path / "study" / "study.json")
@@ -211,6 +212,7 @@ def test_hostfile(spoil: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "hosts" in _refused(capsys, "train", "digits", "--hostfile", tmp_path / "hosts")
 
 
+@pytest.mark.slow
 def test_strays_among_the_snapshots_dont_keep_a_training_from_going_on(
     paceline: Paceline, run: Path
 ) -> None:
@@ -234,7 +236,7 @@ def test_strays_among_the_snapshots_dont_keep_a_training_from_going_on(
 
 
 @pytest.mark.parametrize("spoil", ["a pipe", "a device", "5 MB", "not UTF-8", "zero bytes"])
-@pytest.mark.core_cases(3)
+@pytest.mark.core_cases(2)
 def test_a_table_that_is_none_is_named_or_begun_again(
     spoil: str, paceline: Paceline, run: Path
 ) -> None:

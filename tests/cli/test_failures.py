@@ -47,7 +47,7 @@ def test_the_failing_workers_traceback_is_whole(
     ],
 )
 @pytest.mark.parametrize("where", ["build", "forward"])
-@pytest.mark.core_cases(3)
+@pytest.mark.core_cases(2)
 def test_a_worker_that_leaves_with_exit_code_0(
     paceline: Paceline, recipe: Path, tmp_path: Path, how: str, words: str, where: str
 ) -> None:
@@ -121,6 +121,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", path], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_doesnt_stop_training_and_its_end_waits_for_room(
     paceline: Paceline, small_disk: Path
 ) -> None:
@@ -146,6 +147,7 @@ def test_a_full_disk_doesnt_stop_training_and_its_end_waits_for_room(
     shutil.rmtree(run)
 
 
+@pytest.mark.slow
 def test_final_weights_that_are_nowhere_are_a_failure(
     paceline: Paceline, recipe: Path, tmp_path: Path
 ) -> None:

@@ -64,6 +64,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_hangs_of_two_kinds_and_a_long_evaluation(
     paceline: Paceline, script: Path, tmp_path: Path
 ) -> None:
@@ -118,6 +119,7 @@ def test_a_hang_under_torchrun(paceline: Paceline, script: Path, tmp_path: Path)
     assert watching == []
 
 
+@pytest.mark.slow
 def test_a_straggler_is_named_and_shown(paceline: Paceline, script: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     command = "--workers 2 --loader-workers 0 --epochs 40 --hang-after-s 30".split()

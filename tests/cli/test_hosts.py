@@ -105,6 +105,7 @@ def test_a_recipe_of_ones_own_goes_on_where_a_host_was_lost(
     assert summary(run)["epochs"] == 3
 
 
+@pytest.mark.slow
 def test_snapshots_that_hosts_dont_have_are_not_forgotten(
     paceline: Paceline, near: Mapping[str, str], tmp_path: Path
 ) -> None:
@@ -207,7 +208,7 @@ def test_a_lost_host_is_replaced_by_what_is_left(
         (("--hosts", "a", "--ssh-config", "none"), "there is no file none"),
     ],
 )
-@pytest.mark.core_cases(6)
+@pytest.mark.core_cases(4)
 def test_what_makes_no_sense_is_refused(
     paceline: Paceline, given: tuple[str, ...], part: str
 ) -> None:

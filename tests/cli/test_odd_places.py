@@ -14,6 +14,7 @@ from tests.cli.conftest import Paceline
 _SHORT = ("train", "digits", "--workers", "1", "--epochs", "1", "--global-batch", "256")
 
 
+@pytest.mark.slow
 def test_a_run_directory_whose_name_is_not_utf8(cold_paceline: Paceline, tmp_path: Path) -> None:
     run = os.fsdecode(os.fsencode(tmp_path) + b"/x\xe9 \x1b[31m")
     for command in (

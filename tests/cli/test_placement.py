@@ -204,6 +204,7 @@ def listening_at(pid: int) -> set[str]:
     return {entry.laddr.ip for entry in sockets if entry.status == psutil.CONN_LISTEN}
 
 
+@pytest.mark.slow
 def test_sagemakers_backend_by_a_stand_in(paceline: Paceline, usual_weights: object) -> None:
     """A whole training within five collectives, with the weights of Gloo."""
     package = standin.install(paceline.directory)

@@ -89,6 +89,7 @@ process.run()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.core_cases(2)
 def test_a_signal_before_there_are_workers_stops_the_training(number: int, tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ["train", "digits", "--device", "cpu", "--workers", "2", "--run-dir", str(run)]

@@ -182,6 +182,7 @@ def test_another_number_of_workers_keeps_the_global_batch(
     assert found["samples_seen"] == 2 * 1442
 
 
+@pytest.mark.slow
 def test_two_trainings_in_one_directory(paceline: Paceline, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = paceline.start(*_LONG, "--run-dir", run)

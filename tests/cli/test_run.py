@@ -19,6 +19,7 @@ def in_process(directory: Path) -> Mapping[str, object]:
     return content
 
 
+@pytest.mark.slow
 def test_stopped_inside_an_epoch_and_resumed_changes_no_bit(
     paceline: Paceline, tmp_path: Path
 ) -> None:
@@ -66,6 +67,7 @@ def test_resumed_on_another_number_of_workers(paceline: Paceline, tmp_path: Path
     assert (found["steps"], found["samples_seen"], found["world_size"]) == (21, 162, 1)
 
 
+@pytest.mark.slow
 def test_errors_of_the_script_are_shown_as_python_shows_them(
     paceline: Paceline, tmp_path: Path
 ) -> None:
@@ -83,6 +85,7 @@ def test_errors_of_the_script_are_shown_as_python_shows_them(
     assert not (tmp_path / "e").exists()
 
 
+@pytest.mark.slow
 def test_the_scripts_own_arguments(paceline: Paceline, tmp_path: Path) -> None:
     own = RUN.replace("main(s)", "main(s, epochs=int(sys.argv[1]))")
     write_script(tmp_path, run=own)

@@ -82,7 +82,7 @@ def test_without_shards_a_change_of_the_number_is_said(paceline: Paceline, tmp_p
         ("--shards 8 --time-budget 1m", "--time-budget"),
     ],
 )
-@pytest.mark.core_cases(5)
+@pytest.mark.core_cases(4)
 def test_what_cant_be_combined_is_refused_before_anything_starts(
     paceline: Paceline, tmp_path: Path, options: str, said: str
 ) -> None:
@@ -93,6 +93,7 @@ def test_what_cant_be_combined_is_refused_before_anything_starts(
     assert "Traceback" not in done.err
 
 
+@pytest.mark.slow
 def test_the_number_of_shards_belongs_to_the_training(paceline: Paceline, tmp_path: Path) -> None:
     run = tmp_path / "run"
     first = "train digits --shards 4 --workers 1 --epochs 1 --run-dir".split()

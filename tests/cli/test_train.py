@@ -138,6 +138,7 @@ def test_under_torchrun(paceline: Paceline, tmp_path: Path) -> None:
     assert done.stdout.count("Done: all epochs are done") == 1
 
 
+@pytest.mark.slow
 def test_in_one_plain_process(paceline: Paceline, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = paceline.run(*["train", "digits", "--on", "here", "--epochs", "1", "--run-dir"], run)

@@ -69,6 +69,7 @@ _WRONG = [
 
 
 @pytest.mark.parametrize(("line", "message"), _WRONG, ids=[line for line, _ in _WRONG])
+@pytest.mark.core_cases(11)
 def test_wrong_usage(
     line: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +142,7 @@ def test_unwritable_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.core_cases(9)
 def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == ExitCode.DONE
     assert "Usage: paceline" in capsys.readouterr().out

@@ -128,7 +128,7 @@ sys.exit(json.dumps([torch.get_num_threads(), *exact, *map(os.environ.get, names
 @pytest.mark.ranks
 @pytest.mark.parametrize("options", [(), ("--shards", "4"), ("--threads", "1")])
 @pytest.mark.parametrize("workers", ["1", "2"])
-@pytest.mark.core_cases(3)
+@pytest.mark.core_cases(1)
 def test_workers_are_started_as_run_starts_them(
     options: tuple[str, ...], workers: str, paceline: Paceline, tmp_path: Path
 ) -> None:

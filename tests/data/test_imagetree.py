@@ -92,11 +92,11 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     write_image_folder(tmp_path)
     path = tmp_path / "train" / "ant" / "pipe.jpg"
     os.mkfifo(path)
-    with pytest.raises(DataError, match=f"{path}: is a named pipe"):
+    with pytest.raises(DataError, match=f"{path}: it is a named pipe, not a plain file"):
         scan_tree(tmp_path)
     path.unlink()
     path.symlink_to("/dev/zero")
-    with pytest.raises(DataError, match=f"{path}: is a device"):
+    with pytest.raises(DataError, match=f"{path}: it is a device"):
         scan_tree(tmp_path)
     path.unlink()
     path.symlink_to(path)

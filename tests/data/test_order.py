@@ -96,6 +96,7 @@ def test_every_sample_once_while_the_world_changes_at_every_step(
 
 @given(num=SIZES, batch=st.integers(1, 80), world=WORLDS, data=st.data())
 @settings(max_examples=100)
+@pytest.mark.slow
 def test_a_plan_resumed_at_any_step_goes_on_exactly(
     num: int, batch: int, world: int, data: st.DataObject
 ) -> None:

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
@@ -12,7 +14,7 @@ def test_shares_are_contiguous_and_differ_by_one_at_most(total: int, parts: int)
     cuts = [share(total, part, parts) for part in range(parts)]
     assert cuts[0][0] == 0
     assert cuts[-1][1] == total
-    assert all(a[1] == b[0] for a, b in zip(cuts, cuts[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in pairwise(cuts))
     sizes = [stop - start for start, stop in cuts]
     assert sizes == sorted(sizes, reverse=True)
     assert max(sizes) - min(sizes) <= 1

@@ -15,11 +15,13 @@ EXAMPLES = ROOT / "examples"
 SHORT = ("--samples", "300", "--epochs", "1", "--run-dir", "run")
 
 
+@pytest.mark.slow
 def test_01_recipe(tmp_path: Path) -> None:
     printed = train_here(tmp_path, f"{EXAMPLES / '01_recipe.py'}:build", *SHORT)
     assert "bars: 300 images" in printed
 
 
+@pytest.mark.slow
 def test_02_own_dataset(tmp_path: Path) -> None:
     recipe = f"{EXAMPLES / '02_own_dataset.py'}:build"
     printed = train_here(tmp_path, recipe, *SHORT, "--loader-workers", "1")

@@ -217,6 +217,7 @@ def test_the_augmentation_of_the_page_augments() -> None:
     assert changed.dtype == torch.uint8
 
 
+@pytest.mark.slow
 def test_the_recipe_of_the_page_trains(workplace: Path) -> None:
     options = ["--hidden", "32", "--epochs", "1", "--loader-workers", "0", "--run-dir", "clouds"]
     train_here(workplace, "clouds.py:build", *options)

@@ -54,6 +54,20 @@ def test_started_again_it_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("becoming")
+@pytest.mark.parametrize(("options", "mode"), [((), 0o700), (("--shared",), 0o755)])
+def test_others_may_read_what_it_makes_only_if_that_was_asked_for(
+    options: tuple[str, ...], mode: int, tmp_path: Path
+) -> None:
+    before = os.umask(0o022)
+    try:
+        become(tmp_path / "run", *options)
+    finally:
+        os.umask(before)
+    made = [tmp_path / "run", tmp_path / "run" / "logs"]
+    assert [path.stat().st_mode & 0o777 for path in made] == [mode, mode]
+
+
+@pytest.mark.usefixtures("becoming")
 def test_a_scripts_own_arguments_stay_as_they_are(tmp_path: Path) -> None:
     words = become(tmp_path / "run", script=("--", "--submission", "x", "--", "y"))
     assert words[-5:] == ["--", "--submission", "x", "--", "y"]

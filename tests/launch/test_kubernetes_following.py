@@ -116,6 +116,7 @@ def test_context_and_namespace_are_named_in_every_call(kubectl: Played) -> None:
     assert all(c.words[:2] == ["--context=east", "--namespace=team-a"] for c in calls)
 
 
+@pytest.mark.slow
 def test_a_restarted_rank_0_is_followed_again(
     kubectl: Played, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,7 +40,7 @@ def test_results_come_back_by_rank_and_each_worker_knows_its_place(launch: Launc
 
 
 @pytest.mark.parametrize("entry", ["describe", "fail"])
-@pytest.mark.core_cases(1)
+@pytest.mark.slow
 def test_no_semaphore_outlives_its_attempt(launch: Launch, entry: str) -> None:
     """They go without a garbage collection, which may come where they can't be removed."""
 

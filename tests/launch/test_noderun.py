@@ -68,3 +68,5 @@ def test_what_a_node_runs() -> None:
         *("--submission", "3fa9c2", "--host", "h-0.h", "--resume", "--"),
         *("train", "digits", "--run-dir", "/v/r"),
     ]
+    shared = node_command(a_job(shared=True), run)
+    assert shared.index("--shared") < shared.index("--")

@@ -96,6 +96,7 @@ def put_lines(account: Account, stream: str, *lines: str) -> None:
     aws.call("logs", "put_log_events", **where, logEvents=events)
 
 
+@pytest.mark.slow
 def test_code_job_and_logs(
     account: Account, code: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +125,7 @@ def test_code_job_and_logs(
     assert f"The run directory is s3://my-bucket/paceline/{NAME}/checkpoints/a" in out
 
 
+@pytest.mark.slow
 def test_a_bucket_that_is_not_there(account: Account, code: Path) -> None:
     account.aws().call("s3", "delete_bucket", Bucket="my-bucket")
     with pytest.raises(AwsError, match="NoSuchBucket"):

@@ -57,6 +57,7 @@ def others(sharing: Sharing) -> set[int]:
 
 
 @pytest.mark.parametrize("has_ended", [slow(False), True])
+@pytest.mark.slow
 def test_no_shared_memory_of_loader_processes_stays(
     has_ended: bool, sharing: Sharing, tmp_path: Path, temporary: Path
 ) -> None:

@@ -18,9 +18,9 @@ tolerate_failing_output()
 for _ in range(3):
     print("said", flush=True)
     print("warned", file=sys.stderr, flush=True)
-print("said without a flush")
-sys.stdout.buffer.write(b"bytes")
+sys.stdout.buffer.write(b"bytes\\n")
 sys.stdout.flush()
+print("said without a flush")
 sys.exit(10 + (numbers[0] > 2 and numbers[1:] == [0, 1, 2]))
 """
 
@@ -38,7 +38,7 @@ def test_what_cannot_be_said_is_no_error(streams: str) -> None:
 def test_what_can_be_said_is() -> None:
     command = [sys.executable, "-c", _SAYING]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout == "said\nsaid\nsaid\nsaid without a flush\nbytes"
+    assert done.stdout == "said\nsaid\nsaid\nbytes\nsaid without a flush\n"
     assert done.stderr == "warned\n" * 3
     assert done.returncode == 11
 

@@ -131,6 +131,7 @@ def test_what_is_packed_smaller_says_how_to_pack_it(images: Path, tmp_path: Path
         build(packed)
 
 
+@pytest.mark.slow
 def test_broken_images_end_it_or_are_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,6 +146,7 @@ def test_broken_images_end_it_or_are_left_out(
     assert str(broken) in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_test_split_is_judged_and_class_names_are_kept(images: Path, tmp_path: Path) -> None:
     assert build(images).test is None
     job = build(write_image_folder(tmp_path / "images", {"train": 2, "val": 1, "test": 3}))
@@ -166,6 +168,7 @@ def test_sizes_of_nothing(name: str, images: Path) -> None:
         build(images, **{name: 0})
 
 
+@pytest.mark.slow
 def test_the_encoder_is_taken_over_and_left_unfrozen(images: Path, tmp_path: Path) -> None:
     torch.manual_seed(1)
     other = torchvision.models.vgg11(num_classes=7, init_weights=False)

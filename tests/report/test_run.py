@@ -46,6 +46,7 @@ def outline(page: str) -> Outline:
 
 
 @pytest.mark.parametrize("because", ["epochs", "target", "signal", None])
+@pytest.mark.core_cases(3)
 def test_a_page_is_self_contained(make_run: MakeRun, because: str | None) -> None:
     page = page_of(make_run(because=because))
     found = outline(page)
@@ -91,6 +92,7 @@ def test_thousands_of_epochs_are_thinned(make_run: MakeRun) -> None:
     assert "of 3,000 epochs; metrics.csv has all" in page
 
 
+@pytest.mark.slow
 def test_the_users_settings_are_marked(make_run: MakeRun) -> None:
     page = page_of(make_run())
     given = re.findall(r'<tr class="given"><th scope="row">(\w+)', page)
@@ -115,7 +117,7 @@ def test_missing_files(make_run: MakeRun, missing: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["run.json", "metrics.csv", "summary.json", "snapshots/best.json"])
-@pytest.mark.core_cases(3)
+@pytest.mark.core_cases(2)
 def test_files_torn_anywhere(make_run: MakeRun, name: str) -> None:
     run = make_run(done=3)
     content = (run.path / name).read_bytes()
@@ -125,7 +127,7 @@ def test_files_torn_anywhere(make_run: MakeRun, name: str) -> None:
 
 
 @pytest.mark.parametrize("value", [None, "text", [1], {"a": []}, True, -1, 1e308])
-@pytest.mark.core_cases(3)
+@pytest.mark.core_cases(2)
 def test_values_of_the_wrong_type(make_run: MakeRun, value: object) -> None:
     run = make_run(done=2)
     for path in (run.run_json, run.summary_json):

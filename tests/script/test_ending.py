@@ -40,7 +40,7 @@ def write(directory: Path, *, session: str = SESSION, before: str = "", after: s
     ],
     ids=["end of script", "enter", "close", "exit"],
 )
-@pytest.mark.core_cases(2)
+@pytest.mark.slow
 def test_a_script_at_module_level_is_finished(session: str, after: str, tmp_path: Path) -> None:
     done = plain(write(tmp_path, session=session, after=after))
     assert done.returncode == 0, done.stderr
@@ -128,7 +128,7 @@ def test_a_signal_saves_and_the_script_goes_on_with_the_same_bits(tmp_path: Path
         ("sys.exit(0)", 65),
     ],
 )
-@pytest.mark.core_cases(3)
+@pytest.mark.core_cases(2)
 def test_the_launcher_sees_how_it_ended(what: str, code: int, tmp_path: Path) -> None:
     session = "s = paceline.session(device='cpu', loader_workers=0)"
     before = "" if code == 0 else at_step(9, 0, what)
@@ -150,6 +150,7 @@ def test_there_is_one_session_at_a_time(tmp_path: Path) -> None:
     assert plain(write(tmp_path / "both", after=both)).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_loop_on_begin_is_counted_and_saved(tmp_path: Path) -> None:
     loop = """
 model = s.model(nn.Linear(5, 2))

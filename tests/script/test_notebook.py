@@ -49,7 +49,7 @@ def train(run_dir: str, steps: int = 3) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("workers", [1, 2, slow(3)])
-@pytest.mark.core_cases(1)
+@pytest.mark.slow
 def test_a_function_gives_its_values_in_rank_order(workers: int, tmp_path: Path) -> None:
     found = launch(train, workers=workers, run_dir=str(tmp_path / "r"))
     assert found == [{"rank": r, "of": workers, "steps": 3} for r in range(workers)]
@@ -76,6 +76,7 @@ def test_a_worker_that_dies_is_named() -> None:
         launch(cell, workers=1)
 
 
+@pytest.mark.slow
 def test_interrupting_the_cell_saves_and_ends_the_workers(tmp_path: Path) -> None:
     def cell() -> None:
         with paceline.session(run_dir=tmp_path / "r", device="cpu", progress="off") as s:

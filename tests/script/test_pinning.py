@@ -74,6 +74,7 @@ def single_threaded(directory: Path) -> str:
     return first_weights(done.stdout)[0]
 
 
+@pytest.mark.slow
 def test_run_pins_before_the_first_line_on_any_number_of_workers(tmp_path: Path) -> None:
     script, expected = write(tmp_path), single_threaded(tmp_path)
     hashes = []

@@ -95,6 +95,7 @@ def test_a_session_that_trains_nothing_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.slow
 def test_settings_of_the_training_cannot_change_on_resume(tmp_path: Path) -> None:
     script = write_script(tmp_path, at_step(9, 0, TERM), run=run_in("r"))
     assert plain(script).returncode == 75

@@ -14,7 +14,7 @@ MEANT = {"chance"}
 
 
 @pytest.mark.parametrize("name", FAULTLESS)
-@pytest.mark.core_cases(3)
+@pytest.mark.core_cases(1)
 def test_faultless_scripts_are_not_accused(name: str, verify: Verify, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(FAULTLESS[name])
     done = verify("train.py")
@@ -31,7 +31,7 @@ LONG = ("padded training", "mean of unequal metrics")
 
 
 @pytest.mark.parametrize("name", [slow(name) if name in LONG else name for name in FAULTS])
-@pytest.mark.core_cases(4)
+@pytest.mark.core_cases(1)
 def test_faults_are_found(name: str, verify: Verify, tmp_path: Path) -> None:
     fault = FAULTS[name]
     fault.write(tmp_path)
@@ -42,6 +42,7 @@ def test_faults_are_found(name: str, verify: Verify, tmp_path: Path) -> None:
     assert own == [fault.cause]
 
 
+@pytest.mark.slow
 def test_faults_show_on_other_numbers_and_every_count_has_its_verdict(
     verify: Verify, tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def test_what_other_programs_write_is_refused(verify: Verify, own: Path) -> None
     assert is_untouched(own)
 
 
+@pytest.mark.slow
 def test_what_cant_be_refused_is_said(
     verify: Verify, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +151,7 @@ def test_other_processes_are_held_back_too(verify: Verify, own: Path) -> None:
     assert is_untouched(own)
 
 
+@pytest.mark.slow
 def test_what_the_script_printed_explains_its_failure(verify: Verify, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import argparse\n"

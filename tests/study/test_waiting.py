@@ -38,7 +38,7 @@ STEPS = "    for inputs, targets in train:\n"
     ],
     ids=["barrier of rank 0", "unequal steps", "nobody comes"],
 )
-@pytest.mark.core_cases(1)
+@pytest.mark.slow
 def test_ranks_in_different_places(
     before: str, after: str, told: str, verify: Verify, tmp_path: Path
 ) -> None:

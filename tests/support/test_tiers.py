@@ -1,5 +1,8 @@
 """Every test is in one tier, and in the core is none that needs more than Python."""
 
+from fnmatch import fnmatch
+from pathlib import Path
+
 import pytest
 
 from tests.support.tiers import slow, sort_into_tiers
@@ -32,3 +35,10 @@ def test_a_case_can_be_slow(case: str, request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize("case", range(3))
 def test_cases_after_the_first_ones_are_slow(case: int, request: pytest.FixtureRequest) -> None:
     assert ("slow" in names_of(request.node)) == (case == 2)
+
+
+def test_no_directory_of_tests_is_left_out(request: pytest.FixtureRequest) -> None:
+    """The usual list of directories to pass over has names, such as `dist`, that packages have."""
+    passed_over = request.config.getini("norecursedirs")
+    names = {path.parent.name for path in Path(__file__).parents[1].rglob("test_*.py")}
+    assert not [name for name in names if any(fnmatch(name, each) for each in passed_over)]

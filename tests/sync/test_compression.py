@@ -54,6 +54,7 @@ def by_hand(group: Group, dtype: torch.dtype) -> list[dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.slow
 def test_the_average_is_that_of_rounded_gradients_bit_by_bit(dtype: torch.dtype) -> None:
     expected = run_ranks(2, by_hand, dtype)
     for found in run_ranks(2, averages, dtype):
@@ -62,7 +63,7 @@ def test_the_average_is_that_of_rounded_gradients_bit_by_bit(dtype: torch.dtype)
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.core_cases(1)
+@pytest.mark.slow
 def test_three_workers_have_the_same_bits_close_to_the_average(dtype: torch.dtype) -> None:
     exact, *_ = run_ranks(3, averages, None)
     first, *others = run_ranks(3, averages, dtype)

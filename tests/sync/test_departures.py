@@ -138,6 +138,7 @@ def autocasted(model: nn.Module, seed: int) -> None:
 @pytest.mark.parametrize(
     "passes", [with_shared_memory, twice, autocasted], ids=lambda passes: passes.__name__
 )
+@pytest.mark.core_cases(2)
 def test_what_leaves_early_is_what_would_have_left_late(
     passes: Callable[[nn.Module, int], None],
 ) -> None:
@@ -150,6 +151,7 @@ def test_what_leaves_early_is_what_would_have_left_late(
     assert early == late
 
 
+@pytest.mark.slow
 def test_a_parameter_that_only_an_earlier_piece_has_reached_leaves_last() -> None:
     """On one worker, or on both."""
 

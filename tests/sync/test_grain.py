@@ -113,7 +113,7 @@ def test_steps_in_which_nothing_leaves_arent_counted(seconds: list[float]) -> No
     ("shards", "workers"), [(2, 2), (5, 3), slow(8, 8), slow(16, 4), slow(7, 5)]
 )
 @pytest.mark.parametrize("units", [1, 2, 7, 40])
-@pytest.mark.core_cases(3)
+@pytest.mark.core_cases(1)
 def test_sums_have_the_same_bits_however_they_are_cut(
     shards: int, workers: int, units: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,7 +153,7 @@ def test_is_the_algorithm(world_size: int) -> None:
 
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize("parts", [2, 5, 100])
-@pytest.mark.core_cases(7)
+@pytest.mark.core_cases(4)
 def test_parts_without_delay_average_all_weights_each_in_its_turn(
     parts: int, world_size: int
 ) -> None:
@@ -208,6 +208,7 @@ def test_rounding_loses_nothing_in_the_long_run(
 
 
 @pytest.mark.parametrize("world_size", [1, 2, slow(3)])
+@pytest.mark.core_cases(1)
 def test_a_change_too_small_for_int8_arrives_all_the_same(world_size: int) -> None:
     """One weight moves by a thousandth of its neighbours': below a step of the block's 127.
 
@@ -238,6 +239,7 @@ def test_a_change_too_small_for_int8_arrives_all_the_same(world_size: int) -> No
 @pytest.mark.parametrize(
     ("precision", "share"), [("fp32", 1.0), ("bf16", 0.5), ("int8", 0.25 * (1 + 4 / 256))]
 )
+@pytest.mark.core_cases(2)
 def test_bytes_that_are_sent_are_counted(precision: SyncPrecision, share: float) -> None:
     def body(group: Group) -> tuple[int, int]:
         model = nn.Linear(256 * 12, 1, bias=False)
@@ -307,6 +309,7 @@ def stopped(group: Group, how: LocalTerms, stop: int) -> tuple[Tensor, Tensor, b
     return weights(at_once), weights(second), bool(saved.values["underway"])
 
 
+@pytest.mark.slow
 def test_another_process_goes_on_where_one_stood() -> None:
     """In the midst of a round, with a part under way and without."""
     every = [

@@ -32,7 +32,7 @@ def sums_of(model: nn.Module) -> dict[str, Tensor | None]:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("shards", "workers"), SPREADS)
-@pytest.mark.core_cases(2)
+@pytest.mark.slow
 def test_sums_are_those_of_one_process_bit_by_bit(shards: int, workers: int) -> None:
     def body(group: Group) -> None:
         model = fresh_net()
@@ -64,7 +64,7 @@ def test_sums_are_those_of_one_process_bit_by_bit(shards: int, workers: int) -> 
         [(0, 1, 2, 3, 4), (4,), (0, 1, 2, 3, 4)],
     ],
 )
-@pytest.mark.core_cases(3)
+@pytest.mark.core_cases(2)
 def test_empty_shards_are_zeros(workers: int, empties: list[tuple[int, ...]]) -> None:
     def body(group: Group) -> list[tuple[str, ...]]:
         model, told = fresh_net(), []
@@ -193,6 +193,7 @@ class Odd(nn.Module):
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("shards", "workers"), [(1, 1), (5, 1), (5, 2), (5, 3), (8, 4)])
+@pytest.mark.core_cases(4)
 def test_types_are_summed_in_their_own_precision(shards: int, workers: int) -> None:
     def loss(module: nn.Module, shard: int) -> Tensor:
         value: Tensor = module(torch.tensor(1.0 + shard))

@@ -83,6 +83,7 @@ def by_torch(group: Group, rank: int, steps: int = 4) -> list[dict[str, Tensor]]
 
 
 @pytest.mark.parametrize(("world_size", "rank"), [(2, 1), (3, 2), (2, 4)])
+@pytest.mark.core_cases(2)
 def test_it_equals_pytorchs_own(world_size: int, rank: int) -> None:
     expected = run_ranks(world_size, by_torch, rank)[0]
     first, *others = run_ranks(world_size, averaged, rank)
@@ -238,6 +239,7 @@ def test_bytes_on_the_wire() -> None:
 # As a replica's own
 
 
+@pytest.mark.slow
 def test_models_types_and_sizes_that_would_be_many_buckets_dont_wait_for_each_other() -> None:
     """PyTorch's own hook never ends here: two buckets wait for each other on Gloo's threads."""
 

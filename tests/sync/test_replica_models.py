@@ -57,7 +57,7 @@ def gan_gradients(group: Group, freeze: bool, columns: int | None) -> list[Gradi
 @pytest.mark.ranks
 @pytest.mark.parametrize(("columns", "worlds"), [(None, (2, 3)), (1000, (2,))])
 @pytest.mark.parametrize("freeze", [False, True])
-@pytest.mark.core_cases(3)
+@pytest.mark.core_cases(2)
 def test_two_models_in_turns(freeze: bool, columns: int | None, worlds: tuple[int, ...]) -> None:
     (expected,) = run_ranks(1, gan_gradients, freeze, columns)
     for world_size in worlds:

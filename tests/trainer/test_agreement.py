@@ -25,6 +25,7 @@ def status(rank: int, signalled: int | None, bad: dict[int, int]) -> Status:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.core_cases(2)
 def test_all_learn_the_same(world_size: int) -> None:
     def body(group: Group, signalled: int | None, bad: dict[int, int]) -> Agreement:
         return agree(status(group.rank, signalled, bad), group)

@@ -92,7 +92,7 @@ class Clock:
         (0.1, 0.2, "local", "communication takes 50% of a step of 200 ms, and 50% of 200 ms with"),
     ],
 )
-@pytest.mark.core_cases(2)
+@pytest.mark.core_cases(1)
 def test_what_it_measures_leads_to_a_choice(
     world_size: int, exposed_s: float, half_s: float, method: str, why: str, tmp_path: Path
 ) -> None:
@@ -132,6 +132,7 @@ def test_one_worker_has_nothing_to_measure(tmp_path: Path) -> None:
     [slow(LOCAL, 20), (LOCAL, 25), slow(HALF, 25)],
     ids=["local-chosen", "local-under-way", "bf16"],
 )
+@pytest.mark.slow
 def test_a_resumed_training_keeps_the_choice_exactly(
     final: Choice, forward: int, tmp_path: Path
 ) -> None:
@@ -152,6 +153,7 @@ def test_a_resumed_training_keeps_the_choice_exactly(
     [slow(20, None), slow(25, None), slow(21, 22), (26, 22)],
     ids=["chosen", "under-way", "warming-up", "warm"],
 )
+@pytest.mark.slow
 def test_a_resumed_training_goes_on_with_powersgd_exactly(
     forward: int, warmup_steps: int | None, tmp_path: Path
 ) -> None:
@@ -171,6 +173,7 @@ def test_a_resumed_training_goes_on_with_powersgd_exactly(
     assert resumed[0].rows == whole[0].rows
 
 
+@pytest.mark.slow
 def test_bf16_is_tried_and_left_again(tmp_path: Path) -> None:
     plain = Choice(method="allreduce", why="a test says so")
     found = run_ranks(2, train, tmp_path, None, plain, 3, None)
@@ -181,6 +184,7 @@ def test_bf16_is_tried_and_left_again(tmp_path: Path) -> None:
     assert straight[0].losses[-1] != found[0].losses[-1]  # bf16 had been there
 
 
+@pytest.mark.slow
 def test_other_workers_measure_again(tmp_path: Path) -> None:
     run_ranks(2, train, tmp_path, None, HALF, 5, StopAt(rank=0, forward=20))
     found = run_ranks(3, train, tmp_path, LOCAL, None, 9, None)
@@ -188,6 +192,7 @@ def test_other_workers_measure_again(tmp_path: Path) -> None:
     assert found[0].step == 63
 
 
+@pytest.mark.slow
 def test_other_workers_measure_again_after_powersgd(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,6 +209,7 @@ def test_other_workers_measure_again_after_powersgd(
 
 # An epoch has 12 steps; of these 9 are needed for a choice.
 @pytest.mark.parametrize(("warmup_steps", "half_steps"), [(None, 3), (9, 0), (2, 0)])
+@pytest.mark.core_cases(2)
 def test_powersgd_waits_for_the_warm_up_in_half_precision(
     warmup_steps: int | None, half_steps: int, tmp_path: Path
 ) -> None:
@@ -283,6 +289,7 @@ def test_rank_0_alone_chooses_and_only_what_the_training_can_bear(
     assert capfd.readouterr().out.count("local steps don't go with this training") == 1
 
 
+@pytest.mark.slow
 def test_a_resumed_training_that_cannot_be_local_goes_on_alike(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

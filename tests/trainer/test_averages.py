@@ -19,7 +19,7 @@ WORLDS = [1, 2, 3]
 
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize("samples", [1, 2, 13])
-@pytest.mark.core_cases(7)
+@pytest.mark.core_cases(5)
 def test_evaluation_counts_each_sample_once(world_size: int, samples: int, tmp_path: Path) -> None:
     def body(group: Group) -> tuple[Mapping[str, float], Mapping[str, float]]:
         with session_on(group, tmp_path) as s:

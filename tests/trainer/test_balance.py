@@ -85,6 +85,7 @@ def even_job() -> Job:
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_the_slower_worker_gets_less_and_the_training_stays_the_same(tmp_path: Path) -> None:
     # Pieces of at most 4: the faster worker has more of them.
     settings = configure(epochs=3, balance=True, max_batch_per_worker=4)

@@ -59,6 +59,7 @@ def judged(accuracies: list[float]) -> Callable[[Group, Path, Mapping[str, Optio
     return body
 
 
+@pytest.mark.slow
 def test_stops_by_target_patience_and_early_stopping(tmp_path: Path) -> None:
     rising = judged([0.5, 0.9, 0.95, 0.97])
     asked = {"target_accuracy": 0.9, "patience": 2}

@@ -112,7 +112,7 @@ def test_a_time_budget_that_is_over_ends_with_an_evaluation_and_a_snapshot(tmp_p
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("make_job", [plain_job, noisy_job, listed_job])
-@pytest.mark.core_cases(1)
+@pytest.mark.slow
 def test_a_generous_time_budget_changes_nothing(
     tmp_path: Path, make_job: Callable[[], Job]
 ) -> None:

@@ -70,7 +70,7 @@ def go_on(group: Group, workers: list[int], stores: list[SnapshotStore]) -> tupl
         ([[], [], []], -1),
     ],
 )
-@pytest.mark.core_cases(3)
+@pytest.mark.core_cases(2)
 def test_all_nodes_get_the_newest(held: list[list[int]], expected: int, tmp_path: Path) -> None:
     stores = [publish(tmp_path / str(n), steps) for n, steps in enumerate(held)]
     generation = 1 + (expected > 0)

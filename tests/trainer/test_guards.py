@@ -45,6 +45,7 @@ class Counted(IterableDataset[Tensor]):
         return (torch.full((5,), float(number)) for number in range(100_000))
 
 
+@pytest.mark.slow
 def test_a_time_budget_in_mid_stream_doesnt_count_as_an_epoch(tmp_path: Path) -> None:
     def body(group: Group) -> tuple[int, int, str | None]:
         with session_on(group, tmp_path, {"time_budget": "2s"}) as s:

@@ -93,7 +93,7 @@ def test_each_worker_or_shard_has_a_hidden_state_of_its_own(
 @pytest.mark.parametrize(
     ("settings", "worlds"), [({}, (2, 2)), ({"shards": 4}, (2, 1)), ({"shards": 4}, (1, 3))]
 )
-@pytest.mark.core_cases(1)
+@pytest.mark.slow
 def test_it_goes_on_where_it_was(
     settings: Mapping[str, OptionValue], worlds: tuple[int, int], tmp_path: Path
 ) -> None:

@@ -88,6 +88,7 @@ def test_a_stream_has_no_length(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"shards": 4}])
 @pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.core_cases(3)
 def test_a_test_loader_that_shuffles_can_be_evaluated_on(
     world_size: int, settings: dict[str, int], tmp_path: Path
 ) -> None:

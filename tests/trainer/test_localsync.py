@@ -100,7 +100,7 @@ def called(settings: dict[str, OptionValue]) -> str:
 
 
 @pytest.mark.parametrize("settings", [*CASES[:4], *map(slow, CASES[4:])], ids=called)
-@pytest.mark.core_cases(2)
+@pytest.mark.slow
 def test_resuming_within_a_round_changes_no_bit(
     settings: dict[str, OptionValue], tmp_path: Path
 ) -> None:
@@ -157,6 +157,7 @@ def test_other_workers_go_on_from_the_average(
         assert other.optimizer == then[0].optimizer
 
 
+@pytest.mark.slow
 def test_plain_training_goes_on_from_local_steps_and_back(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

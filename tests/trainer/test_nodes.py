@@ -80,6 +80,7 @@ def test_a_node_that_lost_its_disk(workers: list[int], lost: int, tmp_path: Path
     assert resumed[0].samples_seen == whole[0].samples_seen
 
 
+@pytest.mark.slow
 def test_nodes_come_and_go(tmp_path: Path) -> None:
     """One worker, then three on three nodes of two kinds, then two with a new one in front."""
     config = configure(shards=4, allow_different_hardware=True)
@@ -114,6 +115,7 @@ def judge_on(group: Group, disks: Sequence[Path], lost: int | None) -> dict[str,
         return judge_best(training)
 
 
+@pytest.mark.slow
 def test_the_best_is_judged_where_a_node_lacks_it(tmp_path: Path) -> None:
     expected = run_ranks(2, judge_on, [tmp_path / "shared"], None)
     assert expected[0].keys() >= {"test_samples", "test_loss", "test_accuracy"}

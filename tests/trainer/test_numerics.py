@@ -85,6 +85,7 @@ def test_kernels_chosen_by_the_clock_are_refused(name: str) -> None:
     assert f"TORCHINDUCTOR_{name.upper()} is on" in run_ranks(1, refused)[0]
 
 
+@pytest.mark.slow
 def test_a_compiled_function_has_one_kernel_for_each_shape() -> None:
     def compiled_shapes() -> list[object]:
         shapes: list[object] = []

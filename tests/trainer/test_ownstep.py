@@ -65,7 +65,7 @@ def as_pytorch_writes_it(
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.core_cases(5)
+@pytest.mark.core_cases(3)
 def test_step_and_zero_grad_stay_as_they_are(world_size: int, setting: str, tmp_path: Path) -> None:
     """`s.backward(loss)` in the place of `loss.backward()` is all that changes."""
     found = run_ranks(world_size, train, tmp_path, SETTINGS[setting], as_pytorch_writes_it)
@@ -110,7 +110,7 @@ def plain_in_two_passes() -> list[Tensor]:
 @pytest.mark.parametrize("do", [in_two_passes, in_two_passes_of_its_own_step])
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.core_cases(4)
+@pytest.mark.core_cases(3)
 def test_two_backward_passes_before_one_update(
     world_size: int, setting: str, do: Body, tmp_path: Path
 ) -> None:
@@ -120,6 +120,7 @@ def test_two_backward_passes_before_one_update(
         assert_weights(weights, plain_in_two_passes(), atol=tolerance)
 
 
+@pytest.mark.slow
 def test_two_passes_have_the_same_bits_on_any_number_of_workers(tmp_path: Path) -> None:
     settings = SETTINGS["shards"]
     (expected,) = run_ranks(1, train, tmp_path, settings, in_two_passes)
@@ -194,7 +195,7 @@ def rate(step: int) -> float:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.core_cases(4)
+@pytest.mark.core_cases(2)
 def test_a_rate_that_the_script_sets_before_each_batch(setting: str, tmp_path: Path) -> None:
     """As language models' scripts do; the same for all shards of a step."""
 
@@ -264,6 +265,7 @@ def plain_gan() -> list[Tensor]:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.slow
 def test_a_gan_of_two_passes_and_two_optimizers(world_size: int, tmp_path: Path) -> None:
     def body(group: Group) -> list[Tensor]:
         with session_on(group, tmp_path) as s:

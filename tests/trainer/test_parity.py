@@ -88,7 +88,7 @@ CASES: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, object]]]
     [("sgd", 1), ("sgd", 2), slow("sgd", 4), ("adam", 2), slow("adadelta", 2)],
 )
 @pytest.mark.parametrize("net", [plain_net, without_dropout])
-@pytest.mark.core_cases(3)
+@pytest.mark.core_cases(1)
 def test_parameters_equal_plain_ddp_after_50_steps(
     optimizer: str, net: Callable[[], nn.Module], world_size: int, tmp_path: Path
 ) -> None:
@@ -148,7 +148,7 @@ def test_any_number_of_workers_gives_the_same_loss_curve(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("samples", [17, 50, 53])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.core_cases(4)
+@pytest.mark.core_cases(2)
 def test_every_sample_is_trained_on_and_evaluated_once(
     world_size: int, samples: int, tmp_path: Path
 ) -> None:
@@ -180,6 +180,7 @@ def test_drop_last_leaves_out_the_short_batch(tmp_path: Path) -> None:
     assert outcomes[0].summary["samples_seen"] == 48
 
 
+@pytest.mark.slow
 def test_ranks_agree_on_their_parameters(tmp_path: Path) -> None:
     def body(group: Group) -> bool:
         config = configure(optimizer="lamb", clip_norm=0.5, precision="bf16")
@@ -197,6 +198,7 @@ def batchnorm_job(samples: int) -> Job:
     return Job(model=without_dropout(), train=pictures(samples), validation=pictures(13, seed=2))
 
 
+@pytest.mark.slow
 def test_synchronised_batchnorm_gives_the_loss_curve_of_one_worker(tmp_path: Path) -> None:
     # 50 samples: the last batch of 2 would leave the third worker out, so drop it.
     config = configure(sync_batchnorm=True, drop_last=True, momentum=0.9)

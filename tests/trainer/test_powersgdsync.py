@@ -66,7 +66,7 @@ def wide_job() -> Job:
     ],
     ids=["powersgd", "pieces", "powersgd-fp16", "powersgd-bf16", "fp16"],
 )
-@pytest.mark.core_cases(1)
+@pytest.mark.slow
 def test_resumes_inside_an_epoch_change_no_bit(
     world_size: int,
     settings: dict[str, OptionValue],
@@ -82,6 +82,7 @@ def test_resumes_inside_an_epoch_change_no_bit(
     assert all(map(torch.equal, whole[0].parameters, whole[1].parameters))
 
 
+@pytest.mark.slow
 def test_what_isnt_worth_compressing_is_averaged_in_full(tmp_path: Path) -> None:
     plain = run_ranks(2, run_training_on, tmp_path / "plain", plain_job, configure(), None)
     settings = POWERSGD | {"powersgd_rank": 100}
@@ -135,6 +136,7 @@ def errors_of(directory: Path) -> dict[str, Tensor]:
     return {n: t for n, t in tensors.items() if n.startswith("error/")}
 
 
+@pytest.mark.slow
 def test_errors_of_two_models_are_kept_by_name(tmp_path: Path) -> None:
     whole = run_ranks(2, two_models, tmp_path / "whole", TWO, 99)
     run_ranks(2, two_models, tmp_path / "legs", TWO, 6)
@@ -147,6 +149,7 @@ def test_errors_of_two_models_are_kept_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("worlds", [(3, 2), (2, 1), (1, 2)])
+@pytest.mark.slow
 def test_another_number_of_workers_shares_the_errors_out(
     worlds: tuple[int, int], tmp_path: Path
 ) -> None:
@@ -163,6 +166,7 @@ def test_another_number_of_workers_shares_the_errors_out(
         assert all(len(rows) == after for rows in kept.values())
 
 
+@pytest.mark.slow
 def test_the_mean_of_errors_goes_to_everyone(tmp_path: Path) -> None:
     run_ranks(3, two_models, tmp_path, TWO, 5)
     mean = {name: rows.mean(0) for name, rows in errors_of(tmp_path).items()}
@@ -184,6 +188,7 @@ def test_the_mean_of_errors_goes_to_everyone(tmp_path: Path) -> None:
     run_ranks(2, body)
 
 
+@pytest.mark.slow
 def test_another_method_begins_afresh_and_that_is_said(tmp_path: Path) -> None:
     run_ranks(2, two_models, tmp_path, TWO, 5)
     half: dict[str, OptionValue] = {"sync": "bf16"}

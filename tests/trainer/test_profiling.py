@@ -95,6 +95,7 @@ def _profile(
 
 
 @pytest.mark.parametrize("settings", [{}, {"shards": 2}, {"sync": "bf16"}])
+@pytest.mark.core_cases(2)
 def test_a_slow_worker_is_waited_for_and_costs_no_communication(
     tmp_path: Path, settings: dict[str, OptionValue]
 ) -> None:
@@ -130,6 +131,7 @@ def test_a_worker_alone_has_no_communication(
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.core_cases(5)
 def test_a_training_of_a_few_steps_has_a_profile(tmp_path: Path, workers: int, steps: int) -> None:
     profile = _profile(workers, tmp_path, {}, "", steps)
     assert profile.steps_seen > 0
@@ -143,7 +145,7 @@ def _with_rare_exchanges(group: Group, directory: Path, steps: int) -> None:
 
 @pytest.mark.parametrize(("steps", "least"), [(2, 5), (3, 7), (8, 8)])
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.core_cases(3)
+@pytest.mark.core_cases(2)
 def test_steps_of_short_epochs_are_looked_at(
     tmp_path: Path, workers: int, steps: int, least: int
 ) -> None:

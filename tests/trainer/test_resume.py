@@ -92,7 +92,7 @@ def test_three_resumes_inside_an_epoch_change_no_bit(
 
 
 @pytest.mark.parametrize("world_size", [1, slow(2), 3])
-@pytest.mark.core_cases(1)
+@pytest.mark.slow
 def test_resumes_at_the_edges_of_an_epoch_change_no_bit(world_size: int, tmp_path: Path) -> None:
     last = world_size - 1
     stops = [
@@ -117,7 +117,7 @@ def test_resumes_at_the_edges_of_an_epoch_change_no_bit(world_size: int, tmp_pat
     ],
     ids=lambda s: "-".join(s),
 )
-@pytest.mark.core_cases(2)
+@pytest.mark.slow
 def test_resume_is_exact_however_a_step_is_computed(
     settings: dict[str, OptionValue], tmp_path: Path
 ) -> None:
@@ -143,6 +143,7 @@ def test_resume_is_exact_with_a_data_set_of_the_users_own(
     assert_same_training(legs, whole)
 
 
+@pytest.mark.slow
 def test_a_finished_training_is_left_as_it_is(tmp_path: Path) -> None:
     first, second = train_in_legs(2, tmp_path, noisy_job, [StopAt(rank=0, forward=999)])
     assert second[0].trained == []
@@ -152,7 +153,7 @@ def test_a_finished_training_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("worlds", [(1, 3), (2, 1), (3, 2), (2, 4)])
-@pytest.mark.core_cases(2)
+@pytest.mark.core_cases(1)
 def test_another_number_of_workers_goes_on_with_the_same_order(
     worlds: tuple[int, int], tmp_path: Path
 ) -> None:

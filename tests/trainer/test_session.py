@@ -138,6 +138,7 @@ def test_pieces_of_a_batch_add_up_to_it(world_size: int, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.core_cases(1)
 def test_reduced_precision_comes_close(precision: str, tmp_path: Path) -> None:
     for world_size in (1, 2):
         directory = tmp_path / str(world_size)
@@ -146,6 +147,7 @@ def test_reduced_precision_comes_close(precision: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"precision": "fp16"}, {"max_batch_per_worker": 3}])
+@pytest.mark.core_cases(2)
 def test_the_script_clips_gradients_itself(
     settings: Mapping[str, OptionValue], tmp_path: Path
 ) -> None:
@@ -206,6 +208,7 @@ def gan(group: Group, directory: Path) -> list[Tensor]:
         return weights_of(make, judge)
 
 
+@pytest.mark.slow
 def test_a_gan_learns_the_same_on_any_number_of_workers(tmp_path: Path) -> None:
     (expected,) = run_ranks(1, gan, tmp_path / "1")
     for world_size in (2, 3):
@@ -323,6 +326,7 @@ def test_misuse_is_told(misuse: str, tmp_path: Path) -> None:
     run_ranks(1, body)
 
 
+@pytest.mark.slow
 def test_everything_is_prepared_at_once(tmp_path: Path) -> None:
     def body(group: Group) -> list[Tensor]:
         with session_on(group, tmp_path / str(group.world_size)) as s:

@@ -70,6 +70,7 @@ def test_whole_trainings_have_the_same_bits_on_any_number_of_workers(
     assert found == [found[0]] * len(worlds)
 
 
+@pytest.mark.slow
 def test_without_shards_they_differ(tmp_path: Path) -> None:
     one, two = (bits(trained(tmp_path / str(n), n, configure(**HARD))) for n in (1, 2))
     assert one[0] != two[0]
@@ -124,6 +125,7 @@ def test_stopped_and_gone_on_with_on_other_numbers_of_workers(tmp_path: Path) ->
     assert bits(outcomes) == undisturbed
 
 
+@pytest.mark.slow
 def test_as_many_shards_as_workers_train_as_plain_ddp_does(tmp_path: Path) -> None:
     plain = trained(tmp_path / "plain", 2, configure(**SGD))
     ordered = trained(tmp_path / "ordered", 2, configure(shards=2, **SGD))
@@ -131,6 +133,7 @@ def test_as_many_shards_as_workers_train_as_plain_ddp_does(tmp_path: Path) -> No
     assert [b for o in ordered for b in o.trained] == [b for o in plain for b in o.trained]
 
 
+@pytest.mark.slow
 def test_a_script_of_ones_own_has_them(tmp_path: Path) -> None:
     def made(group: Group, directory: Path) -> tuple[object, list[bool]]:
         images = pictures(20)
@@ -168,7 +171,7 @@ def mixing(items: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]
 
 
 @pytest.mark.parametrize("readers", [0, 1])
-@pytest.mark.core_cases(1)
+@pytest.mark.slow
 def test_random_collation_is_a_shards_own(tmp_path: Path, readers: int) -> None:
     def body(group: Group, directory: Path) -> object:
         data = torch.utils.data.DataLoader(
@@ -204,6 +207,7 @@ class Holding(nn.Module):
         return out
 
 
+@pytest.mark.slow
 def test_buffers_of_all_kinds_stay_what_they_are(tmp_path: Path) -> None:
     def body(group: Group, directory: Path) -> tuple[object, bool]:
         images = pictures(16)

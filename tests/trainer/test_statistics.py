@@ -32,6 +32,7 @@ def test_every_worker_gets_the_average_and_its_own_back(world_size: int) -> None
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_shards_give_the_same_rows_on_any_number_of_workers() -> None:
     def body(group: Group) -> tuple[Tensor, dict[str, Tensor]]:
         norm, statistics = made(group, 5)

@@ -152,7 +152,7 @@ def train(
 @pytest.mark.ranks
 @pytest.mark.parametrize("settings", [{}, {"max_batch_per_worker": 1}, {"clip_norm": 0.1}], ids=str)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.core_cases(3)
+@pytest.mark.core_cases(2)
 def test_shards_with_unequal_shares_train_as_a_plain_loop(
     world_size: int, settings: dict[str, OptionValue], tmp_path: Path
 ) -> None:

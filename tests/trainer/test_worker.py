@@ -72,7 +72,7 @@ def test_a_request_survives_the_way_to_the_worker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.core_cases(1)
+@pytest.mark.slow
 def test_what_a_training_leaves_behind(
     world_size: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,6 +174,7 @@ def _full_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.slow
 def test_final_weights_that_are_in_no_snapshot_are_a_failure_on_every_worker(
     world_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +231,7 @@ def test_a_run_directory_that_was_moved_is_a_failure_on_every_worker(
     assert not (run / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_going_on_is_noted_in_the_history(tmp_path: Path) -> None:
     train(2, request(tmp_path, epochs=1))
     first = read(tmp_path / "summary.json")
@@ -246,6 +248,7 @@ def test_going_on_is_noted_in_the_history(tmp_path: Path) -> None:
     assert second["samples_seen"] == 2 * 1442
 
 
+@pytest.mark.slow
 def test_judging_afterwards_gives_the_same_figures(tmp_path: Path) -> None:
     train(2, request(tmp_path))
     summary = read(tmp_path / "summary.json")

@@ -108,6 +108,7 @@ def submit(
         max_restarts=config.launch.max_restarts,
         directory=Path.cwd(),
         run_dir=run_dir,
+        shared=config.metrics.share_run_dir,
         resume=options.resume or command[1] == "resume",
     )
     own = _options_class(config.launch.on)

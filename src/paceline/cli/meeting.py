@@ -25,13 +25,13 @@ def agree_on_run(launch: "Launch") -> "Launch":
         UsageError: Rank 0 can't make the directory; every worker says so.
         InfrastructureError: Rank 0 didn't come.
     """
-    from paceline.dist.environment import current_placement
-    from paceline.dist.group import meeting_address
+    from paceline.dist.environment import current_placement, surroundings
     from paceline.dist.meeting import common_text, of_attempt, open_store, wait_until_heard
+    from paceline.dist.nodeaddress import meeting_address
 
     options = launch.config.dist
     placement = current_placement(options)
-    address = meeting_address(placement, options)
+    address = meeting_address(placement, options, surroundings())
     rank, timeout_s = placement.rank, options.timeout_s
     store = open_store(address, rank, placement.world_size, timeout_s, options.interface)
     problem = _make(launch) if rank == 0 else ""

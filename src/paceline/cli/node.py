@@ -58,16 +58,17 @@ def start_on_node(launch: "Launch", node: NodePlacement) -> int:
 def _seat(config: TrainConfig, node: NodePlacement) -> Seat:
     """Find where the nodes meet, and the interface that leads there."""
     from paceline.dist.environment import chosen_interface, surroundings
-    from paceline.dist.group import meeting_address
     from paceline.dist.interface import find_route, reachable_address
+    from paceline.dist.nodeaddress import meeting_address
 
-    address = meeting_address(node.only_worker(), config.dist)
+    environment = surroundings()
+    address = meeting_address(node.only_worker(), config.dist, environment)
     if address.scheme == "file":
         raise UsageError(
             f"--init-method {address}: several nodes with several workers each meet at an address, "
             "not in a file. Write tcp://HOST:PORT"
         )
-    chosen = chosen_interface(surroundings())
+    chosen = chosen_interface(environment)
     route = find_route(address.host, config.dist.interface, chosen)
     return Seat(
         node_rank=node.node_rank,

@@ -11,7 +11,7 @@ from types import FrameType
 
 from paceline.config.commands import command_line
 from paceline.config.rundir import RunDirectory
-from paceline.launch.signals import STOP_SIGNALS
+from paceline.launch.signals import STOP_SIGNALS, stops_handled
 
 WriteReport = Callable[[RunDirectory], None]
 
@@ -30,21 +30,14 @@ def _cut_short_by_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    caught = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
 
     def cut_short(number: int, frame: FrameType | None) -> None:
-        for each in caught:
+        for each in STOP_SIGNALS:
             signal.signal(each, signal.SIG_IGN)  # the end is near: one is enough
         raise _CutShortError(signal.Signals(number).name)
 
-    try:
-        for number in caught:
-            signal.signal(number, cut_short)
+    with stops_handled(cut_short):
         yield
-    finally:
-        for number in caught:
-            signal.signal(number, before[number])
 
 
 def write_report(run: RunDirectory) -> None:

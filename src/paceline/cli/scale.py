@@ -37,9 +37,8 @@ def main(tokens: Sequence[str]) -> int:
 
 def _in_its_directory(asked: Asked) -> int:
     was_there = asked.place.path.is_dir()
-    is_new = asked.place.prepare(
-        asked.settled, asked.methods, shared="--share-run-dir" in asked.tokens
-    )
+    shared = asked.commands.given.get("share_run_dir") is True
+    is_new = asked.place.prepare(asked.settled, asked.methods, shared=shared)
     with asked.place.lock():
         try:
             return _scale(asked)

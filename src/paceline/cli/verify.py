@@ -2,7 +2,6 @@
 
 import re
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -318,7 +317,7 @@ class _Launcher:
         records.mkdir()
         threads = self.threads(workers)
         prepare(PRELOAD, threads)
-        with _temporary_files_in(self.place), self._changes_told():
+        with own_directory_is(self.place), self._changes_told():
             outcome = launch_local(
                 ENTRY,
                 self._trial(run, records, disturbed=disturbed),
@@ -400,17 +399,6 @@ class _Launcher:
         """Wait less long than trainings do: a verification has few steps, and a user looks on."""
         config = self.asked.config
         return config.dist.timeout_s if "timeout_s" in self.asked.request.given else _TIMEOUT_S
-
-
-@contextmanager
-def _temporary_files_in(place: Path) -> Iterator[None]:
-    """Have the launcher's temporary files where workers may write: they leave results there."""
-    before, tempfile.tempdir = tempfile.tempdir, str(place)
-    try:
-        with own_directory_is(place):
-            yield
-    finally:
-        tempfile.tempdir = before
 
 
 def _told(failures: Sequence[WorkerFailure], script: str, records: Path, *, traceback: bool) -> str:

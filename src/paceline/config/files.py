@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
+from typing import BinaryIO
 
 from paceline.errors import StorageError
 
@@ -112,6 +113,35 @@ def write_json(path: Path, content: object) -> None:
     write_atomic(path, text.encode())
 
 
+def refuse_special(status: os.stat_result) -> None:
+    """Refuse what isn't a plain file: reading it may never end.
+
+    Raises:
+        ValueError: It is something else; the message is a sentence without the path.
+    """
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+        raise ValueError(f"it is {kind}, not a plain file")
+
+
+@contextmanager
+def open_plain(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for reading; never waits for a pipe's writer.
+
+    Raises:
+        OSError: It can't be opened.
+        ValueError: It isn't a plain file; the message is a sentence without the path.
+    """
+    # O_NONBLOCK: opening a pipe without a writer must not hang; plain files are read the same.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    try:
+        refuse_special(os.fstat(descriptor))
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            yield file
+    finally:
+        os.close(descriptor)
+
+
 def read_plain(path: Path, most_bytes: int = JSON_MAX_BYTES) -> bytes:
     """Read a small file whole; never waits for a pipe's writer and never reads without end.
 
@@ -123,16 +153,8 @@ def read_plain(path: Path, most_bytes: int = JSON_MAX_BYTES) -> bytes:
         OSError: It can't be opened or read.
         ValueError: It isn't a plain file, or is larger; the message is a sentence without the path.
     """
-    # O_NONBLOCK: opening a pipe without a writer must not hang; plain files are read the same.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    try:
-        kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
-        if kind != stat.S_IFREG:
-            raise ValueError(f"it is {_KINDS.get(kind, 'something else')}, not a plain file")
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            content = file.read(most_bytes + 1)
-    finally:
-        os.close(descriptor)
+    with open_plain(path) as file:
+        content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise ValueError(f"it is larger than {most_bytes:,} bytes, which no such file can be")
     return content

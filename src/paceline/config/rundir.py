@@ -179,15 +179,19 @@ class RunDirectory:
                     if _LEFT.fullmatch(path.name) and path.is_file():
                         path.unlink(missing_ok=True)
 
+    @property
+    def directory_mode(self) -> int:
+        """Permissions of a new directory, from which the umask takes away."""
+        return 0o777 if self.shared else 0o700
+
     def make_places(self) -> None:
         """Make the directories where they aren't there; those that are keep their permissions.
 
         Raises:
             OSError: They can't be made.
         """
-        mode = 0o777 if self.shared else 0o700
         for place in (self.path, self.snapshots, self.logs):
-            place.mkdir(mode, parents=True, exist_ok=True)
+            place.mkdir(self.directory_mode, parents=True, exist_ok=True)
 
     @contextmanager
     def token(self) -> Iterator[str]:

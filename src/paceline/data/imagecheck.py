@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline.config.files import read_json_object, write_json
+from paceline.config.files import open_plain, read_json_object, write_json
 from paceline.data.blocks import count_cores, run_in_order
 from paceline.data.decode import BrokenImageError, decode
 from paceline.data.download import locked
-from paceline.data.imagetree import ImageTree, regular_file
+from paceline.data.imagetree import ImageTree, no_image
 from paceline.errors import DataError
 
 OnBroken = Literal["error", "skip"]
@@ -123,14 +123,16 @@ def read_file(path: Path) -> bytes:
         BrokenImageError: It is larger than an image can be.
     """
     try:
-        # Without O_NONBLOCK opening a named pipe waits until somebody writes to it.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            size = regular_file(path, os.fstat(file.fileno())).st_size
-            if size > _MOST_BYTES:
-                raise BrokenImageError(f"its {size:,} bytes are too many for an image")
-            return file.read(size)
+        with open_plain(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            content = file.read(size) if size <= _MOST_BYTES else b""
     except OSError as error:
         raise DataError(f"{path}: the file can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise no_image(path, error) from error
+    if size > _MOST_BYTES:
+        raise BrokenImageError(f"its {size:,} bytes are too many for an image")
+    return content
 
 
 def _writable(folders: Sequence[Path]) -> Path:

@@ -2,11 +2,11 @@
 
 import hashlib
 import os
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.config.files import refuse_special
 from paceline.errors import DataError
 
 SPLITS: Sequence[str] = ("train", "val", "test")
@@ -89,9 +89,18 @@ def _list_split(root: Path, split: str, names: Sequence[str]) -> Iterator[ImageE
             for file in sorted(files):
                 if file.lower().endswith(tuple(SUFFIXES)):
                     path = Path(folder, file)
-                    status = regular_file(path, path.stat())
+                    status = path.stat()
+                    try:
+                        refuse_special(status)
+                    except ValueError as error:
+                        raise no_image(path, error) from error
                     relative = path.relative_to(root).as_posix()
                     yield ImageEntry(relative, label, status.st_size, status.st_mtime_ns)
+
+
+def no_image(path: Path, error: ValueError) -> DataError:
+    """Say what to do about a file with an image's name that isn't a plain file."""
+    return DataError(f"{path}: {error}, and so no image. Remove it")
 
 
 def _walk(top: Path) -> Iterator[tuple[str, list[str]]]:
@@ -115,27 +124,6 @@ def _walk(top: Path) -> Iterator[tuple[str, list[str]]]:
         yield folder, [name for is_folder, name in listed if not is_folder]
         within = {**above, key: folder}
         left += [(f"{folder}/{name}", within) for is_folder, name in listed if is_folder]
-
-
-_KINDS = {
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFDIR: "a folder",
-}
-
-
-def regular_file(path: Path, status: os.stat_result) -> os.stat_result:
-    """Refuse what isn't a regular file: reading it may never end.
-
-    Raises:
-        DataError: It is something else; the message says what.
-    """
-    if not stat.S_ISREG(status.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
-        raise DataError(f"{path}: is {kind}, and no file that could hold an image. Remove it")
-    return status
 
 
 def _check_classes(root: Path, names: Sequence[str], train: Sequence[ImageEntry]) -> None:

@@ -3,9 +3,9 @@
 import json
 from collections.abc import Callable, Mapping
 
+from paceline.config.quantities import parse_count
 from paceline.dist.placement import USUAL_PORT, NodePlacement, Source
 from paceline.dist.variables import Environment, first_of, integer
-from paceline.config.quantities import parse_count
 from paceline.errors import UsageError
 
 
@@ -16,7 +16,8 @@ def from_kubeflow(environment: Environment) -> NodePlacement | None:
     nodes = parse_count(environment["PET_NNODES"])
     if nodes is None:
         raise UsageError(
-            f"PET_NNODES is {environment['PET_NNODES']!r}: a training needs a fixed number of nodes, such as 2"
+            f"PET_NNODES is {environment['PET_NNODES']!r}: a training needs a fixed number of "
+            "nodes, such as 2"
         )
     workers = environment.get("PET_NPROC_PER_NODE", "auto")
     return NodePlacement(

@@ -87,7 +87,7 @@ class Findings:
 
 def surroundings(resources: Path = _SAGEMAKER_RESOURCES) -> Environment:
     """Give this process's environment, with SageMaker's file under the names of its variables."""
-    environment = dict(os.environ)
+    environment = current_variables()
     if "SM_HOSTS" in environment:
         return environment
     try:

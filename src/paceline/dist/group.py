@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.dist.accord import Facts, Told, compare_by_store, disagreement
-from paceline.dist.address import Address, address_of
+from paceline.dist.address import Address
 from paceline.dist.backends import (
     control_device,
     has_few_operations,
@@ -22,14 +22,12 @@ from paceline.dist.backends import (
 from paceline.dist.environment import (
     Placement,
     chosen_interface,
-    store_file,
     surroundings,
     use_interface,
-    uses_agent_store,
 )
 from paceline.dist.interface import Route, find_route, loopback_route
 from paceline.dist.meeting import arrive, leave, of_attempt, open_store
-from paceline.dist.nodeaddress import known_address
+from paceline.dist.nodeaddress import meeting_address
 from paceline.dist.options import DistOptions
 from paceline.errors import JobError
 
@@ -207,14 +205,6 @@ def joined(
         yield group
 
 
-def meeting_address(placement: Placement, options: DistOptions) -> Address:
-    """Say where this worker meets the others: by its options, else by its environment."""
-    environment = surroundings()
-    kept = uses_agent_store(environment)
-    address = address_of(options.init_method, placement, kept, store_file(environment))
-    return known_address(address) if placement.source == "slurm" else address
-
-
 def choose_route(placement: Placement, address: Address, interface: str | None) -> Route:
     """Choose this worker's network interface: loopback where all workers are on one node."""
     chosen = chosen_interface(surroundings())
@@ -232,7 +222,7 @@ def _joined_by_store(
     options: DistOptions,
     facts: Facts | None,
 ) -> Iterator[Group]:
-    address = meeting_address(placement, options)
+    address = meeting_address(placement, options, surroundings())
     store = open_store(address, placement.rank, placement.world_size, timeout_s, options.interface)
     own = of_attempt(store, placement.attempt)
     placement = arrive(own, address, placement, timeout_s)

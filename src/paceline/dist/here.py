@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from paceline.dist.address import Address, address_of
+from paceline.dist.address import Address
 from paceline.dist.environment import (
     Findings,
     chosen_interface,
     look,
     read_placement,
-    store_file,
-    uses_agent_store,
 )
 from paceline.dist.interface import (
     address_on,
@@ -23,7 +21,7 @@ from paceline.dist.interface import (
     own_addresses,
     reachable_address,
 )
-from paceline.dist.nodeaddress import known_address
+from paceline.dist.nodeaddress import meeting_address
 from paceline.dist.options import DistOptions
 from paceline.dist.placement import NodePlacement, Placement
 from paceline.dist.variables import Environment
@@ -142,7 +140,7 @@ def _node(node: NodePlacement, placement: Placement) -> Finding:
 def _meeting(
     environment: Environment, options: DistOptions, placement: Placement
 ) -> Iterator[Finding]:
-    address = _address(environment, options, placement)
+    address = meeting_address(placement, options, environment)
     if address.scheme == "file":
         yield _file(address)
         return
@@ -161,12 +159,6 @@ def _meeting(
         yield _listening(options, address, where)
     else:
         yield Finding(what="meeting", state="ok", text=f"{shown}, where rank 0 will listen")
-
-
-def _address(environment: Environment, options: DistOptions, placement: Placement) -> Address:
-    kept = uses_agent_store(environment)
-    address = address_of(options.init_method, placement, kept, store_file(environment))
-    return known_address(address) if placement.source == "slurm" else address
 
 
 def _listening(options: DistOptions, address: Address, where: str) -> Finding:
@@ -204,7 +196,7 @@ def _interface(
     if placement.on_one_node and not options.interface and not chosen:
         route = loopback_route()
     else:
-        address = _address(environment, options, placement)
+        address = meeting_address(placement, options, environment)
         route = find_route(address.host, options.interface, chosen)
     text = f"{route.interface}, {route.address}, by {route.chosen_by}"
     yield Finding(what="interface", state="ok", text=text)

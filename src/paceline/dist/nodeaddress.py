@@ -1,14 +1,33 @@
-"""A Slurm node's address, where its name means nothing to the resolver."""
+"""Where workers meet: by their options, else by what the launcher says. A Slurm node's address is
+asked of Slurm where its name means nothing to the resolver.
+"""
 
 import re
 import socket
 import subprocess
 from dataclasses import replace
 
-from paceline.dist.address import Address
+from paceline.dist.address import Address, address_of
+from paceline.dist.environment import store_file, uses_agent_store
+from paceline.dist.options import DistOptions
+from paceline.dist.placement import Placement
+from paceline.dist.variables import Environment
 
 _LIMIT_S = 20.0
 _FIELD = re.compile(r"(?:^|\s)NodeAddr=(\S+)")
+
+
+def meeting_address(
+    placement: Placement, options: DistOptions, environment: Environment
+) -> Address:
+    """Say where a worker meets the others.
+
+    Raises:
+        UsageError: Nobody says where rank 0 is.
+    """
+    kept = uses_agent_store(environment)
+    address = address_of(options.init_method, placement, kept, store_file(environment))
+    return known_address(address) if placement.source == "slurm" else address
 
 
 def known_address(address: Address) -> Address:

@@ -81,5 +81,7 @@ class ClusterJob:
     """As the command has it: relative to the working directory, or absolute."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables to set for the command."""
+    shared: bool = False
+    """Whether others may read the run directory, where it is made before the command runs."""
     resume: bool = False
     """Go on with what the run directory holds, if it holds a training."""

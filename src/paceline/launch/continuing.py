@@ -44,7 +44,7 @@ def main(words: Sequence[str]) -> int:
     node = next((os.environ[name] for name in _NODE_VARIABLES if name in os.environ), "0")
     run = Path(options.run_dir)
     mark = run / "logs" / f"{options.submission}-node-{node}.started"
-    starts = note_start(mark, run, shared="--share-run-dir" in command)
+    starts = note_start(mark, run, shared=options.shared)
     has_run = (run / "run.json").exists()
     if options.max_restarts is not None and starts > options.max_restarts + 1:
         print(
@@ -138,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--submission", required=True)
     parser.add_argument("--host", default="", help="Rank 0's host, where no variable says it.")
     parser.add_argument("--max-restarts", type=int, help="Without a newer snapshot.")
+    parser.add_argument("--shared", action="store_true", help="Others may read the run directory.")
     parser.add_argument("--resume", action="store_true", help="Also what others had begun.")
     parser.add_argument("--wait-s", type=float, default=WAIT_FOR_HOST_S)
     return parser

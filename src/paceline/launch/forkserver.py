@@ -11,8 +11,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 
-from paceline.launch.forkserver_child import LAUNCHER_VARIABLE, STOP_SIGNALS
+from paceline.launch.forkserver_child import LAUNCHER_VARIABLE
 from paceline.launch.scratch import own_directory
+from paceline.launch.signals import STOP_SIGNALS
 
 _PRELOAD = (
     "paceline.launch.forkserver_child",  # first: see there

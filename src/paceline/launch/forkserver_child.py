@@ -8,16 +8,14 @@ import os
 import signal
 
 from paceline.launch.lineage import die_with_parent
+from paceline.launch.signals import STOP_SIGNALS
 
 LAUNCHER_VARIABLE = "PACELINE_FORK_SERVER_OF"
 """Environment variable that holds the launcher's process id; set for the fork server alone."""
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What the server ignores; it is started with them blocked."""
-
 if _launcher := os.environ.pop(LAUNCHER_VARIABLE, ""):
     die_with_parent(int(_launcher))
-    for _number in STOP_SIGNALS:
+    for _number in STOP_SIGNALS:  # blocked when it was started
         signal.signal(_number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     _server = os.getpid()

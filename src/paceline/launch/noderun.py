@@ -35,6 +35,8 @@ def node_command(job: ClusterJob, run: NodeRun, python: str = "python3") -> list
         words += ["--host", run.host]
     if run.max_restarts is not None:
         words += ["--max-restarts", str(run.max_restarts)]
+    if job.shared:
+        words.append("--shared")
     if job.resume:
         words.append("--resume")
     return [*words, "--", *train_words(job, run.run_dir)]

@@ -2,34 +2,44 @@
 
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Protocol, final
 
 from paceline.launch.restarts import STOP_S
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+Handler = Callable[[int, FrameType | None], None]
+
 SAME_S = 0.5
 """Signals this close together are one: a wrapper often passes on what the group got already."""
 
 
 @contextmanager
-def signals_raised() -> Iterator[None]:
-    """Have each signal that asks to stop raise KeyboardInterrupt; one that is ignored stays so."""
+def stops_handled(handler: Handler) -> Iterator[Sequence[signal.Signals]]:
+    """Handle the signals that ask to stop in the block; those that are ignored (nohup) stay so.
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
+    Gives those that the handler receives. For the main thread alone.
+    """
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    heeded = [number for number, usual in before.items() if usual is not signal.SIG_IGN]
     try:
-        for number, handler in before.items():
-            if handler != signal.SIG_IGN:
-                signal.signal(number, interrupt)
-        yield
-    finally:
-        for number, handler in before.items():
+        for number in heeded:
             signal.signal(number, handler)
+        yield heeded
+    finally:
+        for number, usual in before.items():
+            signal.signal(number, usual)
+
+
+def signals_raised() -> AbstractContextManager[object]:
+    """Have each signal that asks to stop raise KeyboardInterrupt in the block."""
+    return stops_handled(_interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 class Stoppable(Protocol):
@@ -66,7 +76,7 @@ class Interrupts:
         self._guard: Stoppable | None = None
         self._starting = False
         self._abandoned = False
-        self._caught: list[signal.Signals] = []
+        self._caught: Sequence[signal.Signals] = ()
 
     @property
     def received(self) -> bool:
@@ -87,14 +97,8 @@ class Interrupts:
     @contextmanager
     def caught(self) -> Iterator["Interrupts"]:
         """Handle the signals in the block. One that is ignored (nohup) stays ignored."""
-        before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-        self._caught = [number for number in STOP_SIGNALS if before[number] != signal.SIG_IGN]
-        try:
-            self.install()
+        with stops_handled(self._handle) as self._caught:
             yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def install(self) -> None:
         """Set the handlers (again: starting processes, the elastic agent sets its own)."""

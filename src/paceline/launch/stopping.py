@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import final
 
-from paceline.launch.signals import SAME_S, STOP_SIGNALS
+from paceline.launch.signals import SAME_S, stops_handled
 
 _POLL_S = 0.05
 
@@ -98,17 +98,12 @@ def stop_requests() -> Iterator[StopRequests]:
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
     requests = StopRequests(reader)
-    before = {n: signal.getsignal(n) for n in STOP_SIGNALS}
-    heeded = [n for n, handler in before.items() if handler is not signal.SIG_IGN]
     # A handler in Python doesn't run while a wait begins, and would be too late to end it.
     woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:
-        for number in heeded:
-            signal.signal(number, requests.receive)
-        yield requests
+        with stops_handled(requests.receive):
+            yield requests
     finally:
-        for number in heeded:
-            signal.signal(number, before[number])
         signal.set_wakeup_fd(woken)
         os.close(reader)
         os.close(writer)

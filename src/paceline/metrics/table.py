@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from paceline.config.files import read_plain, write_atomic
+from paceline.config.files import open_plain, read_plain, write_atomic
 from paceline.errors import UsageError
 
 
@@ -110,8 +110,9 @@ def append_rows(path: Path, new: Sequence[Cells], *, synced: bool = False) -> No
     Raises:
         OSError: The disk is full; the table is as it was.
     """
-    first = read_plain(path, TABLE_MAX_BYTES).partition(b"\n")[0].decode(errors="replace")
-    columns = next(csv.reader([first]), list(COLUMNS))
+    with open_plain(path) as file:
+        header = file.readline(TABLE_MAX_BYTES).decode(errors="replace")
+    columns = next(csv.reader([header]), list(COLUMNS))
     if any(name not in columns for row in new for name in row):
         everything = [*read_table(path), *new]
         write_atomic(path, _text(everything, _columns(everything), header=True).encode())

@@ -12,6 +12,7 @@ from tests.launch.aws.account import Account
 pytestmark = pytest.mark.xdist_group("aws")
 
 
+@pytest.mark.slow
 def test_without_credentials(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")

@@ -93,6 +93,7 @@ def test_nodes_with_fabric_adapters_get_elastic_addresses(account: Account) -> N
     assert given == {node.interface: node.public_address for node in find_nodes(aws, NAME)}
 
 
+@pytest.mark.slow
 def test_a_stack_of_that_name_is_left_alone(account: Account) -> None:
     aws = account.aws()
     made = make(aws, planned(aws))
@@ -102,6 +103,7 @@ def test_a_stack_of_that_name_is_left_alone(account: Account) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
 def test_a_signal_takes_everything_back(account: Account, number: signal.Signals) -> None:
     """While AWS is still at it, and by the signal itself."""
     aws = account.aws()
@@ -136,6 +138,7 @@ def test_a_closed_terminal_keeps_nothing_from_being_deleted(account: Account) ->
     assert find_leftovers(aws, NAME) == []
 
 
+@pytest.mark.slow
 def test_a_stack_that_fails_leaves_nothing(account: Account) -> None:
     aws = account.aws()
     plan = planned(aws)

@@ -95,6 +95,7 @@ def test_an_address_of_a_link_names_its_interface() -> None:
 
 
 @given(st.text(max_size=20))
+@pytest.mark.slow
 def test_no_name_can_be_an_option_or_more_than_a_word(text: str) -> None:
     if is_host_name(text):
         assert not text.startswith("-")

@@ -51,6 +51,7 @@ def test_a_hang_that_goes_on_hanging_is_the_failure_of_the_launch(launch: Launch
     assert (launch.log_dir / "failure-rank-1.json").exists()
 
 
+@pytest.mark.slow
 def test_without_limits_nobody_looks(launch: Launch) -> None:
     outcome = launch("hang", "late")
     assert set(outcome.results) == {0, 1}

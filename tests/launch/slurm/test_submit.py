@@ -1,6 +1,7 @@
 """Submitting without a Slurm: what is handed over, shown and refused; what is left behind."""
 
 import io
+import os
 import signal
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from paceline.launch.slurm.submit import job_environment
 from paceline.launch.slurm.tail import Tail
 from paceline.launch.slurm_options import SlurmOptions
 from tests.launch.slurm.test_script import job
+from tests.launch.slurm.test_tools import put
 
 
 def test_without_slurm_it_says_so_and_leaves_nothing(
@@ -39,6 +41,21 @@ def test_a_run_directory_in_use_is_refused_before_hours_in_the_queue(tmp_path: P
     (tmp_path / "run" / "run.json").write_text("{}")
     with pytest.raises(UsageError, match="already holds a training"):
         submit(job(directory=tmp_path, run_dir="run"), SlurmOptions())
+
+
+@pytest.mark.parametrize(("shared", "mode"), [(False, 0o700), (True, 0o755)])
+def test_others_may_read_the_run_directory_only_if_that_was_asked_for(
+    shared: bool, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put("sbatch", tmp_path, monkeypatch, "echo 7")
+    before = os.umask(0o022)
+    try:
+        asked = job(directory=tmp_path, run_dir="run", shared=shared, detach=True)
+        assert submit(asked, SlurmOptions()) == 0
+    finally:
+        os.umask(before)
+    made = [tmp_path / "run", tmp_path / "run" / "slurm"]
+    assert [path.stat().st_mode & 0o777 for path in made] == [mode, mode]
 
 
 def test_the_jobs_environment() -> None:

@@ -1,6 +1,7 @@
 """The directory of a study."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +47,18 @@ def test_whole_trainings_may_come_later_but_not_others(tmp_path: Path) -> None:
     place.write(place.begun(replace(ASKED, asked={**ASKED.asked, OF_TRAINED: None})))
     with pytest.raises(UsageError, match="options of --train"):
         place.prepare({**ASKED.asked, OF_TRAINED: {"--epochs": 4}})
+
+
+@pytest.mark.parametrize(("shared", "mode"), [(False, 0o700), (True, 0o755)])
+def test_others_may_read_a_study_only_if_that_was_asked_for(
+    shared: bool, mode: int, tmp_path: Path
+) -> None:
+    before = os.umask(0o022)
+    try:
+        StudyDirectory(tmp_path / "study").prepare(ASKED.asked, shared=shared)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "study").stat().st_mode & 0o777 == mode
 
 
 def test_what_holds_something_else_is_left_alone(tmp_path: Path) -> None:

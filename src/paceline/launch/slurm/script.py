@@ -3,7 +3,7 @@
 import math
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.config.durations import parse_duration_s
@@ -48,7 +48,8 @@ def make_submission(job: ClusterJob, options: SlurmOptions, python: str) -> Subm
 
 def run_directory(job: ClusterJob) -> RunDirectory:
     """Name the training's run directory."""
-    return RunDirectory.named(job.directory / Path(job.run_dir).expanduser())
+    run = RunDirectory.named(job.directory / Path(job.run_dir).expanduser())
+    return replace(run, shared=job.shared)
 
 
 def output_pattern(job: ClusterJob) -> str:

@@ -86,7 +86,7 @@ def _hand_over(submission: Submission, run: RunDirectory, environment: Mapping[s
     made = [p for p in (run.slurm, run.path, run.path.parent) if not p.exists()]
     try:
         for place in (run.path, run.slurm):
-            place.mkdir(0o777 if "--share-run-dir" in submission.script else 0o700, True, True)
+            place.mkdir(run.directory_mode, parents=True, exist_ok=True)
         script.write_text(submission.script)
     except OSError as error:
         raise UsageError(

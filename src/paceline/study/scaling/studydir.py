@@ -72,6 +72,7 @@ class StudyDirectory:
         Raises:
             UsageError: It holds something else, or can't be made.
         """
+        run = RunDirectory(self.path, shared=shared)
         try:
             if self.study_json.exists():
                 self._compare(asked, methods)
@@ -81,7 +82,7 @@ class StudyDirectory:
                     f"{self.path} is not empty and holds no study. Name a new or empty directory "
                     "with --study-dir"
                 )
-            self.path.mkdir(0o777 if shared else 0o700, parents=True, exist_ok=True)
+            run.path.mkdir(run.directory_mode, parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(
                 f"the directory {self.path} can't be used ({error.strerror}). Name another one "

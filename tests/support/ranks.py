@@ -145,6 +145,9 @@ def _be_rank(
 ) -> NoReturn:
     """Run the body and leave at once: the test runner's own clean-up is not this process's."""
     die_with_parent(parent)
+    # The first to compute after a fork renews torch's pool of threads, and of two at once one finds
+    # none ("Invalid thread pool").
+    torch.set_num_threads(1)
     try:
         with group_of(rank, world_size, store) as group:
             try:

@@ -20,6 +20,7 @@ from benchmarks.injection.kind import (
 from benchmarks.injection.training import Training
 
 _KILLS = r"killed by {name}.*" + STARTS_AGAIN
+_LOST_SERVER = _KILLS.format(name="SIGKILL") + "|fork server"
 _SOON_S = "6"
 
 
@@ -212,7 +213,7 @@ KINDS: Sequence[Kind] = (
     struck(
         "SIGKILL to the fork server",
         _fork_server(signal.SIGKILL),
-        says=_KILLS.format(name="SIGKILL") + "|fork server",
+        says=_LOST_SERVER,
         codes=(0, 70),
     ),
     struck("SIGTERM to the fork server", _fork_server(signal.SIGTERM)),
@@ -225,7 +226,7 @@ KINDS: Sequence[Kind] = (
     struck(
         "SIGKILL to a worker and the fork server",
         _worker_and_fork_server,
-        says=_KILLS.format(name="SIGKILL") + "|fork server",
+        says=_LOST_SERVER,
         codes=(0, 70),
     ),
     _at_the_start("SIGKILL to the launcher at its start", _launcher(signal.SIGKILL), (-9,)),

@@ -19,11 +19,14 @@ from paceline.launch.failures import Ending, WorkerFailure, root_cause, silent_f
 from paceline.launch.monitor.overseer import Overseer
 from paceline.launch.note import read_note
 from paceline.launch.oom import oom_killed, oom_kills
-from paceline.launch.processes import descendants, reap
+from paceline.launch.processes import descendants, is_running, reap
 from paceline.launch.seat import Seat
 from paceline.launch.sharedmemory import SCRATCH_VARIABLE, free_shared
 from paceline.launch.signals import InterruptedStartError, Interrupts
 from paceline.launch.worker import WorkerTask, note_path, result_path
+
+_UNKNOWN = 255
+"""What Python takes for the exit code of a worker whose fork server has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +164,7 @@ def _failures(
             out_of_memory=None if victims is None else ending.pids.get(rank) in victims,
             crash=logs.read_crash(log_path(task.log_dir, rank)),
             stopped=rank in ending.stopped,
+            orphaned=code == _UNKNOWN and not is_running(task.server_pid),
         )
         record(found[rank], task.log_dir)
     return root_cause(found.values())

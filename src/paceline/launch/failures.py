@@ -156,6 +156,7 @@ def silent_failure(
     out_of_memory: bool | None,
     crash: str,
     stopped: bool,
+    orphaned: bool = False,
 ) -> WorkerFailure:
     """Describe a worker that ended without a word: by a signal, or by ending its own process.
 
@@ -169,10 +170,13 @@ def silent_failure(
             of this control group for that, and doesn't tell which.
         crash: What the fault handler wrote to its log.
         stopped: Whether the launcher killed it, because it didn't stop in time.
+        orphaned: Whether the fork server, its parent, has ended: then nobody knows its exit code.
     """
     name = signal_name(-exit_code) if exit_code < 0 else None
     if stopped:
         message = "did not stop in time after the signal, and was killed"
+    elif orphaned:
+        message = "ended with the fork server, its parent process, which something has killed"
     elif exit_code == 0:
         message = (
             "ended its process with exit code 0 before the end of the training (os._exit(0), or "

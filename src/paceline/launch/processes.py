@@ -140,6 +140,14 @@ def reap(spared: set[int]) -> None:
     remove_directories(directories)
 
 
+def is_running(pid: int) -> bool:
+    """Tell whether a process is there and hasn't ended; one that nobody has waited for has."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def descendants() -> set[int]:
     """List the process ids of all descendants of this process."""
     return {process.pid for process in psutil.Process().children(recursive=True)}

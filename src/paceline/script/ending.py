@@ -34,7 +34,7 @@ class OpenSession:
         """Whether it did so within its loop over epochs or steps."""
         sys.exit = self._note_exit  # type: ignore[assignment]  # called alike
 
-    def heed_the_process(self) -> None:
+    def end_with_process(self) -> None:
         """Have the session end with the process, if nothing ends it before."""
         sys.excepthook = self._failed
         # Before threads are shut down, which atexit's functions come after: snapshots need one.
@@ -153,7 +153,7 @@ def opened(context: AbstractContextManager[Session], *, ends_with_process: bool)
     _open.append(one)
     session.ends_by(one.end)
     if ends_with_process:
-        one.heed_the_process()
+        one.end_with_process()
     return session
 
 

@@ -104,7 +104,7 @@ def _opened(
         request = replace(request, run_dir=str(run.path))
         unseeded = has_drawn_unseeded()
         seed_everything(config.loop.seed)
-        lent = open_session(
+        opened = open_session(
             config,
             run,
             group,
@@ -113,7 +113,7 @@ def _opened(
             announce=partial(_announce, request=request),
             unseeded=unseeded,
         )
-        s = stack.enter_context(lent)
+        s = stack.enter_context(opened)
         try:
             yield s
         except InterruptedTraining:

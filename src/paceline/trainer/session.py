@@ -151,7 +151,7 @@ class Session:
         """
         self._before_begin("s.optimizer")
         self.engine.parts.optimizers.append(optimizer)
-        self.engine.stepper.zero_grads.append(optimizer.zero_grad)  # the script's leads here
+        self.engine.stepper.zero_grads.append(optimizer.zero_grad)  # before OwnStep replaces it
         self.engine.stepper.own_steps.append(OwnStep(optimizer, self.engine))
         return optimizer
 

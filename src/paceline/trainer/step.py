@@ -70,7 +70,7 @@ class Stepper:
     """Is told once about parameters that get no gradient."""
     replicas: list[Replica] = field(default_factory=list)
     zero_grads: list[Callable[..., None]] = field(default_factory=list)
-    """The optimizers' own, which drop gradients whatever is held for further pieces."""
+    """The optimizers' own, from before the script's calls of it lead to the session."""
     sharding: Sharding | None = None
     """In reproducible mode: sums the gradients in place of the replicas."""
     watcher: Watcher | None = None

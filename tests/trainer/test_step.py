@@ -48,12 +48,13 @@ def make_stepper(
     replicas: tuple[Replica, ...] = (),
 ) -> Stepper:
     return Stepper(
+        world_size=1,
         scaler=scaler,
         clip_norm=clip_norm,
         pace=Pace(note, CPU, 1, dict),
         report=lambda _: None,
         replicas=list(replicas),
-        optimizers=optimizers,
+        zero_grads=[optimizer.zero_grad for optimizer in optimizers],
     )
 
 
@@ -96,7 +97,7 @@ def test_a_loss_scaler_is_used_in_the_order_of_pytorchs_examples(early: bool) ->
     optimizer = sgd(model)
     stepper = make_stepper([optimizer], scaler, clip_norm=0.1)
     for step in range(ROUNDS):
-        stepper.backward(losses(model, step), whole(points()[0][:BATCH]), 1)
+        stepper.backward(losses(model, step), whole(points()[0][:BATCH]))
         if early:
             stepper.unscale([optimizer])
         stepper.update([optimizer])
@@ -113,11 +114,11 @@ def test_once_unscaled_gradients_take_no_more() -> None:
     optimizer = sgd(model)
     stepper = make_stepper([optimizer], make_scaler())
     batch = whole(points()[0][:BATCH])
-    stepper.backward(losses(model, 0), batch, 1)
-    stepper.backward(losses(model, 1), batch, 1)
+    stepper.backward(losses(model, 0), batch)
+    stepper.backward(losses(model, 1), batch)
     stepper.unscale([optimizer])
     with pytest.raises(UsageError, match="with fp16 the gradients have their true size"):
-        stepper.backward(losses(model, 2), batch, 1)
+        stepper.backward(losses(model, 2), batch)
 
 
 def test_the_optimizers_that_arent_asked_keep_their_weights_and_lose_their_gradients() -> None:
@@ -126,7 +127,7 @@ def test_the_optimizers_that_arent_asked_keep_their_weights_and_lose_their_gradi
     optimizers: list[torch.optim.Optimizer] = [sgd(first), sgd(second)]
     before = weights_of(second)
     stepper = make_stepper(optimizers)
-    stepper.backward(losses(first, 0) + losses(second, 0), whole(points()[0][:BATCH]), 1)
+    stepper.backward(losses(first, 0) + losses(second, 0), whole(points()[0][:BATCH]))
     stepper.update(optimizers[:1])
     assert_weights(weights_of(second), before, atol=0)
     assert all(p.grad is None for p in second.parameters())

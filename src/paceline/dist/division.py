@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self, final
 
 import torch
@@ -54,7 +55,7 @@ class Division:
         """Give the parts of one worker."""
         return range(*share(self.parts, rank, self.world_size))
 
-    @property
+    @cached_property
     def most(self) -> int:
         """The most parts that any worker has."""
         return -(-self.parts // self.world_size)

@@ -55,7 +55,7 @@ class Course:
     data_s: float = 0.0
     """Time this worker has waited for data since the last exchange."""
     next_agreement: int = 0
-    """The step after which the workers exchange news again."""
+    """The step after which the workers exchange news again: about twice a second."""
     _last_agreement: int = 0
     _lap_from_s: float = field(default_factory=perf_counter)
     _unsaved_s: float = 0.0
@@ -115,10 +115,6 @@ class Course:
         if ran_out_of_time:
             self._look_at_clock()  # unless there is more time now, nothing is left to do
 
-    def due_to_agree(self) -> bool:
-        """Tell whether it is time for an exchange: about twice a second."""
-        return self.state.step >= self.next_agreement
-
     def step_to_look_at(self) -> int:
         """Choose the step, from 0, whose times are taken next.
 
@@ -137,11 +133,13 @@ class Course:
 
     def due_to_save(self) -> bool:
         """Tell whether a snapshot is due by steps or, since the last exchange, by time."""
-        every, every_s, state = self.snapshot_every_steps, self.snapshot_every_s, self.state
-        due = every is not None and state.step % every == 0
-        due = due or (every_s is not None and self._unsaved_s >= every_s)
+        every, every_s = self.snapshot_every_steps, self.snapshot_every_s
+        if (every is None or self.state.step % every) and (
+            every_s is None or self._unsaved_s < every_s
+        ):
+            return False
         # The end of the epoch has a snapshot of its own.
-        return due and state.step_in_epoch != self.steps_per_epoch
+        return self.state.step_in_epoch != self.steps_per_epoch
 
     def saved(self) -> None:
         """Note that a snapshot has been taken."""
@@ -169,8 +167,9 @@ class Course:
         if agreed.signalled:
             self.stopping = "signal"
         steps = state.step - self._last_agreement
-        self._fit_schedule()
-        self._look_at_clock(self._until_next_s(agreed.lap_s, steps))
+        if self.loop.time_budget is not None:
+            self._fit_schedule()
+            self._look_at_clock(self._until_next_s(agreed.lap_s, steps))
         self._last_agreement = state.step
         self.next_agreement = state.step + steps_to_next(agreed.lap_s, steps)
         return steps

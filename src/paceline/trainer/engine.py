@@ -92,6 +92,8 @@ class Engine:
     """What the script has been given to train on, while that step isn't over."""
     free: FreeSteps | None = None
     """Counts the steps where there is no training loader."""
+    is_updating: bool = False
+    """Whether an optimizer's step is ours; one that a script takes itself would be on its own."""
     holds_pieces: bool = False
     """Whether pieces of the open batch have left gradients that others will be added to."""
     _has_gradients: bool = False
@@ -100,8 +102,8 @@ class Engine:
     """Of the backward passes about the same batch that came before."""
     _unstepped: int = 0
     """Batches that have gone by without an update."""
-    _counted: bool = False
-    """Whether this step's loss has been counted: a second one belongs to another optimizer."""
+    _counted: int = -1
+    """The last step whose loss has been counted: a second one belongs to another optimizer."""
     _epoch_is_open: bool = False
     """Whether the body of `epochs` is running."""
     _passed: bool = False
@@ -201,14 +203,15 @@ class Engine:
         """Go through the steps that are left of a loop without a training loader."""
         self._begin_free(by_updates=False)
         while self.course.can_continue and self.course.state.step < count:
-            self._open_step(None)
+            self._open_step()
             yield self.course.state.step
-            self._close_step()
+            self._count_step()
+            self._do_what_is_due()
 
     def begin_free(self) -> None:
         """Count the steps of the script's own loop by its updates."""
         self._begin_free(by_updates=True)
-        self._open_step(None)
+        self._open_step()
 
     def _begin_free(self, *, by_updates: bool) -> None:
         self.free = FreeSteps(self.parts.optimizers, by_updates=by_updates)
@@ -226,8 +229,9 @@ class Engine:
         if self.sync is not None:
             self.sync.begin_pass()
         course, meter, most = self.course, self.meter, loader.plan.micro_batch
-        state, plain = course.state, self.sharding is None and self.watcher is None
-        pace = self.stepper.pace
+        is_plain = self.sharding is None and self.watcher is None and meter is None
+        whole = most if is_plain else -1  # what has more samples is given in pieces
+        state, pace = course.state, self.stepper.pace
         pace.begin_pass(state.step)
         epoch, source = state.epoch, loader.read(state.epoch, state.step_in_epoch)
         limit, say = self.config.data.max_batch_per_worker, self.console.say
@@ -247,13 +251,16 @@ class Engine:
                     break
                 if pace.is_looking:
                     pace.mark("batch")
-                self._open_step(batch)
-                if plain and batch.local <= most:
+                self._open_step()
+                if not batch.local:
+                    self._stand_in.begin(self.parts.model)
+                if batch.local <= whole:
                     self.batch = batch
                     yield batch
                 else:
                     yield from self._pieces(batch, most, source)
-                self._close_step()
+                self._count_step()
+                self._do_what_is_due()
             self._trained = self.agree().totals
             self._lr = last_lr(self.course, self.parts.optimizers)
             self._heed_signal()
@@ -263,23 +270,6 @@ class Engine:
             self.note.operation = "script"
             raise
         self.note.operation = "script"
-
-    def step(
-        self,
-        loss: Tensor,
-        optimizer: Optimizer | None,
-        outputs: Tensor | None,
-        targets: Tensor | None,
-    ) -> bool:
-        """See `Session.step`."""
-        complete = self.backward(loss, outputs, targets)
-        self.update(optimizer)
-        return complete
-
-    @property
-    def is_updating(self) -> bool:
-        """Whether it is the session itself that calls an optimizer."""
-        return self.stepper.is_updating
 
     def backward(
         self,
@@ -295,16 +285,20 @@ class Engine:
             return self._backward_alone(loss, more=more)
         if self.meter is not None:
             self.meter.end(batch.local)
-        self.stepper.backward(loss, batch, self.group.world_size, more=more)
+        self.stepper.backward(loss, batch, more=more)
         self.holds_pieces = not batch.last
-        before = self._loss_before
-        whole = loss if before is None else before + loss.detach()
-        self._loss_before = whole.detach() if more else None
-        if batch.local and not (more or self._counted):
-            self._counted = batch.last  # each piece counts
-            step = self.course.state.step
-            self.counters.add(whole, batch.local, step, outputs, targets, batch.part)
-        return batch.last and not more
+        if self._loss_before is not None:
+            loss, self._loss_before = self._loss_before + loss.detach(), None
+        if more:
+            self._loss_before = loss.detach()
+            return False
+        step = self.course.state.step
+        if step != self._counted and batch.local:
+            self.counters.add(loss, batch.local, step, outputs, targets, batch.part)
+        if not batch.last:
+            return False
+        self._counted = step
+        return True
 
     def _backward_alone(self, loss: Tensor, *, more: bool) -> bool:
         """Run a backward pass that isn't about a batch of the training loader."""
@@ -312,23 +306,28 @@ class Engine:
         if self.free is not None and self.free.take_due():
             self._do_what_is_due()
         self.stepper.backward_alone(loss)
-        if self.free is not None and not self._counted:
-            self._counted = True
+        step = self.course.state.step
+        if self.free is not None and step != self._counted:
+            self._counted = step
             part = self.division.parts_of(self.group.rank).start
-            self.counters.add(loss, 1, self.course.state.step, part=part)
+            self.counters.add(loss, 1, step, part=part)
         return not more
 
     def update(self, optimizer: Optimizer | None = None, *, forgets: bool = True) -> None:
         """See `Session.update`. Local to the worker, but where a snapshot is due."""
-        if self.batch is not None and not self.batch.last:
+        batch = self.batch
+        if batch is not None and not batch.last:
             return
-        self._unstepped, self.holds_pieces = 0, False
-        optimizers = (optimizer,) if optimizer is not None else tuple(self.parts.optimizers)
+        self._unstepped = 0
+        optimizers = self.parts.optimizers if optimizer is None else (optimizer,)
+        self.is_updating = True
         self.stepper.update(optimizers, forgets=forgets)
-        self._has_gradients &= not forgets
-        if self.batch is None and self.free is not None and self.free.is_over_with(optimizers):
+        self.is_updating = False
+        if forgets:
+            self._has_gradients = False
+        if batch is None and self.free is not None and self.free.is_over_with(optimizers):
             self._count_step()
-            self._open_step(None)
+            self._open_step()
 
     def update_by_script(self, optimizer: Optimizer) -> None:
         """Do what an optimizer's own `step()` asks for, where `s.backward` has come before it.
@@ -431,25 +430,21 @@ class Engine:
         self._left = False
         if self.batch is not None:
             self.before_collective("break")
-            self._close_step()
+            self._count_step()
+            self._do_what_is_due()
         if self.sync is not None:
             self.note.operation = "average"
             self.profiler.consensus(self.sync, self.course.state.step)
 
-    def _open_step(self, batch: Batch | None) -> None:
-        state = self.course.state
+    def _open_step(self) -> None:
+        step = self.course.state.step
         self._has_gradients = self.holds_pieces = False
         self._loss_before = None
-        self.note.begin(state.step + 1)
         self._unstepped += 1
-        self._counted = False
-        self.random.at_step(state.step)
+        self.note.begin(step + 1)
+        self.random.at_step(step)
         if self.course.rate is not None:
-            self.course.rate.apply(state.step)
-        if self.meter is not None:
-            self.meter.begin()
-        if batch is not None and batch.local == 0:
-            self._stand_in.begin(self.parts.model)
+            self.course.rate.apply(step)
 
     def _pieces(self, batch: Batch, most: int, source: Iterator[Batch]) -> Iterator[Batch]:
         """Go through this worker's shards, each cut to what fits into memory.
@@ -473,12 +468,9 @@ class Engine:
                 return
             batch = next(source)
 
-    def _close_step(self) -> None:
-        self._count_step()
-        self._do_what_is_due()
-
     def _count_step(self) -> None:
-        self.stepper.end_update()
+        if self.stepper.scaler is not None:
+            self.stepper.end_update()
         batch, self.batch = self.batch, None
         if self._stand_in.mode is not None:
             self._stand_in.end()
@@ -500,10 +492,11 @@ class Engine:
 
     def _do_what_is_due(self) -> None:
         """Exchange news and save, where it is time for it."""
-        if self.course.due_to_agree():
+        course = self.course
+        if course.state.step >= course.next_agreement:
             self.agree()
             self._heed_signal()
-        if self.course.due_to_save():
+        if course.due_to_save():
             self.snapshot()
 
     def _heed_signal(self) -> None:

@@ -13,9 +13,8 @@ from paceline.errors import UsageError
 class Updates(Protocol):
     """What runs the steps of a session."""
 
-    @property
-    def is_updating(self) -> bool:
-        """Whether it is the session itself that calls the optimizer."""
+    is_updating: bool
+    """Whether it is the session itself that calls the optimizers."""
 
     @property
     def holds_pieces(self) -> bool:
@@ -62,8 +61,7 @@ class OwnStep:
     def _zero_around(self, plain: Callable[..., None]) -> Callable[..., None]:
         @wraps(plain)
         def zero_grad(_: Optimizer, *args: object, **kwargs: object) -> None:
-            updates = self._updates
-            if updates is None or updates.is_updating or not updates.holds_pieces:
+            if self._updates is None or not self._updates.holds_pieces:
                 plain(*args, **kwargs)
 
         return zero_grad

@@ -151,6 +151,7 @@ class Session:
         """
         self._before_begin("s.optimizer")
         self.engine.parts.optimizers.append(optimizer)
+        self.engine.stepper.zero_grads.append(optimizer.zero_grad)  # before OwnStep replaces it
         self.engine.stepper.own_steps.append(OwnStep(optimizer, self.engine))
         return optimizer
 
@@ -391,7 +392,9 @@ class Session:
         Returns:
             Whether the weights were updated.
         """
-        return self.engine.step(loss, optimizer, outputs, targets)
+        complete = self.engine.backward(loss, outputs, targets)
+        self.engine.update(optimizer)
+        return complete
 
     def backward(self, loss: Tensor, *, more: bool = False) -> bool:
         """Backward and combine over all workers, the first half of `step`. Collective.

@@ -179,10 +179,10 @@ def _make_stepper(
     sharding: Sharding | None,
 ) -> Stepper:
     return Stepper(
+        world_size=group.world_size,
         scaler=scaler,
         clip_norm=config.optim.clip_norm,
         report=console.warn if group.rank == 0 else _nothing,
-        optimizers=parts.optimizers,
         sharding=sharding,
         watcher=WATCHER.get(),
         pace=Pace(note, group.device, group.world_size, parts.named_parameters),

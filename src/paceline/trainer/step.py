@@ -60,6 +60,8 @@ def autocast(
 class Stepper:
     """Turns losses into gradients of the whole global batch, and these into new weights."""
 
+    world_size: int
+    """Number of workers."""
     scaler: LossScaler | None
     clip_norm: float | None
     pace: Pace
@@ -67,7 +69,8 @@ class Stepper:
     report: Callable[[str], None]
     """Is told once about parameters that get no gradient."""
     replicas: list[Replica] = field(default_factory=list)
-    optimizers: list[Optimizer] = field(default_factory=list)
+    zero_grads: list[Callable[..., None]] = field(default_factory=list)
+    """The optimizers' own, from before the script's calls of it lead to the session."""
     sharding: Sharding | None = None
     """In reproducible mode: sums the gradients in place of the replicas."""
     watcher: Watcher | None = None
@@ -76,8 +79,6 @@ class Stepper:
     own, what is due after a step is counted by them."""
     has_stepped_alone: bool = False
     """Whether something else than a batch of the training loader has been trained on."""
-    is_updating: bool = False
-    """Whether an optimizer's step is ours; one that a script takes itself would be on its own."""
     own_steps: list[OwnStep] = field(default_factory=list)
     """Of the optimizers, whose calls by the script lead here."""
     _has_stepped: bool = False
@@ -85,13 +86,12 @@ class Stepper:
     _unscaled: list[Optimizer] = field(default_factory=list)
     """Whose gradients have their true size already, in fp16."""
 
-    def backward(self, loss: Tensor, batch: Batch, world_size: int, *, more: bool = False) -> None:
+    def backward(self, loss: Tensor, batch: Batch, *, more: bool = False) -> None:
         """Add a loss's gradient to what is there. Collective where it is the step's last piece.
 
         Args:
             loss: Scalar, the mean over this worker's samples in the batch.
             batch: What it is about: a worker's share of the global batch, or a piece of it.
-            world_size: Number of workers.
             more: Another backward pass about the same batch will follow.
 
         Raises:
@@ -99,7 +99,7 @@ class Stepper:
         """
         if self.sharding is None:
             # The workers' gradients are averaged, not summed.
-            self._run(loss, batch.local * world_size / batch.total, settles=batch.last)
+            self._run(loss, batch.local * self.world_size / batch.total, settles=batch.last)
             return
         completes = batch.last and not more
         if completes:
@@ -134,21 +134,16 @@ class Stepper:
         self._run(loss, 1.0, settles=True)
 
     def _run(self, loss: Tensor, weight: float, *, settles: bool) -> None:
-        self.end_update()
-        if self._unscaled:
-            raise UsageError(
-                "with fp16 the gradients have their true size after s.backward(loss): say "
-                "s.backward(loss, more=True) where another backward pass follows, or add the "
-                "losses up"
-            )
         if self.watcher is not None:
             self.watcher.loss(loss, weight)
+        weighted = loss if weight == 1.0 else loss * weight
+        if self.scaler is not None:
+            weighted = self._scaled(weighted, self.scaler)
         if settles:
             self.pace.begin(loss)
         elif self.pace.is_looking:
             self.pace.mark("backward")
-        weighted = loss if weight == 1.0 else loss * weight
-        (weighted if self.scaler is None else self.scaler.scale(weighted)).backward()
+        weighted.backward()
         if not settles:
             if self.pace.is_looking:
                 self.pace.mark("piece")
@@ -158,6 +153,16 @@ class Stepper:
             if unused:
                 self.report(describe_unused(type(replica.module).__name__, unused))
         self.pace.end()
+
+    def _scaled(self, loss: Tensor, scaler: LossScaler) -> Tensor:
+        self.end_update()
+        if self._unscaled:
+            raise UsageError(
+                "with fp16 the gradients have their true size after s.backward(loss): say "
+                "s.backward(loss, more=True) where another backward pass follows, or add the "
+                "losses up"
+            )
+        return scaler.scale(loss)
 
     def update(self, optimizers: Sequence[Optimizer], *, forgets: bool = True) -> None:
         """Clip, and take the optimizers' step.
@@ -170,27 +175,23 @@ class Stepper:
             self.unscale(optimizers)
             for optimizer in optimizers:
                 clip_gradients(_parameters(optimizer), self.clip_norm)
-        self.is_updating = True
-        for optimizer in optimizers:
-            if self.scaler is None:
+        if self.scaler is None:
+            for optimizer in optimizers:
                 optimizer.step()
-            elif _has_gradients(optimizer):
+        else:
+            for optimizer in filter(_has_gradients, optimizers):
                 self.scaler.step(optimizer)
-        self.is_updating = False
-        if self.scaler is not None:
-            self._has_stepped |= any(map(_has_gradients, optimizers))
+                self._has_stepped = True
         if forgets:
-            self.end_update()
             self.forget()
         if self.pace.is_looking:
             self.pace.mark("updated")
 
     def end_update(self) -> None:
         """Adapt the loss scale after the optimizers' steps: once for all of them."""
-        if self._has_stepped:
+        if self.scaler is not None and self._has_stepped:
             self._has_stepped, self._unscaled = False, []
-            if self.scaler is not None:
-                self.scaler.update()
+            self.scaler.update()
 
     def unscale(self, optimizers: Sequence[Optimizer]) -> None:
         """Give gradients their true size, where a loss scaler has made them larger."""
@@ -203,11 +204,11 @@ class Stepper:
 
     def forget(self) -> None:
         """Drop all gradients."""
-        self._unscaled = []
-        self.is_updating = True
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        self.is_updating = False
+        if self.scaler is not None:
+            self.end_update()
+            self._unscaled = []
+        for zero_grad in self.zero_grads:
+            zero_grad(set_to_none=True)
 
     def abandon(self) -> None:
         """Drop what the pieces of an unfinished step have left, of which nothing is averaged."""

@@ -11,24 +11,24 @@ from pathlib import Path
 from time import perf_counter
 from typing import final
 
-from paceline.config.fields import OptionValue
-from paceline.config.rundir import RunDirectory
 from paceline.data.batch import Batch
 from paceline.data.memory import TensorData
 from paceline.data.order import EpochPlan
 from paceline.data.source import BatchSource
-from paceline.dist.device import pick_device, resolve_backend
-from paceline.dist.environment import current_placement
-from paceline.dist.group import Group, joined
+from paceline.distributed.device import pick_device, resolve_backend
+from paceline.distributed.environment import current_placement
+from paceline.distributed.group import Group, joined
 from paceline.models.mnist_cnn import MnistCnn
-from paceline.trainer.config import TrainConfig
-from paceline.trainer.job import Job
-from paceline.trainer.loop import train
-from paceline.trainer.seeding import seed_everything
-from paceline.trainer.setup import open_session
-from paceline.trainer.signals import StopFlag
-from paceline.trainer.training import Training, prepare
-from paceline.trainer.worker import set_up_torch
+from paceline.options.fields import OptionValue
+from paceline.results.run_directory import RunDirectory
+from paceline.training.config import TrainConfig
+from paceline.training.job import Job
+from paceline.training.loop import train
+from paceline.training.recipe_session import Training, prepare
+from paceline.training.rng import seed_everything
+from paceline.training.setup import open_session
+from paceline.training.signals import StopFlag
+from paceline.training.worker import set_up_torch
 
 SEED = 0
 MNIST_SETTINGS: Mapping[str, OptionValue] = {

@@ -33,7 +33,7 @@ from paceline.data.packing import pack_images
 from paceline.data.prepared import PreparedSource
 from paceline.data.resize import center_crop, resize, shorter_side_to
 from paceline.data.source import BatchSource
-from paceline.dist.allocator import keep_freed_memory
+from paceline.distributed.allocator import keep_freed_memory
 
 WANTED = 256
 SHAPES = ((375, 500), (600, 800), (1200, 1600))

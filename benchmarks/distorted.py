@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from paceline.data.digits import load_digits
 from paceline.data.memory import TensorData
-from paceline.trainer.job import Job
+from paceline.training.job import Job
 
 SIDE = 24
 TRAIN_COPIES, TEST_COPIES = 7, 10

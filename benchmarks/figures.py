@@ -158,8 +158,8 @@ def machine_lines() -> list[str]:
     import torch
 
     from paceline._version import __version__
-    from paceline.dist.device import cpu_name
-    from paceline.launch.placement import usable_cores
+    from paceline.distributed.device import cpu_name
+    from paceline.launch.worker_count import usable_cores
 
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     capability = torch.backends.cpu.get_cpu_capability()

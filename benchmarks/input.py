@@ -25,7 +25,7 @@ from paceline.data.augment import RandomFlip
 from paceline.data.jitter import ColorJitter
 from paceline.data.memory import MemorySource, TensorData
 from paceline.data.order import EpochPlan
-from paceline.dist.allocator import keep_freed_memory
+from paceline.distributed.allocator import keep_freed_memory
 
 BATCH, SIDE, CHANNELS = 256, 32, 3
 AT_LEAST = 8.0

@@ -9,7 +9,7 @@ from paceline.recipes.digits import digits
 from paceline.recipes.mnist import mnist
 
 if TYPE_CHECKING:
-    from paceline.trainer.job import Job
+    from paceline.training.job import Job
 
 
 @paceline.recipe(**mnist.settings)

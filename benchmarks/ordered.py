@@ -35,10 +35,10 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.emulated import Emulated, resnet50
 from benchmarks.figures import Figure, Report, median_figure, parser, ratios
 from benchmarks.ordered_hosts import congestion_controls, enter, hosts, sent_bytes, why_not
-from paceline.dist.environment import Placement
-from paceline.dist.group import Group
+from paceline.distributed.environment import Placement
+from paceline.distributed.group import Group
+from paceline.gradient_sync.ordered.reduce import OrderedSum
 from paceline.models.wideresnet import WideResNet
-from paceline.sync.ordered import OrderedSum
 
 WORLDS = (2, 4, 8)
 LINKS = (1000, 400, 200)

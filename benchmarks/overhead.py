@@ -36,12 +36,12 @@ from benchmarks.figures import (
 )
 from benchmarks.loops import HandLoop, Workers, article_loop, tuned_loop
 from benchmarks.mnist_shaped import mnist_shaped, write_mnist_shaped
-from paceline.config.rundir import RunDirectory
-from paceline.launch.local import launch_local
-from paceline.launch.restarts import Policy
+from paceline.launch.local.launcher import launch_local
+from paceline.launch.restart_policy import Policy
 from paceline.models.mnist_cnn import MnistCnn
-from paceline.trainer.seeding import seed_everything
-from paceline.trainer.training import Training
+from paceline.results.run_directory import RunDirectory
+from paceline.training.recipe_session import Training
+from paceline.training.rng import seed_everything
 
 WORKERS, BATCH = 2, 64
 _DROPPED = 2

@@ -4,8 +4,8 @@
 
 For each network the profile of a training on one host, and for each rate the link between two hosts
 (a stream, as `paceline doctor` measures it, and a small all-reduce of as many hosts, since Gloo's
-own work counts where many share two cores), go into the model of `sync/cost.py`; then each setting
-is trained. The hosts are network namespaces (needs root and iproute2), and their
+own work counts where many share two cores), go into the model of `gradient_sync/cost_model.py`;
+then each setting is trained. The hosts are network namespaces (needs root and iproute2), and their
 computation is EMULATED by waits: see `benchmarks/emulated.py`.
 """
 
@@ -22,10 +22,10 @@ from benchmarks.fleet import FIRST_HELP, Fleet, fleet
 from benchmarks.ordered_hosts import why_not
 from benchmarks.scaling import EVERY, Method, local, own_compute
 from benchmarks.trials import Outcome, Trial, Wire, measure_link, ring_step_s, run, serve
-from paceline.config.profile import StepProfile
-from paceline.sync.cost import Compute, Machine, StepCost, step_cost
-from paceline.sync.network import Cluster, Network
-from paceline.sync.options import SyncOptions
+from paceline.gradient_sync.cost_model import Compute, Machine, StepCost, step_cost
+from paceline.gradient_sync.network_model import Cluster, Network
+from paceline.gradient_sync.options import SyncOptions
+from paceline.results.profile import StepProfile
 
 COMPUTE_S: Mapping[str, float] = {"vgg19": 0.8, "resnet50": 0.6}
 """About what a step of the EC2 study took, 0.81 s, and less for what has fewer multiplications."""

@@ -22,11 +22,11 @@ from benchmarks.distorted import distorted_job
 from benchmarks.figures import Figure, Report, markdown, parser
 from benchmarks.fleet import Answer, Fleet, Seat, fleet
 from benchmarks.trials import Settings, opened
-from paceline.config.rundir import RunDirectory
 from paceline.recipes.digits import digits
-from paceline.trainer.job import Job
-from paceline.trainer.losses import as_scores
-from paceline.trainer.training import Training, prepare
+from paceline.results.run_directory import RunDirectory
+from paceline.training.job import Job
+from paceline.training.losses import as_scores
+from paceline.training.recipe_session import Training, prepare
 
 WORKERS = 8
 SEEDS = 5

@@ -20,10 +20,10 @@ from benchmarks.figures import Figure, Report, markdown, median_figure, parser
 from benchmarks.fleet import FIRST_HELP, Fleet, fleet
 from benchmarks.ordered_hosts import why_not
 from benchmarks.trials import Outcome, Settings, Trial, achieved_bytes_per_s, run, serve
-from paceline.config.profile import Arrival
-from paceline.sync.cost import Compute, step_cost
-from paceline.sync.network import Cluster, Network
-from paceline.sync.options import SyncOptions
+from paceline.gradient_sync.cost_model import Compute, step_cost
+from paceline.gradient_sync.network_model import Cluster, Network
+from paceline.gradient_sync.options import SyncOptions
+from paceline.results.profile import Arrival
 
 NETWORK = "vgg19"
 SIZES = (1, 2, 4, 8)

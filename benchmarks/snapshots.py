@@ -18,10 +18,10 @@ from benchmarks.arena import EnoughError, mnist_training, output_to, run_gated, 
 from benchmarks.figures import Figure, Report, median_figure, parser, ratios
 from benchmarks.mnist_shaped import mnist_shaped
 from paceline.checkpoint.format import HostSnapshot, Snapshot
-from paceline.config.rundir import RunDirectory
-from paceline.launch.local import launch_local
-from paceline.launch.restarts import Policy
-from paceline.trainer.training import Training
+from paceline.launch.local.launcher import launch_local
+from paceline.launch.restart_policy import Policy
+from paceline.results.run_directory import RunDirectory
+from paceline.training.recipe_session import Training
 
 WORKERS, BATCH = 2, 64
 EVERY = 10

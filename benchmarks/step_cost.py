@@ -30,12 +30,12 @@ from benchmarks.counting import Counts, count_opcodes, count_operators
 from benchmarks.figures import Figure, Report, markdown, parser
 from benchmarks.loops import Workers, tuned_loop
 from benchmarks.mnist_shaped import mnist_shaped
-from paceline.config.rundir import RunDirectory
 from paceline.data.memory import TensorData
-from paceline.dist.environment import Placement
-from paceline.dist.group import Group
-from paceline.trainer.seeding import seed_everything
-from paceline.trainer.training import Training
+from paceline.distributed.environment import Placement
+from paceline.distributed.group import Group
+from paceline.results.run_directory import RunDirectory
+from paceline.training.recipe_session import Training
+from paceline.training.rng import seed_everything
 
 BATCH = 4
 SHORT, LONG = 5, 15

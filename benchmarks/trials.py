@@ -17,23 +17,23 @@ import torch.distributed as dist
 from benchmarks.emulated import NETWORKS, Emulated, scale_buckets, thinned_buckets, wake_exactly
 from benchmarks.fleet import Answer, Fleet, Seat
 from benchmarks.ordered_hosts import sent_bytes
-from paceline.config.fields import OptionValue
-from paceline.config.profile import StepProfile
-from paceline.config.rundir import RunDirectory
 from paceline.data.memory import TensorData
-from paceline.dist.environment import current_placement
-from paceline.dist.group import Group, joined
-from paceline.study.doctor.facts import EPHEMERAL
-from paceline.study.doctor.probes.caller import Peer, measure
-from paceline.study.doctor.probes.greeting import Tokens
-from paceline.study.doctor.probes.listener import Listener
-from paceline.trainer.autosync import AutoSync
-from paceline.trainer.config import TrainConfig
-from paceline.trainer.seeding import seed_everything
-from paceline.trainer.session import Session
-from paceline.trainer.setup import open_session
-from paceline.trainer.signals import StopFlag
-from paceline.trainer.worker import set_up_torch
+from paceline.distributed.environment import current_placement
+from paceline.distributed.group import Group, joined
+from paceline.doctor.facts import EPHEMERAL
+from paceline.doctor.probes.client import Peer, measure
+from paceline.doctor.probes.handshake import Tokens
+from paceline.doctor.probes.server import Listener
+from paceline.options.fields import OptionValue
+from paceline.results.profile import StepProfile
+from paceline.results.run_directory import RunDirectory
+from paceline.training.config import TrainConfig
+from paceline.training.rng import seed_everything
+from paceline.training.session import Session
+from paceline.training.setup import open_session
+from paceline.training.signals import StopFlag
+from paceline.training.sync.auto import AutoSync
+from paceline.training.worker import set_up_torch
 
 Settings = Mapping[str, OptionValue]
 

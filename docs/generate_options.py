@@ -6,14 +6,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal, Union, get_args, get_origin
 
-from paceline.cli.elsewhere import elsewhere_options
+from paceline.cli.cluster_submit import elsewhere_options
 from paceline.cli.options import flag
 from paceline.cli.train import RUN_DIR
-from paceline.config.fields import OptionField
 from paceline.optim.table import OPTIMIZERS
+from paceline.options.fields import OptionField
 from paceline.recipes.registry import BUILT_IN
-from paceline.trainer.config import training_options
-from paceline.trainer.recipe import load_recipe
+from paceline.training.config import training_options
+from paceline.training.recipe import load_recipe
 
 PAGE = Path(__file__).with_name("options.md")
 

@@ -12,8 +12,8 @@ from statistics import median, quantiles
 
 import pytest
 
-from paceline.cli.elsewhere import elsewhere_options
-from paceline.trainer.config import training_options
+from paceline.cli.cluster_submit import elsewhere_options
+from paceline.training.config import training_options
 from tests.launch.waiting import patient
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,7 +32,11 @@ PICKLING_COLLECTIVES = frozenset(
     for verb in ("all_gather", "gather", "broadcast", "scatter", "send", "recv")
     for suffix in ("", "_list")
 )
-MAY_READ_ENVIRONMENT = ("paceline/dist/environment.py", "paceline/launch/", "paceline/cli/start.py")
+MAY_READ_ENVIRONMENT = (
+    "paceline/distributed/environment.py",
+    "paceline/launch/",
+    "paceline/cli/start.py",
+)
 
 
 def name_of(path: Path) -> str:
@@ -189,8 +193,8 @@ HEAVY = {"torch", "numpy", "matplotlib", "torchvision", "rich", "jinja2", "panda
         ("from paceline.cli.app import main; main(['--help'])", HEAVY - {"rich"}),
         ("from paceline.cli.app import main; main(['train', '--help'])", HEAVY - {"rich"}),
         ("from paceline.cli.app import main; main(['recipes'])", HEAVY - {"rich"}),
-        ("import paceline.trainer.config, paceline.recipes.digits", HEAVY),
-        ("import paceline.launch.local, paceline.launch.worker", HEAVY),
+        ("import paceline.training.config, paceline.recipes.digits", HEAVY),
+        ("import paceline.launch.local.launcher, paceline.launch.local.worker", HEAVY),
     ],
     ids=["package", "help", "train-help", "recipes", "options", "launch"],
 )

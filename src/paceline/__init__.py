@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from paceline.errors import PacelineError
     from paceline.script.notebook import launch
     from paceline.script.session import session
-    from paceline.trainer.job import Job
-    from paceline.trainer.recipe import Recipe, recipe
-    from paceline.trainer.session import Session
+    from paceline.training.job import Job
+    from paceline.training.recipe import Recipe, recipe
+    from paceline.training.session import Session
 
 _HOMES = {
-    "Job": "paceline.trainer.job",
+    "Job": "paceline.training.job",
     "PacelineError": "paceline.errors",
     "RandomFlip": "paceline.data.augment",
     "RandomShift": "paceline.data.augment",
-    "Recipe": "paceline.trainer.recipe",
+    "Recipe": "paceline.training.recipe",
     "TensorData": "paceline.data.memory",
-    "Session": "paceline.trainer.session",
+    "Session": "paceline.training.session",
     "launch": "paceline.script.notebook",
-    "recipe": "paceline.trainer.recipe",
+    "recipe": "paceline.training.recipe",
     "session": "paceline.script.session",
 }
 

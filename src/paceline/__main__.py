@@ -10,7 +10,7 @@ from types import FrameType
 
 from paceline.cli.app import main, prints_its_result
 from paceline.errors import ExitCode
-from paceline.launch.streams import open_closed_streams, tolerate_failing_output, why_lost
+from paceline.launch.local.streams import open_closed_streams, tolerate_failing_output, why_lost
 
 
 def run() -> None:

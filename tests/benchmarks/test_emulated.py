@@ -21,9 +21,9 @@ from benchmarks.emulated import (
     thinned_buckets,
     vgg19,
 )
-from paceline.config.profile import Arrival
-from paceline.dist.group import Group
-from paceline.sync import cost
+from paceline.distributed.group import Group
+from paceline.gradient_sync import cost_model
+from paceline.results.profile import Arrival
 from tests.support.ranks import run_ranks
 
 REAL: dict[str, tuple[Shape, Callable[[], nn.Module]]] = {
@@ -137,11 +137,11 @@ def test_the_model_knows_the_buckets(build: Callable[[], Shape]) -> None:
     found = run_ranks(2, bucket_sizes, build)[0]
     shape = build()
     ready = [Arrival(at_s=at, bytes=b) for at, b in arrivals(shape, 1.0)]
-    expected = cost.buckets(ready, shape.bucket_bytes)
+    expected = cost_model.buckets(ready, shape.bucket_bytes)
     with thinned_buckets(shape):
-        assert cost.buckets(ready) == expected
+        assert cost_model.buckets(ready) == expected
     assert sum(found) == sum(bucket.bytes for bucket in expected) == shape.bytes
     assert len(found) == len(expected) > 3
     for size, bucket in zip(found, expected, strict=True):
         assert size == pytest.approx(bucket.bytes, rel=0.02)
-    assert cost.MOST_BYTES == 25 << 20
+    assert cost_model.MOST_BYTES == 25 << 20

@@ -10,7 +10,7 @@ from benchmarks import quality
 from benchmarks.distorted import SIDE, DistortedNet, distorted
 from benchmarks.quality import METHODS, Result, Run
 from paceline.data.digits import load_digits
-from paceline.trainer.config import TrainConfig
+from paceline.training.config import TrainConfig
 
 
 def result(accuracy: float) -> Result:

@@ -10,9 +10,9 @@ from benchmarks.emulated import vgg19
 from benchmarks.prediction import SETTINGS, Case, Setting
 from benchmarks.scaling import METHODS, PLAIN, Method, Plan, Row, modelled_s, own_compute, rate_for
 from benchmarks.trials import Outcome, Wire
-from paceline.sync.localplan import LocalPlan
-from paceline.sync.options import LOCAL_METHODS, SyncOptions
-from paceline.trainer.config import TrainConfig
+from paceline.gradient_sync.local_sgd.schedule import LocalPlan
+from paceline.gradient_sync.options import LOCAL_METHODS, SyncOptions
+from paceline.training.config import TrainConfig
 
 COMPUTE = own_compute(vgg19(), 0.3, 0.31)
 

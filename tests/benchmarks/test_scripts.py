@@ -15,7 +15,7 @@ from benchmarks.mnist_shaped import write_mnist_shaped
 from benchmarks.ordered_hosts import hosts
 from benchmarks.overhead import Match
 from benchmarks.stamps import read_stamps
-from paceline.launch import forkserver
+from paceline.launch.local import forkserver
 from tests.support.needs import NAMESPACES, need
 
 pytestmark = pytest.mark.ranks

@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from paceline.checkpoint import file_writer, manifest
 from paceline.checkpoint import format as snapshot_format
-from paceline.checkpoint import manifest, overwriting
+from paceline.checkpoint.file_writer import write_file
 from paceline.checkpoint.format import (
     Snapshot,
     copy_to_host,
@@ -20,7 +21,6 @@ from paceline.checkpoint.format import (
     read_snapshot,
     write_snapshot,
 )
-from paceline.checkpoint.overwriting import write_file
 from paceline.errors import InfrastructureError, SnapshotError
 
 MakeSnapshot = Callable[..., Snapshot]
@@ -152,7 +152,7 @@ def test_what_cant_be_written_is_the_callers_mistake(
 
 
 def direct_writes(descriptor: int) -> bool:
-    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & overwriting._DIRECT)
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & file_writer._DIRECT)
 
 
 @pytest.mark.parametrize("elements", [1, 16_000, 16_384, 2 * (8 << 20) // 4 + 77])
@@ -172,7 +172,7 @@ def test_however_the_host_takes_it_the_file_is_the_same(
         return write(descriptor, content)
 
     def controlled(descriptor: int, command: int, value: int = 0) -> int:
-        if host == "refuses" and value & overwriting._DIRECT:
+        if host == "refuses" and value & file_writer._DIRECT:
             raise OSError(errno.EINVAL, "Invalid argument")
         return control(descriptor, command, value)
 
@@ -183,7 +183,7 @@ def test_however_the_host_takes_it_the_file_is_the_same(
     write_snapshot(directory, Snapshot(step=1, tensors={"model": {"x": values}}, state={}))
     assert torch.equal(read_snapshot(directory).tensors["model"]["x"], values)
     if host != "refuses":
-        assert bool(direct) == (elements >= 16_384 and overwriting._DIRECT != 0)
+        assert bool(direct) == (elements >= 16_384 and file_writer._DIRECT != 0)
 
 
 def test_every_flipped_bit_is_found(written: Path) -> None:

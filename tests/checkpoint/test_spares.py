@@ -14,12 +14,12 @@ from safetensors import safe_open
 import paceline
 from paceline.checkpoint import format as snapshot_format
 from paceline.checkpoint import store as snapshot_store
+from paceline.checkpoint.file_writer import write_file
 from paceline.checkpoint.format import Snapshot, copy_to_host, read_snapshot
 from paceline.checkpoint.manifest import FileEntry
-from paceline.checkpoint.overwriting import write_file
 from paceline.checkpoint.store import SnapshotStore
 from paceline.checkpoint.writer import SnapshotWriter
-from paceline.config.files import fsync_directory
+from paceline.files import fsync_directory
 from tests.launch.waiting import patient
 
 MakeSnapshot = Callable[..., Snapshot]

@@ -9,9 +9,9 @@ import pytest
 
 from paceline.cli.app import main
 from paceline.errors import ExitCode
-from paceline.launch.aws.leftovers import find_leftovers
+from paceline.provision.aws.orphaned_resources import find_leftovers
 from tests.cli.conftest import Paceline
-from tests.launch.aws.account import Account, own_home, served
+from tests.provision.aws.account import Account, own_home, served
 
 pytestmark = pytest.mark.xdist_group("aws")
 
@@ -80,7 +80,7 @@ def test_from_up_to_down(account: Account, capsys: pytest.CaptureFixture[str]) -
 
 
 def _console() -> str:
-    from tests.launch.aws.account import PUBLIC_KEY
+    from tests.provision.aws.account import PUBLIC_KEY
 
     begin, end = (f"-----{word} SSH HOST KEY KEYS-----" for word in ("BEGIN", "END"))
     return f"{begin}\n{PUBLIC_KEY}\n{end}\n"

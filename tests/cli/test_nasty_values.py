@@ -9,18 +9,23 @@ import pytest
 from paceline.cli import train
 from paceline.cli.app import main
 from paceline.cli.aws import _OPTIONS as AWS_OPTIONS
-from paceline.cli.elsewhere import _SUBMITTERS, _options_class, elsewhere_options, take_elsewhere
+from paceline.cli.cluster_submit import (
+    _SUBMITTERS,
+    _options_class,
+    elsewhere_options,
+    take_elsewhere,
+)
 from paceline.cli.options import flag, parse_options
 from paceline.cli.pack import _OPTIONS as PACK_OPTIONS
 from paceline.cli.start import Launch
-from paceline.config.fields import OptionField, OptionValue, option_fields
-from paceline.config.text import printable, shortened
 from paceline.data.pack_options import PackOptions
 from paceline.errors import ExitCode, UsageError
-from paceline.launch.aws.options import AskOptions, ClusterPlace, NetworkOptions, NodeOptions
-from paceline.study.scaling.options import ScaleOptions
-from paceline.study.scaling.predict_options import PredictOptions
-from paceline.trainer.config import TrainConfig, training_options
+from paceline.options.fields import OptionField, OptionValue, option_fields
+from paceline.options.text import printable, shortened
+from paceline.provision.aws.options import AskOptions, ClusterPlace, NetworkOptions, NodeOptions
+from paceline.scaling.options import ScaleOptions
+from paceline.scaling.predict_options import PredictOptions
+from paceline.training.config import TrainConfig, training_options
 
 NASTY = (
     *("nan", "inf", "-inf", "-1", "0", "1e308", "-1e308", "1e-320", "0.5", "", " ", "none"),

@@ -7,11 +7,11 @@ import pytest
 
 from paceline.cli.app import main
 from paceline.errors import ExitCode
-from paceline.study.scaling.result import summarise
+from paceline.scaling.result import summarise
 from tests.docs.pages import ROOT, blocks, commands
-from tests.study.scaling.studies import ASKED, measured, size
-from tests.study.scaling.studies import profile as made_profile
-from tests.study.scaling.vgg import profile_of
+from tests.scaling.studies import ASKED, measured, size
+from tests.scaling.studies import profile as made_profile
+from tests.scaling.vgg import profile_of
 
 PAGES = ROOT / "docs"
 

@@ -9,9 +9,9 @@ from PIL import Image
 from paceline.cli.app import main
 from paceline.data.digits import load_digits
 from paceline.errors import ExitCode
-from paceline.report.grid import Grid
+from paceline.report.image_grid import Grid
 from paceline.report.preview import evaluation_tiles, training_tiles
-from paceline.trainer.recipe import load_recipe
+from paceline.training.recipe import load_recipe
 
 
 @pytest.fixture(autouse=True)

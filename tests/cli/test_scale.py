@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.scale_asked import read
+from paceline.cli.scale_options import read
 from paceline.errors import ExitCode, UsageError
 from tests.cli.conftest import Paceline, wait_until
 from tests.script.scripts import RUN, write_script

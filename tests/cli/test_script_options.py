@@ -2,7 +2,7 @@ import pytest
 
 from paceline.cli.script_options import script_options, settled
 from paceline.errors import UsageError
-from paceline.trainer.config import training_options
+from paceline.training.config import training_options
 
 
 def test_a_script_has_all_options_but_those_that_it_settles_itself() -> None:

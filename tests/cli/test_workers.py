@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from paceline.cli.workers import main, table_of
-from paceline.config.rundir import RunDirectory
 from paceline.errors import UsageError
-from paceline.launch.monitor.live import live_path, remove_live, write_live
-from paceline.launch.monitor.speeds import WorkerSpeed
+from paceline.launch.watchdog.live_stats import live_path, remove_live, write_live
+from paceline.launch.watchdog.stragglers import WorkerSpeed
+from paceline.results.run_directory import RunDirectory
 
 _FAST = WorkerSpeed(
     rank=0,

@@ -1,8 +1,8 @@
 import pytest
 
-from paceline.config.fields import option_fields
 from paceline.data.options import DataOptions, choose_global_batch, count_micro_batches
 from paceline.errors import UsageError
+from paceline.options.fields import option_fields
 
 
 def test_fields_have_defaults_and_help() -> None:

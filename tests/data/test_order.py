@@ -17,9 +17,9 @@ from paceline.data.order import (
     steps_in_epoch,
 )
 from paceline.data.splitmix import GOLDEN, MASK, Domain, derive_key, mix64
-from paceline.dist.division import Division, share
+from paceline.distributed.work_division import Division, share
 from paceline.errors import UsageError
-from paceline.sync.tree import Node, TreeSum
+from paceline.gradient_sync.ordered.reduction_tree import Node, TreeSum
 
 SIZES = st.integers(1, 300)
 WORLDS = st.integers(1, 9)

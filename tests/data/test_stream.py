@@ -8,7 +8,7 @@ from torch.utils.data import IterableDataset
 from paceline.data.batch import Batch
 from paceline.data.order import EpochPlan
 from paceline.data.stream import StreamSource
-from paceline.dist.group import Group
+from paceline.distributed.group import Group
 from paceline.errors import DataError
 from tests.support.ranks import RankError, run_ranks
 

@@ -14,8 +14,8 @@ from torch.utils.data.distributed import DistributedSampler
 import paceline
 from paceline.optim.rate import scaled_lr
 from paceline.recipes.registry import BUILT_IN
-from paceline.trainer.config import TrainConfig
-from paceline.trainer.recipe import load_recipe
+from paceline.training.config import TrainConfig
+from paceline.training.recipe import load_recipe
 from tests.docs.pages import COMING_FROM, Block, blocks, inline_code, rows
 
 pytestmark = pytest.mark.xdist_group("pages")

@@ -29,16 +29,16 @@ from paceline.cli import (
     workers,
 )
 from paceline.cli.app import main
-from paceline.cli.elsewhere import elsewhere_options
+from paceline.cli.cluster_submit import elsewhere_options
 from paceline.cli.start import Place
-from paceline.config.fields import option_fields
 from paceline.data.augment import RandomFlip
 from paceline.errors import ExitCode
+from paceline.options.fields import option_fields
 from paceline.recipes.registry import BUILT_IN
-from paceline.study.scaling.options import ScaleOptions
-from paceline.trainer.config import training_options
-from paceline.trainer.past import FIXED
-from paceline.trainer.recipe import load_recipe
+from paceline.scaling.options import ScaleOptions
+from paceline.training.config import training_options
+from paceline.training.previous_run import FIXED
+from paceline.training.recipe import load_recipe
 from tests.docs.pages import (
     COMING_FROM,
     PAGES,
@@ -262,5 +262,5 @@ def test_the_readme_shows_the_tree() -> None:
     shown = dict(line.split(maxsplit=1) for line in tree.splitlines()[1:])
     package = Path(paceline.__file__).parent
     packages = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
-    assert shown.keys() == packages | {"errors.py"}
+    assert shown.keys() == packages | {"errors.py", "files.py"}
     assert all(len(words.split()) <= 5 for words in shown.values())

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from paceline.config.rundir import RunDirectory
 from paceline.errors import ExitCode
-from paceline.launch.kubernetes import manifests
-from paceline.launch.kubernetes_options import KubernetesOptions
-from paceline.launch.kubernetes_pods import Submission
-from paceline.launch.sagemaker_options import SagemakerOptions
-from paceline.launch.sagemaker_request import Submission as TrainingJob
-from paceline.launch.sagemaker_request import files, request
+from paceline.launch.kubernetes.options import KubernetesOptions
+from paceline.launch.kubernetes.pods import Submission
+from paceline.launch.kubernetes.submit import manifests
+from paceline.launch.sagemaker.options import SagemakerOptions
+from paceline.launch.sagemaker.request import Submission as TrainingJob
+from paceline.launch.sagemaker.request import files, request
+from paceline.results.run_directory import RunDirectory
 from tests.hosts.conftest import MakeRig
 from tests.hosts.rig import Rig
 from tests.launch.cluster_jobs import a_job

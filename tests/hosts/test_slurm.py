@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config.rundir import RunDirectory
+from paceline.results.run_directory import RunDirectory
 from tests.hosts.overhosts import COMMON, RECIPE
 from tests.hosts.rig import Rig
 from tests.hosts.slurm import Command, Slurm, kill_worker, paceline

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch import forkserver
+from paceline.launch.local import forkserver
 from tests.launch.launching import Launch
 
 

@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from paceline.config.files import write_json
 from paceline.errors import InfrastructureError, JobError, StorageError, UsageError
-from paceline.launch.note import note
+from paceline.files import write_json
+from paceline.launch.heartbeat import note
 
 
 def _rank() -> int:
@@ -78,7 +78,7 @@ def leave(payload: str) -> str:
 
 def leave_when_done(payload: str) -> str:
     """Rank 0's process ends with exit code 0 as soon as its result is there."""
-    from paceline.launch import worker
+    from paceline.launch.local import worker
 
     def deliver_and_leave(path: Path, result: object) -> None:
         write_json(path, result)
@@ -142,8 +142,8 @@ def _join_plainly() -> None:
     """Make a process group as a script of plain PyTorch does."""
     import torch.distributed as dist
 
-    from paceline.dist.environment import store_file, surroundings
-    from paceline.dist.meeting import meet_in_file
+    from paceline.distributed.environment import store_file, surroundings
+    from paceline.distributed.rendezvous import meet_in_file
 
     meet_in_file(store_file(surroundings()))
     dist.init_process_group("gloo")
@@ -246,8 +246,8 @@ def look_at_store(payload: str) -> str:
 
     import torch
 
-    from paceline.dist.environment import current_placement, store_file, surroundings
-    from paceline.dist.group import joined
+    from paceline.distributed.environment import current_placement, store_file, surroundings
+    from paceline.distributed.group import joined
 
     path = Path(store_file(surroundings()))
     with joined(current_placement(), torch.device("cpu"), "gloo", 60.0) as group:

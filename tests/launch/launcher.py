@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from paceline.launch import signals
-from paceline.launch.local import launch_local, prepare
-from paceline.launch.restarts import Policy
+from paceline.launch.local.launcher import launch_local, prepare
+from paceline.launch.restart_policy import Policy
 
 if __name__ == "__main__":
     entry, payload, log_dir, outcome_file, stop_s = sys.argv[1:]

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.launch.local import LaunchOutcome, launch_local
-from paceline.launch.monitor.judging import HangLimits
-from paceline.launch.restarts import Policy
+from paceline.launch.local.launcher import LaunchOutcome, launch_local
+from paceline.launch.restart_policy import Policy
+from paceline.launch.watchdog.hang_detector import HangLimits
 
 
 @dataclass

@@ -47,7 +47,6 @@ def _silent(rank: int, exit_code: int, **changes: object) -> WorkerFailure:
         operation="",
         out_of_memory=False,
         crash="",
-        stopped=False,
     )
     return replace(known, **changes)  # type: ignore[arg-type]
 
@@ -175,7 +174,6 @@ def test_silent_failures_say_what_is_known() -> None:
         operation="",
         out_of_memory=True,
         crash="",
-        stopped=False,
     )
     assert "out of memory" in starved.message
     assert (starved.kind, starved.step) == ("infrastructure", 4)
@@ -187,7 +185,6 @@ def test_silent_failures_say_what_is_known() -> None:
         operation="",
         out_of_memory=None,
         crash="",
-        stopped=False,
     )
     assert "perhaps for want of memory" in unsure.message
 

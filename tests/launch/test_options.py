@@ -1,8 +1,8 @@
 import pytest
 
-from paceline.config.fields import option_fields
 from paceline.errors import UsageError
 from paceline.launch.options import LaunchOptions
+from paceline.options.fields import option_fields
 
 
 def test_every_option_is_described() -> None:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.launch import processes
-from paceline.launch.lineage import adopt_orphans
+from paceline.launch.process_tree import adopt_orphans
 from paceline.launch.processes import Worker, WorkerGuard, descendants, reap
-from paceline.launch.restarts import STOP_S
+from paceline.launch.restart_policy import STOP_S
 from tests.launch.waiting import alive, patient, until
 
 _STUBBORN = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(); input()"

@@ -120,7 +120,7 @@ def test_semaphores_of_a_killed_group_go_at_the_next_start(place: Path) -> None:
 
 def test_a_training_uses_nothing_else(place: Path) -> None:
     """multiprocessing's own directory is it too, for the sockets of the fork server."""
-    code = "from multiprocessing import util; from paceline.launch.forkserver import prepare"
+    code = "from multiprocessing import util; from paceline.launch.local.forkserver import prepare"
     code += "; prepare((), 1); print(util.get_temp_dir(), flush=True); import os; os._exit(0)"
     environment = os.environ | {"TMPDIR": str(place)}
     done = subprocess.run(

@@ -13,7 +13,7 @@ import pytest
 
 from paceline.launch import signals
 from paceline.launch.processes import WorkerGuard
-from paceline.launch.restarts import STOP_S
+from paceline.launch.restart_policy import STOP_S
 from paceline.launch.signals import InterruptedStartError, Interrupts
 from tests.launch.waiting import alive, patient, until
 from tests.support.tiers import slow

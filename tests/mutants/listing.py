@@ -2,11 +2,11 @@
 
 One TOML file a package in `list/`, an entry a mutant:
 
-    [["trainer/step.py"]]
+    [["training/optimizer_step.py"]]
     old = "batch.local / batch.total"      # stands exactly once in the file
     new = "1 / batch.total"
     harm = "what it would do to a user"
-    tests = "trainer/test_step.py::test_name trainer/test_shards.py"
+    tests = "training/test_optimizer_step.py::test_name training/test_shards.py"
     lives = "why no test sees it"          # only where that is so
 """
 

@@ -10,11 +10,11 @@ from tests.mutants.listing import SOURCE, Mutant, find_fault, read_list
 from tests.mutants.running import PRELOAD, Result
 
 MUTANT = Mutant(
-    file="dist/cores.py",
+    file="distributed/cpu_threads.py",
     old="return max(1, cores // sharing)",
     new="return cores",
     harm="too many threads",
-    tests=("dist/test_cores.py",),
+    tests=("distributed/test_cpu_threads.py",),
 )
 
 
@@ -38,13 +38,13 @@ def test_the_list_covers_all_packages_and_has_each_once() -> None:
     ("change", "said"),
     [
         ({}, None),
-        ({"file": "dist/none.py"}, "No such file"),
+        ({"file": "data/none.py"}, "No such file"),
         ({"old": "no such text"}, "stands there 0 times"),
         ({"old": "cores"}, "times, not once"),
         ({"new": "return max(1,"}, "is no Python"),
         ({"new": "return  max(1, cores // sharing)"}, "changes nothing"),
-        ({"tests": ("dist/test_none.py",)}, "there is no tests/dist/test_none.py"),
-        ({"tests": ("dist/test_cores.py::test_none",)}, "there is no test_none in"),
+        ({"tests": ("data/test_none.py",)}, "there is no tests/data/test_none.py"),
+        ({"tests": ("distributed/test_cpu_threads.py::test_none",)}, "there is no test_none in"),
         ({"tests": ()}, "names no test"),
     ],
 )
@@ -55,14 +55,18 @@ def test_what_cant_be_tried_is_said(change: dict[str, object], said: str | None)
 
 
 def test_a_change_touches_the_mutants_of_its_files_and_tests() -> None:
-    other = replace(MUTANT, file="dist/group.py", tests=("dist/test_group.py::test_x",))
-    assert touched_by({"src/paceline/dist/cores.py"}, [MUTANT, other]) == [MUTANT]
-    assert touched_by({"tests/dist/test_group.py"}, [MUTANT, other]) == [other]
+    other = replace(
+        MUTANT, file="distributed/group.py", tests=("distributed/test_group.py::test_x",)
+    )
+    assert touched_by({"src/paceline/distributed/cpu_threads.py"}, [MUTANT, other]) == [MUTANT]
+    assert touched_by({"tests/distributed/test_group.py"}, [MUTANT, other]) == [other]
     assert touched_by({"README.md"}, [MUTANT, other]) == []
 
 
 def test_results_are_told_by_package_with_what_needs_a_look() -> None:
-    caught = Result(mutant=MUTANT, verdict="caught", time_s=1.0, by="dist/test_cores.py::test_x")
+    caught = Result(
+        mutant=MUTANT, verdict="caught", time_s=1.0, by="distributed/test_cpu_threads.py::test_x"
+    )
     explained = replace(MUTANT, file="data/order.py", lives="it is the same")
     results = [
         caught,
@@ -73,13 +77,13 @@ def test_results_are_told_by_package_with_what_needs_a_look() -> None:
     table, *remarks = describe(results).split("all  ")
     assert [line.split() for line in table.splitlines()[1:3]] == [
         ["data", "2", "1", "1", "0"],
-        ["dist", "2", "2", "0", "0"],
+        ["distributed", "2", "2", "0", "0"],
     ]
     rest = remarks[0]
     assert "timed out" in rest
     assert "known: it is the same" in rest
     assert "is caught now, take its `lives` away" in rest
-    assert "dist/test_cores.py::test_x" not in rest.split("is caught now")[0]
+    assert "distributed/test_cpu_threads.py::test_x" not in rest.split("is caught now")[0]
 
 
 def test_nothing_of_paceline_is_imported_before_the_fork() -> None:

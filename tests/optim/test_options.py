@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from paceline.config.fields import OptionValue, option_fields
 from paceline.errors import UsageError
 from paceline.optim.options import OptimOptions, describe_optimizer, optimizer_arguments
 from paceline.optim.table import OPTIMIZER_OPTIONS, OPTIMIZERS, OptimizerName, optimizers_with
+from paceline.options.fields import OptionValue, option_fields
 from tests.launch.waiting import patient
 
 VALUES: dict[str, OptionValue] = {

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torchvision  # noqa: F401  # here, not once in every forked rank
 
-from paceline.config.fields import OptionValue
-from paceline.dist.allocator import keep_freed_memory
-from paceline.dist.group import Group
+from paceline.distributed.allocator import keep_freed_memory
+from paceline.distributed.group import Group
+from paceline.options.fields import OptionValue
 from paceline.recipes.registry import reference_of
-from paceline.trainer.config import TrainConfig, merge
-from paceline.trainer.job import Job
-from paceline.trainer.recipe import load_recipe
+from paceline.training.config import TrainConfig, merge
+from paceline.training.job import Job
+from paceline.training.recipe import load_recipe
 from tests.support.ranks import run_ranks
 from tests.support.trainings import Outcome, StopAt, run_training_on
 

@@ -7,17 +7,17 @@ import pytest
 import torch
 import torchvision  # noqa: F401  # its first import sets variables of the environment
 
-from paceline.config.fields import OptionValue
 from paceline.data.memory import TensorData
 from paceline.data.random import uniforms
 from paceline.models.wideresnet import WideResNet
 from paceline.optim.options import OptimOptions
 from paceline.optim.rate import scaled_lr
 from paceline.optim.schedule import build_schedule
+from paceline.options.fields import OptionValue
 from paceline.recipes.registry import reference_of
-from paceline.trainer.config import TrainConfig, merge
-from paceline.trainer.job import Job
-from paceline.trainer.recipe import Recipe, load_recipe
+from paceline.training.config import TrainConfig, merge
+from paceline.training.job import Job
+from paceline.training.recipe import Recipe, load_recipe
 from tests.support.cifar_files import write_cifar10
 from tests.support.idx_files import write_mnist
 from tests.support.stl10_files import write_stl10

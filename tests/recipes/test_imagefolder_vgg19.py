@@ -8,20 +8,20 @@ import torchvision
 from torch import Tensor, nn
 
 from paceline.cli.app import main
-from paceline.config.fields import OptionValue
 from paceline.data.imagefolder import ImageFolder
 from paceline.data.memory import TensorData
 from paceline.data.order import EpochPlan
 from paceline.data.pack_options import PackOptions
 from paceline.data.packing import pack_images
-from paceline.dist.environment import Placement
-from paceline.dist.group import Group
+from paceline.distributed.environment import Placement
+from paceline.distributed.group import Group
 from paceline.errors import DataError, ExitCode, UsageError
+from paceline.options.fields import OptionValue
 from paceline.recipes.registry import reference_of
-from paceline.trainer.config import TrainConfig
-from paceline.trainer.job import Job
-from paceline.trainer.recipe import load_recipe
-from paceline.trainer.sources import make_source, take_apart
+from paceline.training.batches.sources import make_source, take_apart
+from paceline.training.config import TrainConfig
+from paceline.training.job import Job
+from paceline.training.recipe import load_recipe
 from tests.cli.conftest import Paceline, summary
 from tests.recipes.cases import Case, assert_reaches_its_target_resumed
 from tests.support.image_files import CLASSES, truncate, write_image_folder

@@ -4,14 +4,14 @@ import pytest
 import torch
 import torchvision  # noqa: F401  # its first import sets variables of the environment
 
-from paceline.config.fields import OptionValue
 from paceline.data.memory import MemorySource, TensorData
 from paceline.errors import DataError, UsageError
+from paceline.options.fields import OptionValue
 from paceline.recipes.registry import BUILT_IN, DEFAULT, reference_of
-from paceline.trainer.config import TrainConfig
-from paceline.trainer.job import Job
-from paceline.trainer.losses import build_loss
-from paceline.trainer.recipe import Recipe, load_recipe
+from paceline.training.config import TrainConfig
+from paceline.training.job import Job
+from paceline.training.losses import build_loss
+from paceline.training.recipe import Recipe, load_recipe
 from tests.support.idx_files import write_mnist
 
 

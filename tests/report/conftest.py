@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from paceline.config.rundir import RunDirectory
 from paceline.metrics.table import EpochRow
+from paceline.results.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from paceline.config.rundir import RunDirectory
 from paceline.report.charts import MAX_POINTS, choose_charts, find_marks, thin
 from paceline.report.curves import choose_times, clock, draw_chart
-from paceline.report.reading import read_run
+from paceline.report.load_run import read_run
+from paceline.results.run_directory import RunDirectory
 
 MakeRun = Callable[..., RunDirectory]
 

@@ -16,7 +16,7 @@ from paceline.data.random import uniforms
 from paceline.data.synthetic import synthetic_images
 from paceline.errors import DataError
 from paceline.report.preview import evaluation_tiles, to_pixels, training_tiles
-from paceline.trainer.job import ImageSet, Job
+from paceline.training.job import ImageSet, Job
 
 SEED = 11
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config.rundir import RunDirectory
 from paceline.report.run import write_run_report
+from paceline.results.run_directory import RunDirectory
 
 MakeRun = Callable[..., RunDirectory]
 

@@ -75,7 +75,7 @@ def at_step(step: int, rank: int, what: str) -> str:
     """Make the hook that does something once, at a step (from 0) of a rank's first start."""
     return f"""
 import os, signal
-from paceline.trainer import agreement
+from paceline.training import agreement
 agreement._EVERY_S = 0.0  # the workers exchange news after every step
 def hook(s):
     engine = s.engine

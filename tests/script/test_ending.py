@@ -77,7 +77,7 @@ def test_a_script_that_raises_ends_with_1_and_its_traceback(tmp_path: Path) -> N
 
 _DISK_GONE = """
 import shutil
-from paceline.trainer import worker
+from paceline.training import worker
 worker.LAST_SNAPSHOT_S = 0.0
 """
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from paceline.dist.group import Group
+from paceline.distributed.group import Group
 
 
 class AgentStore:

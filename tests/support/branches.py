@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from paceline.dist.group import Group
+from paceline.distributed.group import Group
 
 ROWS = 6
 """A multiple of every number of workers: means of equal shares are the mean of all."""

@@ -14,7 +14,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from paceline.launch import forkserver
+from paceline.launch.local import forkserver
 from tests.launch.waiting import alive
 
 _GRACE_S = 10.0

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from paceline.dist.group import Group
+from paceline.distributed.group import Group
 
 
 def on_nodes(group: Group, workers: Sequence[int]) -> Group:

@@ -22,9 +22,9 @@ import torch._dynamo  # DistributedDataParallel imports it, once here rather tha
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from paceline.dist.environment import Placement
-from paceline.dist.group import Group
-from paceline.launch.lineage import die_with_parent
+from paceline.distributed.environment import Placement
+from paceline.distributed.group import Group
+from paceline.launch.process_tree import die_with_parent
 from tests.launch.waiting import patient
 
 T = TypeVar("T")

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from paceline.dist.group import Group
-from paceline.sync.compression import Compression
-from paceline.sync.powersgd import PowerSGD
-from paceline.sync.replica import Replica
+from paceline.distributed.group import Group
+from paceline.gradient_sync.compression import Compression
+from paceline.gradient_sync.powersgd import PowerSGD
+from paceline.gradient_sync.replica import Replica
 from tests.support.branches import Branches, assert_close, fresh, gradients, rows_of
 
 Use = Callable[[Branches, Tensor, int], Tensor]

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.config.fields import OptionValue
 from paceline.data.order import epoch_order
-from paceline.dist.group import Group
-from paceline.trainer import agreement
-from paceline.trainer.config import TrainConfig
-from paceline.trainer.seeding import seed_everything
-from paceline.trainer.session import Session
-from paceline.trainer.setup import open_session
-from paceline.trainer.signals import StopFlag
+from paceline.distributed.group import Group
+from paceline.options.fields import OptionValue
+from paceline.training import status_exchange
+from paceline.training.config import TrainConfig
+from paceline.training.rng import seed_everything
+from paceline.training.session import Session
+from paceline.training.setup import open_session
+from paceline.training.signals import StopFlag
 from tests.support.trainings import prepared
 
 SAMPLES, BATCH, EPOCHS = 50, 8, 2
@@ -39,7 +39,7 @@ def session_on(
         settings: Options, as if given on the command line.
         flag: Stands for a signal.
     """
-    agreement._EVERY_S = 0.0
+    status_exchange._EVERY_S = 0.0
     os.fsync = _no_wait  # type: ignore[assignment]  # the disk may take as long as it likes
     usual: dict[str, OptionValue] = {"progress": "off", "device": "cpu", "loader_workers": 0}
     config = TrainConfig.from_settings({**usual, **(settings or {})})

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from paceline.sync.ordered import OrderedSum
+from paceline.gradient_sync.ordered.reduce import OrderedSum
 
 Found = dict[str, Tensor | None]
 Loss = Callable[[nn.Module, int], Tensor]

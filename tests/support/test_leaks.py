@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.launch import forkserver
+from paceline.launch.local import forkserver
 from tests.launch.waiting import alive, until
 from tests.support.leaks import find_leaks, look_around
 

@@ -5,7 +5,7 @@ import signal
 import pytest
 import torch
 
-from paceline.dist.group import Group
+from paceline.distributed.group import Group
 from tests.support.ranks import RankError, run_ranks
 
 pytestmark = pytest.mark.ranks

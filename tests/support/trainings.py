@@ -11,29 +11,29 @@ import torch
 from torch import Tensor, nn
 
 from paceline.checkpoint.flatten import flatten_optimizer
-from paceline.config.fields import OptionValue
-from paceline.config.rundir import RunDirectory
 from paceline.data.augment import RandomShift
 from paceline.data.batch import Batch
 from paceline.data.memory import TensorData
 from paceline.data.order import EpochPlan
 from paceline.data.source import BatchSource
 from paceline.data.synthetic import synthetic_images
-from paceline.dist.group import Group
+from paceline.distributed.group import Group
 from paceline.errors import InterruptedTraining
 from paceline.metrics.console import Advance, Console
 from paceline.metrics.table import COLUMNS, EpochRow
 from paceline.optim.table import OPTIMIZER_OPTIONS
-from paceline.trainer import agreement
-from paceline.trainer.config import TrainConfig
-from paceline.trainer.engine import Engine
-from paceline.trainer.job import Job
-from paceline.trainer.loop import train
-from paceline.trainer.records import summarize
-from paceline.trainer.seeding import seed_everything
-from paceline.trainer.setup import open_session
-from paceline.trainer.signals import StopFlag
-from paceline.trainer.training import prepare
+from paceline.options.fields import OptionValue
+from paceline.results.run_directory import RunDirectory
+from paceline.training import status_exchange
+from paceline.training.config import TrainConfig
+from paceline.training.engine import Engine
+from paceline.training.job import Job
+from paceline.training.loop import train
+from paceline.training.recipe_session import prepare
+from paceline.training.rng import seed_everything
+from paceline.training.run_metadata import summarize
+from paceline.training.setup import open_session
+from paceline.training.signals import StopFlag
 
 Settings = Mapping[str, OptionValue]
 MakeJob = Callable[[], Job]
@@ -211,7 +211,7 @@ def run_training_on(
 ) -> Outcome:
     """Train from wherever the run directory stands, exchanging news after every step."""
     # This is a forked process: what is changed here ends with it.
-    agreement._EVERY_S = 0.0
+    status_exchange._EVERY_S = 0.0
     os.fsync = _no_wait  # type: ignore[assignment]  # the disk may take as long as it likes
     run = prepared(directory)
     flag = StopFlag(under_launcher=True)

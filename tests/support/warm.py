@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from paceline.cli.start import PRELOAD
-from paceline.launch import forkserver as ours
+from paceline.launch.local import forkserver as ours
 from tests.launch.waiting import patient
 
 for _module in PRELOAD:  # as the fork server of a training does
@@ -37,7 +37,7 @@ _HEEDED = (signal.SIGINT, *_DEFAULT_SIGNALS)
 _LIMIT_S = 120.0
 _ALIVE = "_forkserver_alive_fd"
 _SERVER = "multiprocessing.forkserver"
-_SERVER_CHILD = "paceline.launch.forkserver_child"
+_SERVER_CHILD = "paceline.launch.local.forkserver_child"
 
 
 class WarmPython(subprocess.Popen[str]):

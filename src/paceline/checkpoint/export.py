@@ -9,9 +9,9 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from paceline.checkpoint.hosttensors import on_host
-from paceline.config.files import fsync_directory
+from paceline.checkpoint.host_tensors import on_host
 from paceline.errors import InfrastructureError, UsageError
+from paceline.files import fsync_directory
 
 
 def export_weights(tensors: Mapping[str, Tensor], file: Path, *, overwrite: bool = False) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from paceline.checkpoint.hosttensors import raw_bytes
+from paceline.checkpoint.host_tensors import raw_bytes
 
 
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.checkpoint.values import decode, encode
+from paceline.checkpoint.state_encoding import decode, encode
 from paceline.errors import SnapshotError
 
 # How the update is computed on this machine rather than what is computed: a fresh optimizer's own

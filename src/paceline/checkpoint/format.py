@@ -19,7 +19,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from paceline.checkpoint.hosttensors import GROUPS, HostTensors
+from paceline.checkpoint.file_writer import write_file
+from paceline.checkpoint.host_tensors import GROUPS, HostTensors
 from paceline.checkpoint.manifest import (
     KNOWN_FORMATS,
     STATE,
@@ -30,10 +31,9 @@ from paceline.checkpoint.manifest import (
     encode_manifest,
     parse_manifest,
 )
-from paceline.checkpoint.overwriting import write_file
-from paceline.config.files import fsync_directory, mode_within
-from paceline.config.quantities import parse_count
 from paceline.errors import InfrastructureError, SnapshotError
+from paceline.files import fsync_directory, mode_within
+from paceline.options.quantities import parse_count
 
 JsonObject = Mapping[str, object]
 """What JSON can carry: string keys; strings, finite numbers, booleans, None, lists and objects."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.config.files import parse_json
 from paceline.errors import SnapshotError
+from paceline.files import parse_json
 
 FORMAT = 2
 KNOWN_FORMATS = (2,)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from paceline.config.durations import parse_duration_s
 from paceline.errors import UsageError
+from paceline.options.durations import parse_duration_s
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,6 @@ from typing import final
 
 import torch
 
-from paceline.checkpoint.carrying import Piece, parse_sent, write_received
 from paceline.checkpoint.format import (
     MANIFEST,
     HostSnapshot,
@@ -28,8 +27,9 @@ from paceline.checkpoint.format import (
     read_snapshot,
     write_host_snapshot,
 )
-from paceline.config.files import fsync_directory, read_json_object, write_json
+from paceline.checkpoint.streaming import Piece, parse_sent, write_received
 from paceline.errors import SnapshotError, UsageError
+from paceline.files import fsync_directory, read_json_object, write_json
 
 _NAME = re.compile(r"step-([0-9]{12})")
 _BEST = "best.json"

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self, final
 
 from paceline.checkpoint.format import HostSnapshot, Snapshot, copy_to_host
-from paceline.checkpoint.hosttensors import HostTensors
+from paceline.checkpoint.host_tensors import HostTensors
 from paceline.checkpoint.store import SnapshotStore
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

@@ -10,10 +10,10 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from paceline._version import __version__
-from paceline.config.fields import unknown_name
-from paceline.config.text import printable, shortened
 from paceline.errors import ExitCode, PacelineError
-from paceline.launch.boundary import exit_code_of, kind_of, message_of
+from paceline.launch.error_records import exit_code_of, kind_of, message_of
+from paceline.options.fields import unknown_name
+from paceline.options.text import printable, shortened
 
 
 @dataclass(frozen=True)

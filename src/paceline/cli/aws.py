@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from paceline.cli.options import note, parse_options, show_help, take_word, wants_help
-from paceline.config.fields import OptionField, OptionValue, option_fields, unknown_name
 from paceline.errors import ExitCode, UsageError
-from paceline.launch.aws.options import AskOptions, ClusterPlace, NetworkOptions, NodeOptions
+from paceline.options.fields import OptionField, OptionValue, option_fields, unknown_name
+from paceline.provision.aws.options import AskOptions, ClusterPlace, NetworkOptions, NodeOptions
 
 if TYPE_CHECKING:
-    from paceline.launch.aws.client import Aws
-    from paceline.launch.aws.nodes import Node
-    from paceline.launch.aws.plan import Plan
-    from paceline.launch.aws.stack import Stack
+    from paceline.launch.aws_client import Aws
+    from paceline.provision.aws.nodes import Node
+    from paceline.provision.aws.plan import Plan
+    from paceline.provision.aws.stack import Stack
 
 _COMMAND = "paceline aws"
 _ABOUT = (
@@ -83,10 +83,10 @@ def _up(place: ClusterPlace, given: Given) -> int:
     options, network = _component(NodeOptions, given), _component(NetworkOptions, given)
     ask = _component(AskOptions, given)
     aws = _connect(place)
-    from paceline.launch.aws.plan import check_quotas, make_plan
-    from paceline.launch.aws.stack import exists_already, find_stack
-    from paceline.launch.aws.up import make_nodes
-    from paceline.launch.aws.wording import plan_lines
+    from paceline.provision.aws.create import make_nodes
+    from paceline.provision.aws.formatting import plan_lines
+    from paceline.provision.aws.plan import check_quotas, make_plan
+    from paceline.provision.aws.stack import exists_already, find_stack
 
     if find_stack(aws, place.name) is not None:
         raise UsageError(exists_already(place.name, aws.region))
@@ -117,7 +117,7 @@ def _confirm() -> bool:
 
 
 def _tell_use(name: str, nodes: Sequence["Node"]) -> None:
-    from paceline.launch.aws.files import kept
+    from paceline.provision.aws.files import kept
 
     files = kept(name)
     print("\n".join(f"{node.name} {node.address}" for node in nodes))
@@ -131,10 +131,10 @@ def _tell_use(name: str, nodes: Sequence["Node"]) -> None:
 
 def _status(place: ClusterPlace, _: Given) -> int:
     aws = _connect(place)
-    from paceline.launch.aws.nodes import find_nodes
-    from paceline.launch.aws.price import find_price
-    from paceline.launch.aws.stack import find_stack
-    from paceline.launch.aws.wording import status_lines
+    from paceline.provision.aws.formatting import status_lines
+    from paceline.provision.aws.nodes import find_nodes
+    from paceline.provision.aws.price import find_price
+    from paceline.provision.aws.stack import find_stack
 
     stack, nodes = find_stack(aws, place.name), find_nodes(aws, place.name)
     if stack is not None:  # AWS goes on showing ended nodes, those of an earlier stack as well
@@ -155,9 +155,9 @@ def _status(place: ClusterPlace, _: Given) -> int:
 
 def _hosts(place: ClusterPlace, given: Given) -> int:
     aws = _connect(place)
-    from paceline.launch.aws.files import read_hostfile
-    from paceline.launch.aws.nodes import find_nodes
-    from paceline.launch.aws.stack import find_stack
+    from paceline.provision.aws.files import read_hostfile
+    from paceline.provision.aws.nodes import find_nodes
+    from paceline.provision.aws.stack import find_stack
 
     stack = find_stack(aws, place.name)
     nodes = [node for node in find_nodes(aws, place.name) if node.state == "running"]
@@ -175,10 +175,10 @@ def _hosts(place: ClusterPlace, given: Given) -> int:
 def _write_files(
     aws: "Aws", stack: "Stack", nodes: Sequence["Node"], hostfile: Path, text: str
 ) -> None:
-    from paceline.config.files import write_atomic
-    from paceline.launch.aws.files import keep, kept
-    from paceline.launch.aws.hostkeys import fetch_host_keys
-    from paceline.launch.aws.patience import Patience, never
+    from paceline.files import write_atomic
+    from paceline.provision.aws.files import keep, kept
+    from paceline.provision.aws.hostkeys import fetch_host_keys
+    from paceline.provision.aws.waiter import Patience, never
 
     files = kept(stack.name)
     addresses = {node.address for node in nodes}
@@ -191,14 +191,14 @@ def _write_files(
 
 
 def _down(place: ClusterPlace, _: Given) -> int:
-    from paceline.launch.aws.down import take_down
+    from paceline.provision.aws.delete import take_down
 
     take_down(_connect(place), place.name, note)
     return ExitCode.DONE
 
 
 def _connect(place: ClusterPlace) -> "Aws":
-    from paceline.launch.aws.client import connect
+    from paceline.launch.aws_client import connect
 
     return connect(place.region)
 

@@ -14,20 +14,20 @@ from paceline.cli.options import (
     wants_help,
 )
 from paceline.cli.train import RUN_DIR, absolute_reference, parse_recipe_options
-from paceline.config.commands import command_line
-from paceline.config.fields import OptionField, OptionValue, option_fields
-from paceline.config.text import printable
-from paceline.dist.environment import surroundings
-from paceline.dist.options import DistOptions
+from paceline.distributed.environment import surroundings
+from paceline.distributed.options import DistOptions
 from paceline.errors import ExitCode, UsageError
-from paceline.launch.hosts.options import HostsOptions
+from paceline.launch.ssh.options import HostsOptions
+from paceline.options.fields import OptionField, OptionValue, option_fields
+from paceline.options.shell import command_line
+from paceline.options.text import printable
 from paceline.recipes.registry import reference_of
-from paceline.trainer.config import TrainConfig, merge, training_options
-from paceline.trainer.recipe import Recipe, load_recipe
+from paceline.training.config import TrainConfig, merge, training_options
+from paceline.training.recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:
-    from paceline.dist.here import Finding
-    from paceline.study.doctor.examination import Diagnosis, Wish
+    from paceline.distributed.environment_check import Finding
+    from paceline.doctor.diagnosis import Diagnosis, Wish
 
 _COMMAND = "paceline doctor"
 _ABOUT = (
@@ -133,7 +133,7 @@ def _from_here(path: str) -> str:
 
 
 def _examine_here(asked: _Asked) -> int:
-    from paceline.dist.here import examine
+    from paceline.distributed.environment_check import examine
 
     findings = examine(surroundings(), asked.config.dist)
     if asked.given.get("json"):
@@ -149,8 +149,8 @@ def _lines(findings: Sequence["Finding"]) -> list[str]:
 
 
 def _examine(asked: _Asked, hosts: HostsOptions) -> int:
-    from paceline.study.doctor.examination import as_json
-    from paceline.study.doctor.telling import as_text
+    from paceline.doctor.diagnosis import as_json
+    from paceline.doctor.text_report import as_text
 
     found = _found(asked, hosts)
     print(
@@ -162,7 +162,7 @@ def _examine(asked: _Asked, hosts: HostsOptions) -> int:
 
 
 def _found(asked: _Asked, options: HostsOptions) -> "Diagnosis":
-    from paceline.study.doctor.visit import Place, examine_here, examine_hosts
+    from paceline.doctor.runner import Place, examine_here, examine_hosts
 
     run_dir = asked.given.get("run_dir")
     runs = str(Path(str(run_dir)).parent) if run_dir is not None else "runs"
@@ -173,7 +173,7 @@ def _found(asked: _Asked, options: HostsOptions) -> "Diagnosis":
 
 
 def _wish(asked: _Asked) -> "Wish":
-    from paceline.study.doctor.examination import Wish
+    from paceline.doctor.diagnosis import Wish
 
     config = asked.config
     return Wish(

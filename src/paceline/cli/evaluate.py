@@ -11,12 +11,12 @@ from paceline.cli.options import (
     take_word,
     wants_help,
 )
-from paceline.config.fields import OptionField
-from paceline.config.figures import show_loss
-from paceline.config.rundir import RunDirectory
-from paceline.config.text import printable
-from paceline.dist.options import DeviceKind
+from paceline.distributed.options import DeviceKind
 from paceline.errors import ExitCode, UsageError
+from paceline.options.fields import OptionField
+from paceline.options.figures import show_loss
+from paceline.options.text import printable
+from paceline.results.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +54,7 @@ def main(tokens: Sequence[str]) -> int:
     given = parse_options(command, _ABOUT, rest, _OPTIONS)
     run = RunDirectory.named(where)
     run.read_run()
-    from paceline.trainer.judge import find_snapshot, judge
+    from paceline.training.evaluation.evaluate_run import find_snapshot, judge
 
     arguments = {"data_dir": given["data_dir"]} if "data_dir" in given else {}
     device = cast(DeviceKind, given.get("device", "auto"))

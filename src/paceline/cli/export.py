@@ -11,10 +11,10 @@ from paceline.cli.options import (
     take_word,
     wants_help,
 )
-from paceline.config.fields import OptionField
-from paceline.config.rundir import RunDirectory
-from paceline.config.text import printable
 from paceline.errors import ExitCode
+from paceline.options.fields import OptionField
+from paceline.options.text import printable
+from paceline.results.run_directory import RunDirectory
 
 _OPTIONS = (
     snapshot_option("Export"),
@@ -44,7 +44,7 @@ def main(tokens: Sequence[str]) -> int:
     run.read_run()
     from paceline.checkpoint.export import export_weights
     from paceline.checkpoint.format import read_snapshot
-    from paceline.trainer.judge import find_snapshot
+    from paceline.training.evaluation.evaluate_run import find_snapshot
 
     path = find_snapshot(run, str(given.get("snapshot", "best")), note)
     tensors = read_snapshot(path).tensors["model"]

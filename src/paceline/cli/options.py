@@ -16,10 +16,10 @@ from cyclopts.exceptions import (
     UnusedCliTokensError,
 )
 
-from paceline.cli.numbers import plain, strict
-from paceline.config.fields import OptionField, OptionValue, check_values, unknown_name
-from paceline.config.text import printable
+from paceline.cli.int_parsing import plain, strict
 from paceline.errors import ExitCode, UsageError
+from paceline.options.fields import OptionField, OptionValue, check_values, unknown_name
+from paceline.options.text import printable
 
 _ENVIRONMENT_PREFIX = "PACELINE_"
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from paceline.cli.options import parse_options, show_help, take_word, wants_help
-from paceline.config.fields import option_fields
-from paceline.config.text import printable
 from paceline.data.pack_options import PackOptions
 from paceline.errors import ExitCode
+from paceline.options.fields import option_fields
+from paceline.options.text import printable
 
 _OPTIONS = option_fields(PackOptions, "Pack")
 _ABOUT = (

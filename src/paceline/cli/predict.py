@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli.options import parse_options, show_help, take_word, wants_help
-from paceline.config.durations import parse_duration_s
-from paceline.config.fields import OptionValue, option_fields
-from paceline.config.quantities import parse_bandwidth_bytes_per_s, parse_sizes
-from paceline.config.text import printable
 from paceline.errors import DataError, ExitCode, UsageError
-from paceline.study.scaling.options import PLAIN
-from paceline.study.scaling.plan import refuse_without_effect
-from paceline.study.scaling.predict_options import PredictOptions
+from paceline.options.durations import parse_duration_s
+from paceline.options.fields import OptionValue, option_fields
+from paceline.options.quantities import parse_bandwidth_bytes_per_s, parse_sizes
+from paceline.options.text import printable
+from paceline.scaling.options import PLAIN
+from paceline.scaling.plan import refuse_without_effect
+from paceline.scaling.predict_options import PredictOptions
 
 if TYPE_CHECKING:
-    from paceline.study.scaling.evidence import Evidence, Link
-    from paceline.study.scaling.outlook import Question
-    from paceline.study.scaling.prediction import Assumptions
+    from paceline.scaling.forecast import Question
+    from paceline.scaling.prediction import Assumptions
+    from paceline.scaling.prediction_inputs import Evidence, Link
 
 _OPTIONS = option_fields(PredictOptions, "Predict")
 _ABOUT = (
@@ -39,9 +39,9 @@ def main(tokens: Sequence[str]) -> int:
     if "restart" in given and options.mtbf is None:
         raise UsageError("--restart counts where nodes fail: give --mtbf as well")
     refuse_without_effect([m.sync or PLAIN for m in options.chosen_methods()], list(given))
-    from paceline.study.scaling.evidence import read_evidence
-    from paceline.study.scaling.foretelling import as_json, as_text
-    from paceline.study.scaling.outlook import look_out
+    from paceline.scaling.forecast import look_out
+    from paceline.scaling.prediction_inputs import read_evidence
+    from paceline.scaling.prediction_report import as_json, as_text
 
     try:
         evidence = read_evidence(Path(where).expanduser())
@@ -56,8 +56,8 @@ def main(tokens: Sequence[str]) -> int:
 
 
 def _question(evidence: "Evidence", options: PredictOptions) -> "Question":
-    from paceline.study.scaling.outlook import Question
-    from paceline.sync.network import Network
+    from paceline.gradient_sync.network_model import Network
+    from paceline.scaling.forecast import Question
 
     within = options.link_within
     return Question(
@@ -77,8 +77,8 @@ def _question(evidence: "Evidence", options: PredictOptions) -> "Question":
 
 
 def _link(evidence: "Evidence", options: PredictOptions) -> "Link":
-    from paceline.study.scaling.evidence import examined_link, fitted_link, stated_link
-    from paceline.study.scaling.prediction import library_of
+    from paceline.scaling.prediction import library_of
+    from paceline.scaling.prediction_inputs import examined_link, fitted_link, stated_link
 
     library = library_of(evidence.profile, _assumed(evidence, options))
     if options.link is not None:
@@ -89,7 +89,7 @@ def _link(evidence: "Evidence", options: PredictOptions) -> "Link":
 
 
 def _assumed(evidence: "Evidence", options: PredictOptions) -> "Assumptions":
-    from paceline.study.scaling.prediction import Assumptions
+    from paceline.scaling.prediction import Assumptions
 
     def seconds(text: str | None) -> float | None:
         return None if text is None else parse_duration_s(text)

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.cli.options import HelpShown, parse_options
-from paceline.config.fields import OptionField
-from paceline.config.files import write_atomic
-from paceline.config.text import printable
 from paceline.errors import ExitCode, UsageError
+from paceline.files import write_atomic
+from paceline.options.fields import OptionField
+from paceline.options.text import printable
 from paceline.recipes.registry import DEFAULT, reference_of
-from paceline.trainer.recipe import Recipe, load_recipe
+from paceline.training.recipe import Recipe, load_recipe
 
 _MOST_TILES = 1024
 _OPTIONS = (
@@ -66,9 +66,9 @@ def main(tokens: Sequence[str]) -> int:
     out = Path(str(given.pop("out", "preview.png")))
     paths = _paths(out, overwrite=bool(given.pop("overwrite", False)))
     seed = int(str(given.pop("seed", recipe.settings.get("seed", 0))))
-    from paceline.report.grid import Grid
+    from paceline.report.image_grid import Grid
     from paceline.report.preview import evaluation_tiles, training_tiles
-    from paceline.trainer.seeding import seed_everything
+    from paceline.training.rng import seed_everything
 
     seed_everything(seed)
     job = recipe(**recipe.resolved(given))

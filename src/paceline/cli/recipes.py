@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from paceline.cli.options import parse_options, show_help, wants_help
 from paceline.errors import ExitCode
 from paceline.recipes.registry import BUILT_IN, DEFAULT
-from paceline.trainer.recipe import load_recipe
+from paceline.training.recipe import load_recipe
 
 _ABOUT = "List the built-in recipes, a line each."
 

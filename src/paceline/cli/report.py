@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.cli.options import parse_options, show_help, take_word, wants_help
-from paceline.config.rundir import RunDirectory
-from paceline.config.text import printable
 from paceline.errors import ExitCode, UsageError
+from paceline.options.text import printable
+from paceline.results.run_directory import RunDirectory
 
 _ABOUT = (
     "Write DIR/report.html again, of a run directory or of a scaling study's directory; works at "

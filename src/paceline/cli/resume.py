@@ -5,21 +5,21 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from paceline.cli.elsewhere import Elsewhere, elsewhere_options, submit, take_elsewhere, words
+from paceline.cli.cluster_submit import Elsewhere, elsewhere_options, submit, take_elsewhere, words
 from paceline.cli.options import parse_options, show_help, take_word, wants_help
 from paceline.cli.run import SCRIPT_ENTRY
 from paceline.cli.start import Launch, choose_place, start, warn_of_no_effect
 from paceline.cli.train import file_name, parse_recipe_options
-from paceline.config.fields import OptionField, OptionValue
-from paceline.config.rundir import RunDirectory
 from paceline.errors import UsageError
+from paceline.gradient_sync.options import without_other_methods
 from paceline.launch.cluster import CLUSTERS
-from paceline.sync.options import without_other_methods
-from paceline.trainer.config import TrainConfig, training_options
-from paceline.trainer.methods import refuse_idle
-from paceline.trainer.past import PastRun
-from paceline.trainer.recipe import load_recipe
-from paceline.trainer.request import TrainRequest
+from paceline.options.fields import OptionField, OptionValue
+from paceline.results.run_directory import RunDirectory
+from paceline.training.config import TrainConfig, training_options
+from paceline.training.previous_run import PastRun
+from paceline.training.recipe import load_recipe
+from paceline.training.request import TrainRequest
+from paceline.training.sync.validation import refuse_idle
 
 _ALLOW = OptionField(
     name="allow_change",

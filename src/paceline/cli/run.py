@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from paceline.cli.elsewhere import (
+from paceline.cli.cluster_submit import (
     elsewhere_options,
     run_dir_there,
     submit,
@@ -15,11 +15,11 @@ from paceline.cli.elsewhere import (
 from paceline.cli.options import parse_options, part_script_args, show_help, wants_help
 from paceline.cli.start import Launch, choose_place, start, warn_of_no_effect
 from paceline.cli.train import RUN_DIR, file_name
-from paceline.config.rundir import RunDirectory
 from paceline.errors import UsageError
 from paceline.launch.cluster import CLUSTERS
-from paceline.trainer.config import TrainConfig
-from paceline.trainer.request import TrainRequest
+from paceline.results.run_directory import RunDirectory
+from paceline.training.config import TrainConfig
+from paceline.training.request import TrainRequest
 
 SCRIPT_ENTRY = "paceline.script.entry:run_script"
 

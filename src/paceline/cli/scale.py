@@ -11,20 +11,20 @@ from pathlib import Path
 
 from paceline._version import __version__
 from paceline.cli.options import show_help, wants_help
-from paceline.cli.scale_asked import ABOUT, USAGE, Asked, listed_options, read
 from paceline.cli.scale_commands import fills
-from paceline.config.commands import command_line
-from paceline.config.text import printable
+from paceline.cli.scale_options import ABOUT, USAGE, Asked, listed_options, read
 from paceline.errors import ExitCode, PacelineError, UsageError
 from paceline.launch.signals import signals_raised
-from paceline.study.scaling.foretelling import foretell_study
-from paceline.study.scaling.launching import InterruptedStudyError
-from paceline.study.scaling.options import PLAIN
-from paceline.study.scaling.plan import make_plan, method_settings
-from paceline.study.scaling.result import Study, summarise
-from paceline.study.scaling.running import Runner, exit_code_of
-from paceline.study.scaling.studydir import StudyDirectory
-from paceline.study.scaling.table import as_text
+from paceline.options.shell import command_line
+from paceline.options.text import printable
+from paceline.scaling.options import PLAIN
+from paceline.scaling.plan import make_plan, method_settings
+from paceline.scaling.prediction_report import foretell_study
+from paceline.scaling.result import Study, summarise
+from paceline.scaling.runner import Runner, exit_code_of
+from paceline.scaling.study_directory import StudyDirectory
+from paceline.scaling.subprocess_runner import InterruptedStudyError
+from paceline.scaling.table import as_text
 
 
 def main(tokens: Sequence[str]) -> int:

@@ -5,19 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from paceline.cli.elsewhere import words
+from paceline.cli.cluster_submit import words
 from paceline.cli.options import flag
-from paceline.config.fields import OptionValue
-from paceline.launch.hosts.hostfile import Host, hostfile_line
-from paceline.launch.hosts.options import HostsOptions
-from paceline.study.scaling.plan import (
+from paceline.gradient_sync.options import SyncMethod
+from paceline.launch.ssh.hostfile import Host, hostfile_line
+from paceline.launch.ssh.options import HostsOptions
+from paceline.options.fields import OptionValue
+from paceline.scaling.cleanup import sweep
+from paceline.scaling.plan import (
     ENDED_FROM_OUTSIDE,
     Size,
     first_slots,
     method_settings,
 )
-from paceline.study.scaling.sweeping import sweep
-from paceline.sync.options import SyncMethod
 
 ONLY_TRAINED = (
     "epochs",

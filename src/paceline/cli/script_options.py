@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from paceline.cli.options import flag, parse_options
-from paceline.config.fields import OptionField, OptionValue, option_fields
 from paceline.errors import UsageError
 from paceline.optim.options import OptimOptions
-from paceline.trainer.config import training_options
+from paceline.options.fields import OptionField, OptionValue, option_fields
+from paceline.training.config import training_options
 
 _OF_RECIPES = (
     {option.name for option in option_fields(OptimOptions, "")} | {"label_smoothing"}

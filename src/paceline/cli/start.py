@@ -11,37 +11,37 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.ending import announce_end, announce_failure
-from paceline.cli.here import node_here, worker_here, workers_of_node
-from paceline.cli.meeting import agree_on_run
-from paceline.cli.pages import write_report_apart
-from paceline.config.rundir import RunDirectory
+from paceline.cli.detect_worker import node_here, worker_here, workers_of_node
+from paceline.cli.exit_messages import announce_end, announce_failure
+from paceline.cli.run_dir_agreement import agree_on_run
+from paceline.cli.write_report import write_report_apart
 from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
-from paceline.dist.environment import set_variables, thread_variables
-from paceline.dist.options import DistOptions
-from paceline.dist.placement import NodePlacement
+from paceline.distributed.environment import set_variables, thread_variables
+from paceline.distributed.options import DistOptions
+from paceline.distributed.placement import NodePlacement
 from paceline.errors import ExitCode, InfrastructureError, UsageError
-from paceline.launch.boundary import describe
-from paceline.launch.hosts.options import HostsOptions
-from paceline.launch.placement import (
+from paceline.launch.error_records import describe
+from paceline.launch.signals import signals_raised
+from paceline.launch.ssh.options import HostsOptions
+from paceline.launch.worker_count import (
     choose_workers,
     may_have_gpus,
     threads_per_worker,
     usable_cores,
 )
-from paceline.launch.signals import signals_raised
 from paceline.metrics.tensorboard import require_tensorboard
-from paceline.trainer.config import TrainConfig
-from paceline.trainer.methods import check_method
-from paceline.trainer.reproducible import check_reproducible
-from paceline.trainer.request import TrainRequest
+from paceline.results.run_directory import RunDirectory
+from paceline.training.config import TrainConfig
+from paceline.training.request import TrainRequest
+from paceline.training.sync.shard_validation import check_reproducible
+from paceline.training.sync.validation import check_method
 
 if TYPE_CHECKING:
-    from paceline.launch.local import LaunchOutcome
+    from paceline.launch.local.launcher import LaunchOutcome
 
-RECIPE_ENTRY = "paceline.trainer.worker:run_training"
+RECIPE_ENTRY = "paceline.training.worker:run_training"
 # Every optimizer imports torch._dynamo when it is built: here it is done once, for all workers.
-PRELOAD = ("paceline.trainer.worker", "torch._dynamo")
+PRELOAD = ("paceline.training.worker", "torch._dynamo")
 _WAIT_FOR_RUN_DIR_S = 60.0
 
 
@@ -156,11 +156,11 @@ def start(launch: Launch) -> int:
     if launch.config.metrics.tensorboard:
         require_tensorboard()
     if launch.place.hosts is not None:
-        from paceline.cli.hosts import start_on_hosts
+        from paceline.cli.start_ssh import start_on_hosts
 
         return start_on_hosts(launch, launch.place.hosts)
     if launch.place.node is not None:
-        from paceline.cli.node import start_on_node
+        from paceline.cli.start_node import start_on_node
 
         return start_on_node(launch, launch.place.node)
     return _start_here(launch) if launch.place.here else _start_local(launch)
@@ -226,11 +226,11 @@ def local_place(
 def _gpus_for(options: DistOptions) -> int:
     """Count the GPUs that workers of this machine may use, without importing torch in vain."""
     if options.device == "xpu" or (options.backend == "xccl" and options.device == "auto"):
-        from paceline.dist.device import xpu_count
+        from paceline.distributed.device import xpu_count
 
         return xpu_count()
     if may_have_gpus() and options.device != "cpu":
-        from paceline.dist.device import gpu_count
+        from paceline.distributed.device import gpu_count
 
         return gpu_count()
     if options.device == "cuda":
@@ -239,7 +239,7 @@ def _gpus_for(options: DistOptions) -> int:
 
 
 def _start_local(launch: Launch) -> int:
-    from paceline.launch.local import launch_local, prepare
+    from paceline.launch.local.launcher import launch_local, prepare
 
     run, place = launch.run, launch.place
     if launch.makes:
@@ -310,7 +310,7 @@ def _made_on_one_node(launch: Launch) -> bool:
 
 
 def _work_here(launch: Launch) -> object:
-    from paceline.launch.worker import run_here
+    from paceline.launch.local.worker import run_here
 
     payload, logs, place = launch.request.to_json(), launch.run.logs, launch.place
     threads = launch.config.worker_threads

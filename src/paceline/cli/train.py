@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from paceline.cli.elsewhere import (
+from paceline.cli.cluster_submit import (
     elsewhere_options,
     run_dir_there,
     submit,
@@ -13,15 +13,15 @@ from paceline.cli.elsewhere import (
 )
 from paceline.cli.options import HelpShown, parse_options, with_defaults
 from paceline.cli.start import Launch, choose_place, start, warn_of_no_effect
-from paceline.config.fields import OptionField, OptionValue
-from paceline.config.rundir import RunDirectory
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.cluster import CLUSTERS
+from paceline.options.fields import OptionField, OptionValue
 from paceline.recipes.registry import DEFAULT, reference_of
-from paceline.trainer.config import TrainConfig, merge, training_options
-from paceline.trainer.methods import refuse_idle
-from paceline.trainer.recipe import Recipe, load_recipe
-from paceline.trainer.request import TrainRequest
+from paceline.results.run_directory import RunDirectory
+from paceline.training.config import TrainConfig, merge, training_options
+from paceline.training.recipe import Recipe, load_recipe
+from paceline.training.request import TrainRequest
+from paceline.training.sync.validation import refuse_idle
 
 RUN_DIR = OptionField(
     name="run_dir",

@@ -20,29 +20,34 @@ from paceline.cli.options import (
 from paceline.cli.options import with_defaults as shown_with
 from paceline.cli.script_options import script_options
 from paceline.cli.train import absolute_reference
-from paceline.config.commands import command_line
-from paceline.config.fields import OptionField, OptionValue
-from paceline.config.figures import plural
-from paceline.config.files import write_json
-from paceline.config.quantities import parse_count
-from paceline.config.rundir import RunDirectory
-from paceline.config.text import printable
 from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
-from paceline.dist.environment import current_variables
+from paceline.distributed.environment import current_variables
 from paceline.errors import ExitCode, JobError, UsageError
+from paceline.files import write_json
 from paceline.launch.failures import WorkerFailure, one_line
-from paceline.launch.placement import check_machine, may_have_gpus, threads_per_worker, usable_cores
-from paceline.launch.restarts import Policy
+from paceline.launch.restart_policy import Policy
 from paceline.launch.scratch import own_directory_is, scratch_directory
+from paceline.launch.worker_count import (
+    check_machine,
+    may_have_gpus,
+    threads_per_worker,
+    usable_cores,
+)
+from paceline.options.fields import OptionField, OptionValue
+from paceline.options.figures import plural
+from paceline.options.quantities import parse_count
+from paceline.options.shell import command_line
+from paceline.options.text import printable
 from paceline.recipes.registry import reference_of
-from paceline.study.landlock import landlock_version
-from paceline.trainer.config import TrainConfig, merge, training_options
-from paceline.trainer.recipe import Recipe, load_recipe
-from paceline.trainer.request import TrainRequest
+from paceline.results.run_directory import RunDirectory
+from paceline.training.config import TrainConfig, merge, training_options
+from paceline.training.recipe import Recipe, load_recipe
+from paceline.training.request import TrainRequest
+from paceline.verify.landlock import landlock_version
 
 if TYPE_CHECKING:
-    from paceline.study.story import Story
-    from paceline.study.telling import Outcome
+    from paceline.verify.text_report import Outcome
+    from paceline.verify.trace import Story
 
 ENTRY = "paceline.script.verified:run_watched"
 PRELOAD = ("paceline.script.verified", "torch._dynamo")
@@ -237,7 +242,7 @@ def _recipe_request(target: str, recipe: Recipe, given: Mapping[str, OptionValue
 
 
 def _verify(asked: _Asked, place: Path) -> int:
-    from paceline.study.telling import as_json, as_text
+    from paceline.verify.text_report import as_json, as_text
 
     outcome = _study(_Launcher(asked, place, _is_on_cpu(asked)))
     print(printable(as_text(outcome)), flush=True)
@@ -249,15 +254,15 @@ def _verify(asked: _Asked, place: Path) -> int:
 def _is_on_cpu(asked: _Asked) -> bool:
     if asked.config.dist.device == "cpu" or not may_have_gpus():
         return True
-    from paceline.dist.device import gpu_count
+    from paceline.distributed.device import gpu_count
 
     return gpu_count() < max(asked.workers)
 
 
 def _study(launcher: "_Launcher") -> "Outcome":
-    from paceline.study.comparing import compare, given_limits, measured_limits
-    from paceline.study.telling import Outcome
-    from paceline.study.verdict import judge, judge_first, needs_yardstick, not_run, unseen
+    from paceline.verify.compare import compare, given_limits, measured_limits
+    from paceline.verify.text_report import Outcome
+    from paceline.verify.verdict import judge, judge_first, needs_yardstick, not_run, unseen
 
     asked = launcher.asked
     first = launcher.launch(asked.workers[0])
@@ -304,12 +309,12 @@ class _Launcher:
             UsageError: The workers say that the command is at fault.
             KeyboardInterrupt: A signal came.
         """
-        from paceline.launch.local import launch_local, prepare
-        from paceline.study.children import programs_started, refused
-        from paceline.study.events import read_events
-        from paceline.study.story import tell
-        from paceline.study.trial import record_path
-        from paceline.study.whereabouts import lost_one_another, whereabouts
+        from paceline.launch.local.launcher import launch_local, prepare
+        from paceline.verify.deadlock_locations import lost_one_another, whereabouts
+        from paceline.verify.events import read_events
+        from paceline.verify.subprocesses import programs_started, refused
+        from paceline.verify.trace import tell
+        from paceline.verify.trial import record_path
 
         run = RunDirectory.named(self.place / f"{workers}{'-disturbed' if disturbed else ''}")
         run.create()
@@ -351,7 +356,7 @@ class _Launcher:
     @contextmanager
     def _changes_told(self) -> Iterator[None]:
         """Say what a script has changed all the same, where the kernel can't forbid it."""
-        from paceline.study.holding import changes, files_below
+        from paceline.verify.file_isolation import changes, files_below
 
         if self.confines or not self.holds_back:
             yield
@@ -377,7 +382,7 @@ class _Launcher:
     def _trial(self, run: RunDirectory, records: Path, *, disturbed: bool) -> str:
         from dataclasses import replace
 
-        from paceline.study.trial import Trial
+        from paceline.verify.trial import Trial
 
         request = replace(self.asked.request, run_dir=str(run.path))
         if request.kind == "recipe":
@@ -432,7 +437,7 @@ def _line_of_script(traceback: str, script: str) -> str:
 
 def _last_output(records: Path, rank: int) -> list[str]:
     """Show what the script itself has said last, which may explain its failure."""
-    from paceline.study.trial import output_path
+    from paceline.verify.trial import output_path
 
     path = output_path(records, rank)
     lines = path.read_text(errors="replace").splitlines()[-_LAST_LINES:] if path.exists() else []

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli.options import parse_options, show_help, wants_help
-from paceline.config.fields import OptionField
-from paceline.config.rundir import RunDirectory
-from paceline.config.text import printable
 from paceline.errors import ExitCode, UsageError
-from paceline.launch.monitor.live import read_live
-from paceline.launch.monitor.speeds import WorkerSpeed, find_stragglers
+from paceline.launch.watchdog.live_stats import read_live
+from paceline.launch.watchdog.stragglers import WorkerSpeed, find_stragglers
+from paceline.options.fields import OptionField
+from paceline.options.text import printable
+from paceline.results.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from rich.table import Table

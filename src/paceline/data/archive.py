@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from paceline.config.files import fsync_directory
 from paceline.data.download import OpenUrl, RemoteFile, download_files, locked
 from paceline.errors import DataError
+from paceline.files import fsync_directory
 
 _MOST_MEMBERS = 10_000
 _MOST_BYTES = 1 << 34

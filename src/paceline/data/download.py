@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from paceline.config.files import fsync_directory
 from paceline.errors import DataError
+from paceline.files import fsync_directory
 
 _CHUNK_BYTES = 1 << 16
 _SILENCE_S = 30.0

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline.config.files import open_plain, read_json_object, write_json
 from paceline.data.blocks import count_cores, run_in_order
 from paceline.data.decode import BrokenImageError, decode
 from paceline.data.download import locked
 from paceline.data.imagetree import ImageTree, no_image
 from paceline.errors import DataError
+from paceline.files import open_plain, read_json_object, write_json
 
 OnBroken = Literal["error", "skip"]
 Report = Callable[[str], None]

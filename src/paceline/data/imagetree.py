@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.config.files import refuse_special
 from paceline.errors import DataError
+from paceline.files import refuse_special
 
 SPLITS: Sequence[str] = ("train", "val", "test")
 SUFFIXES: Sequence[str] = (".jpg", ".jpeg", ".png", ".webp", ".bmp")

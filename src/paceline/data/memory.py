@@ -12,7 +12,7 @@ from paceline.data.batch import Batch
 from paceline.data.order import EpochPlan, StepShare, plan_order, plan_shares
 from paceline.data.random import uniforms
 from paceline.data.source import BatchSource
-from paceline.dist.division import share
+from paceline.distributed.work_division import share
 from paceline.errors import DataError
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data.splitmix import GOLDEN, MULTIPLIER_1, MULTIPLIER_2, Domain, derive_key
-from paceline.dist.division import share
+from paceline.distributed.work_division import share
 from paceline.errors import UsageError
 
 ORDER_VERSION = 1

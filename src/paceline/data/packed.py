@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.config.files import read_json_object, write_json
 from paceline.data.imagefolder import IMAGENET_MEAN, IMAGENET_STD
 from paceline.data.memory import TensorData
 from paceline.errors import DataError
+from paceline.files import read_json_object, write_json
 
 FORMAT = 1
 """Changes whenever older readers couldn't read what is written."""

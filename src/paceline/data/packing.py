@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.config.files import fsync_directory, write_atomic
 from paceline.data.blocks import count_cores, run_in_order
 from paceline.data.decode import BrokenImageError, decoded_to
 from paceline.data.imagecheck import describe_broken, read_file, refuse_broken
@@ -38,6 +37,7 @@ from paceline.data.packed import (
     write_index,
 )
 from paceline.errors import DataError, InfrastructureError, UsageError
+from paceline.files import fsync_directory, write_atomic
 
 BLOCK_BYTES = 1 << 26
 """Images of a block: what an interruption can cost, per process."""

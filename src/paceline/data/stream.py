@@ -19,7 +19,7 @@ from paceline.data.batch import Batch, map_tensors, to_channels_last
 from paceline.data.items import Collate, ItemRequest, collating
 from paceline.data.order import EpochPlan, Indices, step_shares
 from paceline.data.source import BatchSource
-from paceline.dist.group import Group
+from paceline.distributed.group import Group
 from paceline.errors import DataError
 
 _EVAL_EPOCH = -1

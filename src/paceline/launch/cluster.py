@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from paceline.config.durations import parse_duration_s
 from paceline.errors import UsageError
+from paceline.options.durations import parse_duration_s
 
 ClusterKind = Literal["slurm", "kubernetes", "skypilot", "sagemaker"]
 CLUSTERS: tuple[str, ...] = get_args(ClusterKind)

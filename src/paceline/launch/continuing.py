@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from paceline.config.files import read_json_object, write_json
-from paceline.config.rundir import RunDirectory
 from paceline.errors import ExitCode
+from paceline.files import read_json_object, write_json
+from paceline.results.run_directory import RunDirectory
 
 _NODE_VARIABLES = ("JOB_COMPLETION_INDEX", "PET_NODE_RANK", "SKYPILOT_NODE_RANK", "PACELINE_NODE")
 _HOST_VARIABLES = ("PET_MASTER_ADDR",)

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from paceline.config.fields import check_types
-from paceline.config.rundir import log_path
+from paceline.options.fields import check_types
+from paceline.results.run_directory import log_path
 
 FailureKind = Literal["usage", "job", "infrastructure"]
 """Who is at fault: the command, the user's code, data or settings, or the world outside."""
@@ -155,8 +155,7 @@ def silent_failure(
     operation: str,
     out_of_memory: bool | None,
     crash: str,
-    stopped: bool,
-    orphaned: bool = False,
+    ended_by: Literal["itself", "launcher", "fork server"] = "itself",
 ) -> WorkerFailure:
     """Describe a worker that ended without a word: by a signal, or by ending its own process.
 
@@ -169,13 +168,13 @@ def silent_failure(
         out_of_memory: Whether the kernel killed it for want of memory; None: it killed some process
             of this control group for that, and doesn't tell which.
         crash: What the fault handler wrote to its log.
-        stopped: Whether the launcher killed it, because it didn't stop in time.
-        orphaned: Whether the fork server, its parent, has ended: then nobody knows its exit code.
+        ended_by: The launcher, because it didn't stop in time; or the end of the fork server, its
+            parent: then nobody knows its exit code.
     """
     name = signal_name(-exit_code) if exit_code < 0 else None
-    if stopped:
+    if ended_by == "launcher":
         message = "did not stop in time after the signal, and was killed"
-    elif orphaned:
+    elif ended_by == "fork server":
         message = "ended with the fork server, its parent process, which something has killed"
     elif exit_code == 0:
         message = (

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.config.durations import MOST_WAIT_S
 from paceline.errors import UsageError
-from paceline.launch.placement import check_count
+from paceline.launch.worker_count import check_count
+from paceline.options.durations import MOST_WAIT_S
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import final
 
 import psutil
 
-from paceline.launch.sharedmemory import manager_directories, remove_directories
+from paceline.launch.shared_memory import manager_directories, remove_directories
 
 PEERS_S = 3.0
 """From the first worker's failure until its peers are killed; they may hang in a collective."""

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Protocol, final
 
-from paceline.launch.restarts import STOP_S
+from paceline.launch.restart_policy import STOP_S
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Handler = Callable[[int, FrameType | None], None]

@@ -10,11 +10,11 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Literal, final
 
-from paceline.config.durations import format_duration
-from paceline.config.figures import show_bytes, show_loss, show_rate
-from paceline.config.text import printable
 from paceline.metrics.communication import Communication
 from paceline.metrics.table import EpochRow
+from paceline.options.durations import format_duration
+from paceline.options.figures import show_bytes, show_loss, show_rate
+from paceline.options.text import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress

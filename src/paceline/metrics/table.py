@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from paceline.config.files import open_plain, read_plain, write_atomic
 from paceline.errors import UsageError
+from paceline.files import open_plain, read_plain, write_atomic
 
 
 @dataclass(frozen=True, kw_only=True)

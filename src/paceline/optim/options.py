@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from paceline.config.fields import LARGEST_NUMBER, OptionValue, check_names
 from paceline.errors import UsageError
 from paceline.optim.table import (
     OPTIMIZER_OPTIONS,
@@ -12,6 +11,7 @@ from paceline.optim.table import (
     OptimizerName,
     optimizers_with,
 )
+from paceline.options.fields import LARGEST_NUMBER, OptionValue, check_names
 
 LrScaling = Literal["none", "linear", "sqrt"]
 ScheduleName = Literal["constant", "step", "cosine", "one-cycle"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from paceline.config.fields import OptionValue
+from paceline.options.fields import OptionValue
 
 OptimizerName = Literal["sgd", "adam", "adamw", "adadelta", "novograd", "lars", "lamb"]
 """What `--optimizer` takes: the keys of `OPTIMIZERS`."""

@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.trainer.recipe import recipe
+from paceline.training.recipe import recipe
 
 if TYPE_CHECKING:
     from paceline.data.augment import Augment
-    from paceline.trainer.job import Job
+    from paceline.training.job import Job
 
 _DATA = Path("data")
 _HALF = (0.5, 0.5, 0.5)
@@ -44,7 +44,7 @@ def cifar10_wideresnet(
     """
     from paceline.data.cifar import load_cifar10
     from paceline.models.wideresnet import WideResNet
-    from paceline.trainer.job import Job
+    from paceline.training.job import Job
 
     train, test = load_cifar10(data_dir, download=download, report=print)
     return Job(

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from paceline.trainer.recipe import recipe
+from paceline.training.recipe import recipe
 
 if TYPE_CHECKING:
-    from paceline.trainer.job import Job
+    from paceline.training.job import Job
 
 
 @recipe(
@@ -31,7 +31,7 @@ def digits(*, dropout: float = 0.2, shift: int = 1) -> "Job":
     from paceline.data.augment import RandomShift
     from paceline.data.digits import load_digits
     from paceline.models.digits_net import DigitsNet
-    from paceline.trainer.job import Job
+    from paceline.training.job import Job
 
     train, test = load_digits()
     augment = (RandomShift(shift),) if shift else ()

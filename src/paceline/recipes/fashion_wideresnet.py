@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.trainer.recipe import recipe
+from paceline.training.recipe import recipe
 
 if TYPE_CHECKING:
-    from paceline.trainer.job import Job
+    from paceline.training.job import Job
 
 _DATA = Path("data")
 
@@ -32,7 +32,7 @@ def fashion_wideresnet(
     """
     from paceline.data.mnist import load_fashion_mnist
     from paceline.models.wideresnet import WideResNet
-    from paceline.trainer.job import Job
+    from paceline.training.job import Job
 
     train, test = load_fashion_mnist(data_dir, download=download, report=print)
     return Job(model=WideResNet(width=width, dropout=dropout), train=train, validation=test)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from paceline.errors import DataError, UsageError
-from paceline.trainer.recipe import recipe
+from paceline.training.recipe import recipe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from paceline.data.augment import Augment
     from paceline.data.imagefolder import ImageFolder
     from paceline.data.memory import TensorData
-    from paceline.trainer.job import Job
+    from paceline.training.job import Job
 
 VggName = Literal[
     "vgg11", "vgg11_bn", "vgg13", "vgg13_bn", "vgg16", "vgg16_bn", "vgg19", "vgg19_bn"
@@ -65,7 +65,7 @@ def imagefolder_vgg19(
         hidden: Width of the classifier's two hidden layers; with another one than 4096 the
             classifier starts from random weights.
     """
-    from paceline.trainer.job import Job
+    from paceline.training.job import Job
 
     for name, value in {"size": size, "hidden": hidden}.items():
         if value < 1:

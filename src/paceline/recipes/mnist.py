@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.trainer.recipe import recipe
+from paceline.training.recipe import recipe
 
 if TYPE_CHECKING:
-    from paceline.trainer.job import Job
+    from paceline.training.job import Job
 
 _DATA = Path("data")
 
@@ -21,7 +21,7 @@ def mnist(*, data_dir: Path = _DATA, download: bool = True) -> "Job":
     """
     from paceline.data.mnist import load_mnist
     from paceline.models.mnist_cnn import MnistCnn
-    from paceline.trainer.job import Job
+    from paceline.training.job import Job
 
     train, test = load_mnist(data_dir, download=download, report=print)
     return Job(model=MnistCnn(), train=train, validation=test, loss="nll")

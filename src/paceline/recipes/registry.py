@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from paceline.config.fields import unknown_name
 from paceline.errors import UsageError
+from paceline.options.fields import unknown_name
 
 DEFAULT = "digits"
 """What `paceline train` alone trains."""

@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.trainer.recipe import recipe
+from paceline.training.recipe import recipe
 
 if TYPE_CHECKING:
-    from paceline.trainer.job import Job
+    from paceline.training.job import Job
 
 _DATA = Path("data")
 _HALF = (0.5, 0.5, 0.5)
@@ -36,7 +36,7 @@ def stl10_resnet18(*, data_dir: Path = _DATA, download: bool = True, size: int =
 
     from paceline.data.crop import Resize
     from paceline.data.stl10 import load_stl10
-    from paceline.trainer.job import Job
+    from paceline.training.job import Job
 
     train, test = load_stl10(data_dir, download=download, report=print)
     resize = (Resize((size, size)),)

@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from paceline.config.fields import unknown_name
 from paceline.errors import UsageError
-from paceline.trainer.recipe import recipe
+from paceline.options.fields import unknown_name
+from paceline.training.recipe import recipe
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from paceline.trainer.job import Job
+    from paceline.training.job import Job
 
 _WITH_SIDE_OUTPUTS = ("googlenet", "inception_v3")
 
@@ -35,7 +35,7 @@ def synthetic(
         classes: Number of classes.
     """
     from paceline.data.synthetic import synthetic_images
-    from paceline.trainer.job import Job
+    from paceline.training.job import Job
 
     given = {"samples": samples, "val_samples": val_samples, "size": size, "channels": channels}
     for name, value in (given | {"classes": classes}).items():

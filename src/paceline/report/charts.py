@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.report import wording
-from paceline.report.reading import Metrics, RunReport, entries, number, section, text, whole
+from paceline.report import formatting
+from paceline.report.load_run import Metrics, RunReport, entries, number, section, text, whole
 
 MAX_POINTS = 1000
 """More than a screen can show; keeps the page small for runs of thousands of epochs."""
@@ -202,12 +202,12 @@ def _chart(plan: _Plan, metrics: Metrics, marks: tuple[Mark, ...], best: int | N
 
 
 _LAST_VALUE = {
-    "loss": wording.loss,
-    "accuracy": wording.percent,
-    "top5": wording.percent,
-    "speed": wording.speed,
-    "batch-time": wording.milliseconds,
-    "rate": wording.rate,
+    "loss": formatting.loss,
+    "accuracy": formatting.percent,
+    "top5": formatting.percent,
+    "speed": formatting.speed,
+    "batch-time": formatting.milliseconds,
+    "rate": formatting.rate,
 }
 
 

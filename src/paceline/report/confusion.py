@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.config.files import write_atomic, write_json
+from paceline.files import write_atomic, write_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from paceline.report.axes import ACCENT, COLOURS, MUTED, PAPER, TRAIN, make_axes, plain
 from paceline.report.charts import Chart, Role, Scale, Series
+from paceline.report.style import ACCENT, COLOURS, MUTED, PAPER, TRAIN, make_axes, plain
 from paceline.report.svg import figure_to_svg
 
 if TYPE_CHECKING:

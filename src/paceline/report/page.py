@@ -5,8 +5,8 @@ from markupsafe import Markup
 from paceline.report import sections
 from paceline.report.charts import Chart, choose_charts, find_marks
 from paceline.report.curves import draw_chart
-from paceline.report.ending import describe_ending, describe_failure
-from paceline.report.reading import RunReport, text
+from paceline.report.load_run import RunReport, text
+from paceline.report.run_outcome import describe_ending, describe_failure
 from paceline.report.templating import command_text, fill_template
 
 

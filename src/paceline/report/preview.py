@@ -15,8 +15,8 @@ from paceline.data.order import EpochPlan, epoch_order
 from paceline.data.prepared import RawImages
 from paceline.data.random import uniforms
 from paceline.errors import DataError
-from paceline.report.grid import Tile
-from paceline.trainer.job import ImageSet, Job
+from paceline.report.image_grid import Tile
+from paceline.training.job import ImageSet, Job
 
 _EVALUATION = -1  # the epoch that validation items are seeded with
 

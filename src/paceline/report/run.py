@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from paceline.config.files import write_atomic
-from paceline.config.rundir import RunDirectory
+from paceline.files import write_atomic
+from paceline.report.load_run import read_run
 from paceline.report.page import render_page
-from paceline.report.reading import read_run
+from paceline.results.run_directory import RunDirectory
 
 
 def write_run_report(run: RunDirectory) -> Path:

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from paceline.config.durations import format_duration
-from paceline.config.figures import plural
-from paceline.report import wording
+from paceline.options.durations import format_duration
+from paceline.options.figures import plural
+from paceline.report import formatting
 from paceline.report.charts import best_position, thin
-from paceline.report.reading import (
+from paceline.report.load_run import (
     JsonObject,
     RunReport,
     entries,
@@ -63,16 +63,16 @@ def key_figures(report: RunReport) -> tuple[KeyFigure, ...]:
         _time(report),
         KeyFigure(
             label="Workers",
-            value=wording.count(_first(report.summary, derived, "world_size")),
+            value=formatting.count(_first(report.summary, derived, "world_size")),
             note=_nodes(_first(report.summary, derived, "nodes")),
         ),
         KeyFigure(
             label="Global batch",
-            value=wording.count(_first(report.summary, derived, "global_batch")),
+            value=formatting.count(_first(report.summary, derived, "global_batch")),
             note=_shards(_first(report.summary, derived, "shards")),
         ),
     )
-    return tuple(figure for figure in figures if figure.value != wording.NOTHING)
+    return tuple(figure for figure in figures if figure.value != formatting.NOTHING)
 
 
 def settings_table(report: RunReport) -> tuple[Setting, ...]:
@@ -81,7 +81,7 @@ def settings_table(report: RunReport) -> tuple[Setting, ...]:
     own = {str(name) for name in given} if isinstance(given, list) else set()
     merged = {**section(report.run, "recipe_arguments"), **section(report.run, "settings")}
     rows = [
-        Setting(name=name, value=wording.value(content), given=name in own)
+        Setting(name=name, value=formatting.value(content), given=name in own)
         for name, content in merged.items()
     ]
     return tuple(sorted(rows, key=lambda row: not row.given))
@@ -95,7 +95,7 @@ def environment_table(report: RunReport) -> tuple[Setting, ...]:
         derived["lr"] = rule
     rows = [("started", moment(report.run))]
     rows += [(name.replace("_", " "), _derived(v)) for name, v in derived.items()]
-    rows += [(name, wording.value(v)) for name, v in section(report.run, "versions").items()]
+    rows += [(name, formatting.value(v)) for name, v in section(report.run, "versions").items()]
     return tuple(Setting(name=name, value=content) for name, content in rows if content)
 
 
@@ -104,10 +104,10 @@ def hosts_table(report: RunReport) -> Table:
     rows = tuple(
         (
             text(host, "host"),
-            wording.value(host.get("ranks")),
+            formatting.value(host.get("ranks")),
             text(host, "device"),
             text(host, "cpu"),
-            wording.count(number(host, "cores")),
+            formatting.count(number(host, "cores")),
         )
         for host in entries(report.run, "hosts")
     )
@@ -120,8 +120,8 @@ def history_table(report: RunReport) -> Table:
         (
             text(entry, "reason"),
             moment(entry),
-            wording.count(number(entry, "world_size")),
-            wording.count(number(entry, "from_step")),
+            formatting.count(number(entry, "world_size")),
+            formatting.count(number(entry, "from_step")),
         )
         for entry in entries(report.run, "history")
     )
@@ -164,7 +164,7 @@ def outcome_table(report: RunReport) -> tuple[Setting, ...]:
     for name, label in wanted:
         value = number(report.summary, name)
         if value is not None:
-            write = wording.loss if name == "train_loss" else wording.count
+            write = formatting.loss if name == "train_loss" else formatting.count
             rows.append(Setting(name=label, value=write(value)))
     return tuple(rows)
 
@@ -173,25 +173,25 @@ _Writer = Callable[[float], str]
 
 
 def _duration(seconds: float) -> str:
-    return wording.NOTHING if seconds != seconds else format_duration(seconds)
+    return formatting.NOTHING if seconds != seconds else format_duration(seconds)
 
 
 _BETWEEN_WORKERS = ("exposed_comm", "waiting")
 _COLUMNS: tuple[tuple[str, str, _Writer], ...] = (
-    ("epoch", "epoch", wording.count),
-    ("train_loss", "training loss", wording.loss),
-    ("val_loss", "validation loss", wording.loss),
-    ("train_accuracy", "training accuracy", wording.percent),
-    ("val_accuracy", "validation accuracy", wording.percent),
-    ("train_top5_accuracy", "training top-5", wording.percent),
-    ("val_top5_accuracy", "validation top-5", wording.percent),
-    ("lr", "learning rate", wording.rate),
-    ("images_per_s", "images/s", wording.speed),
-    ("batch_time_s", "ms a step", wording.milliseconds),
-    ("data_time_s", "ms for data", wording.milliseconds),
-    ("exposed_comm", "communication", wording.percent),
-    ("waiting", "waiting for the slowest", wording.percent),
-    ("step", "step", wording.count),
+    ("epoch", "epoch", formatting.count),
+    ("train_loss", "training loss", formatting.loss),
+    ("val_loss", "validation loss", formatting.loss),
+    ("train_accuracy", "training accuracy", formatting.percent),
+    ("val_accuracy", "validation accuracy", formatting.percent),
+    ("train_top5_accuracy", "training top-5", formatting.percent),
+    ("val_top5_accuracy", "validation top-5", formatting.percent),
+    ("lr", "learning rate", formatting.rate),
+    ("images_per_s", "images/s", formatting.speed),
+    ("batch_time_s", "ms a step", formatting.milliseconds),
+    ("data_time_s", "ms for data", formatting.milliseconds),
+    ("exposed_comm", "communication", formatting.percent),
+    ("waiting", "waiting for the slowest", formatting.percent),
+    ("step", "step", formatting.count),
     ("time_s", "time", _duration),
 )
 
@@ -209,7 +209,7 @@ def moment(entry: JsonObject) -> str:
 
 def _derived(content: object) -> str:
     counted = isinstance(content, int) and not isinstance(content, bool)
-    return f"{content:,}" if counted else wording.value(content)
+    return f"{content:,}" if counted else formatting.value(content)
 
 
 def _first(summary: JsonObject, derived: Mapping[str, object], name: str) -> float | None:
@@ -226,31 +226,31 @@ def _accuracy(report: RunReport) -> KeyFigure:
     if epoch is None and position is not None:
         epoch = int(report.metrics.column("epoch")[position])
     note = "validation" if epoch is None else f"epoch {epoch:,}"
-    return KeyFigure(label="Best accuracy", value=wording.percent(best), note=note)
+    return KeyFigure(label="Best accuracy", value=formatting.percent(best), note=note)
 
 
 def _validation_loss(report: RunReport) -> KeyFigure:
     value = number(report.summary, "val_loss")
     value = report.metrics.last("val_loss") if value is None else value
-    return KeyFigure(label="Validation loss", value=wording.loss(value), note="last epoch")
+    return KeyFigure(label="Validation loss", value=formatting.loss(value), note="last epoch")
 
 
 def _top5(report: RunReport) -> KeyFigure:
     value = number(report.summary, "val_top5_accuracy")
     value = report.metrics.last("val_top5_accuracy") if value is None else value
-    return KeyFigure(label="Top-5 accuracy", value=wording.percent(value), note="last epoch")
+    return KeyFigure(label="Top-5 accuracy", value=formatting.percent(value), note="last epoch")
 
 
 def _speed(report: RunReport) -> KeyFigure:
     value = number(report.summary, "images_per_s")
     value = report.metrics.last("images_per_s") if value is None else value
-    return KeyFigure(label="Images/s", value=wording.speed(value), note="all workers")
+    return KeyFigure(label="Images/s", value=formatting.speed(value), note="all workers")
 
 
 def _time(report: RunReport) -> KeyFigure:
     value = number(report.summary, "train_time_s")
     value = report.metrics.last("time_s") if value is None else value
-    shown = wording.NOTHING if value is None else format_duration(value)
+    shown = formatting.NOTHING if value is None else format_duration(value)
     done = whole(report.summary, "epochs")
     epochs = plural(len(report.metrics) if done is None else done, "epoch")
     return KeyFigure(label="Training time", value=shown, note=epochs)

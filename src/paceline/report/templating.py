@@ -2,8 +2,8 @@
 
 import shlex
 
-from paceline.config.text import printable
-from paceline.report.reading import JsonObject
+from paceline.options.text import printable
+from paceline.report.load_run import JsonObject
 
 
 def fill_template(name: str, **values: object) -> str:

@@ -10,9 +10,9 @@ from functools import partial
 from types import TracebackType
 from typing import final
 
-from paceline.config.text import printable
 from paceline.errors import InterruptedTraining, StorageError, UsageError
-from paceline.trainer.session import Session
+from paceline.options.text import printable
+from paceline.training.session import Session
 
 
 @final

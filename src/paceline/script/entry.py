@@ -6,7 +6,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from paceline.dist.environment import (
+from paceline.distributed.environment import (
     REQUEST_VARIABLE,
     set_variables,
     store_file,
@@ -15,9 +15,9 @@ from paceline.dist.environment import (
 )
 from paceline.errors import InterruptedTraining, JobError
 from paceline.script.ending import ended_with_its_block
-from paceline.trainer.config import TrainConfig
-from paceline.trainer.request import TrainRequest
-from paceline.trainer.worker import set_up_torch
+from paceline.training.config import TrainConfig
+from paceline.training.request import TrainRequest
+from paceline.training.worker import set_up_torch
 
 
 def run_script(payload: str) -> str:
@@ -36,7 +36,7 @@ def run_script(payload: str) -> str:
     set_variables({REQUEST_VARIABLE: payload})
     _pin(TrainConfig.from_settings(request.settings))
     if path := store_file(surroundings()):
-        from paceline.dist.meeting import meet_in_file
+        from paceline.distributed.rendezvous import meet_in_file
 
         meet_in_file(path)
     # Workers are forked from a fork server and inherit its way: reader processes of the script's

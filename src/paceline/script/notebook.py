@@ -16,12 +16,12 @@ from typing import NoReturn
 
 import torch
 
-from paceline.config.fields import OptionValue
-from paceline.dist.environment import PINNED_VARIABLE, STORE_VARIABLE, set_variables
-from paceline.dist.meeting import meet_in_file
+from paceline.distributed.environment import PINNED_VARIABLE, STORE_VARIABLE, set_variables
+from paceline.distributed.rendezvous import meet_in_file
 from paceline.errors import InterruptedTraining, JobError, UsageError
-from paceline.launch.lineage import die_with_parent, spare_children_our_garbage
-from paceline.launch.placement import usable_cores
+from paceline.launch.process_tree import die_with_parent, spare_children_our_garbage
+from paceline.launch.worker_count import usable_cores
+from paceline.options.fields import OptionValue
 from paceline.script.ending import ended_with_its_block
 
 _LOOPBACK = "127.0.0.1"

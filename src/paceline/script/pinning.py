@@ -12,14 +12,14 @@ from types import FrameType
 
 import torch
 
-from paceline.dist.environment import (
+from paceline.distributed.environment import (
     current_variables,
     handed_request,
     thread_variables,
     threads_from_start,
 )
 from paceline.errors import UsageError
-from paceline.trainer.config import TrainConfig
+from paceline.training.config import TrainConfig
 
 
 def pin_from_start(config: TrainConfig, caller: FrameType) -> None:

@@ -13,34 +13,34 @@ from typing import Literal
 
 import psutil
 
-from paceline.cli.ending import announce_end
-from paceline.cli.meeting import make_on_this_node
-from paceline.cli.pages import write_report_apart
+from paceline.cli.exit_messages import announce_end
+from paceline.cli.run_dir_agreement import make_on_this_node
 from paceline.cli.script_options import from_environment, settled
-from paceline.config.commands import command_line
-from paceline.config.fields import OptionValue
-from paceline.config.rundir import RunDirectory
-from paceline.dist.cores import share_cores
-from paceline.dist.device import pick_device, resolve_backend
-from paceline.dist.environment import current_placement, handed_request, look, surroundings
-from paceline.dist.group import Group, joined
-from paceline.dist.placement import Placement
+from paceline.cli.write_report import write_report_apart
+from paceline.distributed.cpu_threads import share_cores
+from paceline.distributed.device import pick_device, resolve_backend
+from paceline.distributed.environment import current_placement, handed_request, look, surroundings
+from paceline.distributed.group import Group, joined
+from paceline.distributed.placement import Placement
 from paceline.errors import InterruptedTraining, JobError, UsageError
-from paceline.launch.boundary import describe, record
+from paceline.launch.error_records import describe, record
+from paceline.options.fields import OptionValue
+from paceline.options.shell import command_line
+from paceline.results.run_directory import RunDirectory
 from paceline.script.ending import check_no_other, opened
 from paceline.script.pinning import pin_from_start
-from paceline.trainer.config import TrainConfig
-from paceline.trainer.engine import Engine
-from paceline.trainer.methods import check_method, refuse_idle
-from paceline.trainer.past import PastRun
-from paceline.trainer.reproducible import check_reproducible
-from paceline.trainer.request import TrainRequest
-from paceline.trainer.seeding import has_drawn_unseeded, seed_everything
-from paceline.trainer.session import Session
-from paceline.trainer.setup import open_session
-from paceline.trainer.signals import stop_on_signals
-from paceline.trainer.watching import WATCHER
-from paceline.trainer.worker import announce, facts_here, finish, set_up_torch
+from paceline.training.config import TrainConfig
+from paceline.training.engine import Engine
+from paceline.training.observer import WATCHER
+from paceline.training.previous_run import PastRun
+from paceline.training.request import TrainRequest
+from paceline.training.rng import has_drawn_unseeded, seed_everything
+from paceline.training.session import Session
+from paceline.training.setup import open_session
+from paceline.training.signals import stop_on_signals
+from paceline.training.sync.shard_validation import check_reproducible
+from paceline.training.sync.validation import check_method, refuse_idle
+from paceline.training.worker import announce, facts_here, finish, set_up_torch
 
 Resume = bool | Literal["auto"]
 

@@ -4,18 +4,18 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from paceline.dist.environment import current_placement, set_variables
-from paceline.launch.note import note
+from paceline.distributed.environment import current_placement, set_variables
+from paceline.launch.heartbeat import note
 from paceline.script.entry import run_script
-from paceline.study.children import be_worker
-from paceline.study.events import Ended, EventWriter
-from paceline.study.holding import held_back
-from paceline.study.observer import Observer
-from paceline.study.outside import watched
-from paceline.study.trial import EnoughSeenError, Trial, record_path
-from paceline.trainer.request import TrainRequest
-from paceline.trainer.watching import WATCHER
-from paceline.trainer.worker import run_training
+from paceline.training.observer import WATCHER
+from paceline.training.request import TrainRequest
+from paceline.training.worker import run_training
+from paceline.verify.events import Ended, EventWriter
+from paceline.verify.file_isolation import held_back
+from paceline.verify.observer import Observer
+from paceline.verify.script_hooks import watched
+from paceline.verify.subprocesses import be_worker
+from paceline.verify.trial import EnoughSeenError, Trial, record_path
 
 
 def run_watched(payload: str) -> str:

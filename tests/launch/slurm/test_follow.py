@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config.files import write_json
-from paceline.config.rundir import RunDirectory
 from paceline.errors import InfrastructureError
+from paceline.files import write_json
+from paceline.launch.slurm import commands
 from paceline.launch.slurm import follow as following
-from paceline.launch.slurm import tools
 from paceline.launch.slurm.files import ended_path
 from paceline.launch.slurm.follow import Submitted, follow
 from paceline.launch.slurm.requests import Requests
 from paceline.launch.slurm.states import JobState
+from paceline.results.run_directory import RunDirectory
 
 RUNNING, WAITING = JobState(state="RUNNING", may_requeue=True), JobState(state="PENDING")
 CANCELLED = JobState(state="CANCELLED")
@@ -32,10 +32,10 @@ class Played:
         monkeypatch.setattr(following, "_ASK_S", (0.0, 0.0))
         monkeypatch.setattr(following, "_LOOK_S", 0.0)
         monkeypatch.setattr(following, "_SETTLE_S", 0.0)
-        monkeypatch.setattr(tools, "ask", self._ask)
-        monkeypatch.setattr(tools, "has_workers", lambda job_id: self.asked > 1)
+        monkeypatch.setattr(commands, "ask", self._ask)
+        monkeypatch.setattr(commands, "has_workers", lambda job_id: self.asked > 1)
         for name in ("forbid_requeue", "signal_workers", "cancel"):
-            monkeypatch.setattr(tools, name, lambda job_id, name=name: self.told.append(name))
+            monkeypatch.setattr(commands, name, lambda job_id, name=name: self.told.append(name))
 
     def _ask(self, job_id: str) -> JobState | None:
         self.asked += 1
@@ -106,6 +106,6 @@ def test_one_can_leave_when_slurm_does_not_answer(
     def silent(job_id: str) -> JobState:
         raise InfrastructureError("Slurm does not answer: timed out")
 
-    monkeypatch.setattr(tools, "ask", silent)
+    monkeypatch.setattr(commands, "ask", silent)
     with pytest.raises(InfrastructureError, match="scancel 7"):
         follow(job, slurm.requests)

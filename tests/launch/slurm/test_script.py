@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from paceline.errors import UsageError
 from paceline.launch.cluster import ClusterJob
+from paceline.launch.slurm.options import SlurmOptions
 from paceline.launch.slurm.script import (
     directive,
     make_submission,
     output_pattern,
     training_command,
 )
-from paceline.launch.slurm_options import SlurmOptions
 from tests.launch.waiting import patient
 
 GOLDEN = """\

@@ -3,7 +3,9 @@
 import pytest
 
 from paceline.errors import ExitCode
-from paceline.launch.restarts import RestartBudget
+from paceline.launch.restart_policy import RestartBudget
+from paceline.launch.slurm.commands import one_line
+from paceline.launch.slurm.requeue_policy import judge
 from paceline.launch.slurm.states import (
     JobState,
     code_of,
@@ -12,8 +14,6 @@ from paceline.launch.slurm.states import (
     parse_job,
     why_ended,
 )
-from paceline.launch.slurm.tools import one_line
-from paceline.launch.slurm.verdict import judge
 
 SHOWN = (  # Slurm 22.05
     "JobId=6 JobName=paceline-digits UserId=root(0) GroupId=root(0) MCS_label=N/A "

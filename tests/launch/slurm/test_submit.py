@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UsageError
-from paceline.launch.slurm import submit
+from paceline.launch.slurm.options import SlurmOptions
 from paceline.launch.slurm.requests import requests_noted
-from paceline.launch.slurm.submit import job_environment
+from paceline.launch.slurm.submit import job_environment, submit
 from paceline.launch.slurm.tail import Tail
-from paceline.launch.slurm_options import SlurmOptions
+from tests.launch.slurm.test_commands import put
 from tests.launch.slurm.test_script import job
-from tests.launch.slurm.test_tools import put
 
 
 def test_without_slurm_it_says_so_and_leaves_nothing(

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, SequentialSampler, default_collate
 
 from paceline.data.items import ItemRequest, SeededItems
 from paceline.data.order import epoch_order
-from paceline.trainer.seeding import RandomStreams, seed_everything
+from paceline.training.rng import RandomStreams, seed_everything
 
 SEED = 0
 WINDOWS = 31 * 2 * 8

@@ -26,8 +26,8 @@ QUICK = ("siamese", "multigpu")
 USUAL = "--threads 1 --loader-workers 0 --progress off".split()
 PAUSE = """
 import os as _os, signal as _signal
-from paceline.trainer import agreement as _agreement
-from paceline.trainer.session import Session as _Session
+from paceline.training import agreement as _agreement
+from paceline.training.session import Session as _Session
 
 _agreement._EVERY_S = 0.0
 _backward = _Session.backward

@@ -1,1 +1,1 @@
-"""Training over several hosts that ssh reaches. Only the store's module imports torch."""
+"""The names by which launchers of every version start what runs on a host."""

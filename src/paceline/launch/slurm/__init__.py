@@ -1,5 +1,1 @@
 """Training on Slurm: submit a job, follow it, and queue it again until the training is done."""
-
-from paceline.launch.slurm.submit import submit
-
-__all__ = ["submit"]

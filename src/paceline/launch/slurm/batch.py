@@ -12,17 +12,17 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from paceline.config.fields import check_types
-from paceline.config.files import read_json, write_json
-from paceline.config.rundir import RunDirectory
 from paceline.errors import ExitCode, PacelineError
-from paceline.launch.boundary import exit_code_of
+from paceline.files import read_json, write_json
+from paceline.launch.error_records import exit_code_of
 from paceline.launch.failures import WorkerFailure, one_line, root_cause
-from paceline.launch.restarts import RestartBudget
-from paceline.launch.slurm import tools
+from paceline.launch.restart_policy import RestartBudget
+from paceline.launch.slurm import commands
 from paceline.launch.slurm.files import budget_path, ended_path
+from paceline.launch.slurm.requeue_policy import Verdict, judge
 from paceline.launch.slurm.states import JobState, code_of_step
-from paceline.launch.slurm.verdict import Verdict, judge
+from paceline.options.fields import check_types
+from paceline.results.run_directory import RunDirectory
 
 
 def main(words: Sequence[str]) -> int:
@@ -86,7 +86,7 @@ def _requeued(verdict: Verdict, path: Path, job_id: str) -> Verdict:
     """Queue the job again, the count of restarts first."""
     try:
         write_json(path, asdict(verdict.budget))
-        objection = tools.requeue(job_id)
+        objection = commands.requeue(job_id)
     except (OSError, PacelineError) as error:
         objection = str(error)
     if objection:
@@ -97,7 +97,7 @@ def _requeued(verdict: Verdict, path: Path, job_id: str) -> Verdict:
 
 def _state(job_id: str) -> JobState | None:
     try:
-        return tools.ask(job_id)
+        return commands.ask(job_id)
     except PacelineError:
         return None
 

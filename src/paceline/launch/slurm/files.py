@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from paceline.config.rundir import RunDirectory
+from paceline.results.run_directory import RunDirectory
 
 
 def script_path(run: RunDirectory) -> Path:

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from paceline.config.commands import command_line
-from paceline.config.files import read_json_object
-from paceline.config.rundir import RunDirectory
 from paceline.errors import ExitCode, InfrastructureError
-from paceline.launch.slurm import tools
+from paceline.files import read_json_object
+from paceline.launch.slurm import commands
 from paceline.launch.slurm.files import ended_path, output_path
 from paceline.launch.slurm.requests import Requests
 from paceline.launch.slurm.states import JobState, code_of, why_ended
 from paceline.launch.slurm.tail import Tail
+from paceline.options.shell import command_line
+from paceline.results.run_directory import RunDirectory
 
 _LOOK_S = 0.2
 _ASK_S = (1.0, 10.0)
@@ -119,7 +119,7 @@ class _Watch:
         young = now_s - self._began_s < _ASK_OFTEN_FOR_S or self._requests.count > 0
         self._ask_again_s = now_s + _ASK_S[0 if young or self._ended_s is not None else 1]
         try:
-            state = tools.ask(self._job.job_id)
+            state = commands.ask(self._job.job_id)
         except InfrastructureError as error:
             self._say(str(error))
             if self._requests.count > 1 or now_s - self._answered_s > _SILENT_S:
@@ -151,24 +151,24 @@ class _Watch:
         if not asked or state.ended:
             return
         if state.waits:
-            tools.cancel(job_id)
+            commands.cancel(job_id)
             self._cancelled_in_queue = True
         elif not self._done_requests:
-            tools.forbid_requeue(job_id)
+            commands.forbid_requeue(job_id)
             self._say(
                 f"Stopping job {job_id}: its workers write a snapshot and end. "
                 "A second signal cancels it at once"
             )
         if asked > 1 and self._done_requests < 2:
-            tools.cancel(job_id)
+            commands.cancel(job_id)
         elif state.state == "RUNNING":
             self._tell_workers()
         self._done_requests = asked
 
     def _tell_workers(self) -> None:
         """Tell the workers to stop, once; before it has any, a job can't be stopped in order."""
-        if not self._workers_told and tools.has_workers(self._job.job_id):
-            tools.signal_workers(self._job.job_id)
+        if not self._workers_told and commands.has_workers(self._job.job_id):
+            commands.signal_workers(self._job.job_id)
             self._workers_told = True
 
     def _ended_silently(self, state: JobState | None) -> None:

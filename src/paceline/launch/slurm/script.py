@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.config.durations import parse_duration_s
-from paceline.config.rundir import RunDirectory
 from paceline.errors import UsageError
 from paceline.launch.cluster import ClusterJob
 from paceline.launch.slurm.files import output_path
-from paceline.launch.slurm_options import SlurmOptions
+from paceline.launch.slurm.options import SlurmOptions
+from paceline.options.durations import parse_duration_s
+from paceline.results.run_directory import RunDirectory
 
 _MINUTE_S = 60.0
 _LEFT_BEHIND_S = 60

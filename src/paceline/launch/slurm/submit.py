@@ -8,14 +8,12 @@ from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
-from paceline.config.commands import command_line
-from paceline.config.figures import plural
-from paceline.config.rundir import RunDirectory
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.cluster import ClusterJob, ClusterOptions
-from paceline.launch.slurm import tools
+from paceline.launch.slurm import commands
 from paceline.launch.slurm.files import budget_path, ended_path, script_path
 from paceline.launch.slurm.follow import Submitted, follow
+from paceline.launch.slurm.options import SlurmOptions
 from paceline.launch.slurm.requests import requests_noted
 from paceline.launch.slurm.script import (
     Submission,
@@ -23,7 +21,9 @@ from paceline.launch.slurm.script import (
     run_directory,
     workers_per_node,
 )
-from paceline.launch.slurm_options import SlurmOptions
+from paceline.options.figures import plural
+from paceline.options.shell import command_line
+from paceline.results.run_directory import RunDirectory
 
 _OF_ONE_HOST = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
@@ -94,7 +94,7 @@ def _hand_over(submission: Submission, run: RunDirectory, environment: Mapping[s
             "Name another one with --run-dir"
         ) from error
     try:
-        job_id = tools.submit_script(submission.options, str(script), environment)
+        job_id = commands.submit_script(submission.options, str(script), environment)
     except BaseException:
         script.unlink(missing_ok=True)
         for path in made:

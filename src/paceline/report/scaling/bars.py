@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from paceline.report.axes import COLOURS, MUTED, make_axes, plain
-from paceline.report.scaling.measured import Size, Study
+from paceline.report.formatting import seconds, whole_percent
+from paceline.report.scaling.captions import FIXED_NAMES, PART_NAMES, tell_fixed, tell_steps
+from paceline.report.scaling.model import Size, Study
 from paceline.report.scaling.series import one_worker, size_name
-from paceline.report.scaling.telling import FIXED_NAMES, PART_NAMES, tell_fixed, tell_steps
+from paceline.report.style import COLOURS, MUTED, make_axes, plain
 from paceline.report.svg import figure_to_svg
-from paceline.report.wording import seconds, whole_percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

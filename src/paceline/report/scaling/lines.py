@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from paceline.report.axes import COLOURS, LINE, MUTED, PAPER, make_axes, plain
 from paceline.report.curves import choose_times, clock
-from paceline.report.scaling.pictures import COLOURS_THERE, Interval, Line, Picture
+from paceline.report.scaling.charts import COLOURS_THERE, Interval, Line, Picture
+from paceline.report.style import COLOURS, LINE, MUTED, PAPER, make_axes, plain
 from paceline.report.svg import figure_to_svg
 
 if TYPE_CHECKING:

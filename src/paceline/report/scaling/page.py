@@ -4,21 +4,21 @@ import re
 
 from markupsafe import Markup
 
-from paceline.report.reading import text
+from paceline.report.load_run import text
 from paceline.report.scaling import tables
 from paceline.report.scaling.bars import BarPicture, draw_bars, fixed_picture, step_picture
-from paceline.report.scaling.gaps import find_gaps
-from paceline.report.scaling.lines import draw_lines
-from paceline.report.scaling.measured import Study
-from paceline.report.scaling.pictures import (
+from paceline.report.scaling.captions import tell_fixed
+from paceline.report.scaling.charts import (
     COLOURS_THERE,
     Picture,
     efficiency_picture,
     learning_pictures,
     throughput_picture,
 )
-from paceline.report.scaling.state import describe_state
-from paceline.report.scaling.telling import tell_fixed
+from paceline.report.scaling.lines import draw_lines
+from paceline.report.scaling.missing_data import find_gaps
+from paceline.report.scaling.model import Study
+from paceline.report.scaling.status import describe_state
 from paceline.report.templating import command_text, fill_template
 
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|m?s\b)")

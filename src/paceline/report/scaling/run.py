@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from paceline.config.files import write_atomic
+from paceline.files import write_atomic
+from paceline.report.scaling.load_study import read_study
 from paceline.report.scaling.page import render_page
-from paceline.report.scaling.reading import read_study
 
 
 def write_scaling_report(study_dir: Path) -> Path:

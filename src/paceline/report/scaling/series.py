@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from paceline.config.figures import plural
-from paceline.report import wording
-from paceline.report.reading import JsonObject
-from paceline.report.scaling.measured import PredictedSize, Size, Study
+from paceline.options.figures import plural
+from paceline.report import formatting
+from paceline.report.load_run import JsonObject
+from paceline.report.scaling.model import PredictedSize, Size, Study
 
 _Key = tuple[str, str]
 
@@ -133,7 +133,7 @@ def _keys(study: Study) -> list[_Key]:
 
 
 def _options(options: JsonObject) -> str:
-    return ", ".join(f"{n.replace('_', '-')} {wording.value(v)}" for n, v in options.items())
+    return ", ".join(f"{n.replace('_', '-')} {formatting.value(v)}" for n, v in options.items())
 
 
 def _label(key: _Key, keys: "dict[_Key, list[Size]] | dict[_Key, None]") -> str:

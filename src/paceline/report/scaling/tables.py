@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from paceline.config.durations import format_duration
-from paceline.config.figures import plural, show_bytes
-from paceline.config.profile import Spread
-from paceline.report import wording
-from paceline.report.reading import number, section, text
-from paceline.report.scaling.measured import Size, Study, Trained
+from paceline.options.durations import format_duration
+from paceline.options.figures import plural, show_bytes
+from paceline.report import formatting
+from paceline.report.load_run import number, section, text
+from paceline.report.scaling.captions import FIXED_NAMES, PART_NAMES
+from paceline.report.scaling.model import Size, Study, Trained
 from paceline.report.scaling.series import (
     efficiency,
     has_several_alone,
@@ -17,8 +17,8 @@ from paceline.report.scaling.series import (
     size_name,
     speed_up_of,
 )
-from paceline.report.scaling.telling import FIXED_NAMES, PART_NAMES
 from paceline.report.sections import KeyFigure, Setting, Table, moment
+from paceline.results.profile import Spread
 
 _MOST_HOSTS = 8
 
@@ -38,11 +38,11 @@ class _Column:
 def key_figures(study: Study) -> tuple[KeyFigure, ...]:
     """Choose what to read first: the largest size, and one worker beside it."""
     alone = study.baseline_images_per_s
-    figures = [KeyFigure(label="One worker", value=wording.three_digits(alone), note="images/s")]
+    figures = [KeyFigure(label="One worker", value=formatting.three_digits(alone), note="images/s")]
     top = largest(study)
     if top and top[0].workers > 1 and not study.not_reliable:
         figures += _of_largest(study, top[0])
-    return tuple(figure for figure in figures if figure.value != wording.NOTHING)
+    return tuple(figure for figure in figures if figure.value != formatting.NOTHING)
 
 
 def study_table(study: Study) -> Table:
@@ -74,9 +74,9 @@ def repeats_table(study: Study) -> Table:
         (
             size_name(study, size),
             str(place),
-            wording.three_digits(repeat.images_per_s),
+            formatting.three_digits(repeat.images_per_s),
             _thousandths(repeat.step_s),
-            repeat.run_dir or wording.NOTHING,
+            repeat.run_dir or formatting.NOTHING,
             *([repeat.problem.partition("\n")[0]] if failed else []),
         )
         for size in study.sizes
@@ -93,10 +93,10 @@ def prediction_table(study: Study) -> Table:
         (
             plural(size.workers, "worker"),
             method,
-            wording.count(size.nodes),
-            wording.whole_percent(size.efficiency),
-            f"{wording.whole_percent(size.low)} to {wording.whole_percent(size.high)}",
-            wording.three_digits(size.images_per_s),
+            formatting.count(size.nodes),
+            formatting.whole_percent(size.efficiency),
+            f"{formatting.whole_percent(size.low)} to {formatting.whole_percent(size.high)}",
+            formatting.three_digits(size.images_per_s),
             _thousandths(size.step_s),
         )
         for method, sizes in methods.items()
@@ -118,7 +118,7 @@ def link_text(study: Study) -> str:
         told.append(f"a round trip of {_short_time(round_trip)}")
     if source := text(link, "source"):
         return f"For this network: {source}."
-    return f"For {wording.listed(told)}." if told else ""
+    return f"For {formatting.listed(told)}." if told else ""
 
 
 def settings_table(study: Study) -> tuple[Setting, ...]:
@@ -130,18 +130,18 @@ def settings_table(study: Study) -> tuple[Setting, ...]:
     record = study.record
     rows = [
         ("scaling", kept[study.mode] if text(record, "mode") else ""),
-        ("repeats", wording.count(study.repeats)),
-        ("measured for", wording.length(number(record, "seconds"))),
+        ("repeats", formatting.count(study.repeats)),
+        ("measured for", formatting.length(number(record, "seconds"))),
         ("device", text(record, "device")),
-        ("cores", wording.count(number(record, "cores"))),
+        ("cores", formatting.count(number(record, "cores"))),
         ("hosts", _hosts(record.get("hosts"))),
         ("started", moment(record)),
     ]
-    rows += [(name, wording.value(v)) for name, v in section(record, "versions").items()]
+    rows += [(name, formatting.value(v)) for name, v in section(record, "versions").items()]
     return tuple(
         Setting(name=name, value=value)
         for name, value in rows
-        if value not in ("", wording.NOTHING)
+        if value not in ("", formatting.NOTHING)
     )
 
 
@@ -158,24 +158,24 @@ def _of_largest(study: Study, size: Size) -> list[KeyFigure]:
     return [
         KeyFigure(
             label="Throughput",
-            value=wording.three_digits(
+            value=formatting.three_digits(
                 None if size.images_per_s is None else size.images_per_s.median
             ),
             note=f"images/s, {names[0]}",
         ),
         KeyFigure(
             label="Speed-up",
-            value=wording.NOTHING if speed_up is None else wording.times(speed_up),
+            value=formatting.NOTHING if speed_up is None else formatting.times(speed_up),
             note=f"of {size.workers:,} times",
         ),
         KeyFigure(
             label="Efficiency",
-            value=wording.whole_percent(efficiency(study, size)),
+            value=formatting.whole_percent(efficiency(study, size)),
             note="of one worker's, each",
         ),
         KeyFigure(
             label="Epoch",
-            value=wording.NOTHING if epoch_s is None else format_duration(epoch_s),
+            value=formatting.NOTHING if epoch_s is None else format_duration(epoch_s),
             note=names[0],
         ),
     ]
@@ -192,16 +192,16 @@ def _parts_row(study: Study, size: Size) -> tuple[str, ...]:
 
 
 def _thousandths(time_s: float | None) -> str:
-    return wording.three_digits(None if time_s is None else 1000 * time_s)
+    return formatting.three_digits(None if time_s is None else 1000 * time_s)
 
 
 def _is_told(study: Study, column: _Column) -> bool:
     cells = {column.write(study, size) for size in study.sizes}
-    return column.always or not cells <= {wording.NOTHING}
+    return column.always or not cells <= {formatting.NOTHING}
 
 
 def _speed(study: Study, size: Size) -> str:
-    return _spread(size.images_per_s, wording.three_digits)
+    return _spread(size.images_per_s, formatting.three_digits)
 
 
 def _step(study: Study, size: Size) -> str:
@@ -210,29 +210,29 @@ def _step(study: Study, size: Size) -> str:
 
 def _efficiency(study: Study, size: Size) -> str:
     if size.efficiency is None:
-        return wording.whole_percent(efficiency(study, size))
+        return formatting.whole_percent(efficiency(study, size))
     return _spread(size.efficiency, _bare_percent, " %")
 
 
 def _bare_percent(share: float) -> str:
-    return wording.whole_percent(share).removesuffix(" %")
+    return formatting.whole_percent(share).removesuffix(" %")
 
 
 def _spread(figure: Spread | None, write: Callable[[float], str], unit: str = "") -> str:
     """Write a figure, and the spread where it shows in the digits: `319 (312 to 325)`."""
     if figure is None:
-        return wording.NOTHING
+        return formatting.NOTHING
     low, middle, high = (write(value) for value in (figure.low, figure.median, figure.high))
     around = "" if low == middle == high else f" ({low} to {high})"
     return f"{middle}{unit}{around}"
 
 
 def _time(time_s: float | None) -> str:
-    return wording.NOTHING if time_s is None else format_duration(time_s)
+    return formatting.NOTHING if time_s is None else format_duration(time_s)
 
 
 def _bytes(amount: float | None) -> str:
-    return wording.NOTHING if amount is None else show_bytes(amount)
+    return formatting.NOTHING if amount is None else show_bytes(amount)
 
 
 def _bits(bytes_per_s: float) -> str:
@@ -243,39 +243,39 @@ def _bits(bytes_per_s: float) -> str:
 
 
 def _short_time(time_s: float) -> str:
-    return f"{1e6 * time_s:.3g} µs" if time_s < 1e-3 else wording.seconds(time_s)
+    return f"{1e6 * time_s:.3g} µs" if time_s < 1e-3 else formatting.seconds(time_s)
 
 
 def _of_training(title: str, write: Callable[[Trained], str]) -> _Column:
     """Make a column of what the size's training reached, if it trained at all."""
 
     def cell(_: Study, size: Size) -> str:
-        return wording.NOTHING if size.trained is None else write(size.trained)
+        return formatting.NOTHING if size.trained is None else write(size.trained)
 
     return _Column(title=title, write=cell, always=False)
 
 
 _COLUMNS = (
-    _Column(title="workers", write=lambda _, size: wording.count(size.workers)),
-    _Column(title="nodes", write=lambda _, size: wording.count(size.nodes)),
+    _Column(title="workers", write=lambda _, size: formatting.count(size.workers)),
+    _Column(title="nodes", write=lambda _, size: formatting.count(size.nodes)),
     _Column(title="method", write=lambda study, size: _method(study, size)),
-    _Column(title="learning rate", write=lambda _, size: wording.rate(size.lr), always=False),
-    _Column(title="global batch", write=lambda _, size: wording.count(size.global_batch)),
+    _Column(title="learning rate", write=lambda _, size: formatting.rate(size.lr), always=False),
+    _Column(title="global batch", write=lambda _, size: formatting.count(size.global_batch)),
     _Column(
         title="steps an epoch",
-        write=lambda _, size: wording.count(size.steps_per_epoch),
+        write=lambda _, size: formatting.count(size.steps_per_epoch),
         always=False,
     ),
     _Column(title="epoch time", write=lambda _, size: _time(size.epoch_s), always=False),
     _Column(title="images/s", write=_speed),
     _Column(title="efficiency", write=_efficiency),
-    _of_training("epochs trained", lambda trained: wording.count(trained.epochs)),
-    _of_training("best validation loss", lambda trained: wording.loss(trained.best_val_loss)),
+    _of_training("epochs trained", lambda trained: formatting.count(trained.epochs)),
+    _of_training("best validation loss", lambda trained: formatting.loss(trained.best_val_loss)),
     _of_training(
-        "best validation accuracy", lambda trained: wording.percent(trained.best_val_accuracy)
+        "best validation accuracy", lambda trained: formatting.percent(trained.best_val_accuracy)
     ),
-    _of_training("test loss", lambda trained: wording.loss(trained.test_loss)),
-    _of_training("test top-1", lambda trained: wording.percent(trained.test_accuracy)),
+    _of_training("test loss", lambda trained: formatting.loss(trained.test_loss)),
+    _of_training("test top-1", lambda trained: formatting.percent(trained.test_accuracy)),
     _of_training("trained for", lambda trained: _time(trained.train_time_s)),
     _Column(title="ms a step", write=_step),
     _Column(
@@ -288,4 +288,4 @@ _COLUMNS = (
 
 def _method(study: Study, size: Size) -> str:
     is_named = size.workers > 1 or has_several_alone(study)
-    return method_name(study, size) if is_named else wording.NOTHING
+    return method_name(study, size) if is_named else formatting.NOTHING

@@ -1,0 +1,226 @@
+"""What the user sees when a training is over: summary, or failure, and where things are."""
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from paceline.cli.write_report import WriteReport, write_report
+from paceline.errors import ExitCode
+from paceline.files import read_json_object
+from paceline.launch.error_records import exit_code_of
+from paceline.launch.failures import WorkerFailure, one_line, render
+from paceline.options.durations import format_duration
+from paceline.options.figures import plural, show_loss
+from paceline.options.shell import command_line
+from paceline.options.text import printable
+from paceline.report.run_outcome import describe_exceeded
+from paceline.results.run_directory import RunDirectory
+
+_REASONS = {
+    "epochs": "all epochs are done",
+    "target": "the target accuracy is reached",
+    "patience": "the validation result no longer improves",
+    "time": "the time budget is used up",
+    "signal": "a signal asked it to stop",
+    "script": "the script's loop is over",
+}
+
+
+_MIXED = "the bits come from different hardware or settings: see numerics in run.json"
+
+
+def announce_end(
+    run: RunDirectory,
+    *,
+    interrupted: bool,
+    failures: Sequence[WorkerFailure] = (),
+    write: WriteReport = write_report,
+    again: Sequence[str] = (),
+) -> int:
+    """Write the report and print the summary. Returns the exit code.
+
+    Args:
+        run: The run directory.
+        interrupted: A signal asked the launcher to stop.
+        failures: Of workers that didn't stop in order when they were asked to.
+        write: How the report is written.
+        again: Options that a command to go on needs besides the run directory.
+    """
+    if not (interrupted or run.run_json.exists()):
+        run.discard()  # a script that trained nothing: what there was to say, it has said
+        return ExitCode.DONE
+    summary = _read_summary(run)
+    ended = summary.get("stopped_because")
+    if ended == "signal" or (interrupted and ended is None):
+        for failure in failures:
+            print(f"paceline: {printable(one_line(failure))}", file=sys.stderr)
+        _print_interrupted(run, again)  # first: whoever stopped it may kill it soon
+        if run.run_json.exists():
+            write(run)
+        return ExitCode.RESUMABLE
+    write(run)
+    print(printable(_summary_text(summary, run)), flush=True)
+    return ExitCode.DONE
+
+
+def announce_failure(
+    run: RunDirectory,
+    failures: Sequence[WorkerFailure],
+    write: WriteReport | None = write_report,
+    again: Sequence[str] = (),
+) -> int:
+    """Print the root cause, and write the report. Returns the exit code.
+
+    An error whose message says all is told without the traceback; where nothing had been trained
+    yet, it leaves no run directory behind.
+
+    Args:
+        run: The run directory.
+        failures: Root cause first.
+        write: How the report is written; None for workers other than the first that tell of their
+            own failure.
+        again: Options that a command to go on needs besides the run directory.
+    """
+    cause = failures[0]
+    expected = cause.kind != "infrastructure" and cause.error_type in _TOLD_WITHOUT_TRACEBACK
+    if cause.error_type == "InfrastructureError" and not run.run_json.exists():
+        expected = True  # the workers didn't meet; nothing of the user's has run yet
+    if cause.error_type == "StorageError":
+        expected = True
+    if cause.error_type == "DataError" and _WRAPPED in cause.traceback:
+        expected = False  # the data set's own code raised: its traceback is wanted
+    text = cause.message if expected else render(failures, run.logs)
+    print(f"paceline: {printable(text)}", file=sys.stderr, flush=True)
+    if run.run_json.exists():
+        if write is not None:
+            write(run)
+        kept = bool(again) or any(run.snapshots.glob("step-*"))  # with hosts: on them
+        if kept and not _would_fail_again(cause):
+            command = command_line("resume", run.path, *again)
+            line = f"Go on from the newest good snapshot: {printable(command)}"
+            print(line, file=sys.stderr)
+    elif expected and write is not None:
+        run.discard()
+    return exit_code_of(cause.kind)
+
+
+def _would_fail_again(cause: WorkerFailure) -> bool:
+    """Tell whether the same command would end alike: refused settings, hardware, a script's own."""
+    return cause.kind != "infrastructure" and cause.step is None
+
+
+_WRAPPED = "the direct cause of the following exception"
+_TOLD_WITHOUT_TRACEBACK = (
+    "UsageError",
+    "DataError",
+    "NonFiniteLossError",
+    "JobError",
+    "SnapshotError",
+)
+"""Errors whose message says all: a traceback through Paceline would only hide it."""
+
+
+def _read_summary(run: RunDirectory) -> Mapping[str, object]:
+    try:
+        return read_json_object(run.summary_json)
+    except (OSError, ValueError):
+        return {}
+
+
+def _print_interrupted(run: RunDirectory, again: Sequence[str]) -> None:
+    step = max(0, run.newest_step())
+    if not run.run_json.exists():
+        if step:
+            text = f"Stopped. It can't go on: {run.run_json} is gone. What is left: {run.snapshots}"
+            print(printable(text), flush=True)
+            return
+        run.discard()
+        print("Stopped before the training began; nothing is left of it.", flush=True)
+        return
+    what = f"It can go on from step {step}" if step else "It can start again"
+    if again:  # its snapshots are on the hosts
+        what = "It can go on"
+    command = printable(command_line("resume", run.path, *again))
+    print(f"Stopped. {what}: {command}", flush=True)
+
+
+def _summary_text(summary: Mapping[str, object], run: RunDirectory) -> str:
+    reason = _REASONS.get(str(summary.get("stopped_because")), "it ended")
+    lines = [
+        f"Done: {reason}. {_count(summary, 'epoch')}, {_count(summary, 'step')} in "
+        f"{format_duration(_number(summary, 'train_time_s'))}{_speed(summary)}",
+        f"  validation  {_validation(summary)}",
+    ]
+    if "test_samples" in summary:
+        lines.append(f"  test        {_test(summary)}")
+    if exceeded := describe_exceeded(summary.get("time_budget")):
+        lines.append(f"  time budget {exceeded}{_start(run)}")
+    lines += [
+        f"  weights     sha256 {str(summary.get('weights_sha256'))[:16]}",
+        f"  report      {run.report_html}",
+    ]
+    if summary.get("mixed_numerics") is True:
+        lines.append(f"  numerics    {_MIXED}")
+    if run.read_run().get("kind") == "recipe":
+        lines.append(f"  evaluate    {command_line('evaluate', run.path)}")
+    return "\n".join(lines)
+
+
+def _start(run: RunDirectory) -> str:
+    """Say how long a training's only start took, which no budget counts."""
+    found = run.read_run()
+    history = found.get("history")
+    if not isinstance(history, list) or len(history) != 1 or not isinstance(history[0], dict):
+        return ""
+    try:
+        requested = datetime.fromisoformat(str(found.get("started_at")))
+        began = datetime.fromisoformat(str(history[0].get("started_at")))
+        start_s = (began - requested).total_seconds()
+    except (ValueError, TypeError):
+        return ""
+    if start_s < 1:
+        return ""
+    return f". Starting took {format_duration(start_s)} more, which isn't counted"
+
+
+def _speed(summary: Mapping[str, object]) -> str:
+    """Give the images a second, where it is known how many a step had."""
+    speed = _number(summary, "images_per_s")
+    return "" if math.isnan(speed) else f", {speed:,.0f} images/s"
+
+
+def _test(summary: Mapping[str, object]) -> str:
+    text = f"loss {show_loss(_number(summary, 'test_loss'))}"
+    if summary.get("test_accuracy") is not None:
+        text += f", accuracy {_number(summary, 'test_accuracy'):.2%}"
+    return f"{text} of the best model on {_count(summary, 'sample', 'test_samples')}"
+
+
+def _validation(summary: Mapping[str, object]) -> str:
+    if summary.get("val_samples") == 0:
+        return "none: there is no validation set, or it is empty"
+    accuracy, others = summary.get("val_accuracy"), summary.get("figures")
+    shown = []
+    if summary.get("val_loss") is not None:
+        shown.append(f"loss {show_loss(_number(summary, 'val_loss'))}")
+    if accuracy is not None:
+        text = f"accuracy {_number(summary, 'val_accuracy'):.2%}"
+        text += f" (best {_number(summary, 'best_val_accuracy'):.2%}"
+        shown.append(f"{text} in epoch {summary.get('best_epoch')})")
+    if not shown and isinstance(others, dict):
+        own = {n.removeprefix("val_"): v for n, v in others.items() if n.startswith("val_")}
+        shown = [f"{name} {_number(own, name):.4g}" for name in own]
+    if not shown:
+        return "none: no epoch had an s.evaluate(...) with a result"
+    return f"{', '.join(shown)} on {_count(summary, 'sample', 'val_samples')}"
+
+
+def _count(summary: Mapping[str, object], noun: str, name: str = "") -> str:
+    amount = summary.get(name or f"{noun}s")
+    return plural(amount, noun) if isinstance(amount, int) else f"? {noun}s"
+
+
+def _number(summary: Mapping[str, object], name: str) -> float:
+    value = summary.get(name)
+    return float(value) if isinstance(value, int | float) else float("nan")

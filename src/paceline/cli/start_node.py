@@ -1,0 +1,86 @@
+"""Starts this node's workers where a service has started one process on each of several nodes."""
+
+import json
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from paceline.cli.exit_messages import announce_end, announce_failure
+from paceline.cli.run_dir_agreement import agree_on_run
+from paceline.distributed.placement import NodePlacement
+from paceline.errors import ExitCode, UsageError
+from paceline.launch.node_seat import Seat
+from paceline.training.config import TrainConfig
+
+_STOP_S = 60.0
+"""Where a service stops the training there is nobody who waits, and snapshots may be large."""
+
+if TYPE_CHECKING:
+    from paceline.cli.start import Launch
+    from paceline.launch.local.launcher import LaunchOutcome
+
+
+def start_on_node(launch: "Launch", node: NodePlacement) -> int:
+    """Run this node's share of a training to its end. Every node calls it. Returns the exit code.
+
+    Raises:
+        UsageError: The nodes can't meet as it was said.
+        InfrastructureError: The nodes didn't meet, or workers could not be started.
+    """
+    from paceline.cli.start import PRELOAD
+    from paceline.launch.local.node import launch_node
+
+    seat = _seat(launch.config, node)
+    launch = agree_on_run(launch)
+    run, leads = launch.run, node.node_rank == 0
+    given_s = launch.config.launch.stop_grace_s
+    with run.lock() if leads else nullcontext():
+        if leads:
+            run.summary_json.unlink(missing_ok=True)  # of an earlier start
+        outcome = launch_node(
+            launch.entry,
+            launch.request.to_json(),
+            workers=launch.place.workers,
+            threads=launch.place.threads,
+            log_dir=run.logs,
+            seat=seat,
+            stop_s=given_s if given_s is not None else _STOP_S,
+            preload=PRELOAD,
+        )
+        if leads and not outcome.failures:
+            return announce_end(run, interrupted=_was_stopped(outcome))
+        if outcome.failures and not outcome.interrupted:
+            if leads:
+                return announce_failure(run, outcome.failures)
+            return announce_failure(run, outcome.failures, None)
+        return ExitCode.RESUMABLE if _was_stopped(outcome) else ExitCode.DONE
+
+
+def _seat(config: TrainConfig, node: NodePlacement) -> Seat:
+    """Find where the nodes meet, and the interface that leads there."""
+    from paceline.distributed.environment import chosen_interface, surroundings
+    from paceline.distributed.interface import find_route, reachable_address
+    from paceline.distributed.rendezvous_address import meeting_address
+
+    environment = surroundings()
+    address = meeting_address(node.only_worker(), config.dist, environment)
+    if address.scheme == "file":
+        raise UsageError(
+            f"--init-method {address}: several nodes with several workers each meet at an address, "
+            "not in a file. Write tcp://HOST:PORT"
+        )
+    chosen = chosen_interface(environment)
+    route = find_route(address.host, config.dist.interface, chosen)
+    return Seat(
+        node_rank=node.node_rank,
+        nodes=node.nodes,
+        host=reachable_address(address.host),
+        port=address.port,
+        ends_together=True,
+        interface=route.interface,
+    )
+
+
+def _was_stopped(outcome: "LaunchOutcome") -> bool:
+    """Tell whether a signal ended the training, on whichever node it came."""
+    results = (json.loads(text) for text in outcome.results.values())
+    return outcome.interrupted or any(r.get("stopped_because") == "signal" for r in results)

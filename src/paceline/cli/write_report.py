@@ -1,0 +1,89 @@
+"""Writes a run's report once the training is over; whatever becomes of it, the training is done."""
+
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from paceline.launch.signals import STOP_SIGNALS, stops_handled
+from paceline.options.shell import command_line
+from paceline.results.run_directory import RunDirectory
+
+WriteReport = Callable[[RunDirectory], None]
+
+_MOST_S = 120.0
+
+
+class _CutShortError(BaseException):
+    """A signal came while the report was written; named by it."""
+
+
+@contextmanager
+def _cut_short_by_signals() -> Iterator[None]:
+    """Have a signal break the block off, by _CutShortError: the training is over, and its exit code
+    stands. In another thread than the main one, and where they are ignored, signals do nothing new.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def cut_short(number: int, frame: FrameType | None) -> None:
+        for each in STOP_SIGNALS:
+            signal.signal(each, signal.SIG_IGN)  # the end is near: one is enough
+        raise _CutShortError(signal.Signals(number).name)
+
+    with stops_handled(cut_short):
+        yield
+
+
+def write_report(run: RunDirectory) -> None:
+    """Write the report in this process."""
+    try:
+        with _cut_short_by_signals():
+            from paceline.report.run import write_run_report  # takes a while
+
+            write_run_report(run)
+    except _CutShortError as signalled:
+        _tell(run, f"{signalled} came meanwhile")
+    except OSError as error:
+        _tell(run, str(error))
+    except Exception:  # noqa: BLE001  # a fault of ours must not cost the training its end
+        _tell(run, traceback.format_exc())
+
+
+def write_report_apart(run: RunDirectory) -> None:
+    """Write the report in a process of its own: what draws it would swell this worker's memory."""
+    command = [sys.executable, "-m", "paceline", "report", str(run.path)]
+    try:
+        with _cut_short_by_signals():
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_MOST_S,
+                check=False,
+                start_new_session=True,  # Ctrl-C is for the training
+            )
+    except _CutShortError as signalled:
+        _tell(run, f"{signalled} came meanwhile")
+        return
+    except (OSError, subprocess.SubprocessError) as error:
+        _tell(run, str(error))
+        return
+    if done.returncode:
+        _tell(run, done.stderr.strip().removeprefix("paceline: "))
+
+
+def _tell(run: RunDirectory, why: str) -> None:
+    again = command_line("report", run.path)
+    print(
+        f"paceline: the report could not be written: {why}\nTry again: {again}",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -1,0 +1,120 @@
+"""Which device a worker computes on."""
+
+import platform
+from pathlib import Path
+
+import torch
+
+from paceline.distributed.environment import Placement
+from paceline.distributed.options import DistOptions
+from paceline.errors import UsageError
+
+_BACKENDS_DEVICE = {"nccl": "cuda", "smddp": "cuda", "xccl": "xpu", "gloo": "cpu", "mpi": "cpu"}
+"""What `--device auto` means with each backend."""
+_MAY_SHOW_ONE_GPU = ("slurm", "openmpi", "mpich")
+
+
+def gpu_count() -> int:
+    """Count the GPUs of this node without claiming one."""
+    return torch.cuda.device_count()
+
+
+def xpu_count() -> int:
+    """Count the Intel GPUs of this node."""
+    return torch.xpu.device_count()
+
+
+def wanted_device_kind(options: DistOptions) -> str:
+    """Name the kind of device that the options ask for: `auto` where that is left open."""
+    if options.device != "auto":
+        return options.device
+    return _BACKENDS_DEVICE.get(options.backend, "auto")
+
+
+def resolve_device_kind(options: DistOptions, gpus: int, xpus: int = 0) -> str:
+    """Decide between `cpu`, `cuda` and `xpu`, the same on every worker of a node.
+
+    Raises:
+        UsageError: GPUs were asked for and there are none.
+    """
+    kind = wanted_device_kind(options)
+    if kind == "auto":
+        return "cuda" if gpus else "cpu"
+    if {"cuda": gpus, "xpu": xpus}.get(kind, 1) == 0:
+        flag = f"--backend {options.backend}" if options.device == "auto" else f"--device {kind}"
+        gpu = "an Intel GPU" if kind == "xpu" else "a GPU"
+        raise UsageError(f"{flag} needs {gpu}, and this machine has none. Use --device cpu")
+    return kind
+
+
+def pick_device(options: DistOptions, placement: Placement) -> torch.device:
+    """Give this worker its device: the GPU numbered by its local rank, or the CPU.
+
+    Raises:
+        UsageError: The node has fewer GPUs than workers.
+    """
+    gpus = gpu_count()
+    kind = resolve_device_kind(options, gpus, xpu_count() if _wants_xpu(options) else 0)
+    if kind == "cpu":
+        return torch.device("cpu")
+    if kind == "xpu":
+        device = torch.device("xpu", device_index(options, placement, xpu_count()))
+        torch.xpu.set_device(device)
+        return device
+    device = torch.device("cuda", device_index(options, placement, gpus))
+    torch.cuda.set_device(device)
+    return device
+
+
+def device_index(options: DistOptions, placement: Placement, gpus: int) -> int:
+    """Number this worker's GPU among those that it sees.
+
+    Slurm and MPI may show each worker a GPU of its own (`srun --gpus-per-task=1`): it is then the
+    only one.
+
+    Raises:
+        UsageError: There are fewer GPUs than workers, or nobody says which one to take.
+    """
+    by_hand = placement.source == "options" and placement.world_size > 1
+    if by_hand and options.local_rank is None and gpus > 1:
+        raise UsageError(
+            f"{gpus} GPUs are here: give each worker its own by --local-rank, from 0 on each node"
+        )
+    if placement.source in _MAY_SHOW_ONE_GPU and gpus == 1:
+        return 0
+    if placement.local_rank >= gpus:
+        raise UsageError(
+            f"{placement.local_world_size} workers on this node need as many GPUs, "
+            f"and there are {gpus}. Ask for --workers {gpus}, or use --device cpu"
+        )
+    return placement.local_rank
+
+
+def resolve_backend(options: DistOptions, device: torch.device) -> str:
+    """Name the backend of the gradients: nccl between GPUs, gloo between CPU workers."""
+    if options.backend != "auto":
+        return options.backend
+    return {"cuda": "nccl", "xpu": "xccl"}.get(device.type, "gloo")
+
+
+def _wants_xpu(options: DistOptions) -> bool:
+    return wanted_device_kind(options) == "xpu"
+
+
+def describe_device(device: torch.device) -> str:
+    """Name the hardware for `run.json`, for example `NVIDIA H200` or `CPU (x86_64, AVX512)`."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type == "xpu":
+        return torch.xpu.get_device_name(device)
+    return f"CPU ({platform.machine()}, {torch.backends.cpu.get_cpu_capability()})"
+
+
+def cpu_name() -> str:
+    """Name the processor, for `run.json`."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

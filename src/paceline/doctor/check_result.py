@@ -1,0 +1,62 @@
+"""Findings: lines that say what is well, what may slow a training, and what would stop it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+from paceline.distributed.environment_check import State
+
+ORDER: tuple[State, ...] = ("fault", "warning", "ok")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """One line of what was found."""
+
+    hosts: tuple[str, ...]
+    """Whom it concerns: one host, a pair, several, or all."""
+    what: str
+    """One word or two: `versions`, `ports`, `memory` …"""
+    state: State
+    text: str
+    """What was found and, where it isn't ok, how to mend it."""
+
+    def to_json(self) -> dict[str, object]:
+        """Give it as JSON."""
+        return asdict(self) | {"hosts": list(self.hosts)}
+
+
+def ok(host: str, what: str, text: str) -> Found:
+    """Say that something is well on a host."""
+    return Found(hosts=(host,), what=what, state="ok", text=text)
+
+
+def warning(host: str, what: str, text: str) -> Found:
+    """Say what may slow a training, or stop it later."""
+    return Found(hosts=(host,), what=what, state="warning", text=text)
+
+
+def fault(host: str, what: str, text: str) -> Found:
+    """Say what would stop a training."""
+    return Found(hosts=(host,), what=what, state="fault", text=text)
+
+
+def folded(findings: Iterable[Found]) -> list[Found]:
+    """Make one finding of those that say the same of several hosts, at the place of the first."""
+    groups: dict[tuple[str, State, str], list[str]] = {}
+    for found in findings:
+        named = groups.setdefault((found.what, found.state, found.text), [])
+        named += [host for host in found.hosts if host not in named]
+    return [
+        Found(hosts=tuple(hosts), what=what, state=state, text=text)
+        for (what, state, text), hosts in groups.items()
+    ]
+
+
+def has_fault(findings: Iterable[Found]) -> bool:
+    """Tell whether anything would stop a training."""
+    return any(found.state == "fault" for found in findings)
+
+
+def common(values: Sequence[str]) -> str:
+    """Give the value that most have; the first one of several."""
+    return max(values, key=values.count)

@@ -1,0 +1,193 @@
+"""How fast the ways between hosts are, and the all-reduce over all of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.distributed.environment_check import State
+from paceline.doctor.addresses import Choice
+from paceline.doctor.bandwidth import Link, Slow, slow_hosts, slow_links, slowest
+from paceline.doctor.check_result import Found
+from paceline.options.units import show_bandwidth, show_size, show_time
+
+_GRADIENTS_BYTES = 100e6
+_GIGABIT = 100e6
+"""What a network of 1 Gbit/s carries, less 20 %."""
+_OF_INTERFACE = 0.4
+_GLOO_BYTES_PER_S = 0.25e9
+"""What Gloo itself reaches (0.5 GB/s on 2 cores), halved: beyond it the link isn't the limit."""
+_SHARE_OF_LINK = 0.5
+_TIME_S = 0.4
+_MOST_SLOW = 4
+_LEAST_BYTES, _MOST_BYTES = 64 << 10, 32 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduce:
+    """An all-reduce over all hosts, one worker each."""
+
+    hosts: int
+    backend: str
+    size_bytes: int
+    seconds: float | None = None
+    """Of one, the slowest host's; None: it failed."""
+    is_right: bool = False
+    problem: str = ""
+
+    @property
+    def bus_bytes_per_s(self) -> float | None:
+        """What each host sends and receives in a second, in a ring: 2 (n - 1) / n of the size."""
+        if not self.seconds:
+            return None
+        return 2 * (self.hosts - 1) / self.hosts * self.size_bytes / self.seconds
+
+    def to_json(self) -> dict[str, object]:
+        """Give it as JSON."""
+        return {
+            "hosts": self.hosts,
+            "backend": self.backend,
+            "size_bytes": self.size_bytes,
+            "seconds": self.seconds,
+            "bus_bytes_per_s": self.bus_bytes_per_s,
+            "is_right": self.is_right,
+            "problem": self.problem,
+        }
+
+
+def size_to_reduce(links: Sequence[Link]) -> int:
+    """Choose how much to add up so that it takes a moment on the slowest link."""
+    found = slowest(links)
+    rate = (found.best_bytes_per_s or 0.0) if found is not None else 0.0
+    return max(_LEAST_BYTES, min(_MOST_BYTES, int(rate * _TIME_S))) // 4096 * 4096
+
+
+def judge_links(
+    links: Sequence[Link], hosts: Sequence[str], choices: Mapping[str, Choice]
+) -> Iterator[Found]:
+    """Judge the ways between hosts."""
+    for link in links:
+        if link.problem:
+            yield _broken(link)
+    slow = slow_links(links)
+    guilty = slow_hosts(slow, hosts)
+    for host in guilty:
+        yield _slow_host(host, [s for s in slow if host in (s.link.source, s.link.target)])
+    rest = [s for s in slow if not {s.link.source, s.link.target} & set(guilty)]
+    if len(rest) > _MOST_SLOW:
+        yield _many_slow(rest)
+    else:
+        yield from map(_slow, rest)
+    if (found := slowest(links)) is not None:
+        yield _bandwidth(found, hosts)
+    others = {host: choice for host, choice in choices.items() if host not in guilty}
+    yield from _below_interface(links, others)
+
+
+def _bandwidth(slowest_link: Link, hosts: Sequence[str]) -> Found:
+    rate = slowest_link.best_bytes_per_s or 0.0
+    ring_s = 2 * (len(hosts) - 1) / len(hosts) * _GRADIENTS_BYTES / max(rate, 1.0)
+    text = (
+        f"the slowest way is {slowest_link.source} to {slowest_link.target}, "
+        f"{show_bandwidth(rate)}: gradients of 100 MB need {show_time(ring_s)} a step"
+    )
+    if rate >= _GIGABIT:
+        return Found(hosts=tuple(hosts), what="bandwidth", state="ok", text=text)
+    text += ". Use a faster network (--interface), or larger batches"
+    return Found(hosts=tuple(hosts), what="bandwidth", state="warning", text=text)
+
+
+def _broken(link: Link) -> Found:
+    pair = (link.source, link.target)
+    if "nothing went through" in link.problem or "too little" in link.problem:
+        text = (
+            f"from {link.source} to {link.target} small messages pass and large ones don't "
+            f"({link.problem}): the MTU of both hosts is larger than what lies between them "
+            "takes. Lower it on both (ip link set DEVICE mtu 1280), or mend the switch or tunnel"
+        )
+        return Found(hosts=pair, what="packets", state="fault", text=text)
+    text = f"from {link.source} to {link.target} nothing could be measured: {link.problem}"
+    return Found(hosts=pair, what="links", state="fault", text=text)
+
+
+def _slow(slow: Slow) -> Found:
+    link, parts = slow.link, []
+    if slow.share is not None and link.best_bytes_per_s is not None:
+        parts.append(f"{show_bandwidth(link.best_bytes_per_s)}, {slow.share:.0%} of what is usual")
+    if slow.times is not None and link.round_trip_s is not None:
+        parts.append(f"round-trip {show_time(link.round_trip_s)}, {slow.times:.1f} x the usual")
+    text = f"{link.source} to {link.target} is slow ({'; '.join(parts)}): look at what lies between"
+    return Found(hosts=(link.source, link.target), what="links", state="warning", text=text)
+
+
+def _many_slow(slow: Sequence[Slow]) -> Found:
+    worst = sorted(slow, key=lambda found: found.link.best_bytes_per_s or 0.0)[:_MOST_SLOW]
+    named = dict.fromkeys(name for s in slow for name in (s.link.source, s.link.target))
+    shown = ", ".join(f"{found.link.source} to {found.link.target}" for found in worst)
+    text = f"{len(slow)} ways are much slower than usual ({shown} and others): two racks or zones?"
+    return Found(hosts=tuple(named), what="links", state="warning", text=text)
+
+
+def _slow_host(host: str, slow: Sequence[Slow]) -> Found:
+    rates = [s.link.best_bytes_per_s or 0.0 for s in slow if s.share is not None]
+    times = [s.link.round_trip_s or 0.0 for s in slow if s.times is not None]
+    shown = [f"{show_bandwidth(min(rates))} at the least"] if rates else []
+    shown += [f"round-trip up to {show_time(max(times))}"] if times else []
+    return Found(
+        hosts=(host,),
+        what="links",
+        state="warning",
+        text=f"its ways to all the others are slow ({', '.join(shown)}), and all hosts wait for it "
+        "in every step: look at its cable, switch port, duplex (ethtool) and instance type, or "
+        "leave it out",
+    )
+
+
+def _below_interface(links: Sequence[Link], choices: Mapping[str, Choice]) -> Iterator[Found]:
+    """Compare the best way from each host with what its interface says it can."""
+    for host, choice in choices.items():
+        speed = choice.interface.speed_bytes_per_s if choice.interface is not None else None
+        rates = [k.best_bytes_per_s for k in links if k.source == host and k.best_bytes_per_s]
+        if speed is not None and rates and max(rates) < _OF_INTERFACE * speed:
+            yield Found(
+                hosts=(host,),
+                what="links",
+                state="warning",
+                text=f"its interface says {show_bandwidth(speed)}, and it sends "
+                f"{show_bandwidth(max(rates))} at best: a slower switch, a limit of the instance "
+                "type, or a busy processor",
+            )
+
+
+def judge_all_reduce(found: AllReduce, links: Sequence[Link], hosts: Sequence[str]) -> Found:
+    """Judge the all-reduce over all hosts, against the slowest way."""
+
+    def said(state: State, text: str) -> Found:
+        return Found(hosts=tuple(hosts), what="all-reduce", state=state, text=text)
+
+    rate = found.bus_bytes_per_s
+    if rate is None or found.seconds is None:
+        return said(
+            "fault",
+            f"over {found.backend} it failed: {found.problem}. Mend the faults above first; then "
+            "see docs/backends.md for what the backend needs",
+        )
+    if not found.is_right:
+        return said(
+            "fault",
+            f"over {found.backend} its result is wrong: a network card, a GPU or memory damages "
+            "data. Take hosts out until it is right; don't train on them",
+        )
+    text = (
+        f"{show_size(found.size_bytes)} over {found.backend} in {show_time(found.seconds)}, right, "
+        f"{show_bandwidth(rate)} on each host"
+    )
+    link = slowest(links)
+    limit = (link.best_bytes_per_s or 0.0) if link is not None else 0.0
+    if found.backend == "gloo":
+        limit = min(limit, _GLOO_BYTES_PER_S)
+    if rate < _SHARE_OF_LINK * limit:
+        return said(
+            "warning",
+            f"{text}: less than half of the {show_bandwidth(limit)} that the slowest way carries. "
+            "Are the processors busy, or does it take another interface (--interface)?",
+        )
+    return said("ok", text)

@@ -1,0 +1,100 @@
+"""The hosts under examination: asked at once, and left out once they don't answer any more."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from paceline.doctor.check_result import Found, fault
+from paceline.doctor.transport import Line
+from paceline.errors import InfrastructureError
+
+Answers = dict[str, Mapping[str, object]]
+
+
+@dataclass(kw_only=True)
+class Patient:
+    """A host under examination."""
+
+    name: str
+    """As the user has named it."""
+    line: Line
+    slots: int | None = None
+    """Workers it is to have; None: one for each GPU, or as many as Paceline chooses."""
+    address: str | None = None
+    """At which the others reach it, where the hostfile says so."""
+    lost: str = ""
+    """Why it can't be examined any further; empty while it can."""
+
+
+@final
+class Ward:
+    """All hosts under examination."""
+
+    def __init__(self, patients: Sequence[Patient]) -> None:
+        self._patients = list(patients)
+        self._questions = 0
+
+    @property
+    def patients(self) -> list[Patient]:
+        """Those that still answer, in the order in which they were named."""
+        return [patient for patient in self._patients if not patient.lost]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of those that still answer."""
+        return [patient.name for patient in self.patients]
+
+    @property
+    def losses(self) -> list[Found]:
+        """Those that have ceased to answer."""
+        return [
+            fault(patient.name, "examination", f"it went silent: {patient.lost}")
+            for patient in self._patients
+            if patient.lost
+        ]
+
+    def ask(
+        self, questions: Mapping[str, Mapping[str, object]], timeout_s: float
+    ) -> tuple[Answers, dict[str, str]]:
+        """Ask hosts at once, and wait for all.
+
+        Args:
+            questions: By the host's name; of hosts that are lost none is asked.
+            timeout_s: A host that hasn't answered by then is lost.
+
+        Returns:
+            Answers, and why there is none, by host.
+        """
+        asked = [patient for patient in self.patients if patient.name in questions]
+        self._questions += 1
+        for patient in asked:
+            patient.line.say({"number": self._questions, **questions[patient.name]})
+        answers: Answers = {}
+        problems: dict[str, str] = {}
+        deadline_s = time.monotonic() + timeout_s
+        for patient in asked:
+            try:
+                said = _answer(patient.line, self._questions, deadline_s)
+            except InfrastructureError as error:
+                patient.lost = problems[patient.name] = str(error)
+                continue
+            found = said.get("answer")
+            if isinstance(found, Mapping):
+                answers[patient.name] = found
+            else:
+                problems[patient.name] = str(said.get("problem", "it didn't understand"))
+        return answers, problems
+
+    def ask_all(
+        self, question: Mapping[str, object], timeout_s: float
+    ) -> tuple[Answers, dict[str, str]]:
+        """Ask all hosts the same, see `ask`."""
+        return self.ask(dict.fromkeys(self.names, question), timeout_s)
+
+
+def _answer(line: Line, number: int, deadline_s: float) -> Mapping[str, object]:
+    while True:
+        said = line.hear(max(0.05, deadline_s - time.monotonic()))
+        if said.get("number") == number:
+            return said

@@ -1,0 +1,202 @@
+"""Runs on each host for the doctor: answers its launcher's questions one after another."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, final
+
+from paceline.doctor.facts import (
+    Contact,
+    DiskFacts,
+    HostFacts,
+)
+from paceline.doctor.probes import client, gpus, machine, network, software, storage
+from paceline.doctor.probes.data import Asked, data_facts
+from paceline.doctor.probes.handshake import Tokens
+from paceline.doctor.probes.server import Listener
+from paceline.doctor.serialization import read
+from paceline.launch.ssh import agent_io
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
+Question = Mapping[str, object]
+Answer = Mapping[str, object]
+Part = TypeVar("Part")
+
+_AT_ONCE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Whom to connect to."""
+
+    peers: tuple[client.Peer, ...] = ()
+    mtu: int = 1500
+    """Of this host's interface to them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One measurement of one way."""
+
+    name: str = ""
+    """This host's."""
+    peer: client.Peer = field(default_factory=client.Peer)
+    duration_s: float = 0.5
+
+
+@final
+class Probe:
+    """Answers questions; keeps what listens between them."""
+
+    def __init__(self, tokens: Tokens, work: Path, place: str) -> None:
+        """Store where it is.
+
+        Args:
+            tokens: By which probes know each other.
+            work: The working directory of a training.
+            place: Where run directories go, from there.
+        """
+        self._tokens = tokens
+        self._work = work
+        self._directory = str(work / Path(place).expanduser())
+        self._listener: Listener | None = None
+        self._store: TCPStore | None = None
+        self._answers: Mapping[str, Callable[[Question], Answer]] = {
+            "facts": self._facts,
+            "names": self._names,
+            "listen": self._listen,
+            "contacts": self._contacts,
+            "measure": self._measure,
+            "close": self._close,
+            "store": self._keep_store,
+            "all_reduce": self._all_reduce,
+            "mark": self._mark,
+            "see": self._see,
+            "unmark": self._unmark,
+            "data": self._data,
+        }
+
+    def answer(self, question: Question) -> Answer:
+        """Answer one question; a problem is an answer as well."""
+        try:
+            return {"answer": self._answers[str(question.get("ask"))](question)}
+        except Exception as error:  # noqa: BLE001  # the process boundary: told to the launcher
+            text = str(error).strip() or type(error).__name__
+            return {"problem": text.splitlines()[0]}
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._listener is not None:
+            self._listener.close()
+        self._listener = None
+
+    def _facts(self, question: Question) -> Answer:
+        unknown: dict[str, str] = {}
+
+        def taken(name: str, take: Callable[[], Part], default: Part) -> Part:
+            try:
+                return take()
+            except Exception as error:  # noqa: BLE001  # one part that fails doesn't hide the others
+                unknown[name] = f"{type(error).__name__}: {error}"
+                return default
+
+        none = HostFacts()
+        found = HostFacts(  # the machine first, while nothing of ours makes it busy
+            machine=taken("machine", machine.machine_facts, none.machine),
+            network=taken("network", network.network_facts, none.network),
+            limits=taken("limits", machine.limit_facts, none.limits),
+            disk=taken("disk", self._disk, none.disk),
+            software=taken("software", software.software_facts, none.software),
+        )
+        if not found.software.torch_problem:
+            capability = taken("capability", software.capability, "")
+            found = replace(
+                found,
+                machine=replace(found.machine, capability=capability),
+                gpus=taken("gpus", gpus.gpu_facts, none.gpus),
+            )
+        return asdict(replace(found, unknown=unknown))
+
+    def _disk(self) -> DiskFacts:
+        missing = "" if self._work.is_dir() else str(self._work)
+        return replace(storage.disk_facts(self._directory), missing=missing)
+
+    def _names(self, question: Question) -> Answer:
+        names = question.get("names")
+        return network.meanings([str(name) for name in names] if isinstance(names, list) else [])
+
+    def _listen(self, question: Question) -> Answer:
+        self.close()
+        ports = network.network_facts().port_range
+        self._listener = Listener(str(question.get("address")), self._tokens, ports)
+        return {"ports": self._listener.ports, "datagram_port": self._listener.datagram_port}
+
+    def _contacts(self, question: Question) -> Answer:
+        meeting = read(Meeting, question)
+
+        def contact(peer: client.Peer) -> Contact:
+            return client.contact(peer, self._tokens, meeting.mtu)
+
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            found = list(pool.map(contact, meeting.peers))
+        pairs = zip(meeting.peers, found, strict=True)
+        return {peer.name: asdict(contact) for peer, contact in pairs}
+
+    def _measure(self, question: Question) -> Answer:
+        run = read(Run, question)
+        return asdict(client.measure(run.peer, self._tokens, run.duration_s, run.name))
+
+    def _close(self, question: Question) -> Answer:
+        self.close()
+        return {}
+
+    def _keep_store(self, question: Question) -> Answer:
+        from paceline.doctor.probes.collective import open_store
+
+        timeout_s = float(str(question.get("timeout_s")))
+        self._store, port = open_store(str(question.get("address")), timeout_s)
+        return {"port": port}
+
+    def _all_reduce(self, question: Question) -> Answer:
+        from paceline.doctor.probes.collective import Plan, all_reduce
+
+        store, self._store = self._store, None
+        return asdict(all_reduce(read(Plan, question), store))
+
+    def _mark(self, question: Question) -> Answer:
+        path, text = storage.leave_mark(self._directory)
+        return {"path": path, "text": text}
+
+    def _see(self, question: Question) -> Answer:
+        return {"sees": storage.sees_mark(str(question.get("path")), str(question.get("text")))}
+
+    def _unmark(self, question: Question) -> Answer:
+        storage.remove_mark(str(question.get("path")))
+        return {}
+
+    def _data(self, question: Question) -> Answer:
+        return data_facts(read(Asked, question))
+
+
+def main() -> None:
+    """Answer until there are no more questions."""
+    told = agent_io.payload()
+    work = Path(str(told.get("directory") or "~")).expanduser()
+    if work.is_dir():  # from there a recipe's modules and data may be named
+        os.chdir(work)
+        sys.path.insert(0, str(work))
+    probe = Probe(read(Tokens, told.get("tokens")), work, str(told.get("place") or "."))
+    try:
+        for question in agent_io.heard():
+            agent_io.tell({"number": question.get("number"), **probe.answer(question)})
+    finally:
+        probe.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""What is installed on this host."""
+
+import hashlib
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from paceline._version import __version__
+from paceline.doctor.facts import SoftwareFacts
+
+_LIBRARIES = ("torch", "numpy", "torchvision")
+_DRIVER = Path("/proc/driver/nvidia/version")
+_FIRST = 12
+_PACKAGE = Path(__file__).parents[3]
+
+
+def software_facts() -> SoftwareFacts:
+    """List versions; imports torch."""
+    found = {
+        "Paceline": __version__,
+        "Paceline's code": code_hash(_PACKAGE),
+        "Python": platform.python_version(),
+        **{library: _version_of(library) for library in _LIBRARIES},
+    }
+    try:
+        return SoftwareFacts(versions=found | _of_torch() | _driver(_DRIVER))
+    except Exception as error:  # noqa: BLE001  # a broken installation may raise anything
+        problem = f"{type(error).__name__}: {error}"
+        return SoftwareFacts(versions=found | _driver(_DRIVER), torch_problem=problem)
+
+
+def code_hash(package: Path) -> str:
+    """Hash a package's sources, which may differ under one version number."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(package).as_posix()}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()[:_FIRST]
+
+
+def capability() -> str:
+    """Name the vector instructions that torch uses here."""
+    import torch
+
+    return torch.backends.cpu.get_cpu_capability()
+
+
+def _of_torch() -> dict[str, str]:
+    import torch
+
+    found = {}
+    if torch.version.cuda:
+        found["CUDA"] = torch.version.cuda
+    if torch.distributed.is_available() and torch.distributed.is_nccl_available():
+        nccl = torch.cuda.nccl.version()
+        found["NCCL"] = ".".join(map(str, nccl)) if isinstance(nccl, tuple) else str(nccl)
+    return found
+
+
+def _driver(path: Path) -> dict[str, str]:
+    """Read the version of NVIDIA's driver from the kernel's module."""
+    try:
+        first = path.read_text().splitlines()[0]
+    except (OSError, IndexError):
+        return {}
+    numbers = [w for w in first.split() if w[0].isdigit() and w.replace(".", "").isdigit()]
+    return {"driver": numbers[0]} if numbers else {}
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"

@@ -1,0 +1,103 @@
+"""Goes to the hosts: starts a probe on each, has them examined, and leaves nothing behind."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from socket import gethostname
+
+from paceline._version import __version__
+from paceline.doctor.check_result import fault
+from paceline.doctor.checks.same import judge_launcher
+from paceline.doctor.diagnosis import Diagnosis, Examination, Wish
+from paceline.doctor.host_pool import Patient, Ward
+from paceline.doctor.probes.handshake import Tokens
+from paceline.doctor.transport import PROBE, LocalLine, RemoteLine
+from paceline.launch.ssh.connection_pool import connect
+from paceline.launch.ssh.hostfile import Host
+from paceline.launch.ssh.options import HostsOptions
+from paceline.options.figures import plural
+
+_ROOT = "/"
+"""Where probes are started: a directory that is on every host."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a training would work, on every host."""
+
+    directory: str
+    """Working directory, where a host has none of its own."""
+    runs: str
+    """Where run directories go, from there."""
+
+    def payload(self, directory: str | None = None) -> dict[str, object]:
+        """Write what a probe is told first."""
+        return {"directory": directory or self.directory, "place": self.runs}
+
+
+def examine_here(
+    wish: Wish, place: Place, workers: int | None, say: Callable[[str], None]
+) -> Diagnosis:
+    """Examine this machine, in a process apart.
+
+    Args:
+        wish: What is to be examined.
+        place: Where a training would work.
+        workers: It is to have; None: as many as Paceline chooses.
+        say: Is told what is being done.
+    """
+    line = LocalLine({**place.payload(), "tokens": asdict(Tokens.made())})
+    try:
+        ward = Ward([Patient(name=gethostname(), line=line, slots=workers)])
+        return Examination(ward, wish, say).run()
+    finally:
+        line.end()
+
+
+def examine_hosts(
+    hosts: Sequence[Host],
+    options: HostsOptions,
+    wish: Wish,
+    place: Place,
+    say: Callable[[str], None],
+) -> Diagnosis:
+    """Examine hosts; those that can't be reached are named, the others examined.
+
+    Args:
+        hosts: Which.
+        options: How ssh reaches them.
+        wish: What is to be examined.
+        place: Where a training would work.
+        say: Is told what is being done.
+    """
+    say(f"connecting to {plural(len(hosts), 'host')}")
+    at_root = [replace(host, directory=_ROOT) for host in hosts]
+    with connect(at_root, options, any_version=True) as fleet:
+        lost, tokens = fleet.lost, asdict(Tokens.made())
+        patients = [
+            Patient(
+                name=host.name,
+                line=RemoteLine(
+                    connection.start(PROBE, {**place.payload(host.directory), "tokens": tokens})
+                ),
+                slots=host.slots,
+                address=host.address,
+            )
+            for host, connection in zip(hosts, fleet.all, strict=True)
+            if host.name not in lost
+        ]
+        found = Examination(Ward(patients), wish, say).run()
+        said = {c.host.name: c.introduction.paceline for c in fleet.all if c.introduction}
+        apart = tuple(judge_launcher(said, __version__))
+        found = replace(found, findings=(*apart, *found.findings))
+        return _with_lost(found, hosts, lost)
+
+
+def _with_lost(found: Diagnosis, hosts: Sequence[Host], lost: Mapping[str, str]) -> Diagnosis:
+    """Add the hosts that couldn't be reached."""
+    missing = [fault(name, "ssh", why.removeprefix(f"{name}: ")) for name, why in lost.items()]
+    return replace(
+        found,
+        hosts=tuple(host.name for host in hosts),
+        findings=(*missing, *found.findings),
+        unreachable=tuple(lost),
+    )

@@ -1,0 +1,146 @@
+"""What `paceline doctor` prints: findings by host, then between hosts, then a table of the ways."""
+
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+
+from paceline.doctor.bandwidth import Link, slow_links
+from paceline.doctor.check_result import ORDER, Found, folded
+from paceline.doctor.diagnosis import Diagnosis
+from paceline.options.figures import plural
+from paceline.options.units import show_bandwidth, show_time
+
+_WIDTH = 80
+_STATE, _WHAT = 9, 15
+_MOST_COLUMNS, _CELL = 8, 9
+_LISTED = 12
+_NAMED = 3
+
+
+def as_text(diagnosis: Diagnosis) -> str:
+    """Write it for people, at most 80 columns wide."""
+    parts = [*_sections(diagnosis), _ways(diagnosis), _summary(diagnosis)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _sections(diagnosis: Diagnosis) -> Iterator[str]:
+    """Write the findings: first what concerns all hosts, then each host, then several of them."""
+    everybody = diagnosis.hosts
+    common = {found.text for found in diagnosis.findings if len(found.hosts) > 1}
+    groups: dict[str, list[Found]] = {name: [] for name in ("", *everybody, "several hosts")}
+    for found in folded(diagnosis.findings):
+        groups[_group_of(found, everybody)].append(found)
+    for name, listed in groups.items():
+        if listed:
+            ordered = sorted(listed, key=lambda found: ORDER.index(found.state))
+            lines = [
+                line
+                for found in ordered
+                for line in _lines(found, "" if found.text in common else _whom(found, everybody))
+            ]
+            title = name or plural(len(everybody), "host")
+            yield "\n".join([title, *lines])
+
+
+def _group_of(found: Found, everybody: Sequence[str]) -> str:
+    if len(found.hosts) == 1:
+        return found.hosts[0]
+    if found.state == "ok" or set(found.hosts) >= set(everybody):
+        return ""
+    return "several hosts"
+
+
+def _lines(found: Found, whom: str) -> Iterator[str]:
+    text = f"{found.text} on {whom}" if whom and found.state == "ok" else found.text
+    text = f"{text} ({whom})" if whom and found.state != "ok" else text
+    head = f"  {found.state:{_STATE}}{found.what:{_WHAT}}"
+    room = _WIDTH - len(head)
+    first, *rest = wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
+    yield head + first
+    yield from (" " * len(head) + line for line in rest)
+
+
+def _whom(found: Found, everybody: Sequence[str]) -> str:
+    """Say of which hosts the same was found; empty for one."""
+    if len(found.hosts) == 1:
+        return ""
+    if set(found.hosts) >= set(everybody) or (found.state == "ok" and len(found.hosts) > _NAMED):
+        return plural(len(found.hosts), "host")
+    return ", ".join(found.hosts)
+
+
+def _ways(diagnosis: Diagnosis) -> str:
+    """Write the ways between hosts: as two tables, or the slowest ones where there are many."""
+    links = diagnosis.links
+    if not links:
+        return ""
+    slow = slow_links(links)
+    marks = (
+        {found.link for found in slow if found.share is not None},
+        {found.link for found in slow if found.times is not None},
+    )
+    hosts = [h for h in diagnosis.hosts if any(h in (k.source, k.target) for k in links)]
+    if len(hosts) <= _MOST_COLUMNS:
+        return _tables(links, hosts, marks)
+    ordered = sorted(links, key=lambda link: link.best_bytes_per_s or 0.0)
+    lines = [
+        f"  {_bandwidth(k) + _mark(k, marks[0]):12}{_round_trip(k) + _mark(k, marks[1]):10}"
+        f"{k.source} to {k.target}"
+        for k in ordered[:_LISTED]
+    ]
+    return "\n".join(
+        [
+            f"the slowest of {len(links)} ways, and their round-trips (* much slower than usual)",
+            *lines,
+        ]
+    )
+
+
+def _tables(links: Sequence[Link], hosts: Sequence[str], marks: tuple[set[Link], set[Link]]) -> str:
+    known = {(link.source, link.target): link for link in links}
+    short = all(len(host) < _CELL for host in hosts)
+    names = {host: host if short else f"[{n}]" for n, host in enumerate(hosts)}
+    left = max(map(len, names.values()))
+    tables = []
+    titles = ("bandwidth in Mbit/s", "round-trip in ms")
+    for title, show, marked in zip(titles, (_megabits, _milliseconds), marks, strict=True):
+        lines = [f"{title}, from the host on the left (* much slower than usual)"]
+        lines.append("  " + " " * left + "".join(f"{names[host]:>{_CELL}}" for host in hosts))
+        for host in hosts:
+            cells = (known.get((host, other)) for other in hosts)
+            shown = (f"{show(k)}{_mark(k, marked)}" if k else "-" for k in cells)
+            lines.append(f"  {names[host]:{left}}" + "".join(f"{cell:>{_CELL}}" for cell in shown))
+        tables.append("\n".join(lines))
+    legend = [] if short else ["\n".join(f"  {name} {host}" for host, name in names.items())]
+    return "\n\n".join([*tables, *legend])
+
+
+def _megabits(link: Link) -> str:
+    rate = link.best_bytes_per_s
+    return "?" if rate is None else f"{rate * 8 / 1e6:.0f}"
+
+
+def _milliseconds(link: Link) -> str:
+    return "?" if link.round_trip_s is None else f"{link.round_trip_s * 1e3:.3g}"
+
+
+def _bandwidth(link: Link) -> str:
+    return show_bandwidth(link.best_bytes_per_s) if link.best_bytes_per_s else "?"
+
+
+def _round_trip(link: Link) -> str:
+    return show_time(link.round_trip_s) if link.round_trip_s is not None else "?"
+
+
+def _mark(link: Link, marked: set[Link]) -> str:
+    return "*" if link in marked else ""
+
+
+def _summary(diagnosis: Diagnosis) -> str:
+    states = [found.state for found in folded(diagnosis.findings)]
+    faults, warnings = states.count("fault"), states.count("warning")
+    if not faults and not warnings:
+        return "All is well."
+    noted = plural(warnings, "warning")
+    if not faults:
+        return f"No fault, {noted}."
+    return f"{plural(faults, 'fault')}, {noted}. Mend the faults, and ask again."

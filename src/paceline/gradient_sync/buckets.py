@@ -1,0 +1,250 @@
+"""Flat buffers in which the gradients of several parameters are added and travel together."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from paceline.gradient_sync.ordered.reduction_tree import TreeSum
+
+ALIGNMENT = 16
+"""Elements to which a worker's slice is rounded up: 64 bytes of fp32."""
+FIRST_BYTES = 1 << 20
+"""The bucket that is complete first; a small one starts the exchange early (DDP has the same)."""
+MOST_BYTES = 25 << 20
+"""DDP's bucket size."""
+SLICE_BYTES = 40 << 10
+"""What one worker sends another of a full bucket, at least, for each worker that there is: every
+message costs each of the others some time, and `ordered/chunk_tuner.py` finds out whether smaller
+ones gain more than they cost. Chosen over Gloo with 11 MB of gradients on 2, 4 and 8 workers of one
+machine (`benchmarks/ordered.py`)."""
+BETWEEN_NODES = 12
+"""Buckets, or pieces of large ones: what `ordered/chunk_tuner.py` begins with and cuts further. The
+exchange of each has two stages, and with many of them the second one's of one hides behind the next
+one's first."""
+WITHIN_NODE = 4
+"""The same where no network is in between: each costs about 0.4 ms of a core's time with Gloo, and
+there is little to hide."""
+
+
+@final
+@dataclass(kw_only=True)
+class Flat:
+    """A buffer for one bucket's gradients."""
+
+    content: Tensor
+    """(size,)"""
+    views: list[Tensor]
+    """Of `content`, one a parameter, of its shape and strides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One parameter of a bucket."""
+
+    index: int
+    """Its place among the trained parameters."""
+    parameter: nn.Parameter
+    offset: int
+    """Where it begins in the flat buffer, in elements."""
+
+
+@final
+class Bucket:
+    """Parameters of one dtype and device whose gradients travel together.
+
+    Buffers are pooled: one is taken for every shard's gradients, and is free again once they have
+    been added to another's.
+    """
+
+    def __init__(self, chosen: Sequence[tuple[int, nn.Parameter]], workers: int, shards: int):
+        self.members = list(_laid_out(chosen))
+        _, first = chosen[0]
+        self.dtype, self.device = first.dtype, first.device
+        self.step = workers * ALIGNMENT
+        last = self.members[-1]
+        self.size = rounded_up(last.offset + last.parameter.numel(), self.step)
+        """Elements of a buffer: a slice of equal length for every worker."""
+        self.tree: TreeSum[Flat] = TreeSum(shards, self.add)
+        self.missing = len(chosen)
+        """Gradients of the open shard that haven't come."""
+        self.is_ready = False
+        """Whether the sums of this worker's shards are complete."""
+        self._rooms: dict[int, Tensor] = {}
+        self._free: list[Flat] = []
+        self._every: list[Flat] = []
+        self._strides = [torch.empty_like(p, device="meta").stride() for _, p in chosen]
+
+    def take(self) -> Flat:
+        """Lend a buffer."""
+        if not self._free:
+            content = torch.zeros(self.size, dtype=self.dtype, device=self.device)
+            views = [
+                content.as_strided(m.parameter.shape, strides, m.offset)
+                for m, strides in zip(self.members, self._strides, strict=True)
+            ]
+            made = Flat(content=content, views=views)
+            self._every.append(made)
+            self._free.append(made)
+        return self._free.pop()
+
+    def give(self, flat: Flat) -> None:
+        """Take a buffer back."""
+        self._free.append(flat)
+
+    def add(self, left: Flat, right: Flat) -> Flat:
+        """Add two sums, in place of the left one."""
+        left.content.add_(right.content)
+        self.give(right)
+        return left
+
+    def pack(self) -> Flat:
+        """Move the gradients into a buffer; a parameter without one counts as zero."""
+        flat = self.take()
+        views, gradients = [], []
+        for member, view in zip(self.members, flat.views, strict=True):
+            gradient, member.parameter.grad = member.parameter.grad, None
+            if gradient is None:
+                view.zero_()
+            else:
+                views.append(view)
+                gradients.append(gradient)
+        if views:
+            torch._foreach_copy_(views, gradients)
+        self.missing = 0
+        return flat
+
+    def zeros(self) -> Flat:
+        """Lend a buffer of (positive) zeros."""
+        flat = self.take()
+        flat.content.zero_()
+        return flat
+
+    def room(self, sizes: Sequence[int]) -> list[Tensor]:
+        """Lend room of so many elements each until the next step."""
+        return [self._room(place, size) for place, size in enumerate(sizes)]
+
+    def show(self) -> None:
+        """Make the sum of all shards the parameters' gradients."""
+        for member, view in zip(self.members, self.tree.values[0].views, strict=True):
+            member.parameter.grad = view
+
+    def begin(self) -> None:
+        """Take all buffers back that the last step has used."""
+        self.tree.clear()
+        self._free = list(self._every)  # in the same order, so that each is lent for the same again
+        self.is_ready = False
+
+    def free(self) -> None:
+        """Forget all buffers; the gradients that the parameters have stay theirs."""
+        self.begin()
+        self._free, self._every, self._rooms = [], [], {}
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of all buffers."""
+        every = [flat.content for flat in self._every] + list(self._rooms.values())
+        return sum(tensor.nbytes for tensor in every)
+
+    def _room(self, place: int, size: int) -> Tensor:
+        if size == self.size:
+            return self.take().content
+        if place not in self._rooms:
+            self._rooms[place] = torch.empty(size, dtype=self.dtype, device=self.device)
+        return self._rooms[place]
+
+
+@final
+@dataclass(kw_only=True)
+class Layout:
+    """Which parameters get gradients, and in which buckets."""
+
+    bucket_bytes: int
+    """Above this a bucket, which may be one large parameter, travels in several parts."""
+
+    buckets: list[Bucket] = field(default_factory=list)
+    """In the order in which a backward pass completes them."""
+    bucket_of: dict[int, Bucket] = field(default_factory=dict)
+    """By the place of a parameter among the trained ones."""
+    without: list[int] = field(default_factory=list)
+    """Places of the trained parameters that get no gradient."""
+
+    def most_at_once(self, bucket: Bucket) -> int:
+        """Say how many elements of a bucket travel at once."""
+        return rounded_up(self.bucket_bytes // bucket.dtype.itemsize, bucket.step)
+
+
+def lay_out(
+    parameters: Sequence[nn.Parameter],
+    order: Sequence[int],
+    most: int,
+    workers: int,
+    shards: int,
+) -> Layout:
+    """Put parameters into buckets.
+
+    Args:
+        parameters: All that are trained.
+        order: The places of those that get a gradient, in the order in which they get it.
+        most: Bytes of a bucket.
+        workers: How many there are.
+        shards: How many there are.
+    """
+    sizes = [parameters[place].nbytes for place in order]
+    kinds = [f"{parameters[place].dtype} {parameters[place].device}" for place in order]
+    without = sorted(set(range(len(parameters))).difference(order))
+    found = Layout(bucket_bytes=most, without=without)
+    for group in cut(sizes, kinds, min(FIRST_BYTES, most), most):
+        chosen = [(order[i], parameters[order[i]]) for i in group]
+        bucket = Bucket(chosen, workers, shards)
+        found.buckets.append(bucket)
+        found.bucket_of |= dict.fromkeys([place for place, _ in chosen], bucket)
+    return found
+
+
+def bucket_bytes(total: int, workers: int, *, within_node: bool) -> int:
+    """Choose the size of a bucket for gradients of `total` bytes."""
+    parts = WITHIN_NODE if within_node else BETWEEN_NODES
+    return min(MOST_BYTES, max(workers * workers * SLICE_BYTES, total // parts))
+
+
+def cut(sizes: Sequence[int], kinds: Sequence[str], first: int, most: int) -> list[list[int]]:
+    """Group what comes in this order into buckets of one kind each.
+
+    Args:
+        sizes: In bytes.
+        kinds: What can't be mixed in a bucket.
+        first: Bytes at which the first bucket is full.
+        most: Bytes at which any other is full; one item may be larger.
+
+    Returns:
+        Positions, ascending in each bucket; the buckets in the order in which they are complete.
+    """
+    done: list[list[int]] = []
+    filling: dict[str, list[int]] = {}
+    filled: dict[str, int] = {}
+    for position, (size, kind) in enumerate(zip(sizes, kinds, strict=True)):
+        if kind in filling and filled[kind] + size > (most if done else first):
+            done.append(filling.pop(kind))
+            filled[kind] = 0
+        filling.setdefault(kind, []).append(position)
+        filled[kind] = filled.get(kind, 0) + size
+    done += filling.values()
+    return sorted(done, key=lambda group: group[-1])
+
+
+def rounded_up(number: int, multiple: int) -> int:
+    """Round up to a multiple, at least one of it."""
+    return max(1, math.ceil(number / multiple)) * multiple
+
+
+def _laid_out(chosen: Sequence[tuple[int, nn.Parameter]]) -> Iterator[Member]:
+    offset = 0
+    for index, parameter in chosen:
+        yield Member(index=index, parameter=parameter, offset=offset)
+        # Some kernels add in another order where memory isn't aligned, and what comes before a
+        # parameter in its bucket depends on the number of workers.
+        offset += rounded_up(parameter.numel(), ALIGNMENT)

@@ -1,0 +1,389 @@
+"""Seconds of a step for each way of combining gradients: a model, nothing is measured here.
+
+Buckets travel one after another in the order in which the backward pass completes them:
+`end = max(ready, previous end) + collective`; what ends after the backward pass is exposed. Li et
+al.: "PyTorch Distributed" (VLDB 2020), section 3.2. Imports no torch.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import ceil, inf, sqrt
+from statistics import NormalDist
+from typing import Self
+
+from paceline.gradient_sync.bucketing import group_by_bytes
+from paceline.gradient_sync.local_sgd.schedule import LocalPlan
+from paceline.gradient_sync.network_model import Cluster, ring_bytes
+from paceline.gradient_sync.options import LOCAL_METHODS, POWERSGD_BUCKETS, SyncOptions
+from paceline.results.profile import STRETCH_S, Arrival, StepProfile
+
+FIRST_BYTES = 1 << 20
+"""Where DistributedDataParallel closes its first bucket."""
+MOST_BYTES = 25 << 20
+"""Where it closes the others."""
+PASSES = {"bf16": 3.0, "fp16": 3.0, "powersgd": 8.0, "int8": 5.0, "average": 6.0}
+"""Bytes that are read or written in memory for each byte of fp32, counted in the arithmetic: two
+casts; the correction, two products, the remainder and the result; quantised and back, twice; the
+difference of weights and what is added to them."""
+_LONG_MATRIX = 3.0
+"""A matrix of n numbers has rows and columns of about 3 sqrt(n) together: 2 sqrt(n) where it is
+square, 2.9 sqrt(n) in VGG's largest, 3.3 sqrt(n) in convolutions of 3 x 3."""
+_SHARES = {"fp32": 1.0, "bf16": 0.5, "int8": 0.25 * (1 + 4 / 256)}
+"""Bytes on the wire for each byte of fp32; int8 has a scale of four bytes for each 256 numbers."""
+_EVERY = (2, 4, 8, 16, 32, 64)
+_ROUNDS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a worker's device spends on communication besides waiting for it."""
+
+    memory_bytes_per_s: float = inf
+    """At which gradients are compressed and weights averaged."""
+    sending_s_per_byte: float = 0.0
+    """Time that computation loses for each byte sent, where the same cores do both."""
+
+    @classmethod
+    def usual(cls, device: str) -> Self:
+        """Assume what is common: 5 GB/s for a worker on processors, 200 GB/s on a GPU."""
+        return cls(memory_bytes_per_s=5e9 if device == "cpu" else 2e11)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """What one worker does in a step by itself."""
+
+    before_s: float
+    """Until the backward pass begins: data and forward."""
+    backward_s: float
+    after_s: float = 0.0
+    """Optimizer and the rest."""
+    gradients: tuple[Arrival, ...]
+    """In the order in which the backward pass makes them."""
+    parameter_bytes: int
+    jitter_s: float = 0.0
+    """Standard deviation of one worker's steps, but for the few that take very long."""
+    uneven_s: float = 0.0
+    """Standard deviation between workers that lasts from step to step."""
+    bucket_bytes: int | None = None
+    """Where all buckets are closed, the first as well. Default: as DistributedDataParallel does."""
+
+    @classmethod
+    def of(cls, profile: StepProfile) -> Self:
+        """Take it from a profile, also of several workers: what they waited for is left out."""
+        parts = profile.parts
+        own = [worker.compute_s for worker in profile.workers]
+        spreads = [worker.spread_s for worker in profile.workers]
+        return cls(
+            before_s=parts.data + parts.forward,
+            backward_s=parts.backward,
+            after_s=parts.optimizer + parts.other,
+            gradients=_within(parts.backward, _arrivals(profile)),
+            parameter_bytes=profile.parameter_bytes,
+            jitter_s=min(sqrt(_mean(s * s for s in spreads)), _usual_spread_s(profile)),
+            uneven_s=sqrt(_mean((c - _mean(own)) ** 2 for c in own)),
+        )
+
+    @property
+    def step_s(self) -> float:
+        """A whole step of a worker alone."""
+        return self.before_s + self.backward_s + self.after_s
+
+    @property
+    def gradient_bytes(self) -> int:
+        """All gradients."""
+        return sum(arrival.bytes for arrival in self.gradients)
+
+    def scaled(self, share: float) -> "Compute":
+        """Give it for another share of the samples; what comes after the backward pass stays."""
+        if share == 1:
+            return self
+        return replace(
+            self,
+            before_s=self.before_s * share,
+            backward_s=self.backward_s * share,
+            gradients=tuple(Arrival(at_s=a.at_s * share, bytes=a.bytes) for a in self.gradients),
+            jitter_s=self.jitter_s * share,
+            uneven_s=self.uneven_s * share,
+        )
+
+    def slower(self, factor: float) -> "Compute":
+        """Give it for a device that takes so many times as long for everything."""
+        return replace(self.scaled(factor), after_s=self.after_s * factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCost:
+    """Where a step's seconds go, on average over steps."""
+
+    compute_s: float
+    exposed_s: float
+    """Communication that no computation hides."""
+    codec_s: float = 0.0
+    """Compressing, averaging weights, and what sending takes from the cores."""
+    waiting_s: float = 0.0
+    """For the slowest worker."""
+    sent_bytes: float = 0.0
+    """By one worker."""
+
+    @property
+    def step_s(self) -> float:
+        """All of it."""
+        return self.compute_s + self.exposed_s + self.codec_s + self.waiting_s
+
+
+_NO_MACHINE = Machine()
+
+
+def step_cost(
+    compute: Compute, method: SyncOptions, cluster: Cluster, machine: Machine = _NO_MACHINE
+) -> StepCost:
+    """Predict a step.
+
+    Args:
+        compute: What one worker does by itself.
+        method: How gradients become one; `auto` and None are taken as all-reduce.
+        cluster: Where.
+        machine: What compression and sending cost.
+    """
+    if cluster.workers == 1:
+        return StepCost(compute_s=compute.step_s, exposed_s=0.0)
+    if method.sync in LOCAL_METHODS:
+        cost = _local(compute, method, cluster, machine)
+    elif method.sync == "powersgd":
+        cost = _powersgd(compute, method.powersgd_rank, cluster, machine)
+    else:
+        cost = _averaged(compute, method, cluster, machine)
+    alone_for = method.sync_every if method.sync in LOCAL_METHODS else 1
+    return replace(
+        cost,
+        codec_s=cost.codec_s + cost.sent_bytes * machine.sending_s_per_byte,
+        waiting_s=expected_maximum(cluster.workers)
+        * sqrt(compute.uneven_s**2 + compute.jitter_s**2 / alone_for),
+    )
+
+
+def efficiency(
+    compute: Compute, method: SyncOptions, cluster: Cluster, machine: Machine = _NO_MACHINE
+) -> float:
+    """Predict the share of time that computes, at the same batch for each worker."""
+    return compute.step_s / step_cost(compute, method, cluster, machine).step_s
+
+
+def choose_local(
+    compute: Compute,
+    cluster: Cluster,
+    machine: Machine = _NO_MACHINE,
+    target: float = 0.9,
+    method: SyncOptions | None = None,
+) -> SyncOptions:
+    """Choose the fewest local steps that reach an efficiency, else those that come closest.
+
+    Args:
+        compute: What one worker does by itself.
+        cluster: Where.
+        machine: What averaging and sending cost.
+        target: The efficiency wanted.
+        method: What else is set, such as the precision. Default: plain local steps.
+
+    Returns:
+        The method, with `sync_every`, and a `sync_delay` of half of it unless one is set.
+    """
+    base = method or SyncOptions(sync="local")
+    set_delay = base.sync_delay
+    best, found = base, 0.0
+    for every in _EVERY if set_delay is None else (n for n in _EVERY if n > set_delay):
+        delay = every // 2 if set_delay is None else set_delay
+        tried = replace(base, sync_every=every, sync_delay=delay)
+        reached = efficiency(compute, tried, cluster, machine)
+        if reached >= target:
+            return tried
+        if reached > found:
+            best, found = tried, reached
+    return best
+
+
+def buckets(gradients: Sequence[Arrival], most: int | None = None) -> list[Arrival]:
+    """Put gradients into the buckets of DistributedDataParallel: when each is ready, its bytes.
+
+    A gradient that overfills a bucket stays in it: none is split.
+
+    Args:
+        gradients: In the order in which the backward pass makes them.
+        most: Bytes at which every bucket is closed. Default: 1 MiB for the first, then 25 MiB.
+    """
+    first, others = (most, most) if most else (FIRST_BYTES, MOST_BYTES)
+    groups = _grouped(gradients, first, others)
+    done = [Arrival(at_s=group[-1].at_s, bytes=sum(a.bytes for a in group)) for group in groups]
+    return [bucket for bucket in done if bucket.bytes]
+
+
+def _grouped(gradients: Sequence[Arrival], first: int, most: int) -> Iterator[list[Arrival]]:
+    for places in group_by_bytes([arrival.bytes for arrival in gradients], first, most):
+        yield [gradients[place] for place in places]
+
+
+def expected_maximum(number: int) -> float:
+    """Expect this of the largest of so many standard normal numbers.
+
+    Blom: "Statistical Estimates and Transformed Beta-Variables" (1958): the quantile at
+    (n - 3/8) / (n + 1/4).
+    """
+    return 0.0 if number < 2 else NormalDist().inv_cdf((number - 0.375) / (number + 0.25))
+
+
+def method_label(method: SyncOptions) -> str:
+    """Name a method with the options that count, as `local H=16 int8`."""
+    words: list[str] = [method.sync or "allreduce"]
+    if method.sync in LOCAL_METHODS:
+        words.append(f"H={method.sync_every}")
+        words += [f"D={method.delay}"] if method.delay != method.sync_every // 2 else []
+        words += [f"P={method.sync_parts}"] if method.sync_parts > 1 else []
+        words += [method.sync_precision] if method.sync_precision != "fp32" else []
+    elif method.sync == "powersgd":
+        words.append(f"rank {method.powersgd_rank}")
+    return " ".join(words)
+
+
+def _averaged(
+    compute: Compute, method: SyncOptions, cluster: Cluster, machine: Machine
+) -> StepCost:
+    """All-reduce of buckets, each in full or in half as many bytes, or the ordered exchange."""
+    half = method.sync in ("bf16", "fp16")
+    share = 0.5 if half else 1.0
+    end_s = 0.0
+    for bucket in buckets(compute.gradients, compute.bucket_bytes):
+        size = bucket.bytes * share
+        if method.sync == "ordered":
+            takes_s = cluster.all_to_all_s(size) + cluster.all_gather_s(size)
+        else:
+            takes_s = cluster.all_reduce_s(size)
+        end_s = max(bucket.at_s, end_s) + takes_s
+    codec = PASSES["bf16"] * compute.gradient_bytes / machine.memory_bytes_per_s if half else 0.0
+    return StepCost(
+        compute_s=compute.step_s,
+        exposed_s=max(0.0, end_s - compute.backward_s),
+        codec_s=codec,
+        sent_bytes=ring_bytes(compute.gradient_bytes * share, cluster.workers),
+    )
+
+
+def _powersgd(compute: Compute, rank: int, cluster: Cluster, machine: Machine) -> StepCost:
+    """In each bucket one factor is averaged, then the other; buckets one after another."""
+    sent = powersgd_bytes(compute.gradients, rank)
+    full, end_s = ceil(compute.gradient_bytes / POWERSGD_BUCKETS), 0.0
+    for bucket in _grouped(compute.gradients, full, full):
+        thin = powersgd_bytes(bucket, rank)
+        end_s = max(bucket[-1].at_s, end_s) + 2 * cluster.all_reduce_s(thin / 2)
+    return StepCost(
+        compute_s=compute.step_s,
+        exposed_s=max(0.0, end_s - compute.backward_s),
+        codec_s=PASSES["powersgd"] * compute.gradient_bytes / machine.memory_bytes_per_s,
+        sent_bytes=ring_bytes(sent, cluster.workers),
+    )
+
+
+def powersgd_bytes(gradients: Iterable[Arrival], rank: int) -> float:
+    """Estimate the bytes of PowerSGD's two factors; shapes aren't known, only sizes."""
+    thin = ((a.bytes, 4 * _LONG_MATRIX * rank * sqrt(a.bytes / 4)) for a in gradients)
+    return sum(factors if 2 * factors <= whole else whole for whole, factors in thin)
+
+
+def _local(compute: Compute, method: SyncOptions, cluster: Cluster, machine: Machine) -> StepCost:
+    """Weights averaged in parts, each begun at its own step and due some steps later."""
+    size = compute.parameter_bytes / method.sync_parts
+    takes_s = exchange_s(size, method, cluster, machine)
+    average_s = PASSES["average"] * compute.parameter_bytes / machine.memory_bytes_per_s
+    share = _SHARES[method.sync_precision]
+    sent = ring_bytes(compute.parameter_bytes * share, cluster.workers)
+    return StepCost(
+        compute_s=compute.step_s,
+        exposed_s=_exposed_s(compute.step_s, takes_s, method),
+        codec_s=average_s / method.sync_every,
+        sent_bytes=sent / method.sync_every,
+    )
+
+
+def exchange_s(
+    size_bytes: float, method: SyncOptions, cluster: Cluster, machine: Machine = _NO_MACHINE
+) -> float:
+    """Say how long the exchange of one part's differences takes, on a thread of its own.
+
+    Args:
+        size_bytes: Of the part in fp32.
+        method: Its `sync_precision` counts.
+        cluster: Where.
+        machine: What quantising costs.
+    """
+    if method.sync_precision == "fp32":
+        return cluster.all_reduce_s(size_bytes)
+    sent = size_bytes * _SHARES[method.sync_precision]
+    codec_s = PASSES[method.sync_precision] * size_bytes / machine.memory_bytes_per_s
+    return codec_s + cluster.all_to_all_s(sent) + cluster.all_gather_s(sent)
+
+
+def _exposed_s(step_s: float, takes_s: float, method: SyncOptions) -> float:
+    """Play some rounds of local steps: seconds that the training waits, per step."""
+    plan = LocalPlan(every=method.sync_every, delay=method.delay, parts=method.sync_parts)
+    free = lost = first = 0.0
+    ends: deque[float] = deque()
+    for step, leaving, arriving in _events(plan):
+        if plan.delay:
+            lost += _late_s(step * step_s + lost, ends, arriving)
+        for _ in range(leaving):
+            free = max(step * step_s + lost, free) + takes_s
+            ends.append(free)
+        if not plan.delay:
+            lost += _late_s(step * step_s + lost, ends, arriving)
+        first = lost if step <= plan.every else first  # the first round has nothing to wait for
+    return (lost - first) / (_ROUNDS * plan.every)
+
+
+@cache
+def _events(plan: LocalPlan) -> tuple[tuple[int, int, int], ...]:
+    """List the steps at which something leaves or arrives: the step, how much does."""
+    steps = range(1, (1 + _ROUNDS) * plan.every + 1)
+    moves = ((step, len(plan.leaving(step)), len(plan.arriving(step))) for step in steps)
+    return tuple(move for move in moves if any(move[1:]))
+
+
+def _late_s(now: float, ends: deque[float], arriving: int) -> float:
+    """Take what arrives off the queue; say how long after now the last of it does."""
+    return max([0.0, *(ends.popleft() - now for _ in range(arriving))])
+
+
+def _usual_spread_s(profile: StepProfile) -> float:
+    """Give the spread of steps without the few that took very long.
+
+    What was measured are means of stretches, which differ less than the steps in them.
+    """
+    step_s = profile.step_s
+    steps = max(1.0, STRETCH_S / step_s.median) if step_s.median > 0 else 1.0
+    return step_s.deviation * sqrt(steps)
+
+
+def _arrivals(profile: StepProfile) -> tuple[Arrival, ...]:
+    """Give the measured arrivals; where there are none, as if they came evenly."""
+    if profile.gradients:
+        return profile.gradients
+    total, backward_s = profile.gradient_bytes or profile.parameter_bytes, profile.parts.backward
+    pieces = max(1, round(total / MOST_BYTES))
+    return tuple(
+        Arrival(at_s=backward_s * (piece + 1) / pieces, bytes=total // pieces)
+        for piece in range(pieces)
+    )
+
+
+def _within(backward_s: float, gradients: tuple[Arrival, ...]) -> tuple[Arrival, ...]:
+    """Let the last arrival end the backward pass: they were measured in other steps than it was."""
+    last_s = max((arrival.at_s for arrival in gradients), default=0.0)
+    squeeze = min(1.0, backward_s / last_s) if last_s > 0 else 1.0
+    late_s = backward_s - last_s * squeeze
+    return tuple(Arrival(at_s=a.at_s * squeeze + late_s, bytes=a.bytes) for a in gradients)
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else 0.0

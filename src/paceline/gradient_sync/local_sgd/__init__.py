@@ -1,0 +1,1 @@
+"""Workers that train on their own between averages of their weights."""

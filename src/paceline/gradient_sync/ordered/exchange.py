@@ -1,0 +1,272 @@
+"""Carries partial sums between the workers. The backends move bytes and add nothing.
+
+Stage 1: every worker sends the sums of its subtrees, each worker a slice of its own (all-to-all).
+The worker that owns a slice adds them along the tree. Stage 2: all collect the slices (all-gather).
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.distributed.group import Group
+from paceline.distributed.work_division import Division
+from paceline.errors import UsageError
+from paceline.gradient_sync.buckets import ALIGNMENT, rounded_up
+from paceline.gradient_sync.ordered.chunk_tuner import CUTS, Cut, Grain
+from paceline.gradient_sync.ordered.reduction_tree import additions, roots
+
+LEAST_BYTES = 8 << 10
+"""What one worker sends another at once, at least: smaller messages gain nothing anywhere."""
+
+
+@dataclass(kw_only=True)
+class _Part:
+    """What goes through the first stage at once."""
+
+    sums: list[Tensor]
+    """Of this worker's subtrees, each (workers * slice,)."""
+    room: Tensor
+    """(workers * subtrees * slice,): where they lie by receiver, if there are several."""
+    received: Tensor
+    """(all subtrees * slice,)"""
+    additions: list[tuple[Tensor, Tensor, Tensor]]
+    """Two to add, and where their sum goes; in this order."""
+    work: dist.Work | None = None
+
+
+@dataclass(kw_only=True)
+class _Piece:
+    """What goes through the second stage at once. Made once for buffers, used in every step."""
+
+    parts: list[_Part]
+    own: Tensor
+    """(parts, slice), or (slice,) for one part: where this worker's sums come."""
+    spread: Tensor | list[Tensor]
+    """Where all workers' come: one tensor for all, (workers * slice,), or with several parts one
+    for each worker, (parts, slice), not contiguous."""
+    work: dist.Work | None = None
+
+
+@final
+class Exchange:
+    """Completes sums over all workers, several at a time while the backward pass goes on.
+
+    All workers start the same buffers in the same order. On the CPU the second stage runs in a
+    process group of its own: when it can begin differs between workers, and collectives of one
+    group must begin in one order.
+    """
+
+    def __init__(self, group: Group, shards: int) -> None:
+        """Connect the workers. Collective.
+
+        Raises:
+            UsageError: The backend has no all-to-all.
+        """
+        division = Division.of(shards, group.world_size)
+        held = [roots(division.parts_of(rank), shards) for rank in range(group.world_size)]
+        self._counts = [len(nodes) for nodes in held]
+        self._own = self._counts[group.rank]
+        self._is_even = self._counts == [1] * group.world_size
+        """As with powers of two: the sums are sent from where they are."""
+        self._additions = additions([node for nodes in held for node in nodes], shards)
+        self._workers = group.world_size
+        self._told = torch.zeros(2, group.world_size, 1 + len(CUTS), dtype=torch.int64)
+        """By worker: whether something failed, and the time of each cut."""
+        self._pieces: dict[tuple[int, ...], list[_Piece]] = {}
+        """By the buffers and the cut."""
+        self._first: deque[_Piece] = deque()
+        self._second: list[_Piece] = []
+        self._grain: Grain | None = None
+        self._spreading: dist.ProcessGroup | None = None
+        self._stream: torch.Stream | None = None
+        if group.has_few_operations:
+            raise UsageError(
+                f"--shards needs all-to-all, which --backend {group.backend} doesn't have. Use "
+                "--backend nccl or gloo"
+            )
+        if group.device.type == "cpu":
+            self._spreading = another_group()
+        else:
+            self._stream = torch.Stream(device=group.device)
+
+    @property
+    def cut(self) -> Cut:
+        """How buffers are cut in the present step."""
+        return CUTS[0] if self._grain is None else self._grain.cut
+
+    def wire_bytes(self, total: int) -> float:
+        """Count what this worker sends for buffers of so many bytes in all."""
+        return (self._own + 1) * (self._workers - 1) / self._workers * total
+
+    def room(self, size: int) -> list[int]:
+        """Say how many elements of room `start` needs for buffers of so many elements."""
+        slices = size // self._workers
+        if self._is_even:
+            return [size]
+        return [sum(self._counts) * slices, self._own * size]
+
+    def try_cuts(self) -> None:
+        """Find out in the steps to come how finely to cut. On all workers in the same step.
+
+        Only on the CPU: with a GPU's backend both stages follow each other on its stream.
+        """
+        if self._spreading is not None and self._grain is None:
+            self._grain = Grain()
+
+    def start(self, sums: Sequence[Tensor], room: Sequence[Tensor], most: int) -> None:
+        """Send this worker's sums on their way. Collective, but doesn't block.
+
+        Args:
+            sums: Of its subtrees, each (workers * slice,); the first one becomes the sum of all.
+            room: To work in, of the sizes that `room` says; neither may be touched before `finish`,
+                or let go of before `forget`.
+            most: Elements that travel at once, a multiple of the workers' `ALIGNMENT`.
+        """
+        if self._grain is not None:
+            self._grain.begin()
+        cut = self.cut
+        key = (*map(id, sums), *map(id, room), *cut)
+        if key not in self._pieces:
+            self._pieces[key] = list(self._cut(sums, room, most, cut))
+        for piece in self._pieces[key]:
+            self._start(piece)
+
+    def poll(self) -> None:
+        """Go on with what has arrived. Doesn't block."""
+        while self._first and all(
+            _started(part.work).is_completed() for part in self._first[0].parts
+        ):
+            self._add_and_spread(self._first.popleft())
+
+    def finish(self, failure: int) -> bool:
+        """Wait until all sums are complete. Collective.
+
+        Args:
+            failure: Not 0 where something went wrong on this worker.
+
+        Returns:
+            Whether something went wrong on any worker.
+        """
+        told, heard = self._told
+        told[:, 0] = failure
+        if self._grain is not None and not self._grain.is_settled:
+            told[:, 1:] = torch.tensor(self._grain.tell())
+        telling = _started(dist.all_to_all_single(heard, told, async_op=True))
+        while self._first:
+            self._add_and_spread(self._first.popleft())
+        telling.wait()
+        for piece in self._second:
+            _started(piece.work).wait()
+        self._second.clear()
+        if self._grain is not None and self._grain.end(heard[:, 1:]):
+            self.forget()
+        return bool(heard[:, 0].any())
+
+    def forget(self) -> None:
+        """Let go of all buffers that were ever started. Local to the worker."""
+        self._pieces.clear()
+
+    def release(self) -> None:
+        """Leave the second process group. Local to the worker."""
+        self.forget()
+        if self._spreading is not None and dist.is_initialized():
+            dist.destroy_process_group(self._spreading)
+        self._spreading = None
+
+    def _cut(
+        self, sums: Sequence[Tensor], room: Sequence[Tensor], most: int, cut: Cut
+    ) -> Iterator[_Piece]:
+        """Cut buffers into pieces, and these into equal, aligned parts; a small rest stays one."""
+        slices, most_slices = len(sums[0]) // self._workers, most // self._workers
+        finest, least = cut.parts * ALIGNMENT, cut.parts * LEAST_BYTES // sums[0].itemsize
+        step = rounded_up(min(max(most_slices // cut.pieces, least), most_slices), finest)
+        for begin in range(0, slices, step):
+            end = min(begin + step, slices)
+            is_cut = end - begin >= least and (end - begin) % finest == 0
+            yield self._piece(sums, room, begin, end, cut.parts if is_cut else 1)
+
+    def _piece(
+        self, sums: Sequence[Tensor], room: Sequence[Tensor], begin: int, end: int, parts: int
+    ) -> _Piece:
+        """Make a piece of what lies between these elements of a slice."""
+        workers, count, length = self._workers, sum(self._counts), (end - begin) // parts
+        total = sums[0][workers * begin : workers * end]
+        own = room[0][count * begin :][: end - begin]  # where earlier parts have been added up
+        piece = _Piece(parts=[], own=own, spread=total)
+        if parts > 1:
+            piece.own = own.view(parts, length)
+            piece.spread = list(total.view(parts, workers, length).unbind(1))
+        for low, there in zip(range(begin, end, length), own.view(parts, length), strict=True):
+            high = low + length
+            rows = room[0][count * low : count * high].view(count, length)
+            additions = [(rows[left], rows[right], rows[left]) for left, right in self._additions]
+            left, right, _ = additions[-1]
+            additions[-1] = left, right, there
+            part = _Part(
+                sums=[s[workers * low : workers * high] for s in sums],
+                room=room[-1][self._own * workers * low : self._own * workers * high],
+                received=rows.view(-1),
+                additions=additions,
+            )
+            piece.parts.append(part)
+        return piece
+
+    def _start(self, piece: _Piece) -> None:
+        for part in piece.parts:
+            part.work = self._scatter(part)
+        if self._stream is None:
+            self._first.append(piece)
+            return
+        self._stream.wait_stream(torch.accelerator.current_stream())
+        with self._stream:
+            self._add_and_spread(piece)
+
+    def _scatter(self, part: _Part) -> dist.Work:
+        if self._is_even:
+            return _started(dist.all_to_all_single(part.received, part.sums[0], async_op=True))
+        size = len(part.sums[0]) // self._workers
+        sent = part.room.view(self._workers, self._own, size)
+        torch.stack([s.view(self._workers, size) for s in part.sums], 1, out=sent)
+        taken, given = [count * size for count in self._counts], [self._own * size] * self._workers
+        return _started(
+            dist.all_to_all_single(part.received, part.room, taken, given, async_op=True)
+        )
+
+    def _add_and_spread(self, piece: _Piece) -> None:
+        for part in piece.parts:
+            _started(part.work).wait()
+            for left, right, there in part.additions:
+                torch.add(left, right, out=there)
+        group, own, spread = self._spreading, piece.own, piece.spread
+        if isinstance(spread, Tensor):
+            work = dist.all_gather_into_tensor(spread, own, group=group, async_op=True)
+        else:
+            work = dist.all_gather(spread, own, group=group, async_op=True)
+        piece.work = _started(work)
+        self._second.append(piece)
+
+
+def _started(work: dist.Work | None) -> dist.Work:
+    assert work is not None  # it is asynchronous, and has been started
+    return work
+
+
+def another_group(*, of_device: bool = False) -> dist.ProcessGroup:
+    """Connect the workers once more, with the timeout of their first group. Collective.
+
+    Args:
+        of_device: By the backends of that group, which carry tensors of its device too; otherwise
+            by Gloo alone.
+    """
+    world = dist.group.WORLD
+    assert world is not None
+    timeout: timedelta = world._get_backend(torch.device("cpu")).options._timeout
+    group = dist.new_group(backend=None if of_device else "gloo", timeout=timeout)
+    assert isinstance(group, dist.ProcessGroup)  # this worker is in it
+    return group

@@ -1,0 +1,373 @@
+"""Gradients of fixed shards, summed in an order that doesn't depend on the number of workers.
+
+1. A worker runs its shards one after another. As a bucket's gradients come, they move into a flat
+   buffer, and buffers are added along the tree of `reduction_tree.py` as early as it allows.
+2. During its last shard each bucket leaves as soon as it is complete (`exchange.py`).
+3. `finish` waits until every parameter's gradient is the sum over all shards, the same bits on any
+   number of workers.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from operator import is_
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from paceline.distributed.group import Group
+from paceline.distributed.work_division import Division
+from paceline.errors import JobError, UsageError
+from paceline.gradient_sync.buckets import Bucket, Flat, Layout, bucket_bytes, lay_out
+from paceline.gradient_sync.name_list import list_names
+from paceline.gradient_sync.ordered.exchange import Exchange
+from paceline.gradient_sync.ordered.reduction_tree import Node
+
+_KEPT = 2
+"""Layouts whose buffers are kept: two models that are trained by turns have one each."""
+_NOBODY = -1
+"""Instead of a shard: none of this worker's shards had a sample."""
+_FIX = (
+    "With --shards every shard of every step must give gradients to the same parameters: use each "
+    "of them every time, or give those that are left out a share of zero: "
+    "loss + 0 * parameter.sum()"
+)
+
+
+@final
+class OrderedSum:
+    """Sums the gradients of all shards along one tree.
+
+    A step is `begin_step`, then for each shard of `mine` in turn either `skip` or `open_shard`, the
+    backward pass and `close_shard`; then `finish`.
+    """
+
+    def __init__(self, group: Group, shards: int, *, bucket_bytes: int | None = None) -> None:
+        """Connect the workers. Collective.
+
+        Args:
+            group: The workers; at most as many as there are shards.
+            shards: How many shards a step has.
+            bucket_bytes: Gradients that travel together; by the size of the model where None.
+
+        Raises:
+            UsageError: The backend can't be used for it.
+        """
+        self.mine = Division.of(shards, group.world_size).parts_of(group.rank)
+        """The shards of this worker."""
+        self._group, self._shards, self._bucket_bytes = group, shards, bucket_bytes
+        self._exchange = Exchange(group, shards) if group.world_size > 1 else None
+        self._every: list[nn.Parameter] = []
+        self._hooks: dict[nn.Parameter, RemovableHandle] = {}
+        self._layouts: dict[tuple[bool, ...], Layout] = {}
+        self._trained: tuple[bool, ...] = ()
+        self._names: list[str] = []
+        self._parameters: list[nn.Parameter] = []
+        self._layout: Layout | None = None
+        self._next = self.mine.start
+        """The shard that is to come, or that is open."""
+        self._is_open = self._is_packing = self._in_step = False
+        self._arrived: dict[int, None] = {}
+        """Places of the parameters that got a gradient in the open shard's last backward pass."""
+        self._left = 0
+        """Buckets that have left."""
+        self._unused: tuple[str, ...] = ()
+        self._failure = ""
+
+    def begin_step(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Drop all gradients, and heed what has been frozen or thawed. Local to the worker.
+
+        Args:
+            parameters: All of them by name, frozen ones too; the same on every worker.
+        """
+        given = list(parameters.values())
+        if len(given) != len(self._every) or not all(map(is_, given, self._every)):
+            self._forget()
+            self._every = given
+        trained = tuple([p.requires_grad for p in self._every])
+        if trained != self._trained or self._layout is None:
+            self._take(trained, parameters)
+        for parameter in self._every:
+            parameter.grad = None
+        if self._layout is not None:
+            for bucket in self._layout.buckets:
+                bucket.begin()
+        self._next, self._left = self.mine.start, 0
+        self._is_open = self._is_packing = False
+        self._in_step = True
+        self._unused, self._failure = (), ""
+
+    def open_shard(self, shard: int, *, last: bool = True) -> None:
+        """Say to which shard the next backward pass belongs. Local to the worker.
+
+        Args:
+            shard: The next one of `mine`.
+            last: Whether its gradients are complete with this backward pass; others of it come
+                before and are added up by autograd.
+        """
+        assert shard == self._next, (shard, self._next)
+        if not self._is_open:
+            for parameter in self._parameters:
+                parameter.grad = None
+        self._is_open, self._is_packing = True, last
+        self._arrived.clear()
+        if last and self._layout is not None:
+            for bucket in self._layout.buckets:
+                bucket.missing = len(bucket.members)
+
+    def close_shard(self) -> None:
+        """Take what the shard's last backward pass has left.
+
+        Collective once a worker in the first step, and in the first one of a new set of trained
+        parameters: all agree on which of them get a gradient.
+
+        Raises:
+            JobError: Not all shards give gradients to the same parameters.
+        """
+        assert self._is_packing
+        self._is_open = self._is_packing = False
+        if self._layout is None:
+            self._agree(self._next)
+        assert self._layout is not None
+        self._note_failure(self._layout)
+        for bucket in self._layout.buckets:
+            if bucket.missing:
+                self._pack(bucket)
+        self._next += 1
+
+    def skip(self, shard: int) -> None:
+        """Count a shard without samples as zero. Local to the worker."""
+        assert shard == self._next, (shard, self._next)
+        if self._layout is not None:
+            self._push_zeros(self._layout, shard)
+        self._next += 1
+
+    def finish(self) -> tuple[str, ...]:
+        """Make every parameter's gradient the sum over all shards. Collective.
+
+        Returns:
+            After the first step (and the first of a new set of trained parameters) the names of
+            those that get no gradient in any shard, else nothing.
+
+        Raises:
+            JobError: Not all shards gave gradients to the same parameters. On every worker.
+        """
+        assert self._next == self.mine.stop, (self._next, self.mine)
+        if self._layout is None:
+            self._agree(_NOBODY)
+        self._in_step = False
+        failed = bool(self._failure)
+        if self._exchange is not None:
+            failed = self._exchange.finish(int(failed))
+        if failed:
+            texts = self._group.gather_texts(self._failure)
+            raise JobError(next(text for text in texts if text))
+        if self._layout is not None:
+            for bucket in self._layout.buckets:
+                bucket.show()
+        return self._unused
+
+    def release(self) -> None:
+        """Leave the parameters alone from now on; their gradients stay. Local to the worker."""
+        self._forget()
+        if self._exchange is not None:
+            self._exchange.release()
+
+    @property
+    def wire_bytes(self) -> float:
+        """What this worker sends in a step, in bytes; 0 before the first one."""
+        if self._exchange is None or self._layout is None:
+            return 0.0
+        sizes = (bucket.size * bucket.dtype.itemsize for bucket in self._layout.buckets)
+        return self._exchange.wire_bytes(sum(sizes))
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of all buffers."""
+        layouts = self._layouts.values()
+        return sum(bucket.held_bytes for layout in layouts for bucket in layout.buckets)
+
+    def _forget(self) -> None:
+        for hook in self._hooks.values():
+            hook.remove()
+        self._every, self._hooks, self._layouts, self._layout = [], {}, {}, None
+        if self._exchange is not None:
+            self._exchange.forget()
+
+    def _take(self, trained: tuple[bool, ...], parameters: Mapping[str, nn.Parameter]) -> None:
+        """Turn to another set of trained parameters."""
+        self._trained = trained
+        chosen = {p: n for n, p in parameters.items() if p.requires_grad}  # a shared one once
+        self._parameters, self._names = list(chosen), list(chosen.values())
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks = {
+            p: p.register_post_accumulate_grad_hook(partial(self._arrive, place))
+            for place, p in enumerate(self._parameters)
+        }
+        self._layout = self._layouts.pop(trained, None)
+        if self._layout is not None:
+            self._layouts[trained] = self._layout  # the last one used
+        for layout in list(self._layouts.values())[:-_KEPT]:
+            for bucket in layout.buckets:
+                bucket.free()
+            if self._exchange is not None:
+                self._exchange.forget()
+
+    @torch.no_grad()
+    def _arrive(self, place: int, parameter: Tensor) -> None:
+        """Take a gradient: what autograd calls when it has put one into `.grad`."""
+        if not self._is_packing:
+            if self._in_step and not self._is_open and self._next > self.mine.start:
+                raise _twice()
+            return
+        if place in self._arrived:
+            raise _twice()
+        self._arrived[place] = None
+        assert parameter.grad is not None
+        if parameter.grad.layout is not torch.strided:
+            raise JobError(
+                f"{self._names[place]} has a sparse gradient, which --shards can't sum: make the "
+                "layer with sparse=False"
+            )
+        bucket = None if self._layout is None else self._layout.bucket_of.get(place)
+        if bucket is None:
+            return
+        bucket.missing -= 1
+        if bucket.missing == 0:
+            self._pack(bucket)
+        if self._exchange is not None:
+            self._exchange.poll()
+
+    def _pack(self, bucket: Bucket) -> None:
+        self._push(bucket, self._next, bucket.pack())
+
+    def _push_zeros(self, layout: Layout, shard: int) -> None:
+        for bucket in layout.buckets:
+            bucket.missing = 0
+            self._push(bucket, shard, bucket.zeros())
+
+    def _push(self, bucket: Bucket, shard: int, flat: Flat) -> None:
+        bucket.tree.push(Node(0, shard), flat)
+        if shard + 1 == self.mine.stop:
+            bucket.is_ready = True
+            self._send_what_is_ready()
+
+    def _send_what_is_ready(self) -> None:
+        """Let buckets go, in the same order on every worker."""
+        assert self._layout is not None
+        if self._exchange is None:
+            return
+        for bucket in self._layout.buckets[self._left :]:
+            if not bucket.is_ready:
+                break
+            room = bucket.room(self._exchange.room(bucket.size))
+            sums = [flat.content for flat in bucket.tree.values]
+            self._exchange.start(sums, room, self._layout.most_at_once(bucket))
+            self._left += 1
+
+    def _note_failure(self, layout: Layout) -> None:
+        """See whether a shard gave gradients to just those parameters that the first one did."""
+        lost = [
+            member.index
+            for bucket in layout.buckets
+            if bucket.missing
+            for member in bucket.members
+            if member.parameter.grad is None
+        ]
+        gained = [place for place in layout.without if self._parameters[place].grad is not None]
+        for place in gained:
+            self._parameters[place].grad = None
+        if (lost or gained) and not self._failure:
+            here = _place(self._next, self._group.rank)
+            lost_names, gained_names = (
+                [self._names[i] for i in sorted(set_)] for set_ in (lost, gained)
+            )
+            self._failure = _differing(lost_names, gained_names, here, "before")
+
+    def _agree(self, shard: int) -> None:
+        """Agree on which parameters get a gradient, and when. Collective.
+
+        Each worker tells the order in which its first shard's gradients came.
+
+        Raises:
+            JobError: The shards differ in which do. On every worker.
+        """
+        own = torch.full((2 + len(self._parameters),), -1, dtype=torch.int64)
+        own[0], own[-1] = shard, self._group.placement.on_one_node
+        if shard != _NOBODY:
+            late = [i for i, p in enumerate(self._parameters) if p.grad is not None]
+            for position, place in enumerate(dict.fromkeys((*self._arrived, *late))):
+                own[1 + place] = position
+        rows = self._group.gather_rows(own)
+        order = _order_of(rows[:, :-1], self._names)
+        if order is None:
+            return  # the global batch is empty
+        layout = self._lay_out(order, within_node=bool(rows[0, -1]))
+        self._layout = self._layouts[self._trained] = layout
+        if self._exchange is not None and not rows[0, -1]:
+            self._exchange.try_cuts()
+        self._unused = tuple([self._names[place] for place in layout.without])
+        for skipped in range(self.mine.start, self._next):
+            self._push_zeros(layout, skipped)
+        for bucket in layout.buckets:
+            bucket.missing = len(bucket.members)
+
+    def _lay_out(self, order: Sequence[int], *, within_node: bool) -> Layout:
+        total = sum(self._parameters[place].nbytes for place in order)
+        workers = self._group.world_size
+        most = self._bucket_bytes or bucket_bytes(total, workers, within_node=within_node)
+        return lay_out(self._parameters, order, most, workers, self._shards)
+
+
+def _order_of(rows: Tensor, names: Sequence[str]) -> list[int] | None:
+    """Read what the workers tell.
+
+    Args:
+        rows: (workers, 1 + parameters) int64: a shard or `_NOBODY`, and when each of its gradients
+            came (0 for the first), -1 for one that didn't.
+        names: Of the parameters.
+
+    Returns:
+        Places of the parameters that get a gradient, in the order of the first worker that has
+        samples; None where no worker has.
+
+    Raises:
+        JobError: The shards differ in which do.
+    """
+    told = [(rank, *row) for rank, row in enumerate(rows.tolist()) if row[0] != _NOBODY]
+    if not told:
+        return None
+    first_rank, first_shard, *first = told[0]
+    for rank, shard, *positions in told[1:]:
+        pairs = list(zip(names, positions, first, strict=True))
+        lost = [name for name, here, there in pairs if here < 0 <= there]
+        gained = [name for name, here, there in pairs if there < 0 <= here]
+        if lost or gained:
+            raise JobError(
+                _differing(
+                    lost, gained, _place(shard, rank), f"in {_place(first_shard, first_rank)}"
+                )
+            )
+    came = [place for place, position in enumerate(first) if position >= 0]
+    return sorted(came, key=lambda place: first[place])
+
+
+def _differing(lost: Sequence[str], gained: Sequence[str], here: str, there: str) -> str:
+    said = []
+    if lost:
+        said.append(f"{list_names(lost)} got no gradient in {here}, but did {there}")
+    if gained:
+        said.append(f"{list_names(gained)} got a gradient in {here}, but none {there}")
+    return f"{'; '.join(said)}. {_FIX}"
+
+
+def _place(shard: int, rank: int) -> str:
+    return f"shard {shard} on rank {rank}"
+
+
+def _twice() -> UsageError:
+    return UsageError(
+        "with --shards a step has one backward pass a shard: add the losses up before it"
+    )

@@ -1,0 +1,402 @@
+"""A model on every worker whose gradients are averaged over all of them.
+
+The user's module stays the object it is, with its own attributes and names; only its `forward`
+goes through DistributedDataParallel.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from paceline.distributed.group import Group
+from paceline.errors import JobError
+from paceline.gradient_sync.broadcast_parameters import agree_on_weights
+from paceline.gradient_sync.bucket_overlap import Departures
+from paceline.gradient_sync.compression import Compression
+from paceline.gradient_sync.name_list import list_names
+from paceline.gradient_sync.network_model import ring_bytes
+from paceline.gradient_sync.powersgd import PowerSGD
+
+Forward = Callable[..., object]
+
+
+@final
+class Replica:
+    """Averages a module's gradients over the workers while its backward pass runs, or after it.
+
+    The first backward pass of a process stays local: it shows which parameters get a gradient at
+    all (`settle`). Buffers (BatchNorm's running statistics) stay each worker's own while training;
+    who uses the model averages them. Broadcasting them before every forward pass,
+    DistributedDataParallel's default, would keep rank 0's alone and cost one more collective.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        group: Group,
+        forward: Forward | None = None,
+        compression: Compression | None = None,
+    ) -> None:
+        """Take a module over. Collective: all workers go on from rank 0's weights.
+
+        Args:
+            module: On the group's device; its `forward` is replaced.
+            group: The workers.
+            forward: What a forward pass computes; the module's own `forward` by default.
+            compression: What gradients travel in; by default they do as they are.
+
+        Raises:
+            JobError: The workers' modules differ in their parameters.
+        """
+        self.module = module
+        self.syncing = True
+        """Whether the next backward pass averages; False while micro-batches are added up."""
+        self.used = False
+        """Whether the next backward pass that reaches the module will average its gradients."""
+        self._looked = False
+        self._group = group
+        self._compression = compression
+        self._averager: PowerSGD | None = None
+        self._alone = group.world_size == 1
+        self._reached: dict[str, int] = {}
+        """Parameters that backward passes have reached since the last averaging, where deferred;
+        how often the last pass, which averages, did."""
+        self._departures: Departures | None = None
+        """Where gradients can leave during the backward pass."""
+        self._has_looked_at_a_pass = False
+        """Whether it is known if they can."""
+        self._watching: list[RemovableHandle] = []
+        self._body = _Body(module, forward or module.forward)
+        self._every = list(module.parameters())
+        self._parallel: DistributedDataParallel | None = None
+        self._partly = False
+        """Whether a parameter may go without a gradient in some step."""
+        self._settled = False
+        """Whether a backward pass has shown which parameters get a gradient."""
+        self._take_parameters()
+        agree_on_weights(module, group)
+        if group.world_size > 1 or forward is not None:
+            module.forward = _Router(self)
+            vars(module)["__getstate__"] = _PlainState(module)
+
+    @property
+    def alone(self) -> bool:
+        """Whether gradients stay this worker's own. To be changed alike on all workers."""
+        return self._alone
+
+    @alone.setter
+    def alone(self, alone: bool) -> None:
+        self._alone = alone or self._group.world_size == 1
+        self._looked = self._looked or self._settled  # what gets no gradient has been said
+        self._parallel, self.used = None, False
+
+    def defer_to(self, averager: PowerSGD | None) -> None:
+        """Leave it to another than DistributedDataParallel to average gradients.
+
+        To be called alike on all workers, between two steps.
+
+        Args:
+            averager: What does so: after the backward pass, and during it once a pass has shown
+                that every parameter gets one gradient. None: DistributedDataParallel does again.
+        """
+        self._averager = averager
+        self._parallel, self.used = None, False
+        self._watch()
+
+    @property
+    def wire_bytes(self) -> float:
+        """What one worker sends for each averaging, in bytes."""
+        if self._alone:
+            return 0.0
+        workers, tensors = self._group.world_size, list(self.parameters.values())
+        if self._averager is not None:
+            return self._averager.wire_bytes(tensors)
+        if self._compression is not None:
+            return self._compression.wire_bytes(tensors, workers)
+        return ring_bytes(sum(tensor.nbytes for tensor in tensors), workers)
+
+    def run(self, *args: object, **kwargs: object) -> object:
+        """Compute a forward pass; what `module(...)` comes down to."""
+        if not self.syncing or not torch.is_grad_enabled() or self._is_frozen():
+            return self._body.compute(*args, **kwargs)
+        if self._parallel is None:
+            self.used = self._averager is not None
+            return self._body.compute(*args, **kwargs)
+        self.used = True
+        return self._parallel(*args, **kwargs)
+
+    def settle(self) -> tuple[str, ...]:
+        """Make sure after a backward pass that its gradients are those of all workers.
+
+        Almost always they are already, and this only looks. Collective where they are not: after
+        the first backward pass, and after one that used the module by another way than calling it
+        (a method, a submodule), which DistributedDataParallel doesn't see.
+
+        Returns:
+            After the first backward pass: names of parameters that no worker has a gradient for.
+
+        Raises:
+            JobError: This worker got no gradient for parameters that had one before.
+        """
+        if self._averager is not None:
+            return self._average(self._averager)
+        if self._alone:
+            return () if self._looked else self._look()
+        if self._is_frozen():
+            return ()
+        held = [p.grad is not None for p in self.parameters.values()]
+        if self.used:
+            if any(held):  # else this backward pass was about another model, and ours may follow
+                self.used = False
+                if not self._partly and not all(held):
+                    raise self._lost_gradients(held)
+            return ()
+        without = self._compare(held)
+        return () if without is None else self._catch_up(without)
+
+    def forget(self) -> None:
+        """Count nothing of the backward passes since the last averaging. Collective."""
+        self._reached.clear()
+        self._recall()
+        self.used = False
+
+    def _catch_up(self, without: list[str]) -> tuple[str, ...]:
+        """Average gradients that came by without DistributedDataParallel. Collective."""
+        if self._parallel is not None:
+            self._replay(without)
+            return ()
+        # A forward pass that never meets a backward pass would leave gradients waiting.
+        self._parallel = _parallel(self._body, self._group.device, partly=self._partly)
+        if self._compression is not None:
+            self._compression.attach(self._parallel)
+        self._replay(without, twice=not self._partly)
+        return tuple(without)
+
+    def _average(self, averager: PowerSGD) -> tuple[str, ...]:
+        """Average what the last backward passes have left in the parameters. Collective."""
+        if self._is_frozen():
+            return ()
+        held = [name in self._reached for name in self.parameters]
+        once = set(self._reached.values()) == {1}
+        self._reached.clear()
+        was_settled, without = self._settled, self._without(held)
+        if without is None:
+            return ()  # it was about another model
+        gradients = {}
+        for name, parameter in self.parameters.items():
+            if name not in without:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                gradients[name] = parameter.grad
+        if self._departures is not None and not without:
+            self._departures.finish(gradients)
+        else:
+            self._recall()
+            averager.average_(gradients)
+        if not self._has_looked_at_a_pass and not self._partly:
+            self._prepare_departures(averager, once=once)
+        return () if was_settled else tuple(without)
+
+    def _prepare_departures(self, averager: PowerSGD, *, once: bool) -> None:
+        """Let gradients leave during backward passes, if the last gave each one. Collective."""
+        self._has_looked_at_a_pass = True
+        if self._alone or self._group.has_few_operations:
+            return
+        if self._group.gather_rows(torch.tensor([once], dtype=torch.uint8)).all():
+            averager.open_stream(self._group.device)
+            self._departures = Departures(averager, self.parameters)
+
+    def _recall(self) -> None:
+        """Take back what has left during a backward pass. Collective."""
+        if self._departures is not None:
+            self._departures.discard()
+
+    def _without(self, held: Sequence[bool]) -> list[str] | None:
+        """Say which parameters no worker has a gradient for. Collective where that may change.
+
+        Returns:
+            Their names; None where there are no others.
+        """
+        if not self.used or not self._settled or self._partly:
+            self.used = False
+            return self._compare(held)
+        if not any(held):
+            return None
+        self.used = False
+        if not all(held):
+            raise self._lost_gradients(held)
+        return []
+
+    def _compare(self, held: Sequence[bool]) -> list[str] | None:
+        """Learn which parameters the workers have a gradient for. Collective.
+
+        Returns:
+            Names of those that no worker has one for; None where there are no others.
+        """
+        rows = self._group.gather_rows(torch.tensor(held, dtype=torch.uint8)).bool()
+        if not rows.any():
+            return None
+        if not self._settled:
+            self._partly, self._settled = not bool(rows.all()), True
+        return [n for n, has in zip(self.parameters, rows.any(0).tolist(), strict=True) if not has]
+
+    def _watch(self) -> None:
+        """Note which parameters a backward pass reaches, where that isn't otherwise known."""
+        for handle in self._watching:
+            handle.remove()
+        self._reached.clear()
+        self._watching, self._departures, self._has_looked_at_a_pass = [], None, False
+        if self._averager is not None:
+            self._watching = [
+                parameter.register_post_accumulate_grad_hook(partial(self._reach, name))
+                for name, parameter in self.parameters.items()
+            ]
+
+    def _reach(self, name: str, parameter: Tensor) -> None:
+        self._reached[name] = self._reached.get(name, 0) + self.syncing
+        if self._departures is not None and self.syncing and self.used:
+            assert parameter.grad is not None
+            self._departures.arrive(name, parameter.grad)
+
+    def _look(self) -> tuple[str, ...]:
+        """Look once, after the first backward pass that was about this module."""
+        without = [n for n, p in self.parameters.items() if p.grad is None]
+        self._looked = len(without) < len(self.parameters)
+        return tuple(without) if self._looked else ()
+
+    def release(self) -> None:
+        """Give the module its own forward pass back. Local to the worker."""
+        for name in _OURS:
+            vars(self.module).pop(name, None)
+        self.defer_to(None)
+
+    def _take_parameters(self) -> None:
+        self.parameters = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        self._trained = [p.requires_grad for p in self._every]
+        self._parallel, self._partly, self.used = None, False, False
+        self._settled = False
+        self._watch()
+
+    def _is_frozen(self) -> bool:
+        """Tell whether nothing is trained now; heed what the script has frozen or thawed."""
+        trained = [p.requires_grad for p in self._every]
+        if trained == self._trained:
+            return not self.parameters
+        if not any(trained):
+            return True  # for a while: the discriminator in the generator's step
+        self._take_parameters()
+        return False
+
+    def _replay(self, without: Sequence[str], *, twice: bool = False) -> None:
+        """Send the local gradients through a backward pass that averages them. Collective.
+
+        The sum of parameter * gradient has just these gradients, bit by bit.
+
+        Args:
+            without: Parameters that no worker has a gradient for; they stay without.
+            twice: DistributedDataParallel puts its buckets into another order after the first
+                backward pass, and their order settles how sums are rounded. Run that one for
+                nothing, so that every start of a training rounds alike from its first step on.
+        """
+        parallel, local = self._parallel, self._take_gradients()
+        assert parallel is not None
+        for _ in range(1 + twice):
+            for parameter in self.parameters.values():
+                parameter.grad = None
+            with torch.autocast(self._group.device.type, enabled=False):
+                parallel(_Surrogate(local)).backward()
+        for name in without:
+            self.parameters[name].grad = None
+        self.used = False
+
+    def _take_gradients(self) -> dict[str, Tensor]:
+        """Copy this worker's gradients; what has none contributes zero to the others'."""
+        held = {n: (p, p.grad) for n, p in self.parameters.items()}
+        return {n: torch.zeros_like(p) if g is None else g.clone() for n, (p, g) in held.items()}
+
+    def _lost_gradients(self, held: Sequence[bool]) -> JobError:
+        lost = [name for name, has in zip(self.parameters, held, strict=True) if not has]
+        return JobError(
+            f"{list_names(lost)} got no gradient in this step on rank {self._group.rank}, but did "
+            "in the first step: the other workers wait for it. Use every parameter in every step, "
+            "or give those that are left out a share of zero: loss + 0 * parameter.sum()"
+        )
+
+
+@final
+class _Surrogate:
+    """Stands for a forward pass whose gradients are known."""
+
+    def __init__(self, gradients: Mapping[str, Tensor]) -> None:
+        self.gradients = gradients
+
+
+@final
+class _Body(nn.Module):
+    """What DistributedDataParallel wraps: the module's real forward pass, or a surrogate's."""
+
+    def __init__(self, module: nn.Module, compute: Forward) -> None:
+        super().__init__()
+        self.module = module
+        self.compute = compute
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        if args and isinstance(args[0], _Surrogate):
+            gradients = args[0].gradients
+            named = dict(self.module.named_parameters())
+            terms = [(named[name] * gradient).sum() for name, gradient in gradients.items()]
+            return torch.stack([term.float() for term in terms]).sum()
+        return self.compute(*args, **kwargs)
+
+
+@final
+class _Router:
+    """The `forward` of a module that has been taken over."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return self._replica.run(*args, **kwargs)
+
+
+_OURS = ("forward", "__getstate__")
+"""Attributes of a module that has been taken over, beside those of its class."""
+
+
+@final
+class _PlainState:
+    """A module's `__getstate__`: a copy of it, by torch.save or copy.deepcopy, has nothing of ours.
+
+    Python looks it up on the object itself. The copy has the forward pass of its class, and can be
+    loaded where there is no Paceline.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __call__(self) -> object:
+        state = type(self._module).__getstate__(self._module)
+        if not isinstance(state, dict):
+            return state  # the class has a way of its own
+        return {name: value for name, value in state.items() if name not in _OURS}
+
+
+def _parallel(body: _Body, device: torch.device, *, partly: bool) -> DistributedDataParallel:
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    # `broadcast_buffers` became `forward_sync_buffers` in torch 2.13.
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    return DistributedDataParallel(
+        body,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        init_sync=False,
+        find_unused_parameters=partly,
+        **{buffers: False},  # type: ignore[arg-type]  # its name depends on torch's version
+    )

@@ -1,0 +1,162 @@
+"""Calls to AWS, by boto3: what fails becomes one line that says what to do."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, final
+
+from paceline.errors import InfrastructureError, PacelineError, UsageError
+from paceline.launch.json_fields import Answer
+
+if TYPE_CHECKING:
+    import boto3
+
+_DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError")
+_STRANGERS = (
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "RequestExpired",
+    "InvalidClientTokenId",
+    "AuthFailure",
+    "SignatureDoesNotMatch",
+    "UnrecognizedClientException",
+    "OptInRequired",
+)
+_MOST_CHARACTERS = 300  # of a page that some proxy answers instead
+_PERMISSION = re.compile(r"not authorized to perform:? ([\w-]+:\w+)")
+_CREDENTIALS = (
+    "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run `aws configure`"
+)
+
+
+class AwsError(InfrastructureError):
+    """AWS refused a call; `code` is its own name for the reason."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@final
+class Aws:
+    """The account and region that the user's AWS configuration names."""
+
+    def __init__(self, session: "boto3.Session", region: str) -> None:
+        self.region = region
+        self._session = session
+        self._services: dict[str, object] = {}
+
+    def at(self, region: str) -> "Aws":
+        """Give the same account in another region, for services that live in one."""
+        return Aws(self._session, region)
+
+    def call(self, service: str, operation: str, **arguments: object) -> Answer:
+        """Call an operation, named as in boto3. Tries again where AWS asks for it; blocks.
+
+        Args:
+            service: For example `ec2`.
+            operation: For example `describe_instances`.
+            arguments: As boto3 wants them.
+
+        Raises:
+            UsageError: No credentials, or they don't permit it; the message names the permission.
+            AwsError: AWS refused for another reason.
+            InfrastructureError: AWS can't be reached.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.parsers import ResponseParserError
+
+        try:
+            function: Callable[..., object] = getattr(self._service(service), operation)
+            return Answer(function(**arguments))
+        except ClientError as error:
+            raise _refusal(service, operation, Answer(dict(error.response))) from error
+        except (BotoCoreError, ResponseParserError) as error:
+            raise _failure(service, operation, error) from error
+
+    def pages(
+        self, service: str, operation: str, listed: str, **arguments: object
+    ) -> Iterator[Answer]:
+        """Call an operation as often as it has more to list, and give what is listed.
+
+        Args:
+            service: As for `call`.
+            operation: As for `call`.
+            listed: The answer's member with the list.
+            arguments: As boto3 wants them.
+        """
+        token: dict[str, object] = {}
+        while True:
+            answer = self.call(service, operation, **arguments, **token)
+            yield from answer[listed]
+            if not answer["NextToken"]:
+                return
+            token = {"NextToken": answer.text("NextToken")}
+
+    def _service(self, service: str) -> object:
+        from botocore.config import Config
+
+        if service not in self._services:
+            config = Config(
+                connect_timeout=10,
+                read_timeout=60,
+                retries={"total_max_attempts": 5, "mode": "standard"},
+            )
+            make: Callable[..., object] = self._session.client
+            self._services[service] = make(service, region_name=self.region, config=config)
+        return self._services[service]
+
+
+def connect(region: str | None) -> Aws:
+    """Read the user's AWS configuration. Nothing is called yet.
+
+    Args:
+        region: Instead of the configuration's.
+
+    Raises:
+        UsageError: boto3 isn't installed, or there is no region, profile or credentials.
+    """
+    try:
+        import boto3
+        from botocore.exceptions import BotoCoreError
+    except ImportError as error:
+        raise UsageError(
+            "paceline aws needs boto3, which isn't installed: pip install 'paceline[aws]'"
+        ) from error
+    try:
+        session = boto3.Session(region_name=region)
+        credentials = session.get_credentials()
+    except BotoCoreError as error:
+        raise UsageError(f"your AWS configuration can't be used: {error}") from error
+    if credentials is None:
+        raise UsageError(f"no AWS credentials were found: {_CREDENTIALS}")
+    if session.region_name is None:
+        raise UsageError("no AWS region is set: give --region, or set AWS_REGION")
+    return Aws(session, session.region_name)
+
+
+def permission_named(text: str) -> str | None:
+    """Find the permission that AWS says is missing, such as `ec2:RunInstances`."""
+    found = _PERMISSION.search(text)
+    return found[1] if found else None
+
+
+def _refusal(service: str, operation: str, answer: Answer) -> PacelineError:
+    code, message = answer["Error"].text("Code"), answer["Error"].text("Message")
+    called = f"{service}:{operation.title().replace('_', '')}"
+    if code in _DENIED:
+        permission = permission_named(message) or called
+        return UsageError(
+            f"your AWS credentials lack the permission {permission}: ask for it, or use others"
+        )
+    if code in _STRANGERS:
+        return UsageError(f"AWS doesn't accept your credentials ({code}): {_CREDENTIALS}")
+    return AwsError(f"AWS refused {called}: {message} ({code})", code)
+
+
+def _failure(service: str, operation: str, error: Exception) -> PacelineError:
+    from botocore.exceptions import NoCredentialsError, PartialCredentialsError
+
+    if isinstance(error, NoCredentialsError | PartialCredentialsError):
+        return UsageError(f"no AWS credentials were found: {_CREDENTIALS}")
+    reason = " ".join(str(error).split())[:_MOST_CHARACTERS]
+    return InfrastructureError(f"AWS couldn't be asked ({service} {operation}): {reason}")

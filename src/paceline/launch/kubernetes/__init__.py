@@ -1,0 +1,1 @@
+"""Training in Kubernetes: a TrainJob or a Job, followed by kubectl."""

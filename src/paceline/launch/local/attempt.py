@@ -1,0 +1,187 @@
+"""One attempt on this node: the workers are started once, and what became of each is collected."""
+
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from json import loads
+from os import environ
+from pathlib import Path
+
+from paceline.errors import InfrastructureError
+from paceline.files import read_json
+from paceline.launch.error_records import failure_path, record
+from paceline.launch.failures import Ending, WorkerFailure, root_cause, silent_failure, unrecorded
+from paceline.launch.heartbeat import read_note
+from paceline.launch.local import forkserver, logs
+from paceline.launch.local.oom import oom_killed, oom_kills
+from paceline.launch.local.worker import WorkerTask, note_path, result_path
+from paceline.launch.node_seat import Seat
+from paceline.launch.processes import descendants, is_running, reap
+from paceline.launch.shared_memory import SCRATCH_VARIABLE, free_shared
+from paceline.launch.signals import InterruptedStartError, Interrupts
+from paceline.launch.watchdog.local_watchdog import Overseer
+from paceline.results.run_directory import log_path
+
+_UNKNOWN = 255
+"""What Python takes for the exit code of a worker whose fork server has ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crew:
+    """What stays the same for all attempts."""
+
+    task: WorkerTask
+    workers: int
+    """Of this node."""
+    threads: int
+    interrupts: Interrupts
+    spared: frozenset[int]
+    """Processes that were there before."""
+    seat: Seat | None = None
+    """None: this is the only node."""
+    overseer: Callable[[int], Overseer] | None = None
+    """Makes who watches over the attempt of this number; None: nobody."""
+
+    @staticmethod
+    def of(
+        task: WorkerTask,
+        workers: int,
+        threads: int,
+        interrupts: Interrupts,
+        seat: Seat | None = None,
+    ) -> "Crew":
+        """Make up a crew; the workers' variables are set by its threads and its seat.
+
+        Args:
+            task: What each worker does.
+            workers: How many on this node.
+            threads: CPU threads of each.
+            interrupts: The launch's signals, being caught.
+            seat: This node's place where there are several.
+        """
+        variables = environment(threads, seat.interface if seat else "")
+        return Crew(
+            task=replace(task, environment=variables),
+            workers=workers,
+            threads=threads,
+            interrupts=interrupts,
+            spared=frozenset(descendants()),
+            seat=seat,
+        )
+
+
+def environment(threads: int, interface: str = "") -> tuple[tuple[str, str], ...]:
+    """Variables for the workers: their threads, and their sockets' interface unless the user chose.
+
+    Args:
+        threads: CPU threads of each worker.
+        interface: The network interface; empty for loopback.
+    """
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    exact = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+    interfaces = {
+        name: environ.get(name, value if interface else loopback) for name, value in exact.items()
+    }
+    numbers = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    return tuple({**interfaces, **numbers}.items())
+
+
+def attempt_here(crew: Crew, attempt: int) -> tuple[dict[int, str], tuple[WorkerFailure, ...]]:
+    """Run this node's workers once. Call it in the main thread.
+
+    Args:
+        crew: Who is to be started.
+        attempt: Its number; logs and the workers' environment have it.
+
+    Returns:
+        Results by rank, and failures with the root cause first; of this node's workers.
+
+    Raises:
+        InfrastructureError: Workers could not be started at all.
+    """
+    forkserver.prepare((), crew.threads)
+    try:
+        with crew.interrupts.starting():  # importing torch takes seconds on a busy machine
+            from paceline.launch.local.elastic_agent import run_attempt
+    except InterruptedStartError:
+        return {}, ()
+    server = forkserver.server_pid() or 0
+    scratch = crew.task.scratch / str(attempt)
+    scratch.mkdir()
+    variables = (
+        *crew.task.environment,
+        ("PACELINE_ATTEMPT", str(attempt)),
+        (SCRATCH_VARIABLE, str(scratch)),
+    )
+    task = replace(
+        crew.task, attempt=attempt, server_pid=server, scratch=scratch, environment=variables
+    )
+    kills_before, began_s = oom_kills(), time.monotonic()
+    try:
+        overseer = crew.overseer(attempt) if crew.overseer else None
+        ending = run_attempt(task, crew.workers, crew.interrupts, crew.seat, overseer)
+    except (EOFError, ConnectionError) as error:
+        raise InfrastructureError("the fork server ended while workers were started") from error
+    finally:
+        reap(set(crew.spared | {server}))
+        free_shared(scratch)
+    results = _results(scratch, ending.exit_codes)
+    if len(results) == crew.workers:
+        return results, ()
+    failures = _failures(task, ending, results, _victims(began_s, oom_kills() - kills_before))
+    if not (failures or ending.stop_requested or crew.interrupts.abandoned):
+        raise InfrastructureError("the workers ended without results, and none of them said why")
+    return results, failures
+
+
+def _victims(since_s: float, kills: int) -> frozenset[int] | None:
+    """List the processes that were killed for want of memory; None: there were, of unknown ids.
+
+    Args:
+        since_s: From when on, by `time.monotonic`.
+        kills: How many the counter of this control group has counted since then.
+    """
+    logged = oom_killed(since_s)
+    return frozenset() if logged is None and not kills else logged
+
+
+def _failures(
+    task: WorkerTask, ending: Ending, results: Mapping[int, str], victims: frozenset[int] | None
+) -> tuple[WorkerFailure, ...]:
+    ranks = ending.exit_codes
+    found = _recorded(task.scratch, ranks) | _recorded(task.log_dir, ranks)
+    for rank, code in unrecorded(ending, found, results).items():
+        note = read_note(note_path(task.scratch, rank))
+        orphaned = code == _UNKNOWN and not is_running(task.server_pid)
+        found[rank] = silent_failure(
+            rank,
+            code,
+            host=socket.gethostname(),
+            step=note.step,
+            operation=note.operation,
+            out_of_memory=None if victims is None else ending.pids.get(rank) in victims,
+            crash=logs.read_crash(log_path(task.log_dir, rank)),
+            ended_by="launcher"
+            if rank in ending.stopped
+            else "fork server"
+            if orphaned
+            else "itself",
+        )
+        record(found[rank], task.log_dir)
+    return root_cause(found.values())
+
+
+def _results(scratch: Path, ranks: Iterable[int]) -> dict[int, str]:
+    paths = {rank: result_path(scratch, rank) for rank in ranks}
+    return {rank: str(loads(path.read_text())) for rank, path in paths.items() if path.exists()}
+
+
+def _recorded(log_dir: Path, ranks: Iterable[int]) -> dict[int, WorkerFailure]:
+    found = {}
+    for rank in ranks:
+        with suppress(OSError, ValueError):
+            found[rank] = WorkerFailure.from_json(read_json(failure_path(log_dir, rank)))
+    return found

@@ -1,0 +1,348 @@
+"""One attempt: torch's elastic agent starts the workers and watches them. Imports torch.
+
+Each attempt has an agent and a store of its own: a store shared by attempts would hand workers the
+addresses of dead peers (the agent's own restarts do that, so they are switched off). On one machine
+it is a file that nobody else may open: a port would be open to every user of the machine.
+"""
+
+import logging
+import multiprocessing
+import socket
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, final
+
+from torch.distributed import (  # type: ignore[attr-defined]  # not declared
+    HashStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
+
+from paceline.errors import InfrastructureError
+from paceline.launch.failures import Ending
+from paceline.launch.local.worker import WorkerTask, note_path, result_path, work
+from paceline.launch.node_seat import Seat
+from paceline.launch.processes import Worker, WorkerGuard
+from paceline.launch.signals import InterruptedStartError, Interrupts
+from paceline.launch.watchdog.local_watchdog import Overseer
+from paceline.launch.watchdog.worker_poller import Lookout
+
+_LOOPBACK = "127.0.0.1"
+_STORE_TIMEOUT = timedelta(seconds=60)
+_MONITOR_INTERVAL_S = 0.05
+_ENDED = "paceline/ended"
+_OTHER_NODES_S = 300.0
+"""For the other nodes to end theirs, once this node's workers have ended well."""
+_TORCH_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing")
+
+
+@final
+class SeatRendezvous(RendezvousHandler):
+    """A rendezvous for one attempt: every node's place in it is known beforehand.
+
+    For one machine alone its workers meet in a file, and the agent needs nobody to talk to.
+    """
+
+    def __init__(self, seat: Seat | None, attempt: int) -> None:
+        self._seat = seat
+        self._attempt = attempt
+        self._run_id = uuid.uuid4().hex
+        self._closed = False
+        # MASTER_PORT, which scripts written for torchrun read. Nobody listens there, and while it
+        # is bound nobody else can.
+        self._reserved = socket.socket()
+        if seat is None:
+            self._reserved.bind((_LOOPBACK, 0))
+
+    def store_variable(self, scratch: Path) -> tuple[str, str]:
+        """Give the variable that tells workers the file in which they meet; empty for none.
+
+        The port stands before it: where another launcher has set another one, it doesn't count.
+        """
+        port = self._reserved.getsockname()[1]
+        file = f"{port}:{scratch / 'store'}" if self._seat is None else ""
+        return "PACELINE_STORE", file
+
+    def get_backend(self) -> str:
+        """Name it."""
+        return "paceline-seats"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Workers connect to this store; none of them opens another one."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Open the store."""
+        seat = self._seat
+        if seat is None:
+            port = int(self._reserved.getsockname()[1])
+            return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(_LOOPBACK, port))
+        store = PrefixStore(f"agents/{self._attempt}", _open_store(seat.host, seat.port))
+        meeting = RendezvousStoreInfo(seat.host, seat.port)
+        return RendezvousInfo(store, seat.node_rank, seat.nodes, meeting)
+
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    def set_closed(self) -> None:
+        """Close it."""
+        self._closed = True
+
+    def num_nodes_waiting(self) -> int:
+        """Nobody else joins an attempt."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """Give an id that no other training has."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """Close it; the store goes with the agent."""
+        self._closed = True
+        self._reserved.close()
+        return True
+
+
+@final
+class _PlainLogs(LogsSpecs):
+    """Leaves output and error files to the worker."""
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        nothing = dict.fromkeys(envs, "")
+        return LogsDest(
+            stdouts=nothing, stderrs=nothing, tee_stdouts={}, tee_stderrs={}, error_files=nothing
+        )
+
+    @property
+    def root_log_dir(self) -> str:
+        return ""
+
+
+@final
+class _Agent(LocalElasticAgent):
+    """The agent, with a guard over its workers and without its signal handlers."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        interrupts: Interrupts,
+        task: WorkerTask,
+        waits: bool,
+        overseer: Overseer | None,
+    ) -> None:
+        super().__init__(spec, _PlainLogs(), start_method="forkserver")
+        self._overseer = overseer
+        self._interrupts = interrupts
+        self._task = task
+        self._waits = waits
+        self.processes: dict[int, multiprocessing.process.BaseProcess] = {}
+        self.guard: WorkerGuard | None = None
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        usual, tempfile.tempdir = tempfile.tempdir, str(self._task.scratch)
+        try:  # torch leaves a file in there for each worker that is killed
+            pids: dict[int, Any] = super()._start_workers(worker_group)
+        finally:
+            tempfile.tempdir = usual
+        self._interrupts.install()
+        ranks = {pids[worker.local_rank]: worker.global_rank for worker in worker_group.workers}
+        for process in multiprocessing.active_children():
+            if process.pid in ranks:
+                self.processes[ranks[process.pid]] = process
+        scratch = self._task.scratch
+        # No reference back to the agent, which would keep its semaphores until a collection: one
+        # within multiprocessing's resource tracker can't remove them (Python 3.11 to 3.13).
+        self.guard = WorkerGuard(
+            {rank: Worker(p.pid or 0, p.sentinel) for rank, p in self.processes.items()},
+            delivered=lambda rank: result_path(scratch, rank).exists(),
+        )
+        self._interrupts.pass_on(self.guard)
+        if self._overseer is not None:
+            notes = {rank: note_path(self._task.scratch, rank) for rank in self.processes}
+            self._overseer.begin(
+                Lookout(notes, {rank: p.pid or 0 for rank, p in self.processes.items()}),
+                self.guard.kill,
+            )
+        return pids
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.state != WorkerState.HEALTHY:
+            return result
+        return self._ended_by_themselves() or result
+
+    def _ended_by_themselves(self) -> RunResult | None:
+        """Find workers that ended with exit code 0, for whose return values torch waits forever.
+
+        A worker that comes to its end stays until all have: only `os._exit` ends it before.
+        """
+        ended = [rank for rank, process in self.processes.items() if process.exitcode == 0]
+        scratch = self._task.scratch
+        early = [rank for rank in ended if not result_path(scratch, rank).exists()]
+        if early:
+            pids = {rank: self.processes[rank].pid or 0 for rank in early}
+            failures = {rank: ProcessFailure(0, pid, 0, "") for rank, pid in pids.items()}
+            return RunResult(state=WorkerState.FAILED, failures=failures)
+        if len(ended) == len(self.processes):
+            return RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(ended, ""))
+        return None
+
+    def _exit_barrier(self) -> None:
+        if self._waits:
+            store, nodes = self._store, self._worker_group.group_world_size
+            _wait_for_nodes(store, nodes, lambda: self._interrupts.received)  # type: ignore[arg-type]  # torch declares both as None
+
+
+def _wait_for_nodes(store: Store, nodes: int, stopped: Callable[[], bool]) -> None:
+    """Wait until all nodes have come here, by polling: torch's own wait ignores signals.
+
+    Args:
+        store: That all nodes see.
+        nodes: How many there are.
+        stopped: Asked before every look: whether to give up.
+    """
+    deadline_s = time.monotonic() + _OTHER_NODES_S
+    with suppress(RuntimeError):  # the store is gone, with the node that kept it
+        ended = store.add(_ENDED, 1)
+        while ended < nodes and not stopped() and time.monotonic() < deadline_s:
+            time.sleep(_MONITOR_INTERVAL_S)
+            ended = store.add(_ENDED, 0)
+
+
+def _open_store(host: str, port: int) -> TCPStore:
+    """Connect to the store of several nodes, which is kept elsewhere."""
+    try:
+        return TCPStore(host, port, is_master=False, timeout=_STORE_TIMEOUT, wait_for_workers=False)
+    except RuntimeError as error:
+        raise InfrastructureError(
+            f"{socket.gethostname()} did not reach the store at {host} port {port}: {error}"
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    failed_first: int | None
+    first_code: int | None
+
+
+def run_attempt(
+    task: WorkerTask,
+    workers: int,
+    interrupts: Interrupts,
+    seat: Seat | None = None,
+    overseer: Overseer | None = None,
+) -> Ending:
+    """Start the workers, wait for their end, and tell how they ended.
+
+    A signal that comes before the workers run breaks the start off; after that it is passed on.
+
+    Args:
+        task: What each worker does; results and records are left in files.
+        workers: How many on this node.
+        interrupts: The launch's signals, being caught.
+        seat: This node's place where there are several.
+        overseer: Watches over the workers while they run.
+
+    Raises:
+        InfrastructureError: The nodes' store can't be kept, or can't be reached.
+    """
+    meeting = SeatRendezvous(seat, task.attempt)
+    variable = meeting.store_variable(task.scratch)
+    task = replace(task, environment=(*task.environment, variable))
+    spec = WorkerSpec(
+        role="paceline",
+        local_world_size=workers,
+        rdzv_handler=meeting,
+        entrypoint=work,
+        args=(task,),
+        max_restarts=0,
+        monitor_interval=_MONITOR_INTERVAL_S,
+    )
+    waits = seat is not None and seat.ends_together
+    agent = _Agent(spec, interrupts, task, waits, overseer)
+    outcome = _Outcome(None, None)
+    try:
+        with _quiet_torch(), interrupts.starting():
+            outcome = _run(agent)
+    except (InterruptedStartError, SignalException):
+        interrupts.note_received()
+    finally:
+        meeting.shutdown()
+        if overseer is not None:
+            overseer.end()
+        if agent.guard is not None:
+            agent.guard.close()
+    # Where none was started, ranks are only known if this is the only node.
+    codes = _exit_codes(agent.processes, range(workers) if seat is None else (), outcome)
+    killed = agent.guard.killed if agent.guard is not None else frozenset[int]()
+    return Ending(
+        exit_codes=codes,
+        first=outcome.failed_first,
+        stopped=killed,
+        pids={rank: process.pid or 0 for rank, process in agent.processes.items()},
+        stop_requested=interrupts.received,
+    )
+
+
+def _run(agent: _Agent) -> _Outcome:
+    result = agent.run()
+    for rank, failure in result.failures.items():
+        return _Outcome(rank, failure.exitcode)
+    return _Outcome(None, None)
+
+
+def _exit_codes(
+    processes: Mapping[int, multiprocessing.process.BaseProcess],
+    local: Iterable[int],
+    outcome: _Outcome,
+) -> dict[int, int | None]:
+    codes: dict[int, int | None] = dict.fromkeys(() if processes else local)
+    codes |= {rank: process.exitcode for rank, process in processes.items()}
+    if outcome.failed_first is not None:
+        codes[outcome.failed_first] = outcome.first_code
+    return codes
+
+
+@contextmanager
+def _quiet_torch() -> Iterator[None]:
+    """Silence the agent's own reports: the user gets ours.
+
+    Loggers below these have levels of their own, so what they say is caught where it comes by.
+    """
+    loggers = [logging.getLogger(name) for name in _TORCH_LOGGERS]
+    before = [(logger, logger.level, logger.propagate) for logger in loggers]
+    nowhere = logging.NullHandler()
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+        logger.propagate = False
+        logger.addHandler(nowhere)
+    try:
+        yield
+    finally:
+        for logger, level, propagate in before:
+            logger.setLevel(level)
+            logger.propagate = propagate
+            logger.removeHandler(nowhere)

@@ -1,0 +1,113 @@
+"""The process that workers are forked from: it has torch imported before the first one starts.
+
+A worker forked from it starts in a tenth of a second; started early, it imports torch while the
+launcher does the same on another core.
+"""
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
+
+from paceline.launch.local.forkserver_child import LAUNCHER_VARIABLE
+from paceline.launch.scratch import own_directory
+from paceline.launch.signals import STOP_SIGNALS
+
+_PRELOAD = (
+    "paceline.launch.local.forkserver_child",  # first: see there
+    "torch",
+    "torch.distributed",
+    "torch.distributed.elastic.multiprocessing.api",
+    "paceline.launch.local.worker",
+)
+
+
+@dataclass(frozen=True)
+class _Setting:
+    pid: int
+    """Process that started it: a forked child must not take it for its own."""
+    preload: tuple[str, ...]
+    threads: int
+
+
+_running: list[_Setting] = []  # the interpreter has one fork server, so this is as global as it
+
+
+def prepare(preload: Sequence[str], threads: int) -> None:
+    """Start the fork server, and return at once while it imports; call it before importing torch.
+
+    Called again with the same threads and nothing new to import, it does nothing; otherwise the
+    server is replaced. Call it in the main thread: the server dies with the thread that started it.
+
+    Args:
+        preload: Modules to import beside torch, such as the entry's. One that can't be imported is
+            left to the worker to report; it must not raise anything but ImportError.
+        threads: CPU threads of each worker; thread pools read this while they are imported.
+    """
+    asked = _Setting(os.getpid(), tuple(preload), threads)
+    if not (_running and _serves(_running[0], asked)):
+        release()
+        forkserver.set_forkserver_preload([*_PRELOAD, *preload])
+        _running[:] = [asked]
+    own_directory()  # where the server's socket goes
+    with _environment(threads):
+        with _holding_signals():
+            resource_tracker.ensure_running()  # it lets signals through when it is started
+        with _holding_signals():
+            forkserver.ensure_running()
+
+
+def release() -> None:
+    """End the fork server, also in the middle of its imports; it must have no live workers.
+
+    Without a call the server ends with this process.
+    """
+    if _running and _running[0].pid == os.getpid() and (server := server_pid()) is not None:
+        with suppress(ProcessLookupError):
+            os.kill(server, signal.SIGKILL)
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]  # has no public name
+    _running.clear()
+
+
+def server_pid() -> int | None:
+    """Give the fork server's process id, or None where none runs."""
+    pid: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    return pid
+
+
+def _serves(running: _Setting, asked: _Setting) -> bool:
+    return (running.pid, running.threads) == (asked.pid, asked.threads) and set(
+        asked.preload
+    ) <= set(running.preload)
+
+
+@contextmanager
+def _environment(threads: int) -> Iterator[None]:
+    ours = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    ours[LAUNCHER_VARIABLE] = str(os.getpid())
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _holding_signals() -> Iterator[None]:
+    """Hold the signals to stop back: none may be lost here, nor reach a server that has just begun.
+
+    Such a signal often goes to the whole process group; what becomes of it the launcher decides. A
+    process that is started in the block has them blocked, until it ignores them by itself.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,28 @@
+"""Imported by the fork server alone, as the first of its modules: ties it and its workers down.
+
+The server lives as long as any process holds its pipe, and every worker does; without this, workers
+would outlive a launcher that was killed. It ignores signals to stop, its workers must not.
+"""
+
+import os
+import signal
+
+from paceline.launch.process_tree import die_with_parent
+from paceline.launch.signals import STOP_SIGNALS
+
+LAUNCHER_VARIABLE = "PACELINE_FORK_SERVER_OF"
+"""Environment variable that holds the launcher's process id; set for the fork server alone."""
+
+if _launcher := os.environ.pop(LAUNCHER_VARIABLE, ""):
+    die_with_parent(int(_launcher))
+    for _number in STOP_SIGNALS:  # blocked when it was started
+        signal.signal(_number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    _server = os.getpid()
+
+    def _become_worker() -> None:
+        if os.getppid() == _server:  # workers inherit this, and fork as well
+            die_with_parent(_server)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    os.register_at_fork(after_in_child=_become_worker)

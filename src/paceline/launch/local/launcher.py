@@ -1,0 +1,181 @@
+"""Start the workers on this machine, restart them after a failure, and say how it ended."""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from paceline.errors import StorageError
+from paceline.files import storing
+from paceline.launch.error_records import failure_path
+from paceline.launch.failures import WorkerFailure, one_line
+from paceline.launch.local import forkserver
+from paceline.launch.local.attempt import Crew, attempt_here
+from paceline.launch.local.worker import WorkerTask
+from paceline.launch.process_tree import adopt_orphans
+from paceline.launch.restart_policy import Policy, RestartBudget
+from paceline.launch.scratch import scratch_directory
+from paceline.launch.signals import Interrupts
+from paceline.launch.watchdog.local_watchdog import LocalOverseer
+from paceline.options.figures import plural
+from paceline.options.text import printable
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOutcome:
+    """How a launch ended."""
+
+    results: Mapping[int, str]
+    """What the entry returned, by rank; complete unless it failed or was interrupted."""
+    interrupted: bool
+    """Whether the user or the system asked to stop."""
+    failures: tuple[WorkerFailure, ...]
+    """The last attempt's failures, root cause first; empty on success."""
+    restarts: int
+
+
+def prepare(preload: Sequence[str], threads: int) -> None:
+    """Start the fork server early, so that it imports torch while this process does other things.
+
+    Args:
+        preload: Modules that the entry will need; they must not raise anything but ImportError.
+        threads: CPU threads of each worker.
+    """
+    forkserver.prepare(preload, threads)
+
+
+def launch_local(
+    entry: str,
+    payload: str,
+    *,
+    workers: int,
+    threads: int,
+    policy: Policy,
+    log_dir: Path,
+    progress: Callable[[], int],
+    report: Callable[[str], None] | None = None,
+) -> LaunchOutcome:
+    """Run a function in every worker on this machine.
+
+    After a worker died or the infrastructure failed, all workers are started again, while the
+    budget lasts. SIGINT, SIGTERM and SIGHUP reach the workers as SIGTERM; those that have not ended
+    in the policy's time are killed, at the second signal at once. No process outlives the call but
+    the fork server, which ends with this process. Call it in the main thread.
+
+    Args:
+        entry: `package.module:function`, a function (payload: str) -> str; called in every worker,
+            with torch's variables (RANK, MASTER_ADDR ..) and PACELINE_ATTEMPT in its environment.
+        payload: Its argument.
+        workers: Number of workers.
+        threads: CPU threads per worker.
+        policy: How often they are started again, and after how long they hang.
+        log_dir: For `rank-<n>.log` and `failure-rank-<n>.json`.
+        progress: Gives the newest good snapshot's step, -1 for none.
+        report: Is told about restarts, a line each; standard error by default.
+
+    Returns:
+        How it ended. Failures of workers are in it, not raised.
+
+    Raises:
+        InfrastructureError: Workers could not be started at all.
+    """
+    say = report or to_stderr
+    forkserver.prepare((), threads)
+    log_dir.mkdir(0o700, parents=True, exist_ok=True)
+    for stale in log_dir.glob("*failure-rank-*.json"):
+        stale.unlink(missing_ok=True)
+    caught = Interrupts(policy.stop_s).caught()
+    with caught as interrupts, scratch_directory() as scratch, orphans_adopted():
+        crew = Crew.of(
+            WorkerTask(entry=entry, payload=payload, log_dir=log_dir, scratch=scratch),
+            workers,
+            threads,
+            interrupts,
+        )
+        if (hang := policy.hang) is not None:
+            watch = partial(LocalOverseer, hang, log_dir, say)
+            crew = replace(crew, overseer=watch)
+        return _attempts(crew, RestartBudget.full(policy.max_restarts, progress()), progress, say)
+
+
+def _attempts(
+    crew: Crew,
+    budget: RestartBudget,
+    progress: Callable[[], int],
+    say: Callable[[str], None],
+) -> LaunchOutcome:
+    attempt = 0
+    while True:
+        results, failures = attempt_here(crew, attempt)
+        done = LaunchOutcome(
+            results=results,
+            interrupted=crew.interrupts.received,
+            failures=failures,
+            restarts=attempt,
+        )
+        if done.interrupted or not failures:
+            return done
+        step = progress()
+        left = budget.after(failures[0], step)
+        if left is None:
+            return done
+        if (problem := why_unwritable(crew.task.log_dir)) is not None:
+            say(f"The workers aren't started again: {problem}")
+            return done
+        budget = left
+        attempt += 1
+        set_aside(crew.task.log_dir, attempt - 1, failures)
+        say(restart_line(failures[0], step, budget))
+
+
+def why_unwritable(log_dir: Path) -> str | None:
+    """Say why a run directory takes no files any more, so that new workers would fail as well."""
+    probe = log_dir / f".probe-{os.getpid()}"
+    try:
+        with storing(log_dir):
+            probe.touch()  # takes no room: a disk that is only full is no reason
+            probe.unlink()
+    except (StorageError, OSError) as error:
+        return str(error)
+    return None
+
+
+def set_aside(log_dir: Path, attempt: int, failures: Iterable[WorkerFailure]) -> None:
+    """Keep the records of a failed attempt under names that don't speak for the whole training."""
+    for failure in failures:
+        path = failure_path(log_dir, failure.rank)
+        with suppress(FileNotFoundError):
+            path.rename(path.with_name(f"attempt-{attempt}-{path.name}"))
+
+
+def restart_line(cause: WorkerFailure, step: int, budget: RestartBudget) -> str:
+    """Say why all workers start again, and from where."""
+    since = "the start" if step < 0 else f"the snapshot of step {step}"
+    return (
+        f"{one_line(cause)}\n"
+        f"All workers start again from {since} "
+        f"(restart {budget.max_restarts - budget.left} of at most {budget.max_restarts} "
+        f"without a newer snapshot{_after_hangs(budget)})"
+    )
+
+
+def _after_hangs(budget: RestartBudget) -> str:
+    return f"; so far {plural(budget.hangs, 'restart')} after a hang" if budget.hangs else ""
+
+
+@contextmanager
+def orphans_adopted() -> Iterator[None]:
+    """Adopt orphans of workers in the block, so that they can be ended."""
+    adopt_orphans(True)
+    try:
+        yield
+    finally:
+        adopt_orphans(False)
+
+
+def to_stderr(line: str) -> None:
+    """Tell the user a line."""
+    print(printable(line), file=sys.stderr, flush=True)

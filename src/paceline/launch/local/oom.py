@@ -1,0 +1,88 @@
+"""Whether the kernel killed a process for want of memory: by its log, or its cgroup's counter."""
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from paceline.launch.process_tree import in_first_namespace
+
+_KILLED = re.compile(rb"^\d+,\d+,(\d+),[^;]*;.*\b[Oo]ut of memory: Kill(?:ed)? process (\d+)\b")
+_RECORD_BYTES = 8192
+
+
+def oom_killed(since_s: float, log: Path = Path("/dev/kmsg")) -> frozenset[int] | None:
+    """List the processes that the kernel's log says were killed for want of memory.
+
+    Args:
+        since_s: From when on, by `time.monotonic`, whose clock the log has.
+        log: Of the kernel.
+
+    Returns:
+        Process ids; None where the log can't be read, or has other ids than this process sees.
+    """
+    try:
+        if not in_first_namespace("pid"):
+            return None
+        descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    found = set()
+    try:
+        while record := _next_record(descriptor):
+            for line in record.splitlines():
+                killed = _KILLED.match(line)
+                if killed and int(killed[1]) >= (since_s - 1) * 1e6:
+                    found.add(int(killed[2]))
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return frozenset(found)
+
+
+def _next_record(descriptor: int) -> bytes:
+    while True:
+        # EPIPE: the oldest records have gone meanwhile; the next ones follow.
+        with suppress(BrokenPipeError):
+            try:
+                return os.read(descriptor, _RECORD_BYTES)
+            except BlockingIOError:
+                return b""
+
+
+def oom_kills(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Count the out-of-memory kills in this process's cgroup so far (cgroup v2 or v1).
+
+    Workers live in the same cgroup, so a count that grew while one got SIGKILL tells why.
+
+    Returns:
+        The count; 0 where there is no such counter.
+    """
+    try:
+        lines = proc.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((count for path in _counters(lines, root) if (count := _read(path)) is not None), 0)
+
+
+def _counters(lines: list[str], root: Path) -> list[Path]:
+    """List where the counter may be, best first; a container may see its own cgroup as root."""
+    found = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        inner = path.lstrip("/")
+        if "memory" in controllers.split(","):
+            base = root / "memory"
+            found += [base / inner / "memory.oom_control", base / "memory.oom_control"]
+        elif not controllers:
+            found += [root / inner / "memory.events", root / "memory.events"]
+    return found
+
+
+def _read(path: Path) -> int | None:
+    try:
+        words = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return None
+    return next((int(value) for name, value in words if name == "oom_kill"), None)

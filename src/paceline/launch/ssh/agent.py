@@ -1,0 +1,344 @@
+"""Runs on a host, at the other end of an ssh connection: starts processes, passes on their words.
+
+Where its launcher ends, or gives no sign of life for LEASE_S, it kills all that it has started, and
+ends. It needs neither a server's setting nor a file on the host, and imports no torch.
+"""
+
+import json
+import os
+import platform
+import queue
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from socket import gethostname
+from typing import IO, final
+
+import psutil
+
+from paceline._version import __version__
+from paceline.launch.process_tree import adopt_orphans
+from paceline.launch.processes import reap
+from paceline.launch.ssh.protocol import LEASE_S, LineBuffer, Message, decode, encode
+
+DESCRIPTOR_VARIABLE = "PACELINE_GUARD_FD"
+PARENT_VARIABLE = "PACELINE_GUARD_PID"
+
+_MODULE = re.compile(r"paceline(\.[a-z_]+)+")
+_BACKLOG = 1000
+_CHUNK = 1 << 16
+_ORPHAN_S = 2.0
+_GENERATIONS = 10
+"""An orphan's own children are orphans once it is gone."""
+_STUCK_S = 1.0
+_CANNOT_START = 70
+
+
+@final
+class _Child:
+    """A process that is being started, or runs, and what it is still to be told."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.tried = threading.Event()
+        """Set once `process` is there, or never will be."""
+        self._inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+    def say(self, message: object) -> None:
+        """Have a message written to its input; a process that doesn't read holds up nobody else."""
+        self._inbox.put(json.dumps(message).encode() + b"\n")
+
+    def write(self, stream: IO[bytes]) -> None:
+        """Write what there is to say, until `finish`."""
+        with suppress(OSError), stream:  # it has ended, or is ending
+            while (line := self._inbox.get()) is not None:
+                stream.write(line)
+                stream.flush()
+
+    def finish(self) -> None:
+        """End `write`."""
+        self._inbox.put(None)
+
+    def end(self, grace_s: float) -> None:
+        """End it: SIGTERM, and SIGKILL after `grace_s` seconds."""
+        self.tried.wait()
+        if self.process is not None:
+            self.process.terminate()
+            try:
+                self.process.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+
+
+@final
+class Guard:
+    """The host's end of one connection.
+
+    The main thread hears and never waits for anything else; what may take time has threads.
+    """
+
+    def __init__(
+        self,
+        source: int,
+        target: int,
+        leave: Callable[[], None],
+        lease_s: float = LEASE_S,
+        ending: int | None = None,
+    ) -> None:
+        """Prepare; `run` serves.
+
+        Args:
+            source: Descriptor at which the launcher's messages come.
+            target: Descriptor for what is said to it.
+            leave: Called by another thread where the lease ends and the main thread is stuck.
+            lease_s: How long the launcher may give no sign of life.
+            ending: Descriptor that can be read once it is to end.
+        """
+        self._lease_s = lease_s
+        self._source = source
+        self._ending = ending
+        self._target = target
+        self._leave = leave
+        self._outbox: queue.Queue[bytes] = queue.Queue(_BACKLOG)
+        self._children: dict[str, _Child] = {}
+        self._starting = threading.Lock()  # held by no thread that hears or watches
+        self._heard_s = time.monotonic()
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Serve until the launcher goes away. Call it in the main thread."""
+        threading.Thread(target=self._write, daemon=True).start()
+        threading.Thread(target=self._watch, daemon=True).start()
+        try:
+            self._serve()
+        finally:
+            self._over.set()
+            with suppress(queue.Full):
+                self._outbox.put_nowait(b"")
+
+    def _left_s(self) -> float:
+        return self._heard_s + self._lease_s - time.monotonic()
+
+    def _watch(self) -> None:
+        """Enforce the lease where the main thread can't."""
+        while not self._over.wait(max(0.0, self._left_s()) + _STUCK_S):
+            if self._left_s() <= 0:
+                self._leave()
+                return
+
+    def _serve(self) -> None:
+        lines = LineBuffer()
+        awaited = [self._source] if self._ending is None else [self._source, self._ending]
+        while (left_s := self._left_s()) > 0:
+            ready, _, _ = select.select(awaited, [], [], left_s)
+            if not ready:
+                continue
+            if self._ending in ready:
+                return
+            chunk = os.read(self._source, _CHUNK)
+            if not chunk:
+                return
+            self._heard_s = time.monotonic()
+            for line in lines.feed(chunk):
+                message = decode(line)
+                if message is not None:
+                    self._obey(message)
+
+    def _obey(self, message: Message) -> None:
+        do, name = message.get("do"), str(message.get("id"))
+        if do == "beat":
+            self._tell_if_room({"is": "beat", "n": message.get("n"), "time_s": time.time()})
+        elif do == "hello":
+            self._tell_if_room(_introduction(message))
+        elif do == "start":
+            child = self._children[name] = _Child()
+            child.say(message.get("payload"))
+            threading.Thread(target=self._follow, args=(name, child, message), daemon=True).start()
+        elif name in self._children:
+            self._handle(self._children[name], message)
+
+    def _handle(self, child: _Child, message: Message) -> None:
+        if message["do"] == "say":
+            child.say(message.get("message"))
+        elif message["do"] == "end":
+            grace_s = float(str(message.get("grace_s", 0.0)))
+            threading.Thread(target=child.end, args=(grace_s,), daemon=True).start()
+
+    def _follow(self, name: str, child: _Child, message: Message) -> None:
+        """Start a process; pass on what it says and prints, and its end."""
+        told, tells = os.pipe()
+        with os.fdopen(told, "rb") as said:
+            try:
+                code = self._attend(name, child, said, self._started(child, message, tells))
+            except (OSError, ValueError) as error:
+                self._tell({"is": "problem", "id": name, "text": str(error)})
+                code = _CANNOT_START
+        self._tell({"is": "ended", "id": name, "code": code})
+        self._children.pop(name, None)
+
+    def _started(self, child: _Child, message: Message, tells: int) -> subprocess.Popen[bytes]:
+        module, variables = str(message.get("module")), message.get("environment")
+        own = {DESCRIPTOR_VARIABLE: str(tells), PARENT_VARIABLE: str(os.getpid())}
+        extra = dict(variables) if isinstance(variables, dict) else {}
+        try:
+            if not _MODULE.fullmatch(module):
+                raise ValueError(f"{module!r} is no part of Paceline")
+            directory = _directory(message)
+            with self._starting:  # else it could be taken for a leftover before it is known
+                child.process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", module],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    cwd=directory,
+                    env={**os.environ, **extra, **own},
+                    pass_fds=(tells,),
+                    start_new_session=True,
+                )
+        finally:
+            os.close(tells)
+            child.tried.set()
+        return child.process
+
+    def _attend(
+        self, name: str, child: _Child, said: IO[bytes], process: subprocess.Popen[bytes]
+    ) -> int:
+        """Be with a process until its end. Returns its exit code."""
+        threading.Thread(target=child.write, args=(process.stdin,), daemon=True).start()
+        readers = [
+            threading.Thread(target=self._pass_on, args=(name, stream, source), daemon=True)
+            for stream, source in (
+                ("said", said),
+                ("stdout", process.stdout),
+                ("stderr", process.stderr),
+            )
+        ]
+        for reader in readers:
+            reader.start()
+        code = process.wait()
+        child.finish()
+        self._end_leftovers()
+        readers[0].join()  # nobody holds the other end any more, and all of it has to be told
+        for reader in readers[1:]:
+            reader.join(_ORPHAN_S)
+        return code
+
+    def _end_leftovers(self) -> None:
+        """End what children that are gone have left behind: this process adopts their orphans."""
+        for _ in range(_GENERATIONS):
+            orphans = self._orphans()
+            for orphan in orphans:
+                with suppress(psutil.Error):
+                    orphan.kill()
+            if not orphans:
+                return
+            psutil.wait_procs(orphans, timeout=_ORPHAN_S)
+
+    def _orphans(self) -> list[psutil.Process]:
+        with self._starting:
+            processes = [child.process for child in self._children.values()]
+            known = {p.pid for p in processes if p is not None and p.poll() is None}
+            return [p for p in psutil.Process().children() if p.pid not in known]
+
+    def _pass_on(self, name: str, stream: str, source: IO[bytes]) -> None:
+        with source:
+            for line in source:
+                if stream == "said":
+                    said = decode(line)
+                    if said is not None:
+                        self._tell({"is": "said", "id": name, "message": said})
+                else:
+                    text = line.decode(errors="replace").rstrip("\n")
+                    self._tell({"is": "output", "id": name, "stream": stream, "text": text})
+
+    def _tell(self, message: Message) -> None:
+        self._outbox.put(encode(message))
+
+    def _tell_if_room(self, message: Message) -> None:
+        """Never wait: the main thread has to go on hearing while nobody reads what is written."""
+        with suppress(queue.Full):
+            self._outbox.put_nowait(encode(message))
+
+    def _write(self) -> None:
+        while line := self._outbox.get():
+            try:
+                while line:
+                    line = line[os.write(self._target, line) :]
+            except OSError:
+                return  # the launcher has gone; the main thread hears of it
+
+
+def _directory(message: Message) -> Path:
+    """Give the directory to start in."""
+    directory = Path(str(message.get("directory") or "~")).expanduser()
+    if not directory.is_dir():
+        raise ValueError(
+            f"there is no directory {directory} on {gethostname()}. Name one by dir= in the "
+            "hostfile, or copy yours by --sync-code"
+        )
+    return directory
+
+
+def _introduction(message: Message) -> Message:
+    return {
+        "is": "ready",
+        "nonce": message.get("nonce"),
+        "host": gethostname(),
+        "paceline": __version__,
+        "python": platform.python_version(),
+        "torch": _version_of("torch"),
+        "executable": sys.executable,
+        "ssh_address": _ssh_address(os.environ),
+    }
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+def _ssh_address(environment: Mapping[str, str]) -> str:
+    """Give the address of this host at which ssh came in; empty where ssh doesn't say."""
+    words = environment.get("SSH_CONNECTION", "").split()
+    return words[2].partition("%")[0] if len(words) == 4 else ""
+
+
+def main() -> None:
+    """Be the guard: standard input and output are the connection."""
+    target = os.dup(1)
+    os.dup2(2, 1)  # what anything prints by mistake must not look like a message
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    ending, ends = os.pipe()
+    os.set_blocking(ends, False)
+    signal.set_wakeup_fd(ends)  # a SIGTERM just before a wait begins wouldn't interrupt it
+    signal.signal(signal.SIGTERM, lambda *_: _leave())
+    adopt_orphans(True)
+    try:
+        Guard(0, target, _leave, ending=ending).run()
+    finally:
+        _leave()
+
+
+def _leave() -> None:
+    """Kill everything that was started, and end at once: no thread may hold this up."""
+    try:
+        for _ in range(3):  # what is killed may have been about to start something
+            with suppress(psutil.Error, OSError):
+                reap(set())
+    finally:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

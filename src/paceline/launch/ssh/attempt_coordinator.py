@@ -1,0 +1,289 @@
+"""One attempt on all hosts, seen from the launcher: looked at, seated, started, watched, ended."""
+
+import queue
+import time
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import final
+
+from paceline.errors import InfrastructureError, JobError, UsageError
+from paceline.launch.failures import WorkerFailure
+from paceline.launch.processes import EXIT_S
+from paceline.launch.signals import InterruptedStartError
+from paceline.launch.ssh.artifact_transfer import keep_file
+from paceline.launch.ssh.connection import Connection
+from paceline.launch.ssh.failure_attribution import Problems, blame, problem_of
+from paceline.launch.ssh.launch_spec import Order
+from paceline.launch.ssh.participants import Ending, Member, Stopping, tell_all
+from paceline.launch.ssh.protocol import Message
+from paceline.launch.ssh.rank_assignment import (
+    Sight,
+    blame_unreachable,
+    differences,
+    first_ranks,
+    others_of,
+)
+from paceline.launch.ssh.remote_process import Event
+from paceline.launch.ssh.remote_watchdog import Oversight
+
+MODULE = "paceline.launch.hosts.attempt"
+LOOK_S = 120.0
+"""For a host to import torch and look around; a cold file system takes its time."""
+_REACH_S = 30.0
+_POLL_S = 0.1
+
+
+@final
+class Party:
+    """The hosts that take part in one attempt."""
+
+    def __init__(
+        self,
+        order: Order,
+        attempt: int,
+        show: Callable[[str, str, bool], None],
+        stopping: Stopping,
+        oversight: Oversight | None,
+    ) -> None:
+        """Begin an attempt.
+
+        Args:
+            order: What is to be done.
+            attempt: Its number.
+            show: Is given a host's name, a line that was printed there, and whether to stderr.
+            stopping: The user's wish to stop.
+            oversight: Judges over the workers while they run.
+        """
+        self._oversight = oversight
+        self._hang: list[WorkerFailure] = []
+        self._order = order
+        self._attempt = attempt
+        self._show = show
+        self._stopping = stopping
+        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._members: list[Member] = []
+        self._problems: Problems = {}
+        self._told: set[str] = set()
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """Those that take part, in the order of their ranks."""
+        return self._members
+
+    def look(self, connections: Sequence[Connection]) -> None:
+        """Start this attempt's process on each host, and hear what it sees.
+
+        Raises:
+            InterruptedStartError: The user wants to stop.
+        """
+        self._members = [
+            Member(
+                remote=connection.start(
+                    MODULE, self._order.message(connection, self._attempt), inbox=self._inbox
+                )
+            )
+            for connection in connections
+        ]
+        self._problems = self._wait_for(
+            lambda member: member.sight is not None, LOOK_S, "looked around"
+        )
+
+    def problems(self) -> Problems:
+        """Say which hosts didn't look around."""
+        return self._problems
+
+    def drop(self, names: Collection[str]) -> None:
+        """Go on without some hosts."""
+        for member in self._members:
+            if member.name in names and not member.ended:
+                member.remote.end()
+        self._members = [m for m in self._members if m.name not in names]
+
+    def differing(self, settled: Collection[str]) -> Problems:
+        """Say which hosts differ from the others.
+
+        Args:
+            settled: Names of hosts that count before the others.
+        """
+        advice = "All need the same code and versions (--sync-code and --install bring them there)"
+        found = differences(self._sights(), settled)
+        return {n: JobError(f"the hosts differ: {text}. {advice}") for n, text in found.items()}
+
+    def reach(self) -> Problems:
+        """Have each host try the others' addresses.
+
+        Returns:
+            What is wrong with the host that isn't reached, or with those that are lost by now.
+
+        Raises:
+            InterruptedStartError: The user wants to stop.
+        """
+        sights = self._sights()
+        for place, member in enumerate(self._members):
+            member.remote.say({"reach": others_of(sights, place)})
+        lost = self._wait_for(lambda m: m.unreachable is not None, _REACH_S, "tried the others")
+        if lost:
+            return lost
+        found = {m.name: m.unreachable for m in self._members if m.unreachable}
+        blamed = blame_unreachable(found, {sight.name: sight.address for sight in sights})
+        return {name: InfrastructureError(text) for name, text in blamed.items()}
+
+    def refuse_to_forget(self) -> None:
+        """Refuse to begin again a training whose snapshots are on the launcher's machine alone.
+
+        Raises:
+            UsageError: They are.
+        """
+        run, theirs = self._order.run, max(sight.newest for sight in self._sights())
+        if run.newest_step() > theirs and not self._order.is_new:
+            raise UsageError(
+                f"the newest snapshot here is of step {run.newest_step()}, and the hosts have "
+                f"{f'one of step {theirs}' if theirs >= 0 else 'none'}: copy {run.snapshots} to "
+                "one of them"
+            )
+
+    def go(self) -> None:
+        """Give every host its seat and have it start its workers."""
+        sights = self._sights()
+        firsts = first_ranks(sights)
+        files = self._order.files(self._attempt)
+        for place, member in enumerate(self._members):
+            member.remote.say(
+                {
+                    "go": {
+                        "node_rank": place,
+                        "nodes": len(self._members),
+                        "first_rank": firsts[place],
+                        "store_port": member.remote.connection.store_port,
+                        "files": files if place == 0 else {},
+                    }
+                }
+            )
+
+    def watch(self) -> None:
+        """Wait until every host's part is over; the others' is ended once one has failed."""
+        end = Ending()
+        try:
+            while not all(member.ended for member in self._members):
+                self._take_next()
+                failed = any(self._has_failed(member) for member in self._members)
+                if not failed and self._hangs():
+                    tell_all(self._members, {"kill": True})
+                end.advance(self._members, self._stopping, failed=failed or bool(self._hang))
+        finally:
+            if self._oversight is not None:
+                self._oversight.end()
+
+    def _hangs(self) -> bool:
+        """Look whether the training hangs; true at the one moment when that becomes certain."""
+        running = {member.name for member in self._members if member.done is None}
+        if self._oversight is None or self._hang or len(running) < len(self._members):
+            return False
+        ask = partial(tell_all, self._members, {"stacks": True})
+        self._hang = self._oversight.advance(running, ask)
+        return bool(self._hang)
+
+    def results(self) -> dict[int, str]:
+        """What the workers returned, by rank."""
+        found: dict[int, str] = {}
+        for member in self._members:
+            results = (member.done or {}).get("results")
+            if isinstance(results, dict):
+                found |= {int(rank): str(text) for rank, text in results.items()}
+        return found
+
+    def failures(self) -> tuple[WorkerFailure, ...]:
+        """What went wrong, the root cause first.
+
+        Raises:
+            InfrastructureError: Nobody says what.
+        """
+        if self._hang:
+            return tuple(self._hang)
+        return blame(self._members, stopping=self._stopping.stop)
+
+    @property
+    def workers(self) -> int:
+        """Over all hosts."""
+        return sum(sight.workers for sight in self._sights())
+
+    def newest(self) -> int:
+        """Step of the newest snapshot on any host; -1 for none."""
+        steps = [int(str(m.done["newest"])) for m in self._members if m.done and "newest" in m.done]
+        return max([*steps, *(sight.newest for sight in self._sights())], default=-1)
+
+    def end(self) -> None:
+        """End every part that still runs."""
+        for member in self._members:
+            if not member.ended:
+                member.remote.end()
+
+    def _sights(self) -> list[Sight]:
+        return [member.sight for member in self._members if member.sight is not None]
+
+    def _has_failed(self, member: Member) -> bool:
+        if member.done is not None:
+            late = member.done_s is not None and time.monotonic() > member.done_s + EXIT_S
+            return bool(member.done.get("failures")) or late
+        return member.ended
+
+    def _wait_for(self, is_done: Callable[[Member], bool], limit_s: float, what: str) -> Problems:
+        """Wait until each host has done something. Returns what is wrong with those that haven't.
+
+        Raises:
+            InterruptedStartError: The user wants to stop.
+        """
+        deadline_s = time.monotonic() + limit_s
+        while True:
+            waiting = [m for m in self._members if not (is_done(m) or m.ended or m.refused)]
+            if not waiting or time.monotonic() > deadline_s:
+                break
+            if self._stopping.stop:
+                raise InterruptedStartError
+            self._take_next()
+        late = f"it had not {what} after {limit_s:g} s"
+        return {m.name: problem_of(m, late) for m in self._members if not is_done(m) or m.ended}
+
+    def _take_next(self) -> None:
+        try:
+            event = self._inbox.get(timeout=_POLL_S)
+        except queue.Empty:
+            return
+        member = next((m for m in self._members if m.remote is event.remote), None)
+        if member is not None:
+            self._take(member, event)
+
+    def _take(self, member: Member, event: Event) -> None:
+        if event.kind == "said":
+            self._hear(member, event.message)
+        elif event.kind in ("ended", "lost"):
+            member.ended, member.ended_s = True, time.time()
+            member.lost = str(event.message.get("text", "")) if event.kind == "lost" else ""
+        else:
+            text, is_error = str(event.message["text"]), event.kind == "stderr"
+            member.last_words = [*member.last_words[-19:], text]
+            if member.sight is not None or not is_error:  # an error of the start is told as such
+                self._show(member.name, text, is_error)
+
+    def _hear(self, member: Member, said: Message) -> None:
+        if "seen" in said:
+            seen = said["seen"]
+            assert isinstance(seen, dict)
+            member.sight = Sight.read(member.name, seen)
+        elif "unreachable" in said:
+            listed = said["unreachable"]
+            member.unreachable = [str(n) for n in listed] if isinstance(listed, list) else []
+        elif "refused" in said:
+            member.refused = (str(said["refused"]), int(str(said["code"])))
+        elif "states" in said or "stacks" in said:
+            if self._oversight is not None:
+                self._oversight.hear(member.name, said)
+        elif "file" in said:
+            problem = keep_file(self._order.run, said)
+            if problem and problem not in self._told:
+                self._told.add(problem)
+                self._show(member.name, problem, True)
+            if said["file"] == self._order.run.run_json.name:
+                self._order.bring_home()
+        elif "results" in said:
+            member.done, member.done_s = said, time.monotonic()

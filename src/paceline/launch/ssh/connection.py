@@ -1,0 +1,333 @@
+"""The launcher's end of one host: an ssh connection, and the processes started through it."""
+
+import os
+import queue
+import secrets
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, Literal, final
+
+from paceline._version import __version__
+from paceline.errors import InfrastructureError
+from paceline.launch.ssh.hostfile import Host
+from paceline.launch.ssh.options import HostsOptions
+from paceline.launch.ssh.protocol import BEAT_S, LEASE_S, Message, decode, encode, lines_of
+from paceline.launch.ssh.remote_process import Event, Remote
+from paceline.launch.ssh.ssh import explain, forwarded_port, forwarding_failed, guard_command
+
+CONNECT_S = 30.0
+"""For ssh to connect and the guard to say hello; a host may be slow to import."""
+_TAIL_LINES = 30
+_WRITE_BACKLOG = 10000
+_END_S = 2.0
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Introduction:
+    """What a host's guard says of itself."""
+
+    host: str
+    """Its own name for itself."""
+    paceline: str
+    python: str
+    torch: str
+    executable: str
+    ssh_address: str
+    """Its address at which ssh came in; may be empty."""
+
+
+@final
+class Connection:
+    """One host's ssh connection with the guard at its other end."""
+
+    def __init__(
+        self,
+        host: Host,
+        options: HostsOptions,
+        store_port: int | None,
+        *,
+        any_version: bool = False,
+    ) -> None:
+        """Start ssh; `wait` waits for it.
+
+        Args:
+            host: Which.
+            options: How ssh reaches it.
+            store_port: Port of this machine's loopback address that the host is to reach, if any.
+            any_version: Whether another version of Paceline there will do.
+        """
+        self.host = host
+        self._config = options.ssh_config
+        self.introduction: Introduction | None = None
+        self.store_port: int | None = None
+        """At which the host reaches the launcher's store, on its loopback address."""
+        self.clock_offset_s: float | None = None
+        """By how much the host's wall clock is ahead of ours."""
+        self.lost = ""
+        """Why it is no use any more; empty while it is."""
+        self._wants_port = store_port is not None
+        self._any_version = any_version
+        self._nonce = secrets.token_hex(8)
+        self._remotes: dict[str, Remote] = {}
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._introduced = threading.Event()  # or lost
+        self._settled = threading.Event()  # ready or lost
+        self._gone = threading.Event()
+        self._outbox: queue.Queue[bytes | None] = queue.Queue(_WRITE_BACKLOG)
+        self._begun_s = self._heard_s = time.monotonic()
+        self._sent_s: dict[int, float] = {}
+        self._started = 0
+        self._lock = threading.Lock()
+        self._ssh = subprocess.Popen(
+            guard_command(host, options, store_port),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C is the launcher's to pass on
+        )
+        self._threads = [
+            threading.Thread(target=work, name=f"paceline-{host.name}", daemon=True)
+            for work in (self._read, self._read_errors, self._write, self._beat)
+        ]
+        for thread in reversed(self._threads):  # the first one waits for the second at its end
+            thread.start()
+        self.send({"do": "hello", "nonce": self._nonce, "paceline": __version__})
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is of use now: its guard has answered, and nothing about it is open."""
+        has_port = self.store_port is not None or not self._wants_port
+        is_known = self.introduction is not None and self.clock_offset_s is not None
+        return is_known and has_port and not self.lost
+
+    def wait(self, timeout_s: float = CONNECT_S, over: threading.Event | None = None) -> bool:
+        """Wait until it is ready or lost.
+
+        Args:
+            timeout_s: After so long without an answer it is lost.
+            over: Once it is set nobody waits any longer.
+
+        Returns:
+            Whether it is ready; if not, `lost` says why.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while not self._settled.is_set() and not (over is not None and over.is_set()):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                waited_s = time.monotonic() - self._begun_s
+                self._lose(f"{self.host.name}: no answer in {waited_s:.0f} s")
+            else:
+                self._settled.wait(left_s if over is None else min(left_s, _POLL_S))
+        return self.is_ready
+
+    def start(
+        self,
+        module: str,
+        payload: Message,
+        environment: Mapping[str, str] | None = None,
+        inbox: "queue.SimpleQueue[Event] | None" = None,
+    ) -> Remote:
+        """Start `python -m MODULE` on the host.
+
+        Args:
+            module: One of Paceline's that begins with `child.payload()`.
+            payload: What that gives.
+            environment: Variables to set. No secrets: other users can list them.
+            inbox: Where its events go; None: one of its own.
+        """
+        with self._lock:
+            self._started += 1
+            name = str(self._started)
+            remote = Remote(self, name, queue.SimpleQueue() if inbox is None else inbox)
+            self._remotes[name] = remote
+        self.send(
+            {
+                "do": "start",
+                "id": name,
+                "module": module,
+                "payload": payload,
+                "directory": self.host.directory,
+                "environment": dict(environment or {}),
+            }
+        )
+        if self.lost:
+            self._tell_lost()
+        return remote
+
+    def send(self, message: Message) -> None:
+        """Send a message to the guard; lost without a word where the host is."""
+        if not self.lost:
+            with suppress(queue.Full):
+                self._outbox.put_nowait(encode(message))
+
+    def close(self) -> None:
+        """End the connection, once or again; the guard ends all that it has started."""
+        with self._lock:
+            self.lost = self.lost or "closed"
+        self._retire()
+        try:
+            self._ssh.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            with suppress(subprocess.TimeoutExpired):
+                self._ssh.wait(_END_S)
+        for thread in self._threads:
+            thread.join(_END_S)
+        for stream in (self._ssh.stdin, self._ssh.stdout, self._ssh.stderr):
+            if stream is not None:
+                stream.close()
+
+    def _read(self) -> None:
+        stream = self._ssh.stdout
+        assert stream is not None
+        try:
+            with stream:
+                for line in lines_of(stream, self._note_life):
+                    self._take_line(line)
+        except (InfrastructureError, OSError) as error:
+            self._lose(f"{self.host.name}: {error}")
+        except (KeyError, TypeError, ValueError) as error:
+            self._lose(f"{self.host.name}: it said what nobody understands: {error!r}")
+        with suppress(subprocess.TimeoutExpired):
+            self._ssh.wait(_END_S)
+        self._threads[1].join(_END_S)  # it may have to say why
+        self._lose(self._explanation())
+
+    def _note_life(self) -> None:
+        self._heard_s = time.monotonic()
+
+    def _explanation(self) -> str:
+        said = "\n".join(self._tail.copy())
+        return explain(self.host, self._ssh.poll(), said, config=self._config)
+
+    def _read_errors(self) -> None:
+        stream = self._ssh.stderr
+        assert stream is not None
+        with suppress(OSError, ValueError, InfrastructureError), stream:
+            for line in lines_of(stream):
+                text = line.decode(errors="replace").rstrip()
+                port = forwarded_port(text)
+                if port is None:
+                    self._tail.append(text)
+                else:
+                    self.store_port = port
+                    self._settle()
+                if forwarding_failed(text):
+                    self._lose(self._explanation())
+
+    def _write(self) -> None:
+        stream = self._ssh.stdin
+        assert stream is not None
+        with suppress(OSError, ValueError), stream:
+            while (line := self._outbox.get()) is not None:
+                _write_whole(stream, line)
+
+    def _beat(self) -> None:
+        self._introduced.wait()
+        beats = 0
+        while not self._gone.is_set():
+            beats += 1
+            if self.clock_offset_s is None:
+                self._sent_s[beats] = time.time()
+            self.send({"do": "beat", "n": beats})
+            if time.monotonic() - self._heard_s > LEASE_S:
+                self._lose(f"{self.host.name}: no sign of life for {LEASE_S:g} s")
+            self._gone.wait(BEAT_S)
+
+    def _take_line(self, line: bytes) -> None:
+        message = decode(line)
+        if message is None:
+            self._tail.append(line.decode(errors="replace").rstrip())
+        elif self.introduction is not None or message.get("nonce") == self._nonce:
+            self._take(message)
+
+    def _take(self, message: Message) -> None:
+        what, name = message.get("is"), str(message.get("id"))
+        if what == "ready":
+            self._greet(message)
+        elif what == "beat":
+            self._set_clock(message)
+        elif name in self._remotes:
+            self._pass_on(self._remotes[name], message)
+
+    def _greet(self, message: Message) -> None:
+        said = Introduction(
+            **{n: str(message.get(n, "")) for n in Introduction.__dataclass_fields__}
+        )
+        self.introduction = said
+        if said.paceline != __version__ and not self._any_version:
+            self._lose(
+                f"{self.host.name}: Paceline {said.paceline} is installed there, and "
+                f"{__version__} here. Install the same, or say --install"
+            )
+        self._tail.clear()  # what a login shell prints explains no later loss
+        self._introduced.set()
+        self._settle()
+
+    def _settle(self) -> None:
+        if self.is_ready:
+            self._settled.set()
+
+    def _pass_on(self, remote: Remote, message: Message) -> None:
+        what = message["is"]
+        if what == "said" and isinstance(message["message"], dict):
+            remote.inbox.put(Event(remote=remote, kind="said", message=message["message"]))
+        elif what == "output":
+            kind: Literal["stdout", "stderr"] = "stdout"
+            if message["stream"] == "stderr":
+                kind = "stderr"
+            remote.inbox.put(Event(remote=remote, kind=kind, message={"text": message["text"]}))
+        elif what == "problem":
+            remote.inbox.put(Event(remote=remote, kind="stderr", message={"text": message["text"]}))
+        elif what == "ended":
+            self._remotes.pop(str(message["id"]), None)
+            remote.inbox.put(Event(remote=remote, kind="ended", message={"code": message["code"]}))
+
+    def _set_clock(self, message: Message) -> None:
+        sent_s = self._sent_s.pop(int(str(message.get("n"))), None)
+        if sent_s is not None and self.clock_offset_s is None:
+            self.clock_offset_s = float(str(message["time_s"])) - (sent_s + time.time()) / 2
+            self._settle()
+
+    def _lose(self, why: str) -> None:
+        with self._lock:
+            if self.lost:
+                return
+            self.lost = why
+        self._kill()
+        self._retire()
+
+    def _kill(self) -> None:
+        """Kill ssh, and what it has started to get through (ProxyCommand, ProxyJump)."""
+        if self._ssh.poll() is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._ssh.pid, signal.SIGKILL)
+
+    def _retire(self) -> None:
+        """Have the threads end, which close what they read and write, and tell who waits."""
+        for event in (self._gone, self._introduced, self._settled):
+            event.set()
+        with suppress(queue.Full):  # a writer with so much before it is at a pipe that will break
+            self._outbox.put_nowait(None)
+        self._tell_lost()
+
+    def _tell_lost(self) -> None:
+        with self._lock:
+            remotes, self._remotes = list(self._remotes.values()), {}
+        for remote in remotes:
+            remote.inbox.put(Event(remote=remote, kind="lost", message={"text": self.lost}))
+
+
+def _write_whole(stream: IO[bytes], line: bytes) -> None:
+    """Write to an unbuffered stream, which may take a part only."""
+    left = memoryview(line)
+    while left:
+        left = left[stream.write(left) :]

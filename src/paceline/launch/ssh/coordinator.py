@@ -1,0 +1,181 @@
+"""A training over several hosts, from its first connection to its last attempt."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import final
+
+from paceline.errors import InfrastructureError
+from paceline.launch.failures import WorkerFailure
+from paceline.launch.local.launcher import LaunchOutcome, restart_line, set_aside, to_stderr
+from paceline.launch.restart_policy import Policy, RestartBudget
+from paceline.launch.signals import InterruptedStartError, Interrupts
+from paceline.launch.ssh.attempt_coordinator import Party
+from paceline.launch.ssh.connection_pool import Fleet, connect
+from paceline.launch.ssh.failure_attribution import raise_first
+from paceline.launch.ssh.host_recovery import MakeReady, Returning
+from paceline.launch.ssh.launch_spec import Order
+from paceline.launch.ssh.options import HostsOptions
+from paceline.launch.ssh.output import quietly, show_line
+from paceline.launch.ssh.participants import Stopping
+from paceline.launch.ssh.rank_assignment import clock_lines
+from paceline.launch.ssh.remote_watchdog import Oversight
+from paceline.launch.ssh.store import kept_store
+from paceline.options.figures import plural
+
+Settle = Callable[[str, int], str]
+
+
+def launch_on_hosts(
+    order: Order,
+    options: HostsOptions,
+    *,
+    policy: Policy,
+    ready: MakeReady,
+    settle: Settle,
+    say: Callable[[str], None] = to_stderr,
+) -> LaunchOutcome:
+    """Run a function in every worker of all hosts.
+
+    After a worker died, a host was lost or the infrastructure failed, all workers are started again
+    on the hosts that are there, while the budget lasts. SIGINT, SIGTERM and SIGHUP stop all. When
+    it returns, or this process is killed, nothing of it is left on any host. Call it in the main
+    thread.
+
+    Args:
+        order: What to run.
+        options: The hosts.
+        policy: How often they are started again, and after how long they hang.
+        ready: Makes hosts ready before they are connected (their Python, the code on them).
+        settle: Is given the payload and the number of workers over all hosts; gives the payload of
+            later attempts, and raises UsageError where that number won't do.
+        say: Is told about restarts and hosts, a line each.
+
+    Returns:
+        How it ended. Failures of workers are in it, not raised.
+
+    Raises:
+        PacelineError: The training could not be started: a host is not there, or not as it should.
+    """
+    stopping = Stopping()
+    with ExitStack() as stack:
+        store = stack.enter_context(kept_store())
+        interrupts = stack.enter_context(Interrupts(policy.stop_s).caught())
+        try:
+            with interrupts.starting():
+                quietly(say)(f"Connecting to {plural(len(options.read()), 'host')}")
+                hosts = ready(options.read(), None)
+                fleet = stack.enter_context(connect(hosts, options, store.port))
+                store.wait()
+        except InterruptedStartError:
+            return LaunchOutcome(results={}, interrupted=True, failures=(), restarts=0)
+        interrupts.pass_on(stopping)
+        if fleet.lost:
+            raise InfrastructureError("\n".join(fleet.lost.values()))
+        for line in clock_lines({c.host.name: c.clock_offset_s for c in fleet.hosts}):
+            say(line)
+        returning = stack.enter_context(Returning(fleet, options, ready, store.port).running())
+        attempts = _Attempts(order, options, fleet, returning, stopping)
+        try:
+            return attempts.run(policy, settle, quietly(say))
+        except InterruptedStartError:
+            return LaunchOutcome(results={}, interrupted=True, failures=(), restarts=0)
+
+
+@final
+class _Attempts:
+    """The attempts of one launch, one after another."""
+
+    def __init__(
+        self,
+        order: Order,
+        options: HostsOptions,
+        fleet: Fleet,
+        returning: Returning,
+        stopping: Stopping,
+    ) -> None:
+        self._order = order
+        self._options = options
+        self._fleet = fleet
+        self._returning = returning
+        self._stopping = stopping
+        self._took_part: frozenset[str] = frozenset()
+        """Hosts of the last attempt: newcomers have to fit them."""
+
+    def run(self, policy: Policy, settle: Settle, say: Callable[[str], None]) -> LaunchOutcome:
+        """Attempt until it is done, stopped, or the budget is spent."""
+        budget: RestartBudget | None = None
+        attempt = restarts = 0
+        while True:
+            party = self._gather(attempt, settle, say)
+            if party is None:  # too few hosts passed the checks: others may come
+                attempt += 1
+                self._returning.take_in(self._options.min_hosts, self._stopping, say)
+                continue
+            if budget is None:
+                budget = RestartBudget.full(policy.max_restarts, party.newest())
+            results, failures = self._finish(party)
+            done = LaunchOutcome(
+                results=results,
+                interrupted=self._stopping.stop,
+                failures=failures,
+                restarts=restarts,
+            )
+            if done.interrupted or not failures:
+                return done
+            step = party.newest()
+            left = budget.after(failures[0], step)
+            if left is None:
+                return done
+            budget = left
+            set_aside(self._order.run.logs, attempt, failures)
+            attempt += 1
+            restarts += 1
+            say(restart_line(failures[0], step, budget))
+            self._returning.take_in(self._options.min_hosts, self._stopping, say)
+
+    def _gather(self, attempt: int, settle: Settle, say: Callable[[str], None]) -> Party | None:
+        """Have the hosts look around, compare them, and start the workers.
+
+        The first time everything has to be right; later a host that isn't is left out.
+
+        Returns:
+            None where too few hosts are left.
+        """
+        if self._stopping.stop:
+            raise InterruptedStartError
+        hosts = self._fleet.hosts
+        width = max((len(connection.host.name) for connection in hosts), default=0)
+        limits, run = self._order.hang, self._order.run
+        oversight = None if limits is None else Oversight(limits, run, attempt, say)
+        party = Party(self._order, attempt, show_line(width), self._stopping, oversight)
+        try:
+            party.look(hosts)
+            checks = (party.problems, partial(party.differing, self._took_part), party.reach)
+            for check in checks:
+                problems = check()
+                if attempt == 0 or len(problems) == len(party.members):
+                    raise_first(problems)
+                for name, problem in problems.items():
+                    say(f"{name} is left out: {problem}")
+                party.drop(problems)
+                if len(party.members) < (1 if attempt == 0 else self._options.min_hosts):
+                    party.end()
+                    return None
+            if attempt == 0:
+                party.refuse_to_forget()
+            self._order = replace(self._order, payload=settle(self._order.payload, party.workers))
+            party.go()
+        except BaseException:
+            party.end()
+            raise
+        self._took_part = frozenset(member.name for member in party.members)
+        return party
+
+    def _finish(self, party: Party) -> tuple[dict[int, str], tuple[WorkerFailure, ...]]:
+        party.watch()
+        results = party.results()
+        if len(results) == party.workers:
+            return results, ()
+        return results, party.failures()

@@ -1,0 +1,193 @@
+"""Hosts that were lost and come back, and hosts that the hostfile names anew."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import final
+
+from paceline.errors import InfrastructureError, PacelineError
+from paceline.launch.ssh.connection import CONNECT_S, Connection
+from paceline.launch.ssh.connection_pool import Fleet
+from paceline.launch.ssh.hostfile import Host
+from paceline.launch.ssh.options import HostsOptions
+from paceline.launch.ssh.participants import Stopping
+
+MakeReady = Callable[[Sequence[Host], threading.Event | None], Sequence[Host]]
+"""Makes hosts ready before they are connected: their Python, the code on them. The event, which
+another thread may set, breaks that off."""
+
+_RETRY_S = 5.0
+_BACK_S = 5.0
+"""How long a restart waits for hosts that were lost: a broken connection is mended in this time."""
+_WAIT_S = 600.0
+"""How long a training waits for enough hosts before it gives up."""
+_POLL_S = 0.2
+_JOIN_S = 2.0
+
+
+@final
+class Search:
+    """Tries to connect one host until it is there; a thread of its own, so that none waits."""
+
+    def __init__(
+        self, host: Host, options: HostsOptions, ready: MakeReady, store_port: int
+    ) -> None:
+        self.host = host
+        self._options = options
+        self._ready = ready
+        self._store_port = store_port
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._found: Connection | None = None
+        self._thread = threading.Thread(
+            target=self._repeat, name=f"paceline-search-{host.name}", daemon=True
+        )
+        self._thread.start()
+
+    def take(self) -> Connection | None:
+        """Give the connection if the host is there; the search is then over."""
+        with self._lock:
+            found, self._found = self._found, None
+        if found is not None:
+            self._over.set()
+        return found
+
+    def end(self) -> None:
+        """Give up. What is connected is closed."""
+        self._over.set()
+        self._thread.join(_JOIN_S)
+        found = self.take()
+        if found is not None:
+            found.close()
+
+    def _repeat(self) -> None:
+        while not self._over.is_set():
+            connection = self._try()
+            if connection is not None:
+                with self._lock:
+                    self._found = connection
+                while not (self._over.wait(_POLL_S) or connection.lost):
+                    pass
+                with self._lock:
+                    ours = self._found is connection
+                    if ours and connection.lost:
+                        self._found = None
+                if ours and connection.lost:
+                    connection.close()
+            self._over.wait(_RETRY_S)
+
+    def _try(self) -> Connection | None:
+        try:
+            (host,) = self._ready([self.host], self._over)
+            connection = Connection(host, self._options, self._store_port)
+        except (PacelineError, OSError):
+            return None  # tried again; the host may be starting
+        if connection.wait(CONNECT_S, self._over) and not self._over.is_set():
+            return connection
+        connection.close()
+        return None
+
+
+@final
+class Returning:
+    """Brings back hosts that were lost, and takes in those that the hostfile names anew."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        options: HostsOptions,
+        ready: MakeReady,
+        store_port: int,
+    ) -> None:
+        self._fleet = fleet
+        self._options = options
+        self._ready = ready
+        self._store_port = store_port
+        self._wanted: Sequence[Host] = options.read()
+        self._connected = {host.name: host for host in self._wanted}
+        """As they stood in the hostfile when they were connected."""
+        self._searches: dict[str, Search] = {}
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._repeat, name="paceline-hosts", daemon=True)
+
+    @contextmanager
+    def running(self) -> Iterator["Returning"]:
+        """Look for them in the background."""
+        self._thread.start()
+        try:
+            yield self
+        finally:
+            self._over.set()
+            self._thread.join()
+            for search in self._searches.values():
+                search.end()
+
+    def take_in(self, least: int, stopping: Stopping, say: Callable[[str], None]) -> None:
+        """Add the hosts that are back to the fleet, and part with those that are named no more.
+
+        Args:
+            least: How many hosts there must be; it is waited for them.
+            stopping: The user's wish to stop, which ends the wait.
+            say: Is told of hosts that come, and of waiting.
+
+        Raises:
+            InfrastructureError: There aren't enough in time.
+        """
+        begun_s, told = time.monotonic(), False
+        while not stopping.stop:
+            there, wanted = self._merge(say), len(self._wanted)
+            waited_s = time.monotonic() - begun_s
+            if there >= least and (there >= wanted or waited_s > _BACK_S):
+                return
+            if waited_s > _WAIT_S:
+                raise InfrastructureError(
+                    f"{there} of {wanted} hosts are there after {_WAIT_S:g} s, and --min-hosts is "
+                    f"{least}"
+                )
+            if waited_s > _BACK_S and not told:
+                told = True
+                say(f"Waiting for hosts: {there} of at least {least} are there")
+            time.sleep(_POLL_S)
+
+    def _merge(self, say: Callable[[str], None]) -> int:
+        """Put the fleet into the order of the hostfile. Returns how many hosts there are."""
+        with self._lock:
+            alive = {c.host.name: c for c in self._fleet.hosts}
+            wanted = {host.name: host for host in self._wanted}
+            for name, connection in list(alive.items()):
+                if wanted.get(name) != self._connected.get(name):  # not named, or otherwise
+                    del alive[name]
+                    connection.close()
+            for name, search in list(self._searches.items()):
+                if wanted.get(name) != search.host:
+                    self._searches.pop(name).end()
+                elif (found := search.take()) is not None:
+                    del self._searches[name]
+                    back = "is back" if name in self._connected else "is new"
+                    say(f"{name} {back}, and takes part from now on")
+                    self._connected[name] = search.host
+                    alive[name] = found
+            for lost in self._fleet.lost_ones:
+                lost.close()
+            self._fleet.replace([alive[name] for name in wanted if name in alive])
+            return len(alive)
+
+    def _repeat(self) -> None:
+        while not self._over.wait(_POLL_S):
+            with self._lock:
+                self._read()
+                alive = {connection.host.name for connection in self._fleet.hosts}
+                for host in self._wanted:
+                    if host.name not in alive and host.name not in self._searches:
+                        self._searches[host.name] = Search(
+                            host, self._options, self._ready, self._store_port
+                        )
+
+    def _read(self) -> None:
+        """Read the hostfile again; one that is being edited counts as it was."""
+        try:
+            self._wanted = self._options.read()
+        except PacelineError:
+            return

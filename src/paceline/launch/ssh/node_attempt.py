@@ -1,0 +1,262 @@
+"""Runs on a host, one process an attempt: says what is there, then starts this host's workers.
+
+Phases: look (what is here, at which address), reach (the other hosts' addresses), go. The launcher
+leads from one to the next.
+"""
+
+import json
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import final
+
+from paceline.errors import InfrastructureError, PacelineError, UsageError
+from paceline.launch.error_records import failure_path
+from paceline.launch.local import forkserver
+from paceline.launch.local.attempt import Crew, attempt_here
+from paceline.launch.local.launcher import orphans_adopted
+from paceline.launch.local.worker import WorkerTask
+from paceline.launch.node_seat import Seat
+from paceline.launch.scratch import scratch_directory
+from paceline.launch.signals import Interrupts
+from paceline.launch.ssh import agent_io
+from paceline.launch.ssh.artifact_transfer import Courier
+from paceline.launch.ssh.protocol import LEASE_S, Message
+from paceline.launch.ssh.remote_watchdog import Lookouts
+from paceline.launch.ssh.store import quiet_sockets
+from paceline.launch.watchdog.hang_detector import HangLimits
+from paceline.results.run_directory import RunDirectory
+
+_REACH_S = 5.0
+_POLL_S = 0.2
+_PREDECESSOR_S = LEASE_S + 5.0
+_LAUNCHER_S = 600.0
+"""For the launcher to lead on; hosts may be slow to come."""
+
+
+@final
+class Orders:
+    """What the launcher says, heard by a thread: orders to stop must not wait for the main one."""
+
+    def __init__(self, interrupts: Interrupts) -> None:
+        self._interrupts = interrupts
+        self.lookouts: Lookouts | None = None
+        """Told when the workers' stacks are wanted."""
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        threading.Thread(target=self._hear, daemon=True).start()
+
+    def next(self, expected: str) -> Message:
+        """Wait for the next order.
+
+        Raises:
+            InfrastructureError: Another one came, or none.
+        """
+        try:
+            order = self._inbox.get(timeout=_LAUNCHER_S)
+        except queue.Empty:
+            raise InfrastructureError("the launcher has said nothing") from None
+        if expected not in order:
+            raise InfrastructureError(f"the launcher should have said {expected}")
+        return order
+
+    def _hear(self) -> None:
+        for message in agent_io.heard():
+            if message.get("stop"):
+                os.kill(os.getpid(), signal.SIGTERM)
+            elif message.get("kill"):
+                self._interrupts.abandon()
+            elif message.get("stacks"):
+                if self.lookouts is not None:
+                    self.lookouts.ask()
+            else:
+                self._inbox.put(message)
+
+
+def main() -> None:
+    """Be one host's part of one attempt."""
+    order = agent_io.payload()
+    quiet_sockets()
+    interrupts = Interrupts(float(str(order["stop_s"])))
+    with interrupts.caught():  # to the end: what is told last must not be cut off
+        try:
+            _take_part(order, Orders(interrupts), interrupts)
+        except PacelineError as error:
+            agent_io.tell({"refused": str(error), "code": int(error.exit_code)})
+
+
+def _take_part(order: Message, orders: Orders, interrupts: Interrupts) -> None:
+    seen = _look(order)
+    run = RunDirectory.named(str(order["run_dir"]))
+    shared = (run.path / str(order["token"])).exists()
+    if order["is_new"] and not shared:
+        run.check_new()
+    address = str(seen["address"])
+    with socket.create_server((address, 0), family=_family(address)) as listener:
+        threading.Thread(target=_answer, args=(listener,), daemon=True).start()
+        port = int(listener.getsockname()[1])
+        agent_io.tell(
+            {"seen": {**seen, "port": port, "shared": shared, "newest": run.newest_step()}}
+        )
+        reach = orders.next("reach")["reach"]
+        agent_io.tell({"unreachable": _unreachable(reach if isinstance(reach, list) else [])})
+        go = orders.next("go")["go"]
+        listener.shutdown(socket.SHUT_RDWR)  # closing alone doesn't wake the one who accepts
+    assert isinstance(go, dict)
+    place = Place(run=run, shared=shared, seat=_seat(go, str(seen["interface"])))
+    if isinstance(limits := order["hang"], dict):
+        orders.lookouts = Lookouts(HangLimits(**limits), run.logs)
+    agent_io.tell(_run(order, seen, go, place, interrupts, orders.lookouts))
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _look(order: Message) -> dict[str, object]:
+    """Have the trainer say what is here, and start the fork server for what it chose."""
+    content = json.loads(_function(str(order["inspect"]))(json.dumps(order)))
+    assert isinstance(content, dict)
+    preload = order["preload"]
+    forkserver.prepare(preload if isinstance(preload, list) else [], int(content["threads"]))
+    return content
+
+
+def _function(name: str) -> Callable[[str], str]:
+    module, _, function = name.partition(":")
+    found: Callable[[str], str] = getattr(import_module(module), function)
+    return found
+
+
+def _answer(listener: socket.socket) -> None:
+    """Accept whoever comes: that is all there is to show."""
+    with suppress(OSError):
+        while True:
+            listener.accept()[0].close()
+
+
+def _unreachable(hosts: Sequence[tuple[str, str, int]]) -> list[str]:
+    """Try other hosts' addresses, all at once: name those that don't answer."""
+    with ThreadPoolExecutor(max(1, len(hosts))) as pool:
+        answers = list(pool.map(_answers, hosts))
+    return [host[0] for host, answered in zip(hosts, answers, strict=True) if not answered]
+
+
+def _answers(host: tuple[str, str, int]) -> bool:
+    _, address, port = host
+    try:
+        socket.create_connection((address, port), timeout=_REACH_S).close()
+    except OSError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where this host stands, and where it writes."""
+
+    run: RunDirectory
+    shared: bool
+    """Whether the launcher sees the same run directory."""
+    seat: Seat
+
+
+def _seat(go: Mapping[str, object], interface: str) -> Seat:
+    return Seat(
+        node_rank=int(str(go["node_rank"])),
+        nodes=int(str(go["nodes"])),
+        host="127.0.0.1",
+        port=int(str(go["store_port"])),
+        interface=interface,
+    )
+
+
+def _run(
+    order: Message,
+    seen: Mapping[str, object],
+    go: Mapping[str, object],
+    place: Place,
+    interrupts: Interrupts,
+    lookouts: Lookouts | None,
+) -> Message:
+    """Start the workers, wait for their end, and say what became of them."""
+    run, seat = place.run, place.seat
+    first, workers = int(str(go["first_rank"])), int(str(seen["workers"]))
+    leads, ranks = seat.node_rank == 0, range(first, first + workers)
+    with ExitStack() as stack:
+        if not place.shared:
+            settings = json.loads(str(seen["payload"])).get("settings") or {}
+            replace(run, shared=settings.get("share_run_dir") is True).make()
+            if leads:
+                stack.enter_context(_owned(run))
+            _clear(run, ranks, int(str(order["attempt"])), leads=leads)
+            _write_files(run.path, go.get("files"))
+            stack.enter_context(Courier(run, ranks, leads=leads).running())
+        scratch = stack.enter_context(scratch_directory())
+        stack.enter_context(orphans_adopted())
+        task = WorkerTask(
+            entry=str(order["entry"]),
+            payload=str(seen["payload"]),
+            log_dir=run.logs,
+            scratch=scratch,
+            shows_each_node=True,
+        )
+        crew = Crew.of(task, workers, int(str(seen["threads"])), interrupts, seat)
+        if lookouts is not None:
+            crew = replace(crew, overseer=lambda _: lookouts)
+        results, failures = attempt_here(crew, int(str(order["attempt"])))
+        return {
+            "results": {str(rank): result for rank, result in results.items()},
+            "failures": [failure.to_json() for failure in failures],
+            "newest": run.newest_step(),
+        }
+
+
+@contextmanager
+def _owned(run: RunDirectory) -> Iterator[None]:
+    """Own this host's run directory; what an attempt that was cut off had started ends by itself.
+
+    Raises:
+        InfrastructureError: Another training has it.
+    """
+    deadline_s = time.monotonic() + _PREDECESSOR_S
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(run.lock())
+            except UsageError as error:
+                if time.monotonic() > deadline_s:
+                    raise InfrastructureError(str(error)) from error
+                time.sleep(_POLL_S)
+            else:
+                break
+        yield
+
+
+def _clear(run: RunDirectory, ranks: Sequence[int], attempt: int, *, leads: bool) -> None:
+    """Set aside what earlier attempts and starts have left here, which would speak for this one."""
+    for rank in ranks:
+        path = failure_path(run.logs, rank)
+        with suppress(FileNotFoundError):
+            path.rename(path.with_name(f"before-{attempt}-{path.name}"))
+    if leads:
+        run.summary_json.unlink(missing_ok=True)
+
+
+def _write_files(directory: Path, files: object) -> None:
+    """Write what an earlier attempt's first host had left, where another one takes its place."""
+    if isinstance(files, dict):
+        for name, text in files.items():
+            (directory / Path(name).name).write_text(str(text))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""What hosts say before a training, compared; and who gets which ranks. Pure."""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.launch.ssh.protocol import Message
+
+CLOCK_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """What one host says of itself before it is given its seat."""
+
+    name: str
+    address: str
+    """At which the others are to reach it."""
+    port: int
+    """At which it answers them now."""
+    workers: int
+    newest: int
+    """Step of its newest snapshot; -1 for none."""
+    shared: bool
+    """Whether it sees the launcher's run directory."""
+    facts: Mapping[str, str]
+    """What has to be the same on all hosts."""
+
+    @staticmethod
+    def read(name: str, message: Message) -> "Sight":
+        """Read a host's message."""
+        facts = message["facts"]
+        assert isinstance(facts, dict)
+        return Sight(
+            name=name,
+            address=str(message["address"]),
+            port=int(str(message["port"])),
+            workers=int(str(message["workers"])),
+            newest=int(str(message["newest"])),
+            shared=bool(message["shared"]),
+            facts={str(n): str(v) for n, v in facts.items()},
+        )
+
+
+def differences(sights: Sequence[Sight], settled: Collection[str] = ()) -> dict[str, str]:
+    """Say which hosts differ from the others, and in what.
+
+    Args:
+        sights: Of all hosts.
+        settled: Names of hosts that count before the others: the first of them is compared with.
+    """
+    if not sights:
+        return {}
+    first = next((sight for sight in sights if sight.name in settled), sights[0])
+    found = {sight.name: "; ".join(_differences(first, sight)) for sight in sights}
+    return {name: text for name, text in found.items() if text}
+
+
+def _differences(first: Sight, other: Sight) -> Iterator[str]:
+    for fact in dict.fromkeys((*first.facts, *other.facts)):
+        ours, theirs = first.facts.get(fact, "none"), other.facts.get(fact, "none")
+        if ours != theirs:
+            yield f"{other.name} has {fact} {theirs}, {first.name} has {ours}"
+
+
+def first_ranks(sights: Sequence[Sight]) -> list[int]:
+    """Give each host's first rank: ranks go through the hosts in their order."""
+    firsts, rank = [], 0
+    for sight in sights:
+        firsts.append(rank)
+        rank += sight.workers
+    return firsts
+
+
+def others_of(sights: Sequence[Sight], own: int) -> list[tuple[str, str, int]]:
+    """List name, address and port of all hosts but one, for it to try."""
+    return [(s.name, s.address, s.port) for place, s in enumerate(sights) if place != own]
+
+
+def blame_unreachable(
+    found: Mapping[str, Sequence[str]], addresses: Mapping[str, str]
+) -> dict[str, str]:
+    """Say which host isn't reached, or reaches nobody.
+
+    Args:
+        found: By host, the names of those that it doesn't reach.
+        addresses: At which each host should be reached.
+
+    Returns:
+        The host that most of the failed ways have in common, and what to do; nothing where all is
+        well.
+    """
+    ways = [(name, other) for name, others in found.items() for other in others]
+    if not ways:
+        return {}
+    counted = Counter(name for way in ways for name in way)
+    worst = max(addresses, key=lambda name: counted[name])
+    lines = [f"{name} doesn't reach {other} at {addresses[other]}" for name, other in ways]
+    return {
+        worst: f"{'; '.join(lines)}. Does a firewall stand between them? If it is the wrong "
+        "address, name the right one by address= in the hostfile (`paceline doctor --hosts` shows "
+        "them)"
+    }
+
+
+def clock_lines(offsets_s: Mapping[str, float | None]) -> list[str]:
+    """Name hosts whose clocks are far from the launcher's; times in logs then don't fit together.
+
+    Nothing is decided by comparing clocks.
+    """
+    return [
+        f"{name}: its clock is {abs(offset_s):.0f} s {'ahead' if offset_s > 0 else 'behind'}; "
+        "times in its logs are off by that"
+        for name, offset_s in offsets_s.items()
+        if offset_s is not None and abs(offset_s) > CLOCK_LIMIT_S
+    ]

@@ -1,0 +1,134 @@
+"""Whether a training hangs, and who is missing: a pure decision from the workers' states."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from paceline.launch.heartbeat import STEPPING
+from paceline.launch.watchdog.worker_state import WorkerState
+
+LEAST_S = 30.0
+COMPILING_LEAST_S = 120.0
+"""With compilation: a new shape of a batch compiles anew, which may take a minute."""
+_TIMES = 10.0
+_OF_TIMEOUT = 0.9
+_BUSY, _IDLE = 0.5, 0.1
+"""Cores that a process keeps busy which computes, and one that waits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangLimits:
+    """After how long a training that doesn't go on counts as hanging."""
+
+    least_s: float = LEAST_S
+    """Without a finished step, at least this long,"""
+    times: float = _TIMES
+    """and so many times the median step."""
+    timeout_s: float = 300.0
+    """The collectives' own timeout. Where no step is due (before the first one, in a snapshot, an
+    evaluation, a script's own code), or nobody waits for anybody, hanging is waiting for most of
+    it."""
+
+    def of_step(self, states: Sequence[WorkerState]) -> float:
+        """Give the limit for a step, by the slowest worker's usual one."""
+        usual = [state.median_step_s for state in states if state.median_step_s is not None]
+        long_s = max(self.least_s, self.times * max(usual, default=0.0))
+        return min(long_s, self.of_waiting)  # before those that wait give up by themselves
+
+    @property
+    def of_waiting(self) -> float:
+        """The limit for waiting where no step is due; a little before the collective gives up."""
+        return _OF_TIMEOUT * self.timeout_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """A training that doesn't go on."""
+
+    missing: tuple[int, ...]
+    """Ranks that the others wait for; empty where all are in the same collective."""
+    quiet_s: float
+    """For how long nothing has happened."""
+    usual_s: float | None
+    """The median step."""
+    reason: str
+    """What shows it, as the end of a sentence."""
+
+
+def judge(states: Sequence[WorkerState], limits: HangLimits, unseen: int = 0) -> Hang | None:
+    """Decide whether these workers hang.
+
+    Args:
+        states: Of all workers of a training, from one moment (to a few seconds).
+        limits: How long is too long.
+        unseen: Workers whose states aren't known; there may be a reason for waiting with them, so
+            that the limit doubles.
+    """
+    gone = any(state.process in ("gone", "traced") for state in states)
+    if not states or gone:
+        return None  # ends by itself, or is in the hands of a person
+    stepping = all(state.operation in STEPPING and state.steps for state in states)
+    if stepping:
+        quiet_s, limit_s = min(s.step_age_s for s in states), limits.of_step(states)
+        missing, reason = find_missing(states)
+        if not reason:  # nobody waits for anybody: they may compile, or read slowly
+            limit_s = max(limit_s, limits.timeout_s)
+            reason = "no worker has finished a step"
+    else:
+        waiting = [state.age_s for state in states if state.collective]
+        quiet_s, limit_s = max(waiting, default=0.0), limits.of_waiting
+        missing, reason = find_missing(states)
+        reason = reason or "a worker waits for the others"
+    if quiet_s < limit_s * (2 if unseen else 1):
+        return None
+    usual = [state.median_step_s for state in states if state.median_step_s is not None]
+    usual_s = median(usual) if usual else None
+    return Hang(missing=missing, quiet_s=quiet_s, usual_s=usual_s, reason=reason)
+
+
+def find_missing(states: Sequence[WorkerState]) -> tuple[tuple[int, ...], str]:
+    """Find the workers that the others wait for.
+
+    Args:
+        states: Of a training that doesn't go on.
+
+    Returns:
+        Their ranks, none where all wait in one collective; and what shows it. An empty text where
+        nobody waits for anybody.
+    """
+    stopped = _ranks(state for state in states if state.process == "stopped")
+    if stopped:
+        return stopped, "stopped by a signal"
+    if (few := _elsewhere(states)) is not None:
+        return few, "in another collective than the others: one was left out, or is one too many"
+    places = {state.rank: (state.collectives, state.step or 0) for state in states}
+    least = min(places.values())
+    behind = tuple(sorted(rank for rank, place in places.items() if place == least))
+    if len(behind) < len(states):
+        return behind, "behind the others"
+    busy = _ranks(state for state in states if state.busy > _BUSY)
+    idle = _ranks(state for state in states if state.busy < _IDLE)
+    if busy and len(busy) + len(idle) == len(states) and idle:
+        return busy, "computing without an end while the others wait"
+    if all(state.collective for state in states) and len(idle) == len(states) > 1:
+        return (), "all wait in the same collective: the connection between them may be lost"
+    return (), ""
+
+
+def _elsewhere(states: Sequence[WorkerState]) -> tuple[int, ...] | None:
+    """Find those that are in another collective than most, though all have begun equally many."""
+    inside = Counter((state.step or 0, state.collective) for state in states)
+    if len(inside) == 1 or len({state.collectives for state in states}) > 1:
+        return None
+    if not all(state.collective for state in states):
+        return None
+    # Of as many here as there those stand out that are further: they have left one out. Where
+    # nobody stands out, everybody does.
+    order = {place: (number, -place[0]) for place, number in inside.items()}
+    rare = [place for place in inside if order[place] == min(order.values())]
+    return _ranks(state for state in states if (state.step or 0, state.collective) in rare)
+
+
+def _ranks(states: Iterable[WorkerState]) -> tuple[int, ...]:
+    return tuple(sorted(state.rank for state in states))

@@ -1,0 +1,120 @@
+"""What the watching processes of several nodes tell each other, by files in the run directory."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from paceline.files import read_json_object
+from paceline.launch.watchdog.worker_state import WorkerState
+
+_STALE_LOOKS = 5
+
+
+@final
+class Comrades:
+    """The other nodes of a training, as far as they write into the same directory.
+
+    Clocks are never compared: a file counts while the number in it grows.
+    """
+
+    def __init__(self, log_dir: Path, own: int, attempt: int) -> None:
+        """Args:
+        log_dir: Where the files are.
+        own: The rank that stands for this node.
+        attempt: Number of the attempt; what others left in earlier ones doesn't count.
+        """
+        self._log_dir = log_dir
+        self._own = own
+        self._attempt = attempt
+        self._looks = 0
+        self._seen: dict[Path, tuple[int, int]] = {}
+        """Number in a file, and looks since it grew; -1: it hasn't grown yet."""
+
+    def publish(self, states: Sequence[WorkerState], stacks: Mapping[int, str] | None) -> None:
+        """Tell the others of this node's workers.
+
+        Args:
+            states: How they are.
+            stacks: By rank, once the training hangs.
+        """
+        self._looks += 1
+        told = _Told(
+            self._attempt, self._looks, list(states), None if stacks is None else dict(stacks)
+        )
+        path = self._path
+        temporary = path.with_name(f"{path.name}.new")
+        with suppress(OSError):
+            temporary.write_text(json.dumps(told.to_json()))
+            temporary.replace(path)
+
+    def hear(self) -> tuple[list[WorkerState], dict[int, str], bool]:
+        """Read what the others tell. Call it about every second.
+
+        Returns:
+            Their workers, their stacks, and whether all of them have told their stacks.
+        """
+        states: list[WorkerState] = []
+        stacks: dict[int, str] = {}
+        complete = True
+        for path in self._log_dir.glob(".watch-node-*.json"):
+            told = None if path == self._path else self._read(path)
+            if told is not None:
+                states += told.states
+                stacks |= told.stacks or {}
+                complete = complete and told.stacks is not None
+        return states, stacks, complete
+
+    def leave(self) -> None:
+        """Remove this node's file."""
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    @property
+    def _path(self) -> Path:
+        return self._log_dir / f".watch-node-{self._own}.json"
+
+    def _read(self, path: Path) -> "_Told | None":
+        try:
+            told = _Told.from_json(read_json_object(path))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+        if told.attempt != self._attempt:
+            return None
+        before, stale = self._seen.get(path, (told.looks, -1))
+        if told.looks != before:
+            stale = 0
+        elif stale >= 0:
+            stale += 1
+        self._seen[path] = (told.looks, stale)
+        return told if 0 <= stale <= _STALE_LOOKS else None
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a file says."""
+
+    attempt: int
+    looks: int
+    states: list[WorkerState]
+    stacks: dict[int, str] | None
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "attempt": self.attempt,
+            "looks": self.looks,
+            "states": [state.to_json() for state in self.states],
+            "stacks": self.stacks,
+        }
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> "_Told":
+        stacks = content["stacks"]
+        return _Told(
+            int(content["attempt"]),
+            int(content["looks"]),
+            [WorkerState.from_json(state) for state in content["states"]],
+            None if stacks is None else {int(rank): str(text) for rank, text in stacks.items()},
+        )

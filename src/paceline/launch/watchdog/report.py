@@ -1,0 +1,107 @@
+"""What the user is told of a hang: who is missing, and where every worker waits."""
+
+from collections.abc import Mapping, Sequence
+
+from paceline.launch.failures import WorkerFailure
+from paceline.launch.watchdog.hang_detector import Hang
+from paceline.launch.watchdog.stack_dump import own_frame, without_launcher
+from paceline.launch.watchdog.worker_state import WorkerState
+
+_ADVICE = "Where a step may rightly last so long, say --hang-after-s."
+
+
+def render(hang: Hang, states: Sequence[WorkerState], stacks: Mapping[int, str]) -> str:
+    """Write the report: the missing workers with their stacks, the others in a line each.
+
+    Args:
+        hang: What was found.
+        states: Of all workers that are known.
+        stacks: By rank; those that could answer.
+    """
+    missing = [state for state in states if state.rank in hang.missing]
+    others = [state for state in states if state.rank not in hang.missing]
+    parts = [_opening(hang)]
+    for state in missing:
+        parts.append(f"Missing is {describe(state)}, {hang.reason}{_where(state, stacks)}")
+        parts.append(without_launcher(stacks.get(state.rank, "")) or _silence(state))
+    if others:
+        title = "These wait:" if missing else f"{hang.reason.capitalize()}:"
+        lines = [f"  {describe(state)}{_where(state, stacks)}" for state in others]
+        parts.append("\n".join((title, *lines)))
+    parts.append(_ADVICE)
+    return "\n".join(parts)
+
+
+def all_stacks(states: Sequence[WorkerState], stacks: Mapping[int, str]) -> str:
+    """Write every worker's state with its whole stacks, for the file of a hang."""
+    return "\n\n".join(
+        f"{describe(state)}\n{stacks.get(state.rank, '') or _silence(state)}" for state in states
+    )
+
+
+def describe(state: WorkerState) -> str:
+    """Say who a worker is, and what it was doing."""
+    step = "before its first step" if state.step is None else f"step {state.step}"
+    number = f"collective {state.collectives}"
+    if state.collective:
+        doing = f"in {number} ({state.collective})"
+    else:
+        doing = f"in {state.operation or 'no operation'}, after {number}"
+    return f"{state.name}: {step}, {doing}"
+
+
+def failures_of(
+    hang: Hang, states: Sequence[WorkerState], stacks: Mapping[int, str]
+) -> list[WorkerFailure]:
+    """Make the records of a hang: of the missing workers, else of the first one.
+
+    Args:
+        hang: What was found.
+        states: Of all workers that are known.
+        stacks: By rank.
+    """
+    ranks = hang.missing or (states[0].rank,)
+    return [
+        WorkerFailure(
+            rank=state.rank,
+            host=state.host,
+            step=state.step,
+            exit_code=None,
+            signal_name=None,
+            kind="infrastructure",
+            error_type="",
+            message=f"the training hangs: {_told(hang, state)}",
+            traceback=without_launcher(stacks.get(state.rank, "")),
+            operation=state.collective or state.operation,
+            is_hang=True,
+        )
+        for state in states
+        if state.rank in ranks
+    ]
+
+
+def _opening(hang: Hang) -> str:
+    usual = "" if hang.usual_s is None else f" (the usual step takes {hang.usual_s:.3g} s)"
+    return f"The training hangs: nothing has gone on for {hang.quiet_s:.0f} s{usual}."
+
+
+def _told(hang: Hang, state: WorkerState) -> str:
+    quiet = f"for {hang.quiet_s:.0f} s"
+    if not hang.missing:
+        return f"{hang.reason}, {quiet}"
+    return f"this worker is {hang.reason}, {quiet}, {_number(state)}"
+
+
+def _number(state: WorkerState) -> str:
+    return f"{'in' if state.collective else 'after'} collective {state.collectives}"
+
+
+def _where(state: WorkerState, stacks: Mapping[int, str]) -> str:
+    frame = own_frame(stacks.get(state.rank, ""))
+    return f", at {frame}" if frame else ""
+
+
+def _silence(state: WorkerState) -> str:
+    if state.process == "running":
+        return "  (no stack: it did not answer)"
+    return f"  (no stack: its process is {state.process} and can't answer)"

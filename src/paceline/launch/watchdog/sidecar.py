@@ -1,0 +1,111 @@
+"""Watching workers that torchrun, Slurm, MPI or the user started: a process beside them.
+
+Each worker leaves a notice in the run directory; the first worker of each node starts one watching
+process for the node (Linux), which ends with that worker.
+"""
+
+import faulthandler
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from paceline.files import write_json
+from paceline.launch.heartbeat import StepNote
+from paceline.launch.watchdog.hang_detector import HangLimits
+from paceline.results.run_directory import log_path
+
+_END_S = 5.0
+_PACKAGES = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Party:
+    """The workers that one process watches."""
+
+    log_dir: Path
+    rank: int
+    """Of the worker that starts it."""
+    workers: int
+    """Of this node."""
+    world_size: int
+    node: int
+    """Number of this node among those of the training."""
+    attempt: int
+    limits: HangLimits
+
+    def to_json(self) -> str:
+        """Write it as JSON."""
+        return json.dumps({**asdict(self), "log_dir": str(self.log_dir)})
+
+    @staticmethod
+    def from_json(text: str) -> "Party":
+        """Read what `to_json` wrote."""
+        content = json.loads(text)
+        limits, log_dir = HangLimits(**content.pop("limits")), Path(content.pop("log_dir"))
+        return Party(**content, limits=limits, log_dir=log_dir)
+
+
+def notice_path(log_dir: Path, rank: int) -> Path:
+    """Name the file in which a worker says where its note is."""
+    return log_dir / f".watch-rank-{rank}.json"
+
+
+@contextmanager
+def watched(note: StepNote, party: Party, *, starts: bool) -> Iterator[None]:
+    """Have this worker watched while the block runs, from outside its interpreter.
+
+    Does nothing where its launcher watches it already, or the system can't share a note.
+
+    Args:
+        note: This worker's.
+        party: With whom it is watched.
+        starts: Whether this is the node's first worker, which starts the process.
+    """
+    place = None if note.is_shared else note.share_unnamed()
+    if place is None:
+        yield
+        return
+    notice = notice_path(party.log_dir, party.rank)
+    with _stacks_on_request(log_path(party.log_dir, party.rank)):
+        with suppress(OSError):  # on a full disk nobody watches
+            here = {"host": socket.gethostname(), "node": party.node, "attempt": party.attempt}
+            write_json(notice, {**here, "pid": os.getpid(), "note": str(place)})
+        process = _start(party) if starts else None
+        try:
+            yield
+        finally:
+            notice.unlink(missing_ok=True)
+            if process is not None:
+                process.terminate()
+                process.wait(_END_S)
+
+
+@contextmanager
+def _stacks_on_request(path: Path) -> Iterator[None]:
+    """Write the stacks into the log on SIGUSR1, unless the script has a use for this signal."""
+    if signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
+        yield
+        return
+    with path.open("a") as log:
+        faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
+        try:
+            yield
+        finally:
+            faulthandler.unregister(signal.SIGUSR1)
+
+
+def _start(party: Party) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "paceline.launch.watchdog", str(os.getpid()), party.to_json()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path},
+    )

@@ -1,0 +1,118 @@
+"""Where workers stand in their Python code: they are asked by SIGUSR1, and answer in their logs.
+
+The answer is written in C, also while a thread of theirs keeps the interpreter to itself.
+"""
+
+import os
+import re
+import signal
+import sysconfig
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from paceline.launch.watchdog.worker_state import WorkerState
+
+_ANSWER_S = 3.0
+"""A worker that hasn't answered by then doesn't."""
+_SETTLED_S = 0.3
+_POLL_S = 0.02
+_MOST_BYTES = 1 << 18
+_THREAD = re.compile(r"^(?:Current t|T)hread 0x[0-9a-f]+.*:$", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$', re.M)
+_LIBRARIES = tuple(
+    {str(Path(sysconfig.get_path(name))) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+_OURS = str(Path(__file__).parents[2]) + os.sep
+_STARTERS = ("<frozen runpy>", *(_OURS + place + os.sep for place in ("launch", "script", "cli")))
+
+
+@final
+@dataclass
+class _Asked:
+    log: Path
+    start: int
+    """Size of the log when the question went out."""
+    size: int
+    since_s: float
+    """Since when the log has had this size."""
+
+
+def collect_stacks(states: Sequence[WorkerState], logs: Mapping[int, Path]) -> dict[int, str]:
+    """Ask this host's workers for their stacks. Blocks for up to 3 s.
+
+    Args:
+        states: The workers; those that are stopped or gone are left out: they can't answer.
+        logs: Their logs, where faulthandler writes on SIGUSR1, by rank.
+
+    Returns:
+        The stacks of all of a worker's threads, by rank; nothing for those that didn't answer.
+    """
+    asked = {}
+    for state in states:
+        if state.process == "running" and state.rank in logs:
+            with suppress(OSError):
+                size = logs[state.rank].stat().st_size
+                os.kill(state.pid, signal.SIGUSR1)
+                asked[state.rank] = _Asked(logs[state.rank], size, size, time.monotonic())
+    end_s = time.monotonic() + _ANSWER_S
+    while not all(map(_has_answered, asked.values())) and time.monotonic() < end_s:
+        time.sleep(_POLL_S)
+    answers = {rank: _answer(question) for rank, question in asked.items()}
+    return {rank: text for rank, text in answers.items() if text}
+
+
+def _has_answered(asked: _Asked) -> bool:
+    with suppress(OSError):
+        size = asked.log.stat().st_size
+        if size != asked.size:
+            asked.size, asked.since_s = size, time.monotonic()
+    return asked.size > asked.start and time.monotonic() - asked.since_s >= _SETTLED_S
+
+
+def _answer(asked: _Asked) -> str:
+    try:
+        with asked.log.open("rb") as file:
+            file.seek(asked.start)
+            text = file.read(_MOST_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+    found = _THREAD.search(text)
+    return text[found.start() :].strip("\n") if found else ""
+
+
+def main_thread(stacks: str) -> str:
+    """Give the frames of the main thread, the innermost first; it is the last one written."""
+    starts = [found.start() for found in _THREAD.finditer(stacks)]
+    return stacks[starts[-1] :] if starts else ""
+
+
+def without_launcher(stacks: str) -> str:
+    """Leave out of stacks the outermost frames, which only started the worker."""
+    kept, outside = [], False
+    for line in stacks.splitlines():
+        frame = _FRAME.match(line)
+        outside = frame is not None and (outside or frame["file"].startswith(_STARTERS))
+        if not outside:
+            kept.append(line)
+    return "\n".join(kept)
+
+
+def own_frame(stacks: str) -> str:
+    """Give the user's innermost line of the main thread, as `file.py:12 in name`.
+
+    Where none is the user's, that is the innermost of all; empty where there are no frames.
+    """
+    frames = [*_FRAME.finditer(main_thread(stacks))]
+    users = [frame for frame in frames if not _is_library(frame["file"])]
+    chosen = users or frames
+    if not chosen:
+        return ""
+    return f"{chosen[0]['file']}:{chosen[0]['line']} in {chosen[0]['name']}"
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith(("<", _OURS, *_LIBRARIES)) or "site-packages" in file

@@ -1,0 +1,165 @@
+"""How fast each worker is, where its time goes, and who keeps the others waiting."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median_low
+from typing import Literal, final
+
+from paceline.launch.watchdog.worker_state import WorkerState
+from paceline.options.fields import check_types
+
+_LOOKS = 10
+"""Looks, about a second apart, over which speeds are taken."""
+_LEAST_STEPS = 5
+_MARKED = 1.5
+"""A straggler needs so many times as long by itself as the median worker,"""
+_OF_STEP = 0.2
+"""and longer by this part of a step."""
+_AGAIN_AFTER_LOOKS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpeed:
+    """A worker's usual step of late. On a GPU, waiting for data may overlap with computing."""
+
+    rank: int
+    host: str
+    step: int
+    doing: str
+    """Its operation at this moment."""
+    step_s: float
+    """Time from one step to the next, the same for all workers; of which"""
+    compute_s: float
+    """it computes itself,"""
+    waiting_s: float
+    """it waits for other workers,"""
+    data_s: float
+    """it waits for data."""
+
+    @property
+    def own_s(self) -> float:
+        """The time that this worker would need without the others."""
+        return self.compute_s + self.data_s
+
+    def to_json(self) -> dict[str, object]:
+        """Give the fields as a JSON object."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(content: object) -> "WorkerSpeed":
+        """Read what `to_json` gave.
+
+        Raises:
+            ValueError: It isn't a worker's speed.
+        """
+        return WorkerSpeed(**check_types(WorkerSpeed, content))
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A worker that keeps the others waiting."""
+
+    speed: WorkerSpeed
+    usual_s: float
+    """What the median worker needs for itself."""
+    cause: Literal["compute", "data"]
+
+    def line(self) -> str:
+        """Tell it in a line."""
+        speed = self.speed
+        what = "waits long for its data" if self.cause == "data" else "computes slowly"
+        return (
+            f"rank {speed.rank} on {speed.host} {what} and keeps the other workers waiting: "
+            f"{_ms(speed.own_s)} ms a step for itself (computing {_ms(speed.compute_s)}, data "
+            f"{_ms(speed.data_s)}), the median worker needs {_ms(self.usual_s)} ms"
+        )
+
+
+@final
+class Speeds:
+    """Speeds of the workers of one attempt, over the last ten seconds."""
+
+    def __init__(self) -> None:
+        self._seen: deque[Mapping[int, WorkerState]] = deque(maxlen=_LOOKS + 1)
+        self._looks = 0
+        self._told: dict[int, int] = {}
+
+    def update(self, states: Sequence[WorkerState]) -> list[WorkerSpeed]:
+        """Take a look in, and give every worker's speed, the slowest first.
+
+        Args:
+            states: Of the workers that can be seen; about a second after those before.
+
+        Returns:
+            Of those that have finished steps since.
+        """
+        self._looks += 1
+        self._seen.append({state.rank: state for state in states})
+        found = []
+        for state in states:
+            first = next((seen[state.rank] for seen in self._seen if state.rank in seen), state)
+            if state.steps > first.steps and state.step is not None:
+                found.append(_speed(first, state))
+        return sorted(found, key=lambda speed: (-speed.own_s, speed.rank))
+
+    def stragglers(self, speeds: Sequence[WorkerSpeed]) -> list[Straggler]:
+        """Give the stragglers that haven't been told of for a minute.
+
+        Args:
+            speeds: What the last `update` gave.
+        """
+        if len(self._seen) <= _LOOKS:
+            return []
+        first, last = self._seen[0], self._seen[-1]
+        counted = [last[rank].steps - first[rank].steps for rank in last if rank in first]
+        if min(counted, default=0) < _LEAST_STEPS:
+            return []
+        found = [
+            straggler
+            for straggler in find_stragglers(speeds)
+            if self._looks - self._told.get(straggler.speed.rank, -_AGAIN_AFTER_LOOKS)
+            >= _AGAIN_AFTER_LOOKS
+        ]
+        self._told |= {straggler.speed.rank: self._looks for straggler in found}
+        return found
+
+
+def find_stragglers(speeds: Sequence[WorkerSpeed]) -> list[Straggler]:
+    """Find the workers that keep the others waiting: pure."""
+    if len(speeds) < 2:
+        return []
+    usual_s = median_low([speed.own_s for speed in speeds])
+    computes_s = median_low([speed.compute_s for speed in speeds])
+    reads_s = median_low([speed.data_s for speed in speeds])
+    return [
+        Straggler(
+            speed,
+            usual_s,
+            "data" if speed.data_s - reads_s > speed.compute_s - computes_s else "compute",
+        )
+        for speed in speeds
+        if speed.own_s > _MARKED * usual_s and speed.own_s - usual_s > _OF_STEP * speed.step_s
+    ]
+
+
+def _speed(first: WorkerState, last: WorkerState) -> WorkerSpeed:
+    steps = last.steps - first.steps
+    step_s = max(0.0, last.total_s - first.total_s) / steps
+    data_s = min(step_s, (last.data_s - first.data_s) / steps)
+    # One step in each half second stands for the others: it may have waited longer than they.
+    waiting_s = min(step_s - data_s, (last.waiting_s - first.waiting_s) / steps)
+    return WorkerSpeed(
+        rank=last.rank,
+        host=last.host,
+        step=last.step or 0,
+        doing=last.operation,
+        step_s=step_s,
+        compute_s=step_s - data_s - waiting_s,
+        waiting_s=waiting_s,
+        data_s=data_s,
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g}" if seconds < 1 else f"{1000 * seconds:.0f}"

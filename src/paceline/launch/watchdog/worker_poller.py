@@ -1,0 +1,133 @@
+"""Watches the workers of one host: reads their notes, and asks the system about their processes."""
+
+import socket
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import final
+
+import psutil
+
+from paceline.launch.heartbeat import Reading, read_note
+from paceline.launch.watchdog.worker_state import Process, WorkerState
+
+LOOK_EVERY_S = 1.0
+_LONGEST_LOOK_S = 5 * LOOK_EVERY_S
+"""A longer pause between two looks is one of the watcher itself (Ctrl-Z, a suspended machine), and
+counts as no more than this."""
+_REMEMBERED = 60
+"""Looks over which the usual step is taken."""
+_TRACED = {"t", "tracing-stop", psutil.STATUS_TRACING_STOP}
+
+
+@final
+@dataclass(kw_only=True)
+class _Watched:
+    """A worker, and what was seen of it."""
+
+    path: Path
+    process: psutil.Process | None
+    reading: Reading = field(default_factory=Reading)
+    step_age_s: float = 0.0
+    age_s: float = 0.0
+    paces: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    """Seconds a step, one for each look that saw another step than the one before."""
+    cpu_s: float = 0.0
+    busy: float = 0.0
+
+
+@final
+class Lookout:
+    """Sees the workers of this host. `look` about every second, from one thread."""
+
+    def __init__(self, notes: Mapping[int, Path], pids: Mapping[int, int]) -> None:
+        """Args:
+        notes: Where each worker's note can be read, by rank.
+        pids: The workers' process ids, by rank.
+        """
+        self.pids = dict(pids)
+        self._host = socket.gethostname()
+        self._workers = {
+            rank: _Watched(path=path, process=_process(pids[rank])) for rank, path in notes.items()
+        }
+        self._looked_s: float | None = None
+
+    def look(self) -> list[WorkerState]:
+        """See how the workers are, in rank order."""
+        now_s = time.monotonic()
+        before_s = now_s if self._looked_s is None else self._looked_s
+        self._looked_s = now_s
+        elapsed_s = min(now_s - before_s, _LONGEST_LOOK_S)
+        return [self._see(rank, elapsed_s) for rank in sorted(self._workers)]
+
+    def _see(self, rank: int, elapsed_s: float) -> WorkerState:
+        worker = self._workers[rank]
+        _follow(worker, read_note(worker.path), elapsed_s)
+        state = _state_of(worker.process)
+        _take_cpu_time(worker, elapsed_s)
+        reading = worker.reading
+        return WorkerState(
+            rank=rank,
+            host=self._host,
+            pid=self.pids[rank],
+            process=state,
+            busy=worker.busy,
+            step=reading.step,
+            operation=reading.operation,
+            collectives=reading.collectives,
+            collective=reading.collective,
+            step_age_s=worker.step_age_s,
+            age_s=worker.age_s,
+            median_step_s=median(worker.paces) if worker.paces else None,
+            steps=reading.steps,
+            total_s=reading.total_s,
+            data_s=reading.data_s,
+            waiting_s=reading.waiting_s,
+        )
+
+
+def _follow(worker: _Watched, reading: Reading, elapsed_s: float) -> None:
+    """Take in what a worker tells now."""
+    before, worker.reading = worker.reading, reading
+    worker.age_s = 0.0 if reading != before else worker.age_s + elapsed_s
+    since_s, worker.step_age_s = worker.step_age_s + elapsed_s, 0.0
+    if reading.step == before.step:
+        worker.step_age_s = since_s
+    elif reading.step is not None and before.step is not None and reading.step > before.step:
+        worker.paces.append(since_s / (reading.step - before.step))
+
+
+def _take_cpu_time(worker: _Watched, elapsed_s: float) -> None:
+    if worker.process is None or elapsed_s <= 0:
+        return
+    try:
+        used = worker.process.cpu_times()
+    except psutil.Error:
+        return
+    cpu_s = used.user + used.system
+    worker.busy = max(0.0, cpu_s - worker.cpu_s) / elapsed_s if worker.cpu_s else 0.0
+    worker.cpu_s = cpu_s
+
+
+def _state_of(process: psutil.Process | None) -> Process:
+    try:
+        if process is None or not process.is_running():
+            return "gone"
+        status = process.status()
+    except psutil.Error:
+        return "gone"
+    if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+        return "gone"
+    if status in _TRACED:
+        return "traced"
+    return "stopped" if status == psutil.STATUS_STOPPED else "running"
+
+
+def _process(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)  # remembers the start time: a reused id is never signalled
+    except psutil.Error:
+        return None

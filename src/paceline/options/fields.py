@@ -1,0 +1,204 @@
+"""Options are frozen dataclasses with a docstring under each field; this reads them.
+
+The command line, `--help`, `run.json` and the check for unknown names are made from them.
+"""
+
+import difflib
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from math import isfinite
+from pathlib import PurePath
+from sys import float_info
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from docstring_parser import parse_from_object
+
+from paceline.errors import UsageError
+from paceline.files import describe_json
+from paceline.options.text import shortened
+
+LARGEST_NUMBER = 1e9
+"""The most that an option can be which may be a fraction: a rate, a factor, seconds."""
+LARGEST_COUNT = 10**12 - 1
+"""The most that an option can be which counts something: names of snapshots have twelve digits."""
+
+OptionValue = str | int | float | bool | tuple[object, ...] | None
+"""What an option may hold: plain values that JSON and a command line can carry."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionField:
+    """One option: the same name in Python, on the command line and in `run.json`."""
+
+    name: str
+    annotation: object
+    default: OptionValue
+    help: str
+    group: str
+    """Heading under which `--help` lists it."""
+    is_own: bool = True
+    """Whether it is an option of Paceline; an argument of a recipe means what its author says."""
+
+
+@cache  # docstrings are read from source text, which takes a tenth of a second a component
+def option_fields(component: type, group: str) -> tuple[OptionField, ...]:
+    """List the options of one component in the order of its dataclass.
+
+    Args:
+        component: A frozen dataclass whose fields all have defaults and docstrings.
+        group: The heading for `--help`.
+
+    Raises:
+        TypeError: A field has no default or no docstring (a bug of ours, found by the first test).
+    """
+    hints = get_type_hints(component, include_extras=True)
+    described = {p.arg_name: p.description or "" for p in parse_from_object(component).params}
+    listed = []
+    for field in fields(component):
+        if field.default is MISSING or not described.get(field.name):
+            raise TypeError(f"{component.__name__}.{field.name} needs a default and a docstring")
+        text = " ".join(described[field.name].split())
+        listed.append(
+            OptionField(
+                name=field.name,
+                annotation=hints[field.name],
+                default=field.default,
+                help=text,
+                group=group,
+            )
+        )
+    return tuple(listed)
+
+
+def check_names(given: Iterable[str], known: Iterable[str], what: str) -> None:
+    """Refuse names that aren't known, listing the known ones.
+
+    Raises:
+        UsageError: At least one name is unknown.
+    """
+    names = sorted(known)
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise UsageError(unknown_name(unknown[0], names, what))
+
+
+def check_values(values: Mapping[str, object], own: Container[str]) -> None:
+    """Refuse what no option can be: numbers without end or sense, text that no name can be.
+
+    What an option's own range is, its dataclass checks. This is for all: within these limits no
+    product of options overflows, and nothing that takes a number (a clock, C code) refuses it.
+
+    Args:
+        values: By the options' Python names.
+        own: Names of Paceline's own options; the others are arguments of a recipe.
+
+    Raises:
+        UsageError: A value is beyond the limits; the message says which.
+    """
+    for name, value in values.items():
+        for part in value if isinstance(value, tuple | list) else (value,):
+            wrong = _what_is_wrong(part, is_own=name in own and name != "seed")
+            if wrong:
+                raise UsageError(f"--{name.replace('_', '-')} {wrong}")
+
+
+def _what_is_wrong(value: object, *, is_own: bool) -> str | None:
+    if isinstance(value, str | PurePath):
+        if "\0" in str(value):
+            return "holds a NUL character, which nothing can be named by"
+        return "is empty: give a value, or leave it out" if is_own and value == "" else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if isinstance(value, float) and not isfinite(value):
+        return f"is {value}: give a finite number"
+    most = LARGEST_NUMBER if isinstance(value, float) else LARGEST_COUNT
+    if not is_own:
+        most = float_info.max if isinstance(value, float) else 2**63 - 1
+    if abs(value) > most:
+        shown = f"{value:g}" if isinstance(value, float) else shortened(str(value))
+        return f"is {shown}: it can be at most {most:,}"
+    return None
+
+
+def fits(value: object, annotation: object) -> bool:
+    """Tell whether a value is what an option's annotation says; whole numbers pass as floats."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return any(fits(value, part) for part in parts)
+    if origin is Literal:
+        return value in parts
+    if origin is tuple:
+        return _fits_tuple(value, parts)
+    if annotation in (int, float):
+        numbers = (int, float) if annotation is float else int
+        return isinstance(value, numbers) and not isinstance(value, bool)
+    return isinstance(value, annotation) if isinstance(annotation, type) else True
+
+
+def _fits_tuple(value: object, parts: tuple[object, ...]) -> bool:
+    if not isinstance(value, tuple):
+        return False
+    if len(parts) == 2 and parts[1] is Ellipsis:
+        return all(fits(item, parts[0]) for item in value)
+    return len(value) == len(parts) and all(map(fits, value, parts))
+
+
+def check_types(kind: type, content: object) -> dict[str, Any]:
+    """Check what was read from a file against a dataclass: its names, and the type of each value.
+
+    Objects and lists are looked into no further than that they are ones.
+
+    Args:
+        kind: The dataclass that is to be made of it.
+        content: As JSON gave it.
+
+    Returns:
+        The content, fit for `kind(**...)`.
+
+    Raises:
+        ValueError: It is something else; the message names the first thing that is wrong.
+    """
+    if not isinstance(content, dict):
+        raise ValueError(f"a {kind.__name__} should be an object, not {describe_json(content)}")
+    hints = get_type_hints(kind)
+    needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
+    for name in sorted(needed - content.keys()):
+        raise ValueError(f"{name} is missing")
+    for name, value in content.items():
+        if name not in hints:
+            raise ValueError(f"{describe_json(name)} is unknown")
+        if not _fits_plain(value, hints[name]):
+            expected = describe_type(hints[name])
+            raise ValueError(f"{name} is {describe_json(value)}; it should be {expected}")
+    return content
+
+
+def _fits_plain(value: object, annotation: object) -> bool:
+    """Tell as `fits` whether a value is right, where JSON stands for what it can't carry."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return any(_fits_plain(value, part) for part in parts)
+    if origin is tuple:
+        return isinstance(value, list)
+    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+        return isinstance(value, dict)
+    if is_dataclass(annotation):
+        return isinstance(value, dict)
+    return fits(value, annotation)
+
+
+def describe_type(annotation: object) -> str:
+    """Say what an option takes: the values of a closed set, else the type as it is written."""
+    if get_origin(annotation) is Literal:
+        return "one of " + ", ".join(map(str, get_args(annotation)))
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
+
+
+def unknown_name(name: str, known: Iterable[str], what: str) -> str:
+    """Say that a name is unknown, with the closest known one and then all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"unknown {what} {name!r}.{hint} Known: {', '.join(names)}"

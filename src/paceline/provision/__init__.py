@@ -1,0 +1,1 @@
+"""Machines made and deleted."""

@@ -1,0 +1,148 @@
+"""Makes the nodes: all of them or nothing, whatever comes in between."""
+
+import secrets
+from collections.abc import Callable, Sequence
+
+from paceline.errors import InfrastructureError, PacelineError
+from paceline.launch.aws_client import Aws
+from paceline.launch.signals import Interrupts
+from paceline.launch.ssh.output import quietly
+from paceline.provision.aws.files import keep, kept
+from paceline.provision.aws.hostkeys import fetch_host_keys, wait_for_ssh
+from paceline.provision.aws.nodes import Node, find_nodes
+from paceline.provision.aws.orphaned_resources import find_leftovers
+from paceline.provision.aws.plan import Plan
+from paceline.provision.aws.stack import (
+    Stack,
+    create_stack,
+    delete_stack,
+    find_stack,
+    wait_until_made,
+)
+from paceline.provision.aws.template import address_output
+from paceline.provision.aws.waiter import Patience, never
+
+_SSH_TIMEOUT_S = 10 * 60.0
+_KEYS_TIMEOUT_S = 3 * 60.0
+GONE_TIMEOUT_S = 2 * 60.0
+
+Say = Callable[[str], None]
+
+
+def make_nodes(aws: Aws, plan: Plan, *, wait: bool, say: Say) -> list[Node]:
+    """Make the nodes, and wait until they can be used; blocks for minutes.
+
+    Phases: ask for the stack; wait for it; give each node its elastic address; wait for ssh; read
+    the host keys; write the files for other commands. A signal or an error in any of them deletes
+    the stack and waits until it is gone.
+
+    Args:
+        aws: The account and region.
+        plan: What to make.
+        wait: Whether to wait for ssh and the host keys.
+        say: Takes a line of progress.
+
+    Returns:
+        The nodes.
+
+    Raises:
+        PacelineError: They couldn't be made; nothing is left, or the message names what is.
+        KeyboardInterrupt: A signal asked to stop; nothing is left.
+    """
+    token = secrets.token_hex(16)
+    say = quietly(say)  # a closed terminal must not keep anything from being deleted
+    with Interrupts().caught() as interrupts:
+        patience = Patience(lambda: interrupts.received)
+        try:
+            create_stack(aws, plan, token)
+            say(f"making the stack {plan.name}; Ctrl-C deletes all of it again")
+            stack = wait_until_made(aws, plan, patience)
+            nodes = _address_nodes(aws, plan, stack)
+            keys = _wait_for_nodes(aws, nodes, patience, say) if wait else {}
+            patience.check()
+            keep(kept(plan.name), stack, nodes, keys, plan.key.private_file)
+            return nodes
+        except BaseException as error:
+            _take_back(aws, plan, token, error, say)
+            raise
+
+
+def _address_nodes(aws: Aws, plan: Plan, stack: Stack) -> list[Node]:
+    """Give nodes with several interfaces their elastic addresses; AWS does it for all others."""
+    nodes = [node for node in find_nodes(aws, plan.name) if node.running]
+    if len(nodes) != plan.options.nodes:
+        raise InfrastructureError(
+            f"{len(nodes)} of {plan.options.nodes} nodes run: AWS has ended the others already"
+        )
+    if not plan.shape.elastic_addresses:
+        return nodes
+    for node in nodes:
+        aws.call(
+            "ec2",
+            "associate_address",
+            AllocationId=stack.outputs[address_output(node.name)],
+            NetworkInterfaceId=node.interface,
+        )
+    return [node for node in find_nodes(aws, plan.name) if node.running]
+
+
+def _wait_for_nodes(
+    aws: Aws, nodes: Sequence[Node], patience: Patience, say: Say
+) -> dict[str, tuple[str, ...]]:
+    say(f"waiting for ssh at {', '.join(node.address for node in nodes)}")
+    wait_for_ssh([node.address for node in nodes], patience, _SSH_TIMEOUT_S)
+    say("reading the nodes' host keys from their consoles")
+    keys = fetch_host_keys(aws, nodes, patience, _KEYS_TIMEOUT_S)
+    unknown = [node.name for node in nodes if node.address not in keys]
+    if unknown:
+        say(
+            f"no host key of {', '.join(unknown)} was seen: ssh will ask for it once, or accept it "
+            "with --host-keys accept-new"
+        )
+    return keys
+
+
+def _take_back(aws: Aws, plan: Plan, token: str, error: BaseException, say: Say) -> None:
+    """Delete what this attempt has made, and nothing else.
+
+    Raises:
+        InfrastructureError: Something is left; the message names it.
+    """
+    why = str(error) or "interrupted"
+    try:
+        stack = find_stack(aws, plan.name)
+        if stack is not None:
+            if stack.token != token:
+                return
+            say(f"deleting the stack {plan.name} again, which takes minutes")
+            delete_stack(aws, stack, Patience(never))
+        left = wait_for_nothing(aws, plan.name, Patience(never), GONE_TIMEOUT_S if stack else 0.0)
+    except (PacelineError, KeyboardInterrupt) as failure:
+        raise InfrastructureError(
+            f"{why}. Then the stack {plan.name} couldn't be deleted: {failure}. Its nodes stop "
+            f"themselves after {plan.options.max_hours:g} h; paceline aws down --name {plan.name} "
+            "tries again"
+        ) from error
+    if left:
+        raise InfrastructureError(f"{why}. This is left of {plan.name}: {', '.join(left)}")
+    say("nothing is left")
+
+
+def wait_for_nothing(
+    aws: Aws, name: str, patience: Patience, timeout_s: float = GONE_TIMEOUT_S
+) -> list[str]:
+    """Wait until nothing carries the cluster's tag any more; AWS is slow to forget.
+
+    Returns:
+        What is still there when the time is up.
+    """
+    left: list[str] = []
+
+    def look() -> bool | None:
+        """Note what is left; None while there is something."""
+        nonlocal left
+        left = find_leftovers(aws, name)
+        return None if left else True
+
+    patience.until(look, timeout_s)
+    return left

@@ -1,0 +1,107 @@
+"""What is kept here of the nodes: `~/.paceline/aws/NAME` has hostfile, ssh configuration, keys."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.files import write_atomic
+from paceline.provision.aws.hostfile import hostfile_text, identity_in, quoted, ssh_config_text
+from paceline.provision.aws.hostkeys import known_hosts_lines
+from paceline.provision.aws.nodes import Node
+from paceline.provision.aws.stack import Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """The files of one cluster."""
+
+    directory: Path
+
+    @property
+    def hostfile(self) -> Path:
+        """For `paceline train --hostfile`."""
+        return self.directory / "hosts"
+
+    @property
+    def ssh_config(self) -> Path:
+        """For `ssh -F` and `--ssh-config`."""
+        return self.directory / "ssh_config"
+
+    @property
+    def known_hosts(self) -> Path:
+        """Host keys, as the nodes' consoles showed them."""
+        return self.directory / "known_hosts"
+
+    def identity(self) -> str | None:
+        """Give the private key's file that was written at the start."""
+        try:
+            return identity_in(self.ssh_config.read_text())
+        except OSError:
+            return None
+
+    def known(self) -> dict[str, tuple[str, ...]]:
+        """Read the host keys that are kept, by address."""
+        try:
+            lines = [line.split(" ", 1) for line in self.known_hosts.read_text().splitlines()]
+        except OSError:
+            return {}
+        keys: dict[str, tuple[str, ...]] = {}
+        for address, key in lines:
+            keys[address] = (*keys.get(address, ()), key)
+        return keys
+
+    def forget(self) -> None:
+        """Remove the files; the nodes are gone."""
+        for path in (self.hostfile, self.ssh_config, self.known_hosts):
+            path.unlink(missing_ok=True)
+        if self.directory.is_dir() and not any(self.directory.iterdir()):
+            self.directory.rmdir()
+
+
+def kept(name: str) -> Kept:
+    """Say where a cluster's files are."""
+    return Kept(directory=Path.home() / ".paceline" / "aws" / name)
+
+
+def read_hostfile(stack: Stack, nodes: Sequence[Node]) -> str:
+    """Write the hostfile of a stack's running nodes."""
+    outputs = stack.outputs
+    return hostfile_text(
+        nodes,
+        slots=int(outputs.get("Slots", "1")),
+        login=outputs.get("Login", "ubuntu"),
+        python=outputs.get("Python", "/usr/bin/python3"),
+    )
+
+
+def keep(
+    files: Kept,
+    stack: Stack,
+    nodes: Sequence[Node],
+    keys: Mapping[str, Sequence[str]],
+    private_key: Path | None,
+) -> None:
+    """Write the files.
+
+    Args:
+        files: Where.
+        stack: The nodes' stack.
+        nodes: Those that run.
+        keys: Their host keys, by address.
+        private_key: The key to log in with, if it isn't ssh's default or written already.
+
+    Raises:
+        OSError: The disk is full, or the directory can't be written.
+    """
+    identity = quoted(str(private_key)) if private_key else files.identity()
+    files.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    config = ssh_config_text(
+        nodes,
+        login=stack.outputs.get("Login", "ubuntu"),
+        known_hosts=files.known_hosts,
+        identity=identity,
+        complete=all(node.address in keys for node in nodes),
+    )
+    write_atomic(files.known_hosts, known_hosts_lines(keys).encode())
+    write_atomic(files.ssh_config, config.encode())
+    write_atomic(files.hostfile, read_hostfile(stack, nodes).encode())

@@ -1,0 +1,379 @@
+"""The run directory: what one training leaves behind, and who may write into it."""
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from paceline.errors import UsageError
+from paceline.files import describe_json, read_json_object, why_unreadable, write_json
+from paceline.options.shell import command_line
+
+RUN_FORMAT = 1
+"""The version of `run.json` that is written and read."""
+
+_RUN_PARTS: Mapping[type, Sequence[str]] = {
+    str: ("recipe", "reference", "started_at"),
+    dict: ("recipe_arguments", "settings", "derived", "versions", "numerics", "placement"),
+    list: ("script_args", "given", "hosts", "command", "history"),
+}
+_RUN_LISTS: Mapping[str, type] = {
+    "script_args": str,
+    "given": str,
+    "command": str,
+    "hosts": dict,
+    "history": dict,
+}
+_IN_WORDS: Mapping[type, str] = {str: "text", dict: "an object", list: "a list"}
+_ASKING_S = 0.2
+_SNAPSHOT = re.compile(r"step-([0-9]{12})")
+_TOKEN = ".launcher-"
+
+
+def log_path(log_dir: Path, rank: int) -> Path:
+    """Name the log of one worker."""
+    return log_dir / f"rank-{rank}.log"
+
+
+_LEFT = re.compile(
+    r"\.(run|summary|profile|workers|(.+-)?failure-rank-\d+)\.json\.[0-9a-f]{8}"
+    r"|\.(metrics\.csv|report\.html)\.[0-9a-f]{8}|\.{1,2}probe-.+"
+)
+"""Names under which files are written before they get their own."""
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Names of the files of one training; all paths follow from `path`."""
+
+    path: Path
+    shared: bool = field(default=False, compare=False)
+    """Whether what is made may be read by others, as the umask says; else by its owner alone."""
+
+    @staticmethod
+    def named(path: str | Path) -> "RunDirectory":
+        """Name a run directory by its absolute path; `~` is the home directory."""
+        return RunDirectory(Path(path).expanduser().absolute())
+
+    @staticmethod
+    def usual(name: str, moment: datetime) -> "RunDirectory":
+        """Name the run directory of a training that the user gave none: runs/NAME-TIME.
+
+        Args:
+            name: Of the training, fit for a directory's name.
+            moment: When it was started.
+        """
+        return RunDirectory.named(Path("runs") / f"{name}-{moment.astimezone():%Y%m%d-%H%M%S}")
+
+    @property
+    def run_json(self) -> Path:
+        """Resolved settings, versions and hosts."""
+        return self.path / "run.json"
+
+    @property
+    def metrics_csv(self) -> Path:
+        """A row an epoch."""
+        return self.path / "metrics.csv"
+
+    @property
+    def summary_json(self) -> Path:
+        """How the training ended; written last."""
+        return self.path / "summary.json"
+
+    @property
+    def profile_json(self) -> Path:
+        """Where the time of a step goes; see `results/profile.py`."""
+        return self.path / "profile.json"
+
+    @property
+    def snapshots(self) -> Path:
+        """One directory per snapshot."""
+        return self.path / "snapshots"
+
+    @property
+    def logs(self) -> Path:
+        """`rank-<n>.log` and, where a worker failed, its error record."""
+        return self.path / "logs"
+
+    @property
+    def slurm(self) -> Path:
+        """The scripts of Slurm jobs, what they printed, and how they ended."""
+        return self.path / "slurm"
+
+    @property
+    def report_html(self) -> Path:
+        """The run as one self-contained page."""
+        return self.path / "report.html"
+
+    @property
+    def _lock_file(self) -> Path:
+        return self.path / "run.lock"
+
+    def rank_log(self, rank: int) -> Path:
+        """What one worker printed."""
+        return log_path(self.logs, rank)
+
+    def create(self) -> None:
+        """Make the directory for a new training and prove that it can be written.
+
+        Raises:
+            UsageError: It holds a training already, or can't be made or written.
+        """
+        self.check_new()
+        self.make()
+
+    def check_new(self) -> None:
+        """Refuse a directory that a new training must not begin in; makes nothing.
+
+        Raises:
+            UsageError: It holds a training already or something else, or can't be read.
+        """
+        try:
+            self.refuse_to_overwrite()
+            if self.path.is_dir() and not self._is_leftover():
+                raise UsageError(
+                    f"{self.path} is not empty and holds no training. "
+                    "Name a new or empty directory with --run-dir"
+                )
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def make(self) -> None:
+        """Make the directory where it isn't there, and prove that it can be written.
+
+        Raises:
+            UsageError: It can't be made or written.
+        """
+        try:
+            self.make_places()
+            probe = self.logs / f".probe-{socket.gethostname()}-{os.getpid()}"
+            write_json(probe, {})
+            probe.unlink()
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    @contextmanager
+    def swept(self) -> Iterator[None]:
+        """Remove what killed writers have left, before the block and after it.
+
+        Only for the owner, around the workers' time: a worker writes under such names.
+        """
+        self._sweep()
+        try:
+            yield
+        finally:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        for folder in (self.path, self.logs):
+            with suppress(OSError):
+                for path in list(folder.iterdir()):
+                    if _LEFT.fullmatch(path.name) and path.is_file():
+                        path.unlink(missing_ok=True)
+
+    @property
+    def directory_mode(self) -> int:
+        """Permissions of a new directory, from which the umask takes away."""
+        return 0o777 if self.shared else 0o700
+
+    def make_places(self) -> None:
+        """Make the directories where they aren't there; those that are keep their permissions.
+
+        Raises:
+            OSError: They can't be made.
+        """
+        for place in (self.path, self.snapshots, self.logs):
+            place.mkdir(self.directory_mode, parents=True, exist_ok=True)
+
+    @contextmanager
+    def token(self) -> Iterator[str]:
+        """Put a file into the directory by which others see whether they share it; give its name.
+
+        It is removed after the block.
+        """
+        for stale in self.path.glob(f"{_TOKEN}*"):  # of one that was killed
+            stale.unlink(missing_ok=True)
+        path = self.path / f"{_TOKEN}{secrets.token_hex(16)}"
+        path.touch()
+        try:
+            yield path.name
+        finally:
+            path.unlink(missing_ok=True)
+
+    def newest_step(self) -> int:
+        """Give the newest snapshot's step; -1 where there is none.
+
+        Its manifest must say the same step, so that what merely has such a name doesn't count; it
+        isn't verified here.
+        """
+        steps = (_SNAPSHOT.fullmatch(path.name) for path in self.snapshots.glob("step-*"))
+        for step in sorted((int(found[1]) for found in steps if found), reverse=True):
+            with suppress(OSError, ValueError):
+                manifest = self.snapshots / f"step-{step:012d}" / "manifest.json"
+                if read_json_object(manifest).get("step") == step:
+                    return step
+        return -1
+
+    def _unwritable(self, error: OSError) -> UsageError:
+        return UsageError(
+            f"the run directory {self.path} can't be written ({error.strerror}). "
+            "Name another one with --run-dir"
+        )
+
+    def refuse_to_overwrite(self) -> None:
+        """Refuse a directory that holds a training.
+
+        Raises:
+            UsageError: It does.
+        """
+        if self.run_json.exists():
+            raise UsageError(
+                f"{self.path} already holds a training. "
+                f"Go on with it: {command_line('resume', self.path)}; "
+                "or name another directory with --run-dir"
+            )
+
+    def _is_leftover(self) -> bool:
+        """Tell whether nothing is here but what a training left that failed before it began."""
+        ours = {self.snapshots.name, self.logs.name, self.slurm.name, self._lock_file.name}
+        if self._lock_file.exists() and self._table_is_empty():
+            ours.add(self.metrics_csv.name)  # it is begun before run.json is written
+        here = {
+            path.name
+            for path in self.path.iterdir()
+            if not path.name.startswith(_TOKEN) and not _LEFT.fullmatch(path.name)
+        }
+        return here <= ours and not self._has_snapshots()
+
+    def _has_snapshots(self) -> bool:
+        return self.snapshots.is_dir() and any(self.snapshots.glob("*step-*"))
+
+    def _table_is_empty(self) -> bool:
+        """Tell whether the table is there and has a header alone."""
+        try:
+            with self.metrics_csv.open("rb") as file:
+                return file.readline().startswith(b"epoch,step,") and not file.read(1)
+        except OSError:
+            return False
+
+    def discard(self) -> None:
+        """Remove what `create` made, of a training that failed before it began.
+
+        Nothing where there are snapshots: that training had begun, and has lost its `run.json`.
+        """
+        if self._has_snapshots():
+            return
+        for directory in (self.snapshots, self.logs):
+            shutil.rmtree(directory, ignore_errors=True)
+        for file in (self._lock_file, *self.path.glob(f"{_TOKEN}*")):
+            file.unlink(missing_ok=True)
+        with suppress(OSError):  # not empty: it holds something of the user's
+            self.path.rmdir()
+
+    def read_run(self) -> dict[str, object]:
+        """Read `run.json`.
+
+        Raises:
+            UsageError: The directory holds no training, or `run.json` isn't readable.
+        """
+        try:
+            content = read_json_object(self.run_json)
+            _check_run(content)
+        except FileNotFoundError:
+            raise UsageError(f"{self.path} holds no training (no {self.run_json.name})") from None
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{self.run_json} can't be read: {why_unreadable(error)}") from error
+        return content
+
+    def is_locked(self) -> bool:
+        """Tell whether a live training owns the directory."""
+        try:
+            descriptor = os.open(self._lock_file, os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Own the directory while a training runs; the kernel frees it when the owner dies.
+
+        Raises:
+            UsageError: Another live training owns it; the message says which process on which host.
+        """
+        try:
+            descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise UsageError(
+                f"the run directory {self.path} can't be written ({error.strerror})"
+            ) from error
+        try:
+            _lock(descriptor)
+        except BlockingIOError:
+            owner = os.read(descriptor, 200).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise UsageError(
+                f"another training is running in {self.path} ({owner or 'owner unknown'})"
+            ) from None
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _check_run(content: Mapping[str, object]) -> None:
+    """Check the parts of a `run.json` that are there.
+
+    Raises:
+        ValueError: It is of another format, or a part isn't of the type that it should be.
+    """
+    if content.get("format", RUN_FORMAT) != RUN_FORMAT:
+        found = describe_json(content["format"])
+        raise ValueError(f"it has format {found}, and this Paceline reads {RUN_FORMAT}")
+    if content.get("kind", "recipe") not in ("recipe", "script"):
+        raise ValueError(f"kind is {describe_json(content['kind'])}; it is recipe or script")
+    for kind, names in _RUN_PARTS.items():
+        for name in names:
+            value = content.get(name, kind())
+            if not isinstance(value, kind):
+                raise ValueError(
+                    f"{name} is {describe_json(value)}; it should be {_IN_WORDS[kind]}"
+                )
+    for name, kind in _RUN_LISTS.items():
+        items = content.get(name, [])
+        assert isinstance(items, list)  # checked above
+        for item in items:
+            if not isinstance(item, kind):
+                raise ValueError(
+                    f"{name} holds {describe_json(item)}; it should be a list, "
+                    f"each {_IN_WORDS[kind]}"
+                )
+
+
+def _lock(descriptor: int) -> None:
+    """Lock a file, over a moment: whoever asks whether it is locked holds it as long."""
+    deadline_s = time.monotonic() + _ASKING_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.01)
+        else:
+            return

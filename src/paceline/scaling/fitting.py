@@ -1,0 +1,167 @@
+"""Which network explains a measured study: the one parameter, or two, that fit it best."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log, sqrt
+from statistics import fmean
+
+from paceline.errors import UsageError
+from paceline.gradient_sync.cost_model import Compute, Machine, step_cost
+from paceline.gradient_sync.network_model import Cluster, Network
+from paceline.gradient_sync.options import SyncOptions
+
+_LEAST_PER_S, _MOST_PER_S = 1e4, 1e13
+_POINTS, _NARROWINGS, _GOLDEN = 12, 24, (sqrt(5) - 1) / 2
+_PLAUSIBLE_PER_S = (1e5, 4e11)
+"""From 1 Mbit/s to 3.2 Tbit/s, what the fastest nodes have."""
+_PLAIN = SyncOptions()
+_FREE = Machine()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeTime:
+    """A size that was measured with all-reduce."""
+
+    nodes: int
+    per_node: int = 1
+    step_s: float
+    share: float = 1.0
+    """Samples of a worker against those of the one that was measured alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """What explains measured sizes."""
+
+    network: Network
+    misfit: float
+    """Root of the mean squared relative difference of the times."""
+    by_size: tuple[float | None, ...]
+    """Bytes per second that would explain each size alone; None where none would."""
+    fixed_s: float = 0.0
+    """Seconds of each epoch that don't depend on the number of workers."""
+
+    @property
+    def says_something(self) -> bool:
+        """Whether it is a network that may be: some size explains one, and none is out of range."""
+        low, high = _PLAUSIBLE_PER_S
+        known = any(rate is not None for rate in self.by_size)
+        return known and low < self.network.bandwidth_bytes_per_s < high
+
+
+def fit_link(compute: Compute, sizes: Sequence[SizeTime], cluster: Cluster) -> Fitted:
+    """Find the bandwidth that explains steps on several numbers of nodes.
+
+    Args:
+        compute: What one worker does by itself.
+        sizes: Measured with all-reduce on two nodes and more.
+        cluster: Gives the round-trip, what is within a node, and the library.
+
+    Raises:
+        UsageError: There are no such sizes.
+    """
+    several = [size for size in sizes if size.nodes > 1]
+    if not several:
+        raise UsageError("nothing was measured on several nodes: say --link and --rtt")
+
+    def misfit(log_per_s: float) -> float:
+        return _misfit(
+            [
+                (size.step_s, _step_s(compute, size, _with(cluster, exp(log_per_s))))
+                for size in several
+            ]
+        )
+
+    best = _lowest(misfit, log(_LEAST_PER_S), log(_MOST_PER_S))
+    return Fitted(
+        network=replace(cluster.network, bandwidth_bytes_per_s=exp(best)),
+        misfit=misfit(best),
+        by_size=tuple(_explaining(compute, size, cluster) for size in several),
+    )
+
+
+def fit_link_and_fixed_cost(
+    steps_of: Mapping[int, int],
+    epoch_s: Mapping[int, float],
+    compute_at: Callable[[float], Compute],
+    cluster: Cluster,
+) -> Fitted:
+    """Find the bandwidth and the fixed seconds of an epoch that explain epochs together.
+
+    Args:
+        steps_of: Steps of an epoch, by the number of nodes.
+        epoch_s: Seconds of an epoch, by the number of nodes; 1 is among them.
+        compute_at: Gives a worker's computation for a step of so many seconds.
+        cluster: As in `fit_link`.
+    """
+
+    def network_for(fixed_s: float) -> tuple[float, float]:
+        compute = compute_at((epoch_s[1] - fixed_s) / steps_of[1])
+
+        def misfit(log_per_s: float) -> float:
+            there = _with(cluster, exp(log_per_s))
+            pairs = []
+            for nodes in epoch_s:
+                step_s = _step_s(compute, SizeTime(nodes=nodes, step_s=0.0), there)
+                pairs.append((epoch_s[nodes], steps_of[nodes] * step_s + fixed_s))
+            return _misfit(pairs)
+
+        best = _lowest(misfit, log(_LEAST_PER_S), log(_MOST_PER_S))
+        return best, misfit(best)
+
+    most = 0.999 * min(epoch_s.values())
+    fixed_s = _lowest(lambda seconds: network_for(seconds)[1], 0.0, most)
+    best, misfit = network_for(fixed_s)
+    return Fitted(
+        network=replace(cluster.network, bandwidth_bytes_per_s=exp(best)),
+        misfit=misfit,
+        by_size=(),
+        fixed_s=fixed_s,
+    )
+
+
+def _explaining(compute: Compute, size: SizeTime, cluster: Cluster) -> float | None:
+    """Halve the range of bandwidths until the step takes as long as it took."""
+    low, high = log(_LEAST_PER_S), log(_MOST_PER_S)
+
+    def takes_s(log_per_s: float) -> float:
+        return _step_s(compute, size, _with(cluster, exp(log_per_s)))
+
+    if not takes_s(high) < size.step_s < takes_s(low):
+        return None
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if takes_s(middle) > size.step_s else (low, middle)
+    return exp(low)
+
+
+def _step_s(compute: Compute, size: SizeTime, cluster: Cluster) -> float:
+    there = replace(cluster, nodes=size.nodes, per_node=size.per_node)
+    return step_cost(compute.scaled(size.share), _PLAIN, there, _FREE).step_s
+
+
+def _with(cluster: Cluster, per_s: float) -> Cluster:
+    return replace(cluster, network=replace(cluster.network, bandwidth_bytes_per_s=per_s))
+
+
+def _misfit(pairs: Sequence[tuple[float, float]]) -> float:
+    return sqrt(fmean((expected / measured - 1) ** 2 for measured, expected in pairs))
+
+
+def _lowest(of: Callable[[float], float], low: float, high: float) -> float:
+    """Look for the lowest value: on a grid, then by the golden section around its best point."""
+    width = (high - low) / _POINTS
+    best = min((low + width * place for place in range(_POINTS + 1)), key=of)
+    low, high = max(low, best - width), min(high, best + width)
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    at_left, at_right = of(left), of(right)
+    for _ in range(_NARROWINGS):
+        if at_left < at_right:
+            high, right, at_right = right, left, at_left
+            left = high - _GOLDEN * (high - low)
+            at_left = of(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + _GOLDEN * (high - low)
+            at_right = of(right)
+    return (low + high) / 2

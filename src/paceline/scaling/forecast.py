@@ -1,0 +1,147 @@
+"""A prediction for several numbers of nodes and all ways of combining gradients. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import exp, log
+
+from paceline.gradient_sync.cost_model import Compute, Machine, choose_local
+from paceline.gradient_sync.network_model import Cluster, Network
+from paceline.gradient_sync.options import LOCAL_METHODS, SyncOptions
+from paceline.results.profile import StepProfile
+from paceline.scaling.prediction import (
+    Assumptions,
+    Band,
+    Predicted,
+    library_of,
+    predict,
+    predict_band,
+)
+from paceline.scaling.prediction_inputs import Link
+
+_TARGET = 0.9
+"""What local steps are chosen to reach, where less is enough to pay as well."""
+_FASTER = 1e4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is to be predicted."""
+
+    profile: StepProfile
+    link: Link
+    nodes: tuple[int, ...]
+    """Ascending."""
+    gpus_per_node: int = 1
+    within: Network | None = None
+    methods: tuple[SyncOptions, ...]
+    choose_every: bool = False
+    """Whether the number of local steps is to be chosen."""
+    pays: float = 0.8
+    """Efficiency from which on a size pays."""
+    price_per_hour: float | None = None
+    """Of a node."""
+    assumed: Assumptions = field(default_factory=Assumptions)
+    measured: Mapping[tuple[SyncOptions, int], float] = field(default_factory=dict)
+    """Efficiencies that are known, by method and nodes: what is said in words keeps to them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """One way of combining gradients on all sizes."""
+
+    method: SyncOptions
+    sizes: tuple[Band, ...]
+
+    @property
+    def last(self) -> Predicted:
+        """On the most nodes."""
+        return self.sizes[-1].predicted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """What is predicted."""
+
+    question: Question
+    alone: Predicted
+    """One node."""
+    forecasts: tuple[Forecast, ...]
+    needed_bytes_per_s: float | None = None
+    """Of payload: with this link all-reduce would pay on the most nodes, with none if None."""
+
+
+def look_out(question: Question) -> Outlook:
+    """Predict all sizes with all methods.
+
+    Raises:
+        UsageError: See `predict`.
+    """
+    assumed = replace(question.assumed, link_doubt=question.link.doubt)
+    asked = replace(question, assumed=assumed)
+    methods = [_with_every(asked, m) if asked.choose_every else m for m in asked.methods]
+    return Outlook(
+        question=asked,
+        alone=_at(asked, SyncOptions(sync="allreduce"), 1),
+        forecasts=tuple(
+            Forecast(method=m, sizes=tuple(_band(asked, m, n) for n in asked.nodes))
+            for m in methods
+        ),
+        needed_bytes_per_s=_needed_bytes_per_s(asked),
+    )
+
+
+def _with_every(question: Question, method: SyncOptions) -> SyncOptions:
+    """Choose the number of local steps for the most nodes."""
+    if method.sync not in LOCAL_METHODS:
+        return method
+    profile, assumed = question.profile, question.assumed
+    cluster = Cluster(
+        nodes=question.nodes[-1],
+        per_node=question.gpus_per_node,
+        network=question.link.network,
+        within=question.within,
+        library=library_of(profile, assumed),
+    )
+    share = profile.world_size / cluster.workers if assumed.mode == "strong" else 1.0
+    compute = Compute.of(profile).scaled(share)
+    machine = assumed.machine or Machine.usual(profile.device)
+    return choose_local(compute, cluster, machine, max(_TARGET, question.pays), method)
+
+
+def _band(question: Question, method: SyncOptions, nodes: int) -> Band:
+    q = question
+    network, per_node = q.link.network, q.gpus_per_node
+    return predict_band(q.profile, method, nodes, per_node, network, q.within, q.assumed)
+
+
+def _at(
+    question: Question, method: SyncOptions, nodes: int, network: Network | None = None
+) -> Predicted:
+    q = question
+    there = network or q.link.network
+    return predict(q.profile, method, nodes, q.gpus_per_node, there, q.within, q.assumed)
+
+
+def _needed_bytes_per_s(question: Question) -> float | None:
+    """Halve the range of bandwidths down to the lowest with which all-reduce pays."""
+    plain, network = SyncOptions(sync="allreduce"), question.link.network
+
+    def pays(log_per_s: float) -> bool:
+        there = replace(network, bandwidth_bytes_per_s=exp(log_per_s))
+        return _at(question, plain, question.nodes[-1], there).efficiency >= question.pays
+
+    low = log(network.bandwidth_bytes_per_s)
+    high = low + log(_FASTER)
+    if pays(low):
+        return network.bandwidth_bytes_per_s
+    if not pays(high):
+        return None
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return exp(high)
+
+
+def every_prediction(outlook: Outlook) -> Sequence[Predicted]:
+    """List all that was predicted, one node first."""
+    return [outlook.alone, *(b.predicted for f in outlook.forecasts for b in f.sizes)]

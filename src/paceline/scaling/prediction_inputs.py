@@ -1,0 +1,269 @@
+"""What a prediction is made from: a profile, sizes that were measured, and the network."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from paceline.errors import DataError, PacelineError, UsageError
+from paceline.files import read_json_object, why_unreadable
+from paceline.gradient_sync.cost_model import Compute
+from paceline.gradient_sync.network_model import Cluster, Library, Network
+from paceline.gradient_sync.options import SyncOptions
+from paceline.options.quantities import parse_bandwidth_bytes_per_s, parse_count, parse_short_time_s
+from paceline.options.units import show_bandwidth, show_time
+from paceline.results.profile import StepProfile
+from paceline.scaling.fitting import SizeTime, fit_link
+from paceline.scaling.options import PLAIN, Mode
+from paceline.scaling.result import what_is_wrong
+
+PAYLOAD = 0.957
+"""What is left of a link's speed for payload: TCP in Ethernet packets of 1,500 bytes, 95.7 % where
+it was measured."""
+GLOO_BYTES_PER_S = 1.25e9
+"""Gloo copies and adds on processors, which sets an end to what it makes of a fast link."""
+_USUAL_ROUND_TRIP_S = 1e-4
+_STATED_DOUBT, _MEASURED_DOUBT = 0.1, 0.03
+_WAYS = ("bandwidth", "several")
+_PROFILE, _STUDY = "profile.json", "study.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What was measured."""
+
+    profile: StepProfile
+    source: str
+    """Where from, for people."""
+    sizes: tuple[SizeTime, ...] = ()
+    """All-reduce on several nodes, with as many workers on each."""
+    methods: tuple[SyncOptions, ...] = ()
+    """Those that a study measured, with their options; `auto` is none by itself."""
+    mode: Mode = "weak"
+    """As a study scaled."""
+    efficiencies: Mapping[tuple[SyncOptions, int, int], float] = field(default_factory=dict)
+    """That a study measured, by method, nodes and workers on each."""
+    not_reliable: str = ""
+    """Why no conclusion can be drawn from a study, in words; empty where one can be."""
+    warnings: tuple[str, ...] = ()
+    """What a reader of a study's figures should know."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """The network that a prediction is for."""
+
+    network: Network
+    source: str
+    """How it is known, for people."""
+    doubt: float
+    """Relative standard deviation of its bandwidth."""
+
+
+def read_evidence(path: Path) -> Evidence:
+    """Read a run directory, a study's directory, or a profile.
+
+    Raises:
+        UsageError: It is none of them.
+        DataError: A file is damaged.
+    """
+    if path.is_file():
+        return Evidence(profile=StepProfile.read(path), source=str(path))
+    if (path / _STUDY).is_file():
+        return _of_study(path)
+    if (path / _PROFILE).is_file():
+        return Evidence(profile=StepProfile.read(path / _PROFILE), source=str(path))
+    raise UsageError(
+        f"{path} holds no {_PROFILE} and no {_STUDY}. Name a run directory (a training writes its "
+        "profile at the end of each epoch), or the directory of `paceline scale`"
+    )
+
+
+def _of_study(path: Path) -> Evidence:
+    try:
+        study: Any = read_json_object(path / _STUDY)
+        wrong = what_is_wrong(study)
+        if wrong is not None:
+            raise DataError(f"{path / _STUDY} isn't a study of Paceline: {wrong}")
+        sizes = [size for size in study["sizes"] if isinstance(size, dict)]
+        alone = (size for size in sizes if size["workers"] == 1)
+        profile = _alone(path, [size for size in alone if size["method"] == PLAIN])
+        slots = _slots(study)
+        several = [size for size in sizes if size["workers"] > 1]
+        return Evidence(
+            profile=profile,
+            source=str(path),
+            sizes=tuple(_measured(several, profile.global_batch, slots)),
+            methods=tuple(dict.fromkeys(_method(s) for s in several if s["method"] != "auto")),
+            mode="strong" if study["mode"] == "strong" else "weak",
+            efficiencies={
+                (_method(size), size["nodes"], size["workers"] // size["nodes"]): reached["median"]
+                for size in several
+                if _is_even(size, slots) and size["method"] != "auto"
+                for reached in [size.get("efficiency")]
+                if reached
+            },
+            not_reliable=str(study.get("not_reliable", "")),
+            warnings=tuple(map(str, study.get("notes", ()))),
+        )
+    except (OSError, ValueError, ArithmeticError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, PacelineError):
+            raise
+        raise DataError(f"{path / _STUDY} isn't a study of Paceline: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    """Say what is wrong with a file by the error that reading it ended with."""
+    if isinstance(error, OSError | ValueError):
+        return why_unreadable(error)
+    if isinstance(error, KeyError):
+        return f"it names no {error}"
+    return f"a part isn't what it should be ({error})"
+
+
+def _alone(path: Path, sizes: Sequence[Mapping[str, Sequence[Mapping[str, str]]]]) -> StepProfile:
+    """Give the profile of the run of one worker whose steps are in the middle."""
+    repeats = [repeat for size in sizes for repeat in size["repeats"] if not repeat["problem"]]
+    profiles = [StepProfile.read(path / repeat["run_dir"] / _PROFILE) for repeat in repeats]
+    if not profiles:
+        raise DataError(f"{path} holds no measurement of one worker: run `paceline scale` again")
+    return sorted(profiles, key=lambda one: one.step_s.median)[len(profiles) // 2]
+
+
+def _measured(
+    sizes: Sequence[Mapping[str, Any]], batch: int, slots: Sequence[int]
+) -> Iterator[SizeTime]:
+    for size in sizes:
+        if size["method"] == PLAIN and _is_even(size, slots) and size["step_s"]:
+            yield SizeTime(
+                nodes=size["nodes"],
+                per_node=size["workers"] // size["nodes"],
+                step_s=size["step_s"]["median"],
+                share=size["global_batch"] / size["workers"] / batch,
+            )
+
+
+def _slots(study: Mapping[str, Any]) -> tuple[int, ...]:
+    """Read how many workers each host takes, the first one first; none where it isn't known."""
+    asked = study.get("asked") or {}
+    slots = [str(host).rpartition(":")[2] for host in asked.get("hosts") or ()]
+    return tuple(number for number in map(parse_count, slots) if number is not None)
+
+
+def _is_even(size: Mapping[str, Any], slots: Sequence[int]) -> bool:
+    """Tell whether it is one of several nodes, with as many workers on each: the first slots."""
+    workers, nodes = size["workers"], size["nodes"]
+    each = workers // nodes
+    full = all(number == each for number in slots[: nodes - 1])
+    return bool(nodes > 1 and workers % nodes == 0 and full)
+
+
+def _method(size: Mapping[str, Any]) -> SyncOptions:
+    """Read a method as it was measured; options that aren't of SyncOptions count nothing here."""
+    known = {field.name for field in fields(SyncOptions)}
+    told = {n: v for n, v in size["method_options"].items() if n in known and v is not None}
+    return SyncOptions(**told | {"sync": size["method"], "sync_warmup_steps": None})
+
+
+def stated_link(link: str, round_trip: str | None, library: Library) -> Link:
+    """Take the network as the user states it.
+
+    Args:
+        link: Its nominal speed, such as `25gbit`.
+        round_trip: Such as `50us`. Default: 0.1 ms.
+        library: What carries the bytes.
+
+    Raises:
+        UsageError: One of them can't be read.
+    """
+    nominal = parse_bandwidth_bytes_per_s(link)
+    round_trip_s = _round_trip_s(round_trip)
+    text = f"{show_bandwidth(nominal)}, as stated, of which {PAYLOAD:.1%} is payload"
+    usable = nominal * PAYLOAD
+    if library == "gloo" and usable > GLOO_BYTES_PER_S:
+        usable = GLOO_BYTES_PER_S
+        text = f"{show_bandwidth(nominal)}, as stated, of which Gloo is taken to use 10 Gbit/s"
+    return _link(usable, round_trip_s, text, _STATED_DOUBT)
+
+
+def examined_link(path: Path, round_trip: str | None, library: Library) -> Link:
+    """Take the network that `paceline doctor --json` has measured.
+
+    Its all-reduce counts where it went well and by the same library; otherwise the slowest way
+    between two hosts, of one stream for Gloo and of several for NCCL.
+
+    Raises:
+        UsageError: The file can't be read, or holds no link.
+    """
+    try:
+        told: Any = read_json_object(path)
+        ways = [way for way in told["links"] if isinstance(way, dict)]
+        bus = _bus_bytes_per_s(told["all_reduce"] or {}, library)
+        times = [float(way["round_trip_s"]) for way in ways if way["round_trip_s"] is not None]
+        speeds = list(_speeds(ways, library))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{path} isn't what `paceline doctor --hosts ... --json` prints: {_why(error)}"
+        ) from error
+    if not bus and not speeds:
+        raise UsageError(f"{path} holds no measured link: examine two hosts or more")
+    way = "its all-reduce" if bus else "the slowest way between its hosts"
+    round_trip_s = _round_trip_s(round_trip) if round_trip or not times else median(times)
+    text = f"{show_bandwidth(bus or min(speeds))}, {way} as doctor measured it"
+    return _link(bus or min(speeds), round_trip_s, text, _MEASURED_DOUBT)
+
+
+def _bus_bytes_per_s(reduced: Mapping[str, Any], library: Library) -> float | None:
+    """Give what an all-reduce made of the link; None where it failed, or another library did it."""
+    if not reduced.get("is_right") or reduced["backend"] != library:
+        return None
+    return float(reduced["bus_bytes_per_s"])
+
+
+def _speeds(ways: Sequence[Mapping[str, float | None]], library: Library) -> Iterator[float]:
+    for way in ways:
+        one, several = (float(way[f"{name}_bytes_per_s"] or 0.0) for name in _WAYS)
+        yield from (speed for speed in [one if library == "gloo" else max(one, several)] if speed)
+
+
+def fitted_link(evidence: Evidence, round_trip: str | None, library: Library) -> Link:
+    """Take the bandwidth that explains what a study has measured on several nodes.
+
+    Raises:
+        UsageError: Nothing was measured on several nodes, no network explains it, or the
+            round-trip can't be read.
+    """
+    if not evidence.sizes:
+        raise UsageError(
+            f"{evidence.source} was measured on one host, so that no network is known. Say "
+            "--link 25gbit --rtt 50us, or --doctor FILE with what `paceline doctor --json` printed"
+        )
+    round_trip_s = _round_trip_s(round_trip)
+    unknown = Network(bandwidth_bytes_per_s=1.0, round_trip_s=round_trip_s)
+    cluster = Cluster(nodes=1, network=unknown, library=library)
+    fitted = fit_link(Compute.of(evidence.profile), evidence.sizes, cluster)
+    if not fitted.says_something:
+        raise UsageError(
+            f"the steps that {evidence.source} measured on several nodes say nothing about the "
+            "network: they are as fast as if it took no time, or differ by something else. Say to "
+            "`paceline predict` --link 25gbit --rtt 50us, or --doctor FILE"
+        )
+    speed = fitted.network.bandwidth_bytes_per_s
+    text = (
+        f"{show_bandwidth(speed)}, which explains the study's own sizes "
+        f"to {fitted.misfit:.1%} of their steps"
+    )
+    return _link(speed, round_trip_s, text, max(_MEASURED_DOUBT, fitted.misfit))
+
+
+def _link(speed: float, round_trip_s: float, text: str, doubt: float) -> Link:
+    return Link(
+        network=Network(bandwidth_bytes_per_s=speed, round_trip_s=round_trip_s),
+        source=f"{text}; round-trip {show_time(round_trip_s)}",
+        doubt=doubt,
+    )
+
+
+def _round_trip_s(text: str | None) -> float:
+    return _USUAL_ROUND_TRIP_S if text is None else parse_short_time_s(text)

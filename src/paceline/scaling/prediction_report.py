@@ -1,0 +1,238 @@
+"""How a prediction is told: as text, and as JSON."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from textwrap import wrap
+
+from paceline.options.durations import format_duration
+from paceline.options.figures import plural
+from paceline.options.units import show_bandwidth, show_time
+from paceline.scaling.forecast import Forecast, Outlook, Question, look_out
+from paceline.scaling.prediction import (
+    Assumptions,
+    Band,
+    Predicted,
+    Range,
+    cost_per_epoch,
+    library_of,
+)
+from paceline.scaling.prediction_inputs import Evidence, fitted_link, read_evidence
+from paceline.scaling.recommending import recommend, recommended
+
+_WIDTH = 88
+_BEYOND = 4
+_CARRIERS = {"gloo": "a ring (Gloo)", "nccl": "a ring or a tree, whatever is faster (NCCL)"}
+
+
+def as_text(outlook: Outlook, evidence: Evidence) -> str:
+    """Tell it: what is assumed, all efficiencies, two methods in detail, what to do.
+
+    Args:
+        outlook: What is predicted.
+        evidence: What it is predicted from.
+    """
+    lines = [*_assumptions(outlook, evidence.source), "", *_efficiencies(outlook)]
+    plain = next((f for f in outlook.forecasts if f.method.sync == "allreduce"), None)
+    best = None if evidence.not_reliable else recommended(outlook)
+    for forecast in dict.fromkeys(f for f in (plain, best) if f is not None):
+        lines += ["", *_details(forecast, outlook)]
+    lines.append("")
+    for sentence in _advice(outlook, evidence):
+        lines += _wrapped(sentence)
+    if evidence.warnings:
+        lines += ["", f"Of the measurements in {evidence.source}:"]
+    for warning in evidence.warnings:
+        lines += _wrapped(f"- {warning}", indent="  ")
+    return "\n".join(lines)
+
+
+def _wrapped(sentence: str, indent: str = "") -> list[str]:
+    return wrap(
+        sentence,
+        _WIDTH,
+        break_long_words=False,
+        break_on_hyphens=False,
+        subsequent_indent=indent,
+    )
+
+
+def _advice(outlook: Outlook, evidence: Evidence) -> tuple[str, ...]:
+    """Say what to do, unless what it would follow from isn't reliable."""
+    return (evidence.not_reliable,) if evidence.not_reliable else recommend(outlook)
+
+
+def as_json(outlook: Outlook, evidence: Evidence) -> dict[str, object]:
+    """Give all of it as JSON; efficiencies are fractions, times seconds.
+
+    Args:
+        outlook: What is predicted.
+        evidence: What it is predicted from.
+    """
+    q = outlook.question
+    best = None if evidence.not_reliable else recommended(outlook).last.label
+    return {
+        "text": list(_advice(outlook, evidence)),
+        "not_reliable": evidence.not_reliable,
+        "warnings": list(evidence.warnings),
+        "link": {
+            "bandwidth_bytes_per_s": q.link.network.bandwidth_bytes_per_s,
+            "round_trip_s": q.link.network.round_trip_s,
+            "source": q.link.source,
+        },
+        "mode": q.assumed.mode,
+        "library": library_of(q.profile, q.assumed),
+        "gpus_per_node": q.gpus_per_node,
+        "needed_bytes_per_s": outlook.needed_bytes_per_s,
+        "recommended": best,
+        "alone": _size_json(outlook.alone, q.price_per_hour),
+        "methods": [
+            {
+                "method": forecast.method.sync or "allreduce",
+                "label": forecast.last.label,
+                "sizes": [_band_json(band, q.price_per_hour) for band in forecast.sizes],
+            }
+            for forecast in outlook.forecasts
+        ],
+    }
+
+
+def foretell_study(study_dir: Path) -> dict[str, object] | None:
+    """Predict from a study what it didn't measure: its methods, up to four times its nodes.
+
+    Sizes count that have as many workers on each node as the largest one.
+
+    Args:
+        study_dir: With a `study.json` and the run directories that it names.
+
+    Returns:
+        As `as_json`; None where nothing was measured on several nodes, so that no network is known.
+
+    Raises:
+        DataError: A file is damaged, or one worker wasn't measured.
+    """
+    every = read_evidence(study_dir)
+    if not every.sizes:
+        return None
+    per_node = every.sizes[-1].per_node
+    alike = tuple(size for size in every.sizes if size.per_node == per_node)
+    evidence = replace(every, sizes=alike)
+    measured = sorted({size.nodes for size in evidence.sizes})
+    assumed = Assumptions(mode=evidence.mode)
+    most = measured[-1] * _BEYOND
+    if evidence.mode == "strong":
+        most = min(most, evidence.profile.global_batch // per_node)
+    beyond = {n for n in (measured[-1] * 2, measured[-1] * _BEYOND) if n <= most}
+    question = Question(
+        profile=evidence.profile,
+        link=fitted_link(evidence, None, library_of(evidence.profile, assumed)),
+        nodes=tuple(sorted({*measured, *beyond})),
+        gpus_per_node=per_node,
+        methods=evidence.methods,
+        assumed=assumed,
+        measured={
+            (method, nodes): reached
+            for (method, nodes, each), reached in evidence.efficiencies.items()
+            if each == per_node
+        },
+    )
+    return as_json(look_out(question), evidence)
+
+
+def _size_json(size: Predicted, price: float | None) -> dict[str, object]:
+    parts = size.parts
+    return {
+        "workers": size.workers,
+        "nodes": size.nodes,
+        "global_batch": size.global_batch,
+        "efficiency": size.efficiency,
+        "images_per_s": size.images_per_s,
+        "step_s": size.step_s,
+        "compute_s": parts.compute_s,
+        "exposed_s": parts.exposed_s,
+        "codec_s": parts.codec_s,
+        "waiting_s": parts.waiting_s,
+        "sent_bytes": parts.sent_bytes,
+        "epoch_s": size.epoch_s,
+        "fixed_s": size.fixed_s,
+        "averaging_s": size.averaging_s,
+        "available": size.available,
+        "epoch_cost": None if price is None else cost_per_epoch(size, price),
+    }
+
+
+def _band_json(band: Band, price: float | None) -> dict[str, object]:
+    ranges = {"step_s": band.step_s, "images_per_s": band.images_per_s, "epoch_s": band.epoch_s}
+    return {
+        **_size_json(band.predicted, price),
+        "low": band.efficiency.low,
+        "high": band.efficiency.high,
+        "bands": {n: r and {"low": r.low, "high": r.high} for n, r in ranges.items()},
+    }
+
+
+def _assumptions(outlook: Outlook, source: str) -> Iterator[str]:
+    q, profile = outlook.question, outlook.question.profile
+    measured = plural(profile.world_size, "worker")
+    step = show_time(profile.step_s.median)
+    yield f"from      {source}: {measured}, {profile.device}, steps of {step}"
+    yield f"link      {q.link.source}"
+    if q.gpus_per_node > 1:
+        inside = "taken as if it took no time"
+        if q.within is not None:
+            inside = show_bandwidth(q.within.bandwidth_bytes_per_s)
+        yield f"nodes     {plural(q.gpus_per_node, 'worker')} each; between them {inside}"
+    yield f"assumed   {_CARRIERS[library_of(profile, q.assumed)]}; {_batches(outlook)}"
+
+
+def _batches(outlook: Outlook) -> str:
+    q = outlook.question
+    if q.assumed.mode == "strong":
+        return f"{q.profile.global_batch:,} samples a step, however many workers (strong scaling)"
+    each = q.profile.global_batch / q.profile.world_size
+    return f"{each:,.4g} samples a step for each worker (weak scaling)"
+
+
+def _efficiencies(outlook: Outlook) -> Iterator[str]:
+    labels = [forecast.last.label for forecast in outlook.forecasts]
+    width = max(len("efficiency"), *map(len, labels))
+    nodes = [f"{nodes:,}" for nodes in outlook.question.nodes]
+    yield f"{'nodes':{width}}" + "".join(f"{number:>7}" for number in nodes)
+    for label, forecast in zip(labels, outlook.forecasts, strict=True):
+        row = (f"{band.predicted.efficiency:7.2f}" for band in forecast.sizes)
+        yield f"{label:{width}}" + "".join(row)
+
+
+def _details(forecast: Forecast, outlook: Outlook) -> list[str]:
+    price = outlook.question.price_per_hour
+    head = ["nodes", "batch", "efficiency", "images/s", "step", "not hidden", "epoch"]
+    rows = [[*head, *(["cost"] if price is not None else [])]]
+    for band in forecast.sizes:
+        size = band.predicted
+        idle_s = size.parts.exposed_s + size.parts.waiting_s + size.parts.codec_s
+        row = [
+            f"{size.nodes:,}",
+            f"{size.global_batch:,}",
+            f"{size.efficiency:.2f} {_range(band.efficiency)}",
+            f"{size.images_per_s:,.3g}"
+            if size.images_per_s < 1000
+            else f"{size.images_per_s:,.0f}",
+            show_time(size.step_s),
+            f"{idle_s / size.step_s:.0%}",
+            "-" if size.epoch_s is None else format_duration(size.epoch_s),
+        ]
+        cost = None if price is None else cost_per_epoch(size, price)
+        rows.append([*row, *([] if price is None else ["-" if cost is None else f"{cost:.3g}"])])
+    return [forecast.last.label, *_aligned(rows)]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
+
+
+def _range(of: Range) -> str:
+    return f"({of.low:.2f}-{of.high:.2f})"

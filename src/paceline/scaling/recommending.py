@@ -1,0 +1,256 @@
+"""What to do, in plain sentences, given what was predicted. Pure."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from paceline.gradient_sync.cost_model import method_label
+from paceline.gradient_sync.options import SyncOptions
+from paceline.options.durations import format_duration
+from paceline.options.figures import plural
+from paceline.options.units import show_bandwidth
+from paceline.scaling.forecast import Forecast, Outlook, every_prediction
+from paceline.scaling.prediction import (
+    Band,
+    Predicted,
+    cost_per_epoch,
+    snapshot_interval_s,
+)
+
+_CAREFUL = ("bf16", "fp16", "powersgd", "local", "diloco")
+"""Those that change least come first."""
+_PLAIN = {"allreduce": "All-reduce", "ordered": "The ordered sum"}
+_TRADES = {
+    "bf16": "gradients are rounded to 8 bits of precision, which training rarely notices",
+    "fp16": "gradients are rounded, and large ones may overflow",
+    "powersgd": "gradients are approximated, so compare the accuracy",
+    "local": "each worker trains alone in between, so compare the accuracy",
+    "diloco": "each worker trains alone in between, so compare the accuracy",
+}
+_MUCH_BETTER = 1.05
+_LARGE_BATCH = 8192
+"""Beyond it the learning rate can't simply grow with the batch. Goyal et al.: "Accurate, Large
+Minibatch SGD" (2017), figure 1."""
+_NOTABLE = 0.1
+_NOTABLE_FAILURES = 0.95
+
+
+def recommend(outlook: Outlook) -> tuple[str, ...]:
+    """Say which sizes pay, with which way of combining gradients, and what else would help."""
+    outlook = _as_measured(outlook)
+    plain = _named(outlook, "allreduce") or _named(outlook, "ordered")
+    sentences: list[str] = []
+    if plain is not None:
+        sentences += _on_plain(plain, outlook)
+    if plain is None or not _pays(plain.last, outlook):
+        sentences += _on_others(plain, outlook)
+        sentences += _on_link(outlook) if plain is not None else ()
+    return (*sentences, *_on_money(outlook), *_on_limits(recommended(outlook), outlook))
+
+
+def recommended(outlook: Outlook) -> Forecast:
+    """Give the method to use: the one that changes least among those that pay on the most nodes."""
+    outlook = _as_measured(outlook)
+    careful = _in_order(outlook, ("allreduce", *_CAREFUL))
+    paying = [forecast for forecast in careful if _pays(forecast.last, outlook)]
+    return paying[0] if paying else _best(outlook)
+
+
+def _as_measured(outlook: Outlook) -> Outlook:
+    """Put efficiencies that were measured in the place of predicted ones."""
+    known = outlook.question.measured
+    if not known:
+        return outlook
+
+    def told(method: SyncOptions, band: Band) -> Band:
+        size = band.predicted
+        reached = known.get((method, size.nodes), size.efficiency)
+        return replace(band, predicted=replace(size, efficiency=reached))
+
+    forecasts = [
+        replace(one, sizes=tuple(told(one.method, band) for band in one.sizes))
+        for one in outlook.forecasts
+    ]
+    return replace(outlook, forecasts=tuple(forecasts))
+
+
+def _on_plain(plain: Forecast, outlook: Outlook) -> Iterator[str]:
+    paying, failing = _told_apart(plain, outlook)
+    name = _PLAIN[plain.method.sync or "allreduce"]
+    if not failing:
+        yield f"{name} pays on all of these sizes: {_size(plain.last)}."
+    elif not paying:
+        first = failing[0]
+        yield (
+            f"{name} pays on none of these sizes: {_size(first)}, and "
+            f"{outlook.question.pays:.2f} is asked for."
+        )
+    else:
+        first = failing[0]
+        yield (
+            f"With {name[0].lower()}{name[1:]}, {_size(paying[-1], 'pay')}, "
+            f"{first.nodes:,} don't ({first.efficiency:.2f})."
+        )
+
+
+def _on_others(plain: Forecast | None, outlook: Outlook) -> Iterator[str]:
+    others = _in_order(outlook, _CAREFUL)
+    if not others:
+        return
+    paying = [forecast for forecast in others if _pays(forecast.last, outlook)]
+    if paying:
+        first = paying[0]
+        yield f"With {_label(first)}, {_size(first.last, 'pay')}: {_trade(first)}."
+        best = max(paying, key=lambda forecast: forecast.last.efficiency)
+        if best.last.efficiency > _MUCH_BETTER * first.last.efficiency:
+            yield f"Faster still is {_label(best)} ({best.last.efficiency:.2f}): {_trade(best)}."
+        return
+    furthest = max(others, key=lambda forecast: (_furthest(forecast, outlook), _last(forecast)))
+    reached = _furthest(furthest, outlook)
+    if reached > (_furthest(plain, outlook) if plain is not None else 0):
+        (size,) = (b.predicted for b in furthest.sizes if b.predicted.nodes == reached)
+        yield (
+            f"Nothing pays on {plural(furthest.last.nodes, 'node')}; {_label(furthest)} comes "
+            f"furthest: {_size(size, 'pay')}: {_trade(furthest)}."
+        )
+    else:
+        best = max([*others, *([plain] if plain else [])], key=_last)
+        yield (
+            f"No way of combining gradients pays on {plural(best.last.nodes, 'node')}: the best, "
+            f"{_label(best)}, reaches {best.last.efficiency:.2f}. Use fewer nodes, larger "
+            "batches for each worker, or a faster network."
+        )
+
+
+def _on_link(outlook: Outlook) -> Iterator[str]:
+    needed = outlook.needed_bytes_per_s
+    nodes = plural(outlook.question.nodes[-1], "node")
+    if needed is None:
+        yield (
+            f"No link is fast enough for all-reduce to pay on {nodes}: what is left is latency, "
+            "waiting for the slowest and failures."
+        )
+        return
+    has = outlook.question.link.network.bandwidth_bytes_per_s
+    if needed > has:
+        yield (
+            f"All-reduce would pay on {nodes} over links that carry {show_bandwidth(needed)}; "
+            f"these are taken to carry {show_bandwidth(has)}."
+        )
+
+
+def _on_money(outlook: Outlook) -> Iterator[str]:
+    price = outlook.question.price_per_hour
+    if price is None:
+        return
+    told = [p for p in every_prediction(outlook) if p.epoch_s is not None]
+    if not told:
+        yield "What an epoch costs isn't known: the profile doesn't say how many steps it has."
+        return
+    cheapest = min(told, key=lambda p: (cost_per_epoch(p, price) or 0.0, p.nodes))
+    fastest = min(told, key=lambda p: (p.epoch_s or 0.0, p.nodes))
+    if cheapest == fastest:
+        yield f"Cheapest and fastest: {_deal(cheapest, price)}."
+        return
+    times = (cheapest.epoch_s or 0.0) / (fastest.epoch_s or 1.0)
+    dearer = (cost_per_epoch(fastest, price) or 0.0) / (cost_per_epoch(cheapest, price) or 1.0)
+    yield (
+        f"Cheapest: {_deal(cheapest, price)}. Fastest: {_deal(fastest, price)}: {times:.3g} times "
+        f"as fast for {dearer:.2f} times the money."
+    )
+
+
+def _on_limits(best: Forecast, outlook: Outlook) -> Iterator[str]:
+    last, nodes = best.last, plural(best.last.nodes, "node")
+    if last.epoch_s and last.fixed_s / last.epoch_s > _NOTABLE:
+        yield (
+            f"Evaluation, snapshot and the loader's start are {last.fixed_s / last.epoch_s:.0%} of "
+            f"an epoch on {nodes}: no way of combining gradients changes that."
+        )
+    if last.parts.waiting_s / last.step_s > _NOTABLE:
+        yield (
+            f"Waiting for the slowest worker is {last.parts.waiting_s / last.step_s:.0%} of a step "
+            f"on {nodes}: workers of one speed would help more than a faster network."
+        )
+    if last.available < _NOTABLE_FAILURES:
+        lost = f"{1 - last.available:.0%} of the time"
+        yield f"Failures take {lost} on {nodes}: {_cure(last, outlook)}."
+    alone = outlook.question.profile.global_batch
+    if last.global_batch > max(_LARGE_BATCH, alone):
+        yield (
+            f"On {nodes} a step takes {last.global_batch:,} samples. Whether such steps still "
+            "teach as much a sample isn't predicted here; --mode strong keeps the batch."
+        )
+
+
+def _cure(size: Predicted, outlook: Outlook) -> str:
+    """Name the larger of what failures cost: steps done again, half an interval, and restarts."""
+    assumed = outlook.question.assumed
+    epoch_s = None if size.epoch_s is None else size.epoch_s * size.available
+    again_s = snapshot_interval_s(epoch_s, assumed) / 2
+    if again_s >= assumed.restart_s:
+        return "write snapshots more often (--snapshot-every)"
+    return (
+        f"most of it is starting again, for which {format_duration(assumed.restart_s)} are taken "
+        "(--restart)"
+    )
+
+
+def _told_apart(
+    forecast: Forecast, outlook: Outlook
+) -> tuple[Sequence[Predicted], Sequence[Predicted]]:
+    sizes = [band.predicted for band in forecast.sizes]
+    paying = [size for size in sizes if _pays(size, outlook)]
+    return paying, [size for size in sizes if size not in paying]
+
+
+def _pays(size: Predicted, outlook: Outlook) -> bool:
+    return size.efficiency >= outlook.question.pays
+
+
+def _furthest(forecast: Forecast, outlook: Outlook) -> int:
+    """Give the most nodes that pay; 0 for none."""
+    paying, _ = _told_apart(forecast, outlook)
+    return paying[-1].nodes if paying else 0
+
+
+def _best(outlook: Outlook) -> Forecast:
+    return max(outlook.forecasts, key=_last)
+
+
+def _last(forecast: Forecast) -> float:
+    return forecast.last.efficiency
+
+
+def _named(outlook: Outlook, name: str) -> Forecast | None:
+    return next((f for f in outlook.forecasts if f.method.sync == name), None)
+
+
+def _in_order(outlook: Outlook, names: Sequence[str]) -> list[Forecast]:
+    found = (_named(outlook, name) for name in names)
+    return [forecast for forecast in found if forecast is not None]
+
+
+def _label(forecast: Forecast) -> str:
+    return method_label(forecast.method)
+
+
+def _trade(forecast: Forecast) -> str:
+    return _TRADES.get(forecast.method.sync or "", "nothing is lost")
+
+
+def _size(size: Predicted, verb: str = "") -> str:
+    """Write `8 nodes pay (0.91)`, or without a verb `8 nodes reach 0.91`."""
+    number = plural(size.nodes, "node")
+    ending = "" if size.nodes > 1 else "s"
+    if verb:
+        return f"{number} {verb}{ending} ({size.efficiency:.2f})"
+    return f"{number} reach{ending and 'es'} {size.efficiency:.2f}"
+
+
+def _deal(size: Predicted, price: float) -> str:
+    with_what = f" with {size.label}" if size.workers > 1 else ""
+    cost = cost_per_epoch(size, price) or 0.0
+    return (
+        f"{plural(size.nodes, 'node')}{with_what}, {format_duration(size.epoch_s or 0.0)} and "
+        f"{cost:.3g} an epoch"
+    )

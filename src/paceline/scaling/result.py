@@ -1,0 +1,337 @@
+"""What a study has found, as `study.json` holds it; follows from the records alone. Pure."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import ceil
+from statistics import median
+from typing import final
+
+from paceline.gradient_sync.options import LOCAL_METHODS
+from paceline.options.figures import plural
+from paceline.results.profile import EpochCosts, Spread, StepParts
+from paceline.scaling.measurement import Measured, Trained
+from paceline.scaling.options import Mode
+from paceline.scaling.plan import SLOWER_ALONE, Size
+
+FORMAT = 1
+_FEW_STEPS = 5
+_WIDE = 0.2
+_MOST_EFFICIENCY = 1.1
+"""More than this doesn't come from more workers, but from one that was held up alone."""
+_LEAST_ROUNDS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeat:
+    """One measurement of a size."""
+
+    run_dir: str
+    images_per_s: float | None
+    step_s: float | None
+    problem: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeResult:
+    """What one number of workers with one method came to; None where it wasn't measured."""
+
+    workers: int
+    nodes: int
+    method: str
+    method_options: Mapping[str, object]
+    global_batch: int | None
+    lr: float | None
+    steps_per_epoch: int | None
+    """0 where the length of an epoch isn't known."""
+    images_per_s: Spread | None
+    """Of all workers. Spreads are over the repeats: their median, the least and the most."""
+    step_s: Spread | None
+    efficiency: Spread | None
+    """Images a second, by workers times those of the best run of one worker."""
+    parts: StepParts | None
+    """As shared out in the repeat in the middle; together they are the median step."""
+    epoch_s: float | None
+    """Its steps, evaluation, snapshot, the loader's start and averaging at its end."""
+    fixed: EpochCosts
+    wire_bytes_per_step: float | None
+    repeats: tuple[Repeat, ...]
+    problem: str | None
+    trained: Trained | None = None
+
+    @property
+    def fixed_s(self) -> float:
+        """Seconds of an epoch besides its steps, as far as they are known."""
+        fixed = self.fixed
+        shared = (fixed.evaluation_s, fixed.snapshot_s, fixed.loader_start_s)
+        return sum(cost for cost in (*shared, fixed.averaging_s) if cost is not None)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A study as it stands."""
+
+    recipe: str
+    command: tuple[str, ...]
+    started_at: str
+    """ISO 8601, UTC."""
+    paceline: str
+    hosts: tuple[str, ...]
+    mode: Mode
+    repeats: int
+    seconds: float
+    versions: Mapping[str, str] = field(default_factory=dict)
+    device: str = ""
+    cores: int | None = None
+    """Of the smallest host."""
+    baseline_images_per_s: float | None = None
+    """Of the best run of one worker, with any method."""
+    not_reliable: str = ""
+    """Why no conclusion is drawn from these measurements, in words; empty where one can be."""
+    notes: tuple[str, ...] = ()
+    sizes: tuple[SizeResult, ...] = ()
+    prediction: Mapping[str, object] | None = None
+    asked: Mapping[str, object] = field(default_factory=dict)
+    """What settles the measurements: a study goes on only where it is the same."""
+
+    def to_json(self) -> dict[str, object]:
+        """Give it as what JSON can carry."""
+        return {"format": FORMAT, "kind": "scale", **asdict(self)}
+
+
+def what_is_wrong(content: object) -> str | None:
+    """Say why what was read isn't a study that this Paceline reads; None where it is."""
+    if not isinstance(content, dict) or content.get("kind") != "scale":
+        return "it holds no study of scaling"
+    if content.get("format") != FORMAT:
+        return f"it has format {content.get('format')}, and this Paceline reads {FORMAT}"
+    return None
+
+
+def summarise(
+    study: Study,
+    sizes: Sequence[Size],
+    found: Mapping[Size, Sequence[Measured]],
+    options: Mapping[str, Mapping[str, object]],
+    trained: Mapping[Size, Trained],
+) -> Study:
+    """Put together what the measurements say.
+
+    Args:
+        study: With what was asked.
+        sizes: In the order in which they are told.
+        found: What was measured of each, round by round.
+        options: Of each method, the options of training that make it.
+        trained: Whole trainings.
+    """
+    alone = [m.images_per_s for size in sizes if size.workers == 1 for m in found.get(size, ())]
+    best = max((rate for rate in alone if rate is not None), default=None)
+    results = tuple(
+        replace(
+            _size(size, found.get(size, ()), best, options.get(size.method, {})),
+            trained=trained.get(size),
+        )
+        for size in sizes
+    )
+    every = [m for size in sizes for m in found.get(size, ()) if m.profile]
+    first = every[0] if every else None
+    cores = [m.cores for m in every if m.cores is not None]
+    return replace(
+        study,
+        versions=first.versions or {} if first else {},
+        device=first.profile.device if first and first.profile else "",
+        cores=min(cores, default=None),
+        baseline_images_per_s=best,
+        sizes=results,
+        not_reliable=_not_reliable(results),
+        notes=_notes(study, best, found, results),
+    )
+
+
+def _size(
+    size: Size, found: Sequence[Measured], best: float | None, options: Mapping[str, object]
+) -> SizeResult:
+    good = [m for m in found if m.profile is not None]
+    middle = sorted(good, key=lambda m: m.step_s or 0.0)[len(good) // 2] if good else None
+    profile = middle.profile if middle else None
+    rates = [m.images_per_s for m in good if m.images_per_s]
+    steps = [m.step_s for m in good if m.step_s]
+    problems = [m.problem for m in found if m.problem]
+    result = SizeResult(
+        workers=size.workers,
+        nodes=size.nodes,
+        method=size.method,
+        method_options=_options_of(size, middle, options),
+        global_batch=profile.global_batch if profile else None,
+        lr=middle.lr if middle else None,
+        steps_per_epoch=profile.steps_per_epoch if profile else None,
+        images_per_s=_spread(rates),
+        step_s=_spread(steps),
+        efficiency=_spread([rate / (size.workers * best) for rate in rates] if best else []),
+        parts=_parts(middle, median(steps)) if middle and steps else None,
+        epoch_s=None,
+        fixed=profile.epoch if profile else EpochCosts(),
+        wire_bytes_per_step=profile.wire_bytes_per_step if profile else None,
+        repeats=tuple(
+            Repeat(
+                run_dir=m.run_dir,
+                images_per_s=m.images_per_s,
+                step_s=m.step_s,
+                problem=m.problem,
+            )
+            for m in found
+        ),
+        problem=problems[-1] if problems and not good else None,
+    )
+    if result.step_s is None or not result.steps_per_epoch:
+        return result
+    steps_s = result.steps_per_epoch * result.step_s.median
+    return replace(result, epoch_s=steps_s + result.fixed_s)
+
+
+def _options_of(
+    size: Size, middle: Measured | None, asked: Mapping[str, object]
+) -> Mapping[str, object]:
+    """Give a method's options as it was measured with them, else as they were asked for."""
+    if size.workers == 1 and size.method not in SLOWER_ALONE:
+        return {}
+    return {**asked, **(middle.method_options or {})} if middle else asked
+
+
+def _parts(middle: Measured, step_s: float) -> StepParts | None:
+    """Share the median step out as in one repeat: of an even number none has just that step."""
+    if middle.profile is None or not middle.step_s:
+        return None
+    factor = step_s / middle.step_s
+    return StepParts(**{n: part * factor for n, part in asdict(middle.profile.parts).items()})
+
+
+def _spread(values: Sequence[float]) -> Spread | None:
+    if not values:
+        return None
+    return Spread(median=median(values), low=min(values), high=max(values))
+
+
+def _not_reliable(results: Sequence[SizeResult]) -> str:
+    """Say what the measurements themselves show to be wrong with them; empty where nothing is."""
+    doubts = []
+    wide = sorted({result.workers for result in results if _is_wide(result.images_per_s)})
+    if wide:
+        doubts.append(f"repeats differ by more than {_WIDE:.0%} with {_workers(wide)}")
+    beyond = [r for r in results if r.efficiency and r.efficiency.median > _MOST_EFFICIENCY]
+    if beyond:
+        most = max(beyond, key=lambda r: r.efficiency.median if r.efficiency else 0.0)
+        share = most.efficiency.median if most.efficiency else 0.0
+        doubts.append(
+            f"each of {_workers([most.workers])} with {most.method} seems to do {share:.0%} of "
+            "what one does alone"
+        )
+    if not doubts:
+        return ""
+    return (
+        f"Not reliable: {', and '.join(doubts)}. Something else was using the machine or the "
+        "network, so that no conclusion is drawn. Measure again, in another --study-dir, when it "
+        "has nothing else to do; more --repeats and more --seconds help."
+    )
+
+
+def _notes(
+    study: Study,
+    best: float | None,
+    found: Mapping[Size, Sequence[Measured]],
+    results: Sequence[SizeResult],
+) -> tuple[str, ...]:
+    """Say what a reader of the figures should know."""
+    notes = [*_shared_cores(found), *_short(study, results), *_chosen(found)]
+    few = sorted(
+        {size.workers for size, all_of in found.items() for m in all_of if _saw_few_steps(m)}
+    )
+    if few:
+        notes.append(
+            f"Fewer than {_FEW_STEPS} steps could be looked at with {_workers(few)}: give more "
+            f"than {study.seconds:g} --seconds"
+        )
+    for result in results:
+        bad = sum(repeat.problem is not None for repeat in result.repeats)
+        if 0 < bad < len(result.repeats):
+            notes.append(
+                f"{bad} of {len(result.repeats)} measurements of {_workers([result.workers])} with "
+                f"{result.method} failed, and are left out"
+            )
+    if best is None and any(r.images_per_s for r in results):
+        notes.append("One worker couldn't be measured, so that there is no efficiency")
+    return tuple(notes)
+
+
+def _short(study: Study, results: Sequence[SizeResult]) -> Iterator[str]:
+    """Tell where averages of weights were too rare to be measured."""
+    for result in results:
+        every = result.method_options.get("sync_every")
+        if result.method not in LOCAL_METHODS or not isinstance(every, int) or not result.step_s:
+            continue
+        needed_s = (1 + _LEAST_ROUNDS) * every * result.step_s.median
+        if needed_s > study.seconds:
+            yield (
+                f"{_workers([result.workers])} with {result.method}: fewer than {_LEAST_ROUNDS} "
+                f"rounds of {every} steps after the first one fit into {study.seconds:g} s, so "
+                f"that averages hardly count: give at least {ceil(needed_s)} --seconds"
+            )
+
+
+def _chosen(found: Mapping[Size, Sequence[Measured]]) -> Iterator[str]:
+    """Tell what `auto` came to."""
+    for size, all_of in found.items():
+        good = [m for m in all_of if m.profile is not None]
+        if size.method != "auto" or size.workers == 1 or not good:
+            continue
+        counted = Counter(m.sync_chosen or "nothing yet" for m in good)
+        told = ", ".join(
+            f"{method} ({plural(times, 'time')})" for method, times in counted.most_common()
+        )
+        yield (
+            f"{_workers([size.workers])} with auto: it chose {told}; the steps before it had "
+            "chosen count as well"
+        )
+
+
+def _shared_cores(found: Mapping[Size, Sequence[Measured]]) -> list[str]:
+    """Tell where workers of one host computed on cores that a single one has to itself."""
+    alone = [m.threads for size, all_of in found.items() if size.workers == 1 for m in all_of]
+    usual = max((threads for threads in alone if threads is not None), default=None)
+    crowded, fewer = set(), set()
+    for size, all_of in found.items():
+        for m in all_of:
+            if m.profile is None or m.profile.device != "cpu" or not m.cores or not m.threads:
+                continue
+            on_one = -(-size.workers // size.nodes)
+            if on_one * m.threads > m.cores:
+                crowded.add(size.workers)
+            elif usual is not None and m.threads < usual:
+                fewer.add(size.workers)
+    notes = []
+    if crowded:
+        notes.append(
+            f"{_workers(sorted(crowded))} shared too few CPU cores: what is measured is how they "
+            "share this machine, not how the training scales over several"
+        )
+    if fewer:
+        notes.append(
+            f"One worker computed with {usual} threads, {_workers(sorted(fewer))} with fewer each: "
+            "they shared the cores that it had to itself. --threads 1 gives all the same"
+        )
+    return notes
+
+
+def _is_wide(spread: Spread | None) -> bool:
+    return spread is not None and spread.high - spread.low > _WIDE * spread.median
+
+
+def _saw_few_steps(measured: Measured) -> bool:
+    return measured.profile is not None and measured.profile.steps_seen < _FEW_STEPS
+
+
+def _workers(counts: Sequence[int]) -> str:
+    *first, last = map(str, counts)
+    listed = f"{', '.join(first)} and {last}" if first else last
+    return f"{listed} worker" if listed == "1" else f"{listed} workers"

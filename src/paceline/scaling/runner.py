@@ -1,0 +1,303 @@
+"""Goes through a study's measurements one after the other, and keeps what each came to.
+
+A study is its directory: `measured/NAME.json` holds what a measurement came to, `runs/NAME` its run
+directory, `trained/NAME` a whole training. What is there already isn't measured again.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, final
+
+from paceline.errors import DataError, ExitCode, UsageError
+from paceline.options.durations import format_duration
+from paceline.options.figures import plural
+from paceline.results.run_directory import RunDirectory
+from paceline.scaling.measurement import Measured, Trained, read_measured, read_trained
+from paceline.scaling.options import Mode
+from paceline.scaling.plan import (
+    ENDED_FROM_OUTSIDE,
+    Measurement,
+    Size,
+    global_batch_of,
+)
+from paceline.scaling.subprocess_runner import PROGRAM, Ended, InterruptedStudyError, run_command
+
+_STARTING_S = 10.0
+"""What starting and ending a training takes, until it is known."""
+_MOST_S = 1800.0
+"""For starting, the first step, evaluation and the end of a measurement."""
+_FACTOR = 3.0
+_TELL_S = 60.0
+_SIGNAL = "signal"
+
+
+class Commands(Protocol):
+    """Writes the commands of a study, without the word `paceline`."""
+
+    def measure(self, size: Size, run_dir: Path, batch: int | None) -> Sequence[str]:
+        """Write the command of a measurement.
+
+        Args:
+            size: What is measured.
+            run_dir: For the training.
+            batch: The global batch; None: as the script has it.
+        """
+
+    def train(self, size: Size, run_dir: Path, batch: int | None) -> Sequence[str]:
+        """Write the command of a whole training; arguments as for `measure`."""
+
+    def resume(self, size: Size, run_dir: Path) -> Sequence[str]:
+        """Write the command that goes on with a whole training."""
+
+
+@final
+@dataclass(kw_only=True)
+class Runner:
+    """Measures what is missing of a study."""
+
+    place: Path
+    """The study's directory."""
+    commands: Commands
+    mode: Mode
+    seconds: float
+    batch: int | None
+    """Of one worker; None where a script settles it: then it is that of the first measurement."""
+    own_batch: bool
+    """Whether a script that settles its own batch may do so on any number of workers."""
+    say: Callable[[str], None]
+    keep: Callable[[], None]
+    """Called whenever there is something new."""
+    sweep: Callable[[Size, Path], None]
+    """Removes from other hosts the snapshots in a measurement's run directory."""
+    program: Sequence[str] = PROGRAM
+    """What the commands' words are for."""
+    failures: list[int] = field(default_factory=list)
+    """Exit codes of what failed this time."""
+    problems: list[str] = field(default_factory=list)
+    """Of whole trainings."""
+    _hopeless: set[Size] = field(default_factory=set)
+
+    def measured(self, plan: Sequence[Measurement]) -> dict[Size, list[Measured]]:
+        """Read what there is."""
+        found: dict[Size, list[Measured]] = {}
+        for measurement in plan:
+            record = Measured.read(self._record(measurement))
+            if record is not None:
+                found.setdefault(measurement.size, []).append(record)
+        return found
+
+    def trained(self, sizes: Sequence[Size]) -> dict[Size, Trained]:
+        """Read the whole trainings that have ended."""
+        found = {}
+        for size in sizes:
+            trained = self._trained(size)
+            if trained is not None:
+                found[size] = trained
+        return found
+
+    def measure(self, plan: Sequence[Measurement]) -> None:
+        """Measure what is missing. Blocks.
+
+        Raises:
+            UsageError: One plain worker can't be measured as the command says.
+            InterruptedStudyError: A signal came.
+        """
+        missing = [m for m in plan if not self._is_there(m)]
+        if len(missing) < len(plan):
+            self.say(f"{len(plan) - len(missing)} of {len(plan)} measurements are there already")
+        for number, measurement in enumerate(missing):
+            if measurement.size in self._hopeless:
+                continue
+            left = [m for m in missing[number:] if m.size not in self._hopeless]
+            self.say(self._what(measurement, len(plan) - len(left) + 1, len(plan), left))
+            record = self._measure(measurement)
+            self._refuse_own_batch(measurement.size, record)
+            record.write(self._record(measurement))
+            self.say(f"      {_result(record)}")
+            self._heed(measurement.size, record)
+            self.keep()
+
+    def train(self, sizes: Sequence[Size]) -> None:
+        """Train what hasn't been trained to its end. Blocks.
+
+        Raises:
+            InterruptedStudyError: A signal came.
+        """
+        for number, size in enumerate(sizes, 1):
+            if self._trained(size) is not None or not self._knows_batch(size):
+                continue
+            what = f"{plural(size.workers, 'worker')}, {size.method}"
+            self.say(f"[{number}/{len(sizes)}] training on {what}")
+            ended = self._train(size)
+            if ended.problem is not None:
+                self.failures.append(ended.exit_code)
+                self.problems.append(f"The training on {what} failed: {ended.problem}")
+                self.say(f"      failed: {ended.problem}")
+            self.keep()
+
+    def _is_there(self, measurement: Measurement) -> bool:
+        record = Measured.read(self._record(measurement))
+        return record is not None and record.problem is None
+
+    def _what(self, m: Measurement, number: int, of: int, left: Sequence[Measurement]) -> str:
+        size = m.size
+        known = [r.wall_s for r in self._records() if r.problem is None]
+        each_s = sum(known) / len(known) if known else self.seconds + _STARTING_S
+        return (
+            f"[{number}/{of}] {plural(size.workers, 'worker')}, {size.method}, round {m.round}; "
+            f"{len(left)} left, about {format_duration(each_s * len(left))}"
+        )
+
+    def _measure(self, measurement: Measurement) -> Measured:
+        size, name = measurement.size, f"runs/{measurement.name}"
+        run = RunDirectory.named(self.place / name)
+        if not self._knows_batch(size):
+            problem = "the batch of a worker isn't known, since one alone couldn't be measured"
+            return Measured(run_dir=name, exit_code=ExitCode.JOB, problem=problem)
+        shutil.rmtree(run.path, ignore_errors=True)  # of an attempt that failed or was broken off
+        words = self.commands.measure(size, run.path, self._batch(size))
+        most_s = _FACTOR * self.seconds + _MOST_S
+        clock = self._clock(run) if size.method in ENDED_FROM_OUTSIDE else lambda: False
+        try:
+            ended = run_command([*self.program, *words], self._log(name), most_s, clock)
+        except InterruptedStudyError:
+            shutil.rmtree(run.path, ignore_errors=True)
+            raise
+        shutil.rmtree(run.snapshots, ignore_errors=True)  # nobody goes on from a measurement
+        self.sweep(size, run.path)
+        if ended.problem is None:
+            return read_measured(run, name, ended.wall_s, size.method)
+        return Measured(
+            run_dir=name, exit_code=ended.exit_code, problem=ended.problem, wall_s=ended.wall_s
+        )
+
+    def _clock(self, run: RunDirectory) -> Callable[[], bool]:
+        """Tell when a training has gone on for the seconds of a measurement."""
+        begun_s: float | None = None
+
+        def is_over() -> bool:
+            nonlocal begun_s
+            if begun_s is None and run.run_json.exists():
+                begun_s = time.monotonic()
+            return begun_s is not None and time.monotonic() - begun_s > self.seconds
+
+        return is_over
+
+    def _refuse_own_batch(self, size: Size, record: Measured) -> None:
+        """Refuse a script whose batch can't grow with the workers, before anything is kept.
+
+        Raises:
+            UsageError: It is one.
+        """
+        if size.workers == 1 and record.script_batch is not None and not self.own_batch:
+            raise UsageError(_own_batch(record.script_batch))
+
+    def _heed(self, size: Size, record: Measured) -> None:
+        """Draw the conclusions of a measurement for those to come.
+
+        Raises:
+            UsageError: They would all fail alike.
+        """
+        if record.problem is None:
+            return
+        self.failures.append(record.exit_code)
+        if record.exit_code == ExitCode.USAGE and size.workers == 1:
+            raise UsageError(record.problem)
+        if record.exit_code != ExitCode.INFRASTRUCTURE:
+            self._hopeless.add(size)  # it would fail again
+
+    def _train(self, size: Size) -> Ended:
+        name = f"trained/{size.name}"
+        run = RunDirectory.named(self.place / name)
+        if run.run_json.exists():
+            words = self.commands.resume(size, run.path)
+        else:
+            shutil.rmtree(run.path, ignore_errors=True)
+            words = self.commands.train(size, run.path, self._batch(size))
+        return run_command([*self.program, *words], self._log(name), None, self._teller(run))
+
+    def _teller(self, run: RunDirectory) -> Callable[[], bool]:
+        """Say now and then how far a long training is."""
+        told_s, told = time.monotonic(), ""
+
+        def look() -> bool:
+            nonlocal told_s, told
+            if time.monotonic() - told_s > _TELL_S:
+                told_s, line = time.monotonic(), _last_line(run.metrics_csv)
+                if line != told and line[:1].isdecimal():
+                    told = line
+                    epoch, step, time_s = line.split(",")[:3]
+                    self.say(f"      epoch {epoch}, step {step}, {format_duration(float(time_s))}")
+            return False
+
+        return look
+
+    def _trained(self, size: Size) -> Trained | None:
+        name = f"trained/{size.name}"
+        try:
+            trained = read_trained(RunDirectory.named(self.place / name), name)
+        except (DataError, UsageError):
+            return None
+        return None if trained.stopped_because == _SIGNAL else trained
+
+    def _knows_batch(self, size: Size) -> bool:
+        return size.workers == 1 or self.mode == "strong" or self._base() is not None
+
+    def _batch(self, size: Size) -> int | None:
+        base = self.batch if size.workers == 1 or self.mode == "strong" else self._base()
+        return None if base is None else global_batch_of(self.mode, base, size.workers)
+
+    def _base(self) -> int | None:
+        """Give the batch of one worker, where it is known by now."""
+        if self.batch is not None:
+            return self.batch
+        alone = (r.profile for r in self._records() if r.profile and r.profile.world_size == 1)
+        return next((profile.global_batch for profile in alone), None)
+
+    def _records(self) -> Sequence[Measured]:
+        found = (Measured.read(path) for path in sorted(self._of("measured").glob("*.json")))
+        return [record for record in found if record is not None]
+
+    def _record(self, measurement: Measurement) -> Path:
+        return self._of("measured") / f"{measurement.name}.json"
+
+    def _log(self, name: str) -> Path:
+        return self._of("logs") / f"{name.replace('/', '-')}.log"
+
+    def _of(self, name: str) -> Path:
+        directory = self.place / name
+        directory.mkdir(exist_ok=True)
+        return directory
+
+
+def exit_code_of(found: Mapping[Size, Sequence[Measured]], failures: Sequence[int]) -> int:
+    """Give a study's exit code: where nothing at all was measured, that of what failed."""
+    if any(record.profile for records in found.values() for record in records):
+        return ExitCode.DONE
+    told = [r.exit_code for records in found.values() for r in records if r.exit_code]
+    return next(iter((*failures, *told)), ExitCode.JOB)
+
+
+def _result(record: Measured) -> str:
+    if record.problem is not None:
+        return f"failed: {record.problem}"
+    return f"{record.images_per_s or 0:,.0f} images/s, {1000 * (record.step_s or 0):.1f} ms a step"
+
+
+def _last_line(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()[-1]
+    except (OSError, IndexError):
+        return ""
+
+
+def _own_batch(batch: int) -> str:
+    return (
+        f"the script settles its own global batch of {batch}, so that workers share it and none "
+        "has the same on any number of workers. Say --mode strong; or take the batch out of the "
+        "script and give --batch-per-worker; or hand it over as an argument of the script: "
+        "--batch-per-worker 32 -- --batch {global_batch}"
+    )

@@ -1,0 +1,202 @@
+"""The directory of a study: what is in it, and whether it may be gone on with."""
+
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import final
+
+from paceline.errors import UsageError
+from paceline.files import (
+    read_json_object,
+    why_unreadable,
+    write_atomic,
+    write_json,
+)
+from paceline.launch.ssh.hostfile import Host
+from paceline.results.run_directory import RunDirectory
+from paceline.scaling.measurement import Measured
+from paceline.scaling.options import parse_methods
+from paceline.scaling.plan import METHOD_OPTIONS, Size, first_slots, own_options
+from paceline.scaling.result import Study, what_is_wrong
+from paceline.scaling.table import as_csv
+
+OF_TRAINED = "options of --train"
+"""What settles whole trainings; a study can go on with them and without."""
+_OF_STUDY = ("measured", "runs", "logs", "hosts", "trained", "run.lock")
+_NAME = re.compile(r"([1-9][0-9]*)-([a-z0-9]+)-([1-9][0-9]*)")
+
+
+@final
+@dataclass(frozen=True)
+class StudyDirectory:
+    """Names of the files of one study; all paths follow from `path`."""
+
+    path: Path
+
+    @staticmethod
+    def of(path: str | None, name: str) -> "StudyDirectory":
+        """Name a study's directory.
+
+        Args:
+            path: As the user says; None: runs/NAME-TIME.
+            name: Of the study, fit for a directory's name.
+        """
+        if path is not None:
+            return StudyDirectory(RunDirectory.named(path).path)
+        return StudyDirectory(RunDirectory.usual(name, datetime.now(UTC)).path)
+
+    @property
+    def study_json(self) -> Path:
+        """All that was found; written after each measurement."""
+        return self.path / "study.json"
+
+    @property
+    def study_csv(self) -> Path:
+        """A row for each size and method."""
+        return self.path / "study.csv"
+
+    def prepare(
+        self, asked: Mapping[str, object], methods: Sequence[str] = (), *, shared: bool = False
+    ) -> bool:
+        """Make the directory, or see that it holds the same study. Returns whether that is new.
+
+        Args:
+            asked: What settles the study's measurements.
+            methods: That are asked for.
+            shared: Whether others may read it.
+
+        Raises:
+            UsageError: It holds something else, or can't be made.
+        """
+        run = RunDirectory(self.path, shared=shared)
+        try:
+            if self.study_json.exists():
+                self._compare(asked, methods)
+                return False
+            if self.path.is_dir() and any(self.path.iterdir()):
+                raise UsageError(
+                    f"{self.path} is not empty and holds no study. Name a new or empty directory "
+                    "with --study-dir"
+                )
+            run.path.mkdir(run.directory_mode, parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"the directory {self.path} can't be used ({error.strerror}). Name another one "
+                "with --study-dir"
+            ) from error
+        return True
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Own the directory while a study runs.
+
+        Raises:
+            UsageError: Another live study owns it.
+        """
+        return RunDirectory(self.path).lock()
+
+    def begun(self, study: Study) -> Study:
+        """Take over from the study that is gone on with, if there is one: since when, and what.
+
+        Args:
+            study: With what is asked now.
+        """
+        if not self.study_json.exists():
+            return study
+        told = self._read()
+        before = told["asked"]
+        assert isinstance(before, dict)
+        now = {name: value for name, value in study.asked.items() if value is not None}
+        return replace(study, started_at=str(told["started_at"]), asked={**before, **now})
+
+    def write(self, study: Study) -> None:
+        """Write what is known by now."""
+        write_json(self.study_json, study.to_json())
+        write_atomic(self.study_csv, as_csv(study).encode())
+
+    def sizes_besides(self, asked: Sequence[Size], hosts: Sequence[Host]) -> tuple[Size, ...]:
+        """List the sizes that are asked for, and those that were measured before, by workers.
+
+        Args:
+            asked: The smallest first.
+            hosts: Where they run.
+        """
+        sizes = list(asked)
+        for found in self._measured():
+            workers, (method, *_) = int(found[1]), parse_methods(found[2])
+            known = {(size.workers, size.method) for size in sizes}
+            if (workers, method) not in known:
+                nodes = len(first_slots(hosts, workers)) or 1
+                sizes.append(Size(workers=workers, nodes=nodes, method=method))
+        return tuple(sorted(sizes, key=lambda size: size.workers))
+
+    def rounds(self, least: int) -> int:
+        """Count the rounds that were measured, or are to be."""
+        return max([least, *(int(found[3]) for found in self._measured())])
+
+    def discard(self, *, keep: bool) -> None:
+        """Remove the files of a new study; one of which something was measured stays as it is.
+
+        Args:
+            keep: The directory itself, since it was there before.
+        """
+        records = (Measured.read(path) for path in (self.path / "measured").glob("*.json"))
+        if any(record is not None and record.problem is None for record in records):
+            return
+        for path in (self.study_json, self.study_csv, *(self.path / name for name in _OF_STUDY)):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        if not keep:
+            with suppress(OSError):  # something else has come there
+                self.path.rmdir()
+
+    def _measured(self) -> list[re.Match[str]]:
+        names = (path.stem for path in sorted((self.path / "measured").glob("*.json")))
+        return [match for match in map(_NAME.fullmatch, names) if match is not None]
+
+    def _read(self) -> Mapping[str, object]:
+        try:
+            content = read_json_object(self.study_json)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{self.study_json} can't be read: {why_unreadable(error)}") from error
+        wrong = what_is_wrong(content)
+        if wrong is None and not isinstance(content.get("asked"), dict):
+            wrong = "it doesn't say what was asked for"
+        if wrong is not None:
+            raise UsageError(f"{self.study_json} can't be gone on with: {wrong}")
+        told: Mapping[str, object] = content
+        return told
+
+    def _compare(self, asked: Mapping[str, object], methods: Sequence[str]) -> None:
+        """Refuse to go on with another study.
+
+        Raises:
+            UsageError: It is one; the message names the first thing that differs.
+        """
+        before = self._read()["asked"]
+        assert isinstance(before, dict)
+        measured = {found[2] for found in self._measured()}
+        known = {name for method in measured & {*methods} for name in own_options(method)}
+        free = {_flag(name) for name in {*METHOD_OPTIONS} - known}
+        for name in sorted({*before, *asked} - free):
+            if name == OF_TRAINED and None in (before.get(name), asked.get(name)):
+                continue
+            if before.get(name) != asked.get(name):
+                raise UsageError(
+                    f"{self.path} holds a study with {_told(name, before.get(name))}, and now "
+                    f"there is {_told(name, asked.get(name))}: its figures couldn't be compared. "
+                    "Give the same options, or another --study-dir"
+                )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _told(name: str, value: object) -> str:
+    return f"no {name}" if value in (None, [], "") else f"{name} {value}"

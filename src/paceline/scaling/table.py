@@ -1,0 +1,286 @@
+"""A study in words: tables of plain text that fit 100 columns, and rows for a spreadsheet. Pure."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from textwrap import fill
+
+from paceline.options.durations import format_duration
+from paceline.options.figures import plural, show_bytes, show_loss, show_rate
+from paceline.results.profile import Spread, StepParts
+from paceline.scaling.options import PLAIN
+from paceline.scaling.result import SizeResult, Study
+
+WIDTH = 100
+_GAP = "  "
+_AVERAGING = "averaging: making all workers' weights one at the end of an epoch, the method's own."
+_REASONS = {"epochs": "all epochs", "time": "time budget"}
+
+
+def as_text(study: Study) -> str:
+    """Write a study for people."""
+    measured = [size for size in study.sizes if size.images_per_s is not None]
+    parts = [_heading(study)]
+    parts.append(fill(study.not_reliable, WIDTH))
+    if measured:
+        parts += [_main_table(study), _step_table(study, measured), _epoch_table(study, measured)]
+    if any(size.trained for size in study.sizes):
+        parts.append(_trained_table(study))
+    parts += [] if study.not_reliable else [_conclusions(measured)]
+    parts += [_prediction(study), _told(study)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def as_csv(study: Study) -> str:
+    """Write a study as a table for other programs: a row for each size and method."""
+    rows = [_csv_row(size) for size in study.sizes]
+    out = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return out.getvalue()
+
+
+def _heading(study: Study) -> str:
+    batch = "the same batch for each worker" if study.mode == "weak" else "the same global batch"
+    times = "once" if study.repeats == 1 else f"{study.repeats} times"
+    where = f" on {study.device}" if study.device else ""
+    text = (
+        f"Scaling of {study.recipe}{where}: {study.mode}, {batch}; each size measured {times}, "
+        f"{format_duration(study.seconds)} each"
+    )
+    return fill(text, WIDTH)
+
+
+def _main_table(study: Study) -> str:
+    """Write the study's own table."""
+    rows = [
+        (
+            *_who(study, size),
+            _count(size.global_batch),
+            "-" if size.lr is None else show_rate(size.lr),
+            _count(size.steps_per_epoch or None),
+            _middle(size.images_per_s, "{:,.0f}"),
+            _middle(size.efficiency, "{:.2f}"),
+            _range(size),
+            str(_measured_times(size)),
+            "-" if size.epoch_s is None else format_duration(size.epoch_s),
+        )
+        for size in study.sizes
+    ]
+    head = ("batch", "lr", "steps", "images/s", "efficiency", "spread", "n", "epoch")
+    return _table((*_who_head(study), *head), rows)
+
+
+def _step_table(study: Study, measured: Sequence[SizeResult]) -> str:
+    names = [field.name for field in fields(StepParts)]
+    rows = []
+    for size in measured:
+        parts = [getattr(size.parts, name) if size.parts else None for name in names]
+        step_s = size.step_s.median if size.step_s else None
+        rows.append((*_who(study, size)[::2], *map(_ms, (step_s, *parts))))
+    heading = "Where the milliseconds of a step go"
+    words = (
+        "exposed: communication that isn't hidden behind the backward pass. waiting: for the "
+        "slowest worker."
+    )
+    head = (*_who_head(study)[::2], "step", *names)
+    return "\n".join([heading, _table(head, rows), words])
+
+
+def _epoch_table(study: Study, measured: Sequence[SizeResult]) -> str:
+    """Write what an epoch costs besides its steps, and what goes over the wire."""
+    rows = []
+    averages = any(size.fixed.averaging_s is not None for size in measured)
+    for size in measured:
+        fixed = size.fixed
+        costs = [fixed.evaluation_s, fixed.snapshot_s, fixed.loader_start_s]
+        costs += [fixed.averaging_s] if averages else []
+        shown = ("-" if cost is None else _seconds(cost) for cost in costs)
+        sent = size.wire_bytes_per_step
+        share = f"{size.fixed_s / size.epoch_s:.0%}" if size.epoch_s else "-"
+        rows.append(
+            (*_who(study, size)[::2], *shown, share, "-" if sent is None else show_bytes(sent))
+        )
+    heading = "The fixed cost of an epoch, and what a worker sends in a step"
+    own = ["averaging"] if averages else []
+    head = ("evaluation", "snapshot", "loader start", *own, "of the epoch", "sent")
+    table = _table((*_who_head(study)[::2], *head), rows)
+    return "\n".join([heading, table, *([_AVERAGING] if averages else [])])
+
+
+def _trained_table(study: Study) -> str:
+    rows = []
+    for size in study.sizes:
+        if (trained := size.trained) is None:
+            continue
+        reason = _REASONS.get(trained.stopped_because, trained.stopped_because)
+        rows.append(
+            (
+                *_who(study, size)[::2],
+                str(trained.epochs),
+                format_duration(trained.train_time_s),
+                reason,
+                _loss(trained.best_val_loss),
+                _percent(trained.best_val_accuracy),
+                _loss(trained.test_loss),
+                _percent(trained.test_accuracy),
+            )
+        )
+    head = ("epochs", "time", "until", "val loss", "val top-1", "test loss", "test top-1")
+    heading = "Trained (validation: the best; test: of the best model)"
+    return "\n".join([heading, _table((*_who_head(study)[::2], *head), rows)])
+
+
+def _conclusions(measured: Sequence[SizeResult]) -> str:
+    """Say of the largest size of each method what it comes to."""
+    largest = {size.method: size for size in sorted(measured, key=lambda size: size.workers)}
+    lines = [_conclusion(size) for size in largest.values() if size.workers > 1 and size.efficiency]
+    return "\n".join(fill(line, WIDTH) for line in lines)
+
+
+def _conclusion(size: SizeResult) -> str:
+    assert size.efficiency is not None
+    times = size.efficiency.median * size.workers
+    text = f"{size.workers} workers with {size.method}: {times:.1f} times the best images/s of one"
+    if size.parts is None or size.step_s is None or size.step_s.median <= 0:
+        return f"{text}."
+    whole_s = sum(asdict(size.parts).values()) or size.step_s.median
+    shares = {
+        "communication that isn't hidden": size.parts.exposed / whole_s,
+        "waiting for the slowest": size.parts.waiting / whole_s,
+        "waiting for data": size.parts.data / whole_s,
+    }
+    told = [f"{share:.0%} is {what}" for what, share in shares.items() if share >= 0.01]
+    return f"{text}; of a step {', '.join(told)}." if told else f"{text}."
+
+
+def _prediction(study: Study) -> str:
+    """Say what is to be expected of more hosts, and of which network."""
+    told = study.prediction or {}
+    lines, link = told.get("text"), told.get("link")
+    if not isinstance(lines, list | tuple) or not lines:
+        return ""
+    source = link.get("source") if isinstance(link, Mapping) else None
+    heading = f"Predicted for more hosts (network: {source})" if source else "Predicted"
+    return "\n".join(fill(str(line), WIDTH) for line in (heading, *lines))
+
+
+def _told(study: Study) -> str:
+    """Say what failed, and what else a reader should know."""
+    lines = [
+        f"{plural(size.workers, 'worker')} with {size.method} couldn't be measured: {size.problem}"
+        for size in study.sizes
+        if size.problem
+    ]
+    lines += _missing(study)
+    lines += study.notes
+    return "\n".join(fill(f"- {line}", WIDTH, subsequent_indent="  ") for line in lines)
+
+
+def _missing(study: Study) -> list[str]:
+    """Say which sizes have no measurement yet."""
+    missing = [s for s in study.sizes if s.images_per_s is None and not s.problem]
+    if not missing:
+        return []
+    told = ", ".join(f"{plural(s.workers, 'worker')} with {s.method}" for s in missing)
+    return [f"Not measured yet: {told}"]
+
+
+def _who_head(study: Study) -> tuple[str, ...]:
+    """Name the columns that tell sizes apart: every second one is enough for a further table."""
+    return ("workers", "nodes", "method") if _has_methods(study) else ("workers", "nodes")
+
+
+def _who(study: Study, size: SizeResult) -> tuple[str, ...]:
+    words = (str(size.workers), str(size.nodes), size.method)
+    return words if _has_methods(study) else words[:2]
+
+
+def _has_methods(study: Study) -> bool:
+    return any(size.method != PLAIN for size in study.sizes)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lay out columns: words to the left, figures to the right."""
+    every = [head, *rows]
+    widths = [max(len(row[column]) for row in every) for column in range(len(head))]
+    left = {place for place, name in enumerate(head) if name in ("method", "until")}
+    lines = []
+    for row in every:
+        cells = zip(range(len(row)), row, widths, strict=True)
+        lines.append(_GAP.join(f"{c:<{w}}" if i in left else f"{c:>{w}}" for i, c, w in cells))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _middle(spread: Spread | None, how: str) -> str:
+    return "-" if spread is None else how.format(spread.median)
+
+
+def _range(size: SizeResult) -> str:
+    """Write the least and the most of the repeats; a single one has neither."""
+    spread = size.efficiency
+    if spread is None or _measured_times(size) < 2:
+        return "-"
+    return f"{spread.low:.2f}-{spread.high:.2f}"
+
+
+def _measured_times(size: SizeResult) -> int:
+    return sum(repeat.problem is None for repeat in size.repeats)
+
+
+def _ms(seconds: float | None) -> str:
+    """Write milliseconds with three digits, or more where they stand before the point."""
+    if seconds is None:
+        return "-"
+    ms = 1000 * seconds
+    return f"{ms:,.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}"
+
+
+def _seconds(value: float) -> str:
+    return format_duration(value) if value >= 1 else f"{1000 * value:.0f} ms"
+
+
+def _loss(value: float | None) -> str:
+    return "-" if value is None else show_loss(value)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2%}"
+
+
+def _csv_row(size: SizeResult) -> Mapping[str, object]:
+    row: dict[str, object] = {
+        name: getattr(size, name)
+        for name in ("workers", "nodes", "method", "global_batch", "lr", "steps_per_epoch")
+    }
+    for name in ("images_per_s", "step_s", "efficiency"):
+        spread: Spread | None = getattr(size, name)
+        row[name] = spread.median if spread else None
+        row[f"{name}_low"] = spread.low if spread else None
+        row[f"{name}_high"] = spread.high if spread else None
+    for field in fields(StepParts):
+        row[f"{field.name}_s"] = getattr(size.parts, field.name) if size.parts else None
+    row["epoch_s"] = size.epoch_s
+    row |= asdict(size.fixed)
+    row["wire_bytes_per_step"] = size.wire_bytes_per_step
+    for name in _OF_TRAINED:
+        row[name] = getattr(size.trained, name) if size.trained else None
+    return row | {"problem": size.problem}
+
+
+_OF_TRAINED = (
+    "epochs",
+    "stopped_because",
+    "train_time_s",
+    "best_val_loss",
+    "best_val_accuracy",
+    "test_loss",
+    "test_accuracy",
+)

@@ -1,0 +1,1 @@
+"""What each worker trains on at each step: loaders, shares, stand-ins."""

@@ -1,0 +1,278 @@
+"""The loaders of a session: iterate them as a torch DataLoader."""
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import final
+
+from torch.utils.data import RandomSampler, Sampler, SequentialSampler
+
+from paceline.data.batch import Batch
+from paceline.data.items import Collate
+from paceline.data.source import BatchSource
+from paceline.distributed.work_division import Division, share
+from paceline.errors import UsageError
+from paceline.training.batches.plan import TrainPlan
+from paceline.training.batches.sources import Served
+
+Open = Callable[[], BatchSource]
+
+_LEAST_EVAL_BATCH = 64
+
+
+class _Reader:
+    """What both kinds of loaders have: their source, and a torch DataLoader's description of it."""
+
+    def __init__(self, open_source: Open, served: Served) -> None:
+        """Args:
+        open_source: Opens the source when the first batch is asked for.
+        served: What the script has said about the data.
+        """
+        self.served = served
+        self._open = open_source
+        self._source: BatchSource | None = None
+
+    @property
+    def source(self) -> BatchSource:
+        """Where the batches come from; opened when it is first needed."""
+        if self._source is None:
+            self._source = self._open()
+        return self._source
+
+    @source.setter
+    def source(self, source: BatchSource) -> None:
+        self._source = source
+
+    @property
+    def dataset(self) -> object:
+        """The data set, whole: `len(loader.dataset)` is its size over all workers."""
+        return self.served.data
+
+    @property
+    def num_workers(self) -> int | None:
+        """Reader processes as the script's DataLoader has them; None: `--loader-workers`."""
+        return self.served.loader_workers
+
+    @property
+    def collate_fn(self) -> Collate:
+        """What makes a batch of samples."""
+        return self.served.collate
+
+    def close(self) -> None:
+        """End reader processes."""
+        if self._source is not None:
+            self._source.close()
+
+
+@final
+class Loader(_Reader):
+    """Training batches: this worker's share of every global batch, one pass an epoch.
+
+    The order is that of one process, whatever the number of workers: nothing is padded, dropped or
+    seen twice. Batches are on the device.
+    """
+
+    def __init__(
+        self,
+        open_source: Open,
+        served: Served,
+        plan: TrainPlan,
+        seed: int,
+        rank: int,
+        drive: "Drive | None",
+    ) -> None:
+        """Args:
+        open_source: Opens the source when the first batch is asked for.
+        served: What the script has said about the data.
+        plan: How an epoch is cut.
+        seed: Settles the order.
+        rank: This worker.
+        drive: Runs a pass for the session whose steps are counted by this loader; None for any
+            further loader, which keeps its own count.
+        """
+        super().__init__(open_source, served)
+        self.plan = plan
+        self._seed = seed
+        self._rank = rank
+        self._drive = drive
+        self._epoch = self._step = 0
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of one step over all workers: the global batch."""
+        return self.plan.global_batch
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether the short batch at the end of an epoch is left out."""
+        return self.plan.drop_last
+
+    @property
+    def sampler(self) -> Sampler[int]:
+        """The samples of an epoch as one process draws them; `len` is their number.
+
+        The session's own order is another, the same on any number of workers.
+        """
+        data = range(self.served.num_samples())
+        return RandomSampler(data) if self.plan.shuffle else SequentialSampler(data)
+
+    def __len__(self) -> int:
+        """Count the steps of an epoch.
+
+        Raises:
+            TypeError: It reads a stream, whose length isn't known.
+        """
+        if not self.plan.steps_per_epoch:
+            raise TypeError("a stream has no length: nobody knows how many batches it gives")
+        return self.plan.steps_per_epoch
+
+    def __iter__(self) -> Iterator[object]:
+        """Give the batches of an epoch as the data set makes them."""
+        return (batch.content for batch in self.batches())
+
+    def batches(self) -> Iterator[Batch]:
+        """Give the batches of an epoch with their sample numbers and weights."""
+        if self._drive is not None:
+            return self._drive(self)
+        return self._own_pass()
+
+    def read(self, epoch: int, first_step: int) -> Iterator[Batch]:
+        """Give the batches of one epoch from a step on."""
+        return self.source.train_batches(self.plan.epoch(self._seed, epoch, first_step, self._rank))
+
+    def state_dict(self) -> Mapping[str, object]:
+        """Give the position of a loader that keeps its own count."""
+        return {"epoch": self._epoch, "step": self._step}
+
+    def load_state_dict(self, state_dict: dict[str, object], /) -> None:
+        """Go on from a position."""
+        self._epoch, self._step = int(str(state_dict["epoch"])), int(str(state_dict["step"]))
+
+    def _own_pass(self) -> Iterator[Batch]:
+        for batch in self.read(self._epoch, self._step):
+            self._step += batch.last  # one step has several batches where there are shards
+            yield batch
+        self._epoch, self._step = self._epoch + 1, 0
+
+
+def usual_eval_batch(plan: TrainPlan | None) -> int:
+    """Choose the batch to evaluate with: without gradients more fits than in training."""
+    return max(2 * plan.micro_batch, _LEAST_EVAL_BATCH) if plan else _LEAST_EVAL_BATCH
+
+
+Drive = Callable[[Loader], Iterator[Batch]]
+
+
+@final
+class EvalLoader(_Reader):
+    """Batches to evaluate on: this worker's contiguous share of all samples, each exactly once.
+
+    Over all workers nothing is padded or dropped, so that workers may have unequal numbers of
+    batches: no collective belongs inside the loop.
+    """
+
+    def __init__(
+        self,
+        open_source: Open,
+        served: Served,
+        batch_size: int,
+        rank: int,
+        division: Division,
+    ) -> None:
+        """Args:
+        open_source: Opens the source when the first batch is asked for.
+        served: What the script has said about the data.
+        batch_size: Samples of one worker's batch.
+        rank: This worker.
+        division: Which parts of the samples each worker has.
+        """
+        super().__init__(open_source, served)
+        self.batch_size = batch_size
+        self.is_running = False
+        """Whether a pass is under way."""
+        self._mine = division.parts_of(rank)
+        self._parts = division.parts
+
+    @property
+    def num_samples(self) -> int:
+        """Samples over all workers."""
+        return self.source.num_samples
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether samples are left out: none are."""
+        return False
+
+    @property
+    def sampler(self) -> Sampler[int]:
+        """All samples in their own order; `len` is their number over all workers."""
+        return SequentialSampler(range(self.served.num_samples()))
+
+    def __len__(self) -> int:
+        """Count the batches that a loop gives on this worker.
+
+        Raises:
+            TypeError: It reads a stream, whose length isn't known.
+        """
+        if self.served.is_stream:
+            raise TypeError("a stream has no length: nobody knows how many batches it gives")
+        total = self.served.num_samples()
+        bounds = (share(total, part, self._parts) for part in self._mine)
+        return sum(-(-(stop - start) // self.batch_size) for start, stop in bounds)
+
+    def __iter__(self) -> Iterator[object]:
+        """Give the batches as the data set makes them."""
+        return (batch.content for batch in self.batches())
+
+    def batches(self) -> Generator[Batch]:
+        """Give the batches with their sample numbers."""
+        self.is_running = True
+        try:
+            for part in self._mine:
+                for batch in self.source.eval_batches(part, self._parts, self.batch_size):
+                    batch.part = part
+                    yield batch
+        finally:
+            self.is_running = False
+
+
+def refuse_eval_batch(loaders: Iterable[Loader | EvalLoader]) -> None:
+    """Refuse a step while batches to evaluate on are gone through.
+
+    Raises:
+        UsageError: One of the loaders is such a one, and running.
+    """
+    if any(isinstance(loader, EvalLoader) and loader.is_running for loader in loaders):
+        raise UsageError(
+            "a step on a batch to evaluate on: workers may have unequal numbers of these. To "
+            "train on data in its own order: s.loader(data, shuffle=False)"
+        )
+
+
+def refuse_further(shards: int | None, *, is_first: bool) -> None:
+    """Refuse a second training loader in reproducible mode.
+
+    Raises:
+        UsageError: It is one: its batches would be paired with other shards of the first.
+    """
+    if shards is not None and not is_first:
+        raise UsageError(
+            "--shards can't be combined with a second training loader: which of its samples meet "
+            "which shard would follow the number of workers. Put both into one data set"
+        )
+
+
+def refuse_pass(*, is_open: bool, passed: bool) -> None:
+    """Refuse a pass over the training loader that no epoch counts.
+
+    Raises:
+        UsageError: No epoch is open, or it has had its pass.
+    """
+    if not is_open:
+        raise UsageError(
+            "the training loader gives its batches within an epoch: put the loop over it into "
+            "`for epoch in s.epochs():`. To look at a sample before, ask the data set"
+        )
+    if passed:
+        raise UsageError(
+            "the training loader has been iterated in this epoch already: its batches are one "
+            "pass. For further passes make another loader, s.loader(...)"
+        )

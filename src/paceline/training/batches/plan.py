@@ -1,0 +1,177 @@
+"""What follows from the options, the number of workers and the size of the training set. Pure."""
+
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from paceline.data.options import (
+    DEFAULT_GLOBAL_BATCH,
+    DataOptions,
+    choose_global_batch,
+    count_micro_batches,
+)
+from paceline.data.order import EpochPlan, steps_in_epoch
+from paceline.distributed.work_division import Division
+from paceline.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainPlan:
+    """How a training's steps are cut."""
+
+    world_size: int
+    global_batch: int
+    """Samples of one optimizer step over all workers together."""
+    batch_per_worker: tuple[int, ...]
+    """Samples of a full step by rank."""
+    micro_batches: int
+    """Passes through the model that a full step takes on the busiest worker."""
+    train_samples: int
+    drop_last: bool
+    steps_per_epoch: int
+    """0 for a stream."""
+    shuffle: bool = True
+    is_balanced: bool = False
+    """Whether the workers' parts follow their speed."""
+    shards: int | None = None
+    """Fixed parts of every batch, in reproducible mode; a worker goes through several."""
+
+    @property
+    def micro_batch(self) -> int:
+        """The most samples that a worker passes through the model at once."""
+        largest = (
+            -(-self.global_batch // self.shards) if self.shards else max(self.batch_per_worker)
+        )
+        return -(-largest // self.micro_batches)
+
+    def epoch(self, seed: int, epoch: int, first_step: int, rank: int) -> EpochPlan:
+        """Describe one worker's way through one epoch."""
+        mine = Division.of(self.shards, self.world_size).parts_of(rank)
+        return EpochPlan(
+            seed=seed,
+            epoch=epoch,
+            global_batch=self.global_batch,
+            first_step=first_step,
+            part=mine.start,
+            count=len(mine),
+            parts=self.shards or self.world_size,
+            drop_last=self.drop_last,
+            shuffle=self.shuffle,
+            bounds=self.bounds,
+        )
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """Where each worker's part of a full batch begins, unless the parts are equal."""
+        if not self.is_balanced:
+            return ()
+        return (0, *accumulate(self.batch_per_worker))
+
+    @property
+    def shares(self) -> str:
+        """Say how a full batch is shared, such as `32 + 32`."""
+        return " + ".join(map(str, self.batch_per_worker))
+
+    def balanced(self, batch_per_worker: tuple[int, ...], max_batch: int | None) -> "TrainPlan":
+        """Share each batch otherwise.
+
+        Args:
+            batch_per_worker: Samples of a full step by rank.
+            max_batch: Most samples that a worker puts through the model at once.
+        """
+        return replace(
+            self,
+            batch_per_worker=batch_per_worker,
+            micro_batches=count_micro_batches(max(batch_per_worker), max_batch),
+            is_balanced=True,
+        )
+
+    def samples_after(self, step_in_epoch: int) -> int:
+        """Count the samples that all workers have seen after so many steps of an epoch."""
+        return min(step_in_epoch * self.global_batch, self.train_samples)
+
+
+def make_plan(
+    options: DataOptions, world_size: int, train_samples: int | None, *, shuffle: bool = True
+) -> TrainPlan:
+    """Cut a training set into steps and each step into the workers' batches.
+
+    Args:
+        options: The global batch, and whether a short one is left out.
+        world_size: Number of workers.
+        train_samples: Size of the training set; None for a stream, whose length nobody knows.
+        shuffle: Whether each epoch has an order of its own.
+
+    Raises:
+        UsageError: The batch can't be shared by the workers, or no step would be left.
+    """
+    global_batch = choose_global_batch(options, DEFAULT_GLOBAL_BATCH, world_size)
+    division = Division.of(options.shards, world_size)
+    if global_batch < division.parts:
+        raise UsageError(
+            f"{division.parts} shards are more than the {global_batch} samples of a global batch: "
+            "use fewer shards, or a larger --global-batch"
+        )
+    sizes = [stop - start for start, stop in division.cuts(global_batch)]
+    batches = tuple(
+        sum(sizes[part] for part in division.parts_of(rank)) for rank in range(world_size)
+    )
+    largest = max(sizes) if options.shards else max(batches)
+    steps = 0
+    if train_samples is not None:
+        steps = steps_in_epoch(train_samples, global_batch, options.drop_last)
+    return TrainPlan(
+        world_size=world_size,
+        global_batch=global_batch,
+        batch_per_worker=batches,
+        micro_batches=count_micro_batches(largest, options.max_batch_per_worker),
+        train_samples=train_samples or 0,
+        drop_last=options.drop_last,
+        steps_per_epoch=steps,
+        shuffle=shuffle,
+        shards=options.shards,
+    )
+
+
+def check_plan(
+    plan: TrainPlan, options: DataOptions, *, sync_batchnorm: bool, optimizers: int
+) -> None:
+    """Refuse what can't be computed with this plan, or with one that is balanced later.
+
+    Raises:
+        UsageError: Synchronised BatchNorm, or several optimizers, over batches cut into pieces; or
+            synchronised BatchNorm where a worker may be without samples.
+    """
+    in_pieces = options.balance and options.max_batch_per_worker is not None
+    if optimizers > 1 and (plan.micro_batches > 1 or in_pieces):
+        raise UsageError(
+            "--max-batch-per-worker can't be combined with several optimizers: their gradients "
+            "would be added up over the pieces of a batch before the first one updates"
+        )
+    if optimizers > 1 and plan.shards:
+        raise UsageError(
+            "--shards can't be combined with several optimizers: the shards of a batch would see "
+            "the weights before and after the first one's update"
+        )
+    if not sync_batchnorm or plan.world_size == 1:
+        return
+    if options.balance:
+        raise UsageError(
+            "--sync-batchnorm can't be combined with --balance: its statistics need samples of "
+            "every worker in every step"
+        )
+    if not plan.steps_per_epoch and not plan.drop_last:
+        raise UsageError(
+            "--sync-batchnorm on a stream needs --drop-last: its last batch may have fewer samples "
+            "than there are workers"
+        )
+    if plan.micro_batches > 1:
+        raise UsageError(
+            "--sync-batchnorm can't be combined with --max-batch-per-worker: its statistics "
+            "are those of the whole global batch, which has to pass through the model at once"
+        )
+    last = plan.train_samples % plan.global_batch
+    if 0 < last < plan.world_size and not plan.drop_last:
+        raise UsageError(
+            f"the last batch of an epoch has {last} samples for {plan.world_size} workers; "
+            "with --sync-batchnorm each needs one: use --drop-last or another --global-batch"
+        )

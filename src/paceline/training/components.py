@@ -1,0 +1,107 @@
+"""What a training consists of: what a step changes and a snapshot holds."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import final
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.errors import UsageError
+from paceline.training.snapshots.script_state import Kept, PerPart, State, Stateful
+
+
+@final
+@dataclass(kw_only=True)
+class Parts:
+    """The registered parts of a training, each in the order in which it was registered."""
+
+    models: dict[str, nn.Module] = field(default_factory=dict)
+    optimizers: list[Optimizer] = field(default_factory=list)
+    schedulers: list[LRScheduler] = field(default_factory=list)
+    others: dict[str, Stateful] = field(default_factory=dict)
+    per_part: PerPart = field(default_factory=PerPart)
+    """What every worker, or every shard, has a state of its own of."""
+
+    resumed: list[tuple[Kept, State]] = field(default_factory=list)
+    """What plain values were in a snapshot that was taken within an epoch."""
+    unseeded: list[str] = field(default_factory=list)
+    """Names of models whose first weights were drawn without a seed, before the session."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The model; with several, one module that holds them under their names."""
+        if len(self.models) == 1:
+            return next(iter(self.models.values()))
+        return nn.ModuleDict(self.models)
+
+    def check_name(self, name: str) -> None:
+        """Refuse a name that a further model can't have.
+
+        Raises:
+            UsageError: There is a model of this name, or it is no plain word.
+        """
+        if name in self.models:
+            raise UsageError(f"there is a model {name!r} already: s.model(..., name='another')")
+        if not name.isidentifier() or name in dir(nn.ModuleDict):
+            raise UsageError(
+                f"a model can't be named {name!r}: give it a plain word such as 'generator'"
+            )
+
+    def note_resumed(self) -> None:
+        """Remember what the script keeps, as a snapshot taken within an epoch has it. Local.
+
+        The script runs the beginning of that epoch's body a second time, and may set there anew
+        what has been changed since, such as a hidden state.
+        """
+        kept = [one for one in self.others.values() if isinstance(one, Kept)]
+        self.resumed = [(one, Kept.copy(one)) for one in kept]  # its values may have any name
+        self.per_part.note_resumed()
+
+    def put_back(self) -> None:
+        """Undo what the script has changed of it since: the epoch's first batch follows. Local."""
+        for kept, copy in self.resumed:
+            Kept.put_back(kept, copy)
+        self.resumed = []
+        self.per_part.put_back()
+
+    def check_optimizers(self) -> None:
+        """Refuse an optimizer of parameters that no model here has.
+
+        Raises:
+            UsageError: There is one; says what is missing.
+        """
+        known = {id(p) for model in self.models.values() for p in model.parameters()}
+        for optimizer in self.optimizers:
+            held = [p for group in optimizer.param_groups for p in group["params"]]
+            strange = [tuple(p.shape) for p in held if id(p) not in known]
+            if strange:
+                raise UsageError(
+                    f"the {type(optimizer).__name__} updates parameters of no model of this "
+                    f"session (one has the shape {strange[0]}): take their model in by s.model(...)"
+                )
+
+    def stateful(self) -> dict[str, Stateful]:
+        """Name everything with a state besides models and optimizers."""
+        numbered = {f"scheduler-{i}": s for i, s in enumerate(self.schedulers)}
+        return {**numbered, **self.others}
+
+    def schedule_state(self) -> list[object]:
+        """Give what a step of a learning-rate schedule changes."""
+        rates = [group["lr"] for optimizer in self.optimizers for group in optimizer.param_groups]
+        return [*map(float, rates), *(scheduler.last_epoch for scheduler in self.schedulers)]
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Name the parameters of all models, as snapshots do."""
+        return dict(self.model.named_parameters())
+
+    def drop_gradients(self) -> None:
+        """Drop the gradients of all models."""
+        for model in self.models.values():
+            model.zero_grad(set_to_none=True)
+
+    def for_each_model(self, change: Callable[[nn.Module], object]) -> None:
+        """Call something with every model."""
+        for model in self.models.values():
+            change(model)

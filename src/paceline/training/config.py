@@ -1,0 +1,155 @@
+"""All options of a training in one place, each component's in its own dataclass."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from typing import Self
+
+from paceline.checkpoint.options import SnapshotOptions
+from paceline.data.options import DataOptions
+from paceline.distributed.options import DistOptions
+from paceline.errors import UsageError
+from paceline.gradient_sync.options import SyncOptions, without_other_methods
+from paceline.launch.options import LaunchOptions
+from paceline.launch.restart_policy import STOP_S, Policy
+from paceline.launch.watchdog.hang_detector import COMPILING_LEAST_S, LEAST_S, HangLimits
+from paceline.metrics.options import MetricsOptions
+from paceline.optim.options import SCHEDULE_DEFAULTS, OptimOptions
+from paceline.optim.table import OPTIMIZER_OPTIONS, OPTIMIZERS
+from paceline.options.fields import (
+    OptionField,
+    OptionValue,
+    check_names,
+    check_values,
+    describe_type,
+    fits,
+    option_fields,
+)
+from paceline.training.options import ComputeOptions, LoopOptions
+
+_COMPONENTS: Mapping[str, tuple[str, type]] = {
+    "loop": ("Training", LoopOptions),
+    "data": ("Data", DataOptions),
+    "optim": ("Optimizer and learning rate", OptimOptions),
+    "compute": ("Computation", ComputeOptions),
+    "sync": ("Combining gradients", SyncOptions),
+    "snapshots": ("Snapshots", SnapshotOptions),
+    "metrics": ("Output", MetricsOptions),
+    "launch": ("Workers", LaunchOptions),
+    "dist": ("Workers", DistOptions),
+}
+
+_ONE_OF = (("global_batch", "batch_per_worker"), ("warmup_epochs", "warmup_steps"))
+"""Options that say the same thing in two ways: giving one overrides the recipe's other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The resolved options of a training, a component at a time."""
+
+    loop: LoopOptions = field(default_factory=LoopOptions)
+    data: DataOptions = field(default_factory=DataOptions)
+    optim: OptimOptions = field(default_factory=OptimOptions)
+    compute: ComputeOptions = field(default_factory=ComputeOptions)
+    sync: SyncOptions = field(default_factory=SyncOptions)
+    snapshots: SnapshotOptions = field(default_factory=SnapshotOptions)
+    metrics: MetricsOptions = field(default_factory=MetricsOptions)
+    launch: LaunchOptions = field(default_factory=LaunchOptions)
+    dist: DistOptions = field(default_factory=DistOptions)
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, OptionValue]) -> Self:
+        """Build from flat names; what isn't named keeps its default.
+
+        Raises:
+            UsageError: An unknown name, a value out of range, or options that contradict.
+        """
+        check_names(settings, training_options(), "option")
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+        for name, value in values.items():
+            expected = training_options()[name].annotation
+            if not fits(value, expected):
+                raise UsageError(f"{name} is {value!r}; it should be {describe_type(expected)}")
+        check_values(values, training_options())
+        parts = {}
+        for key, (heading, component) in _COMPONENTS.items():
+            names = {option.name for option in option_fields(component, heading)}
+            parts[key] = component(**{n: v for n, v in values.items() if n in names})
+        return cls(**parts)
+
+    def settings(self) -> dict[str, OptionValue]:
+        """List all options by their flat names, as they stand in `run.json`."""
+        return {n: v for part in asdict(self).values() for n, v in part.items()}
+
+    @property
+    def worker_threads(self) -> int | None:
+        """CPU threads that every worker has to have; None where a share of the cores will do.
+
+        With shards never a share: it would follow the number of workers, and sums are split by it.
+        """
+        usual = None if self.data.shards is None else 1
+        return usual if self.launch.threads is None else self.launch.threads
+
+    def policy(self) -> Policy:
+        """Say how often workers are started again, and after how long they hang."""
+        given_s = self.launch.stop_grace_s
+        return Policy(
+            max_restarts=self.launch.max_restarts,
+            hang=self.hang_limits(),
+            stop_s=STOP_S if given_s is None else given_s,
+        )
+
+    def hang_limits(self) -> HangLimits | None:
+        """Say after how long the workers hang; None where nobody is to look."""
+        usual_s = COMPILING_LEAST_S if self.compute.compile else LEAST_S
+        given_s = self.launch.hang_after_s
+        least_s = usual_s if given_s is None else given_s
+        return HangLimits(least_s=least_s, timeout_s=self.dist.timeout_s) if least_s else None
+
+
+@cache
+def training_options() -> Mapping[str, OptionField]:
+    """All options of a training by name, in the order of `--help`."""
+    listed = {}
+    for heading, component in _COMPONENTS.values():
+        for option in option_fields(component, heading):
+            if option.name in listed:
+                raise TypeError(f"two components have an option {option.name!r}")
+            listed[option.name] = option
+    return listed
+
+
+def merge(
+    given: Mapping[str, OptionValue], recipe_settings: Mapping[str, OptionValue]
+) -> dict[str, OptionValue]:
+    """Put the user's options over the recipe's.
+
+    Where the user chooses another optimizer or schedule, the recipe's settings for its own one
+    (its momentum, say) don't apply any more and are left out.
+
+    Args:
+        given: What the command line and the environment say.
+        recipe_settings: What the recipe says.
+
+    Returns:
+        Flat settings; what neither names is left to the defaults.
+    """
+    merged = dict(recipe_settings)
+    for pair in _ONE_OF:
+        if any(name in given for name in pair):
+            merged = {n: v for n, v in merged.items() if n not in pair}
+    kept = {n: v for n, v in merged.items() if not _belongs_to_another(n, given)}
+    return without_other_methods(kept, given) | dict(given)
+
+
+def _belongs_to_another(name: str, given: Mapping[str, OptionValue]) -> bool:
+    schedule = given.get("schedule")
+    if name == "warmup_start" and 0 in (given.get("warmup_epochs"), given.get("warmup_steps")):
+        return True
+    chosen = [entry for n, entry in OPTIMIZERS.items() if n == given.get("optimizer")]
+    if name in OPTIMIZER_OPTIONS and chosen:
+        return name not in chosen[0].defaults
+    if schedule == "one-cycle" and name.startswith("warmup_"):
+        return True
+    owners = [kind for kind, options in SCHEDULE_DEFAULTS.items() if name in options]
+    return schedule is not None and bool(owners) and schedule not in owners

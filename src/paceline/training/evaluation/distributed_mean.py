@@ -1,0 +1,93 @@
+"""Exact means over all samples of an evaluation, on any number of workers."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.data.batch import Batch
+from paceline.distributed.group import Group
+from paceline.distributed.work_division import Division
+from paceline.errors import JobError
+
+Figures = dict[str, float]
+Judge = Callable[[object], Mapping[str, Tensor | float]]
+"""Takes a batch as the loader gives it; gives each figure as its mean over the batch's samples (a
+number, or a tensor with one element), or by sample (a tensor with one element for each)."""
+
+
+def average(
+    judge: Judge, batches: Iterable[Batch], group: Group, division: Division | None = None
+) -> tuple[Figures, int]:
+    """Average what is found on each batch over all samples of all workers. Collective.
+
+    Args:
+        judge: Called with each batch's content.
+        batches: This worker's; workers may have unequal numbers of them, also none.
+        group: The workers.
+        division: Which parts of the evaluation each has; one each by default. The means depend on
+            the number of parts, never on the number of workers.
+
+    Returns:
+        The means, and the number of samples.
+
+    Raises:
+        JobError: The batches gave different figures.
+    """
+    division = division or Division.of(None, group.world_size)
+    mine = division.parts_of(group.rank)
+    names: tuple[str, ...] | None = None
+    # One (figures,) float64 for each batch, on the device, by part.
+    sums: list[list[Tensor]] = [[] for _ in mine]
+    samples = [0] * len(mine)
+    for batch in batches:
+        found = judge(batch.content)
+        names = names or tuple(found)
+        if tuple(found) != names:
+            raise JobError(
+                f"an evaluation gave the figures {', '.join(names)} for one batch and "
+                f"{', '.join(found)} for another; give the same for all"
+            )
+        rows = [_summed(name, found[name], batch.local, group.device) for name in names]
+        part = batch.part - mine.start if division.is_fixed else 0
+        if rows:
+            sums[part].append(torch.stack(rows))
+        samples[part] += batch.local
+    names = _agreed_names(names, group)
+    own = torch.stack([_counted(s, n, len(names)) for s, n in zip(sums, samples, strict=True)])
+    gathered = division.in_order(group.gather_rows(division.padded(own)))  # (parts, figures + 1)
+    *totals, count = gathered.sum(0).tolist()
+    means = (
+        {name: total / count for name, total in zip(names, totals, strict=True)} if count else {}
+    )
+    return means, int(count)
+
+
+def _counted(sums: Sequence[Tensor], samples: int, figures: int) -> Tensor:
+    """Add one part's batches up: (figures + 1,) float64, the last one the number of samples."""
+    added = torch.stack(list(sums)).sum(0).cpu() if sums else torch.zeros(figures).double()
+    return torch.cat([added, torch.tensor([samples], dtype=torch.float64)])
+
+
+def _summed(name: str, value: Tensor | float, samples: int, device: torch.device) -> Tensor:
+    """Give a figure's sum over a batch: () float64 on the device."""
+    if not isinstance(value, Tensor):
+        return torch.tensor(float(value) * samples, dtype=torch.float64, device=device)
+    detached = value.detach().to(device, torch.float64)
+    if detached.numel() == 1:
+        return detached.reshape(()) * samples
+    if detached.numel() == samples:
+        return detached.sum()
+    raise JobError(
+        f"the figure {name!r} of an evaluation has {detached.numel()} elements for a batch of "
+        f"{samples} samples; give its mean over the batch, or one element for each sample"
+    )
+
+
+def _agreed_names(names: tuple[str, ...] | None, group: Group) -> tuple[str, ...]:
+    """Let workers without a batch know the figures' names. Collective."""
+    told = group.gather_texts("\n".join(names) if names else "")
+    known = next((text for text in told if text), "")
+    if any(text not in ("", known) for text in told):
+        raise JobError("the workers' evaluations gave different figures: " + "; ".join(told))
+    return tuple(known.splitlines())

@@ -1,0 +1,209 @@
+"""What bits depend on besides the settings: pinned where it can be, recorded and compared else."""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import final
+
+import numpy as np
+import torch
+
+from paceline.distributed.device import cpu_name
+from paceline.distributed.environment import numeric_variables, set_variables
+from paceline.errors import JobError, UsageError
+
+Numerics = Mapping[str, str | int]
+
+_WORKSPACES = (":4096:8", ":16:8")
+"""cuBLAS is deterministic with these:
+https://docs.nvidia.com/cuda/cublas/#results-reproducibility."""
+_WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
+_MOST_SHAPES = 256
+_DRIVER = Path("/proc/driver/nvidia/version")
+_TINY = 1e-40
+"""Below the smallest normal number of fp32."""
+
+
+def pin(threads: int | None) -> None:
+    """Make everything in this process compute the same bits every time. Before CUDA starts.
+
+    Args:
+        threads: CPU threads of a worker; 1 where nobody says, since sums are split by threads and
+            a share of the cores would depend on the number of workers.
+
+    Raises:
+        UsageError: The environment asks for something that isn't deterministic.
+    """
+    _pin_workspace()
+    torch.set_num_threads(threads or 1)
+    torch.set_flush_denormal(False)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a module with properties
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    _pin_compiler()
+
+
+def describe(device: torch.device) -> dict[str, str | int]:
+    """Say what the bits depend on, as it is now in this process.
+
+    Args:
+        device: What the worker computes on.
+    """
+    return {
+        "device": device.type,
+        **_hardware(device.type, device.index),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        **_switches(),
+        **_precisions(device.type),
+        "denormals": "kept" if float(torch.tensor(_TINY) * 1) else "flushed",
+        **numeric_variables(),
+    }
+
+
+def differences(before: Numerics, now: Numerics) -> list[str]:
+    """List what has changed: `gpu: was NVIDIA A100, is NVIDIA H200`. Pure."""
+    names = dict.fromkeys((*before, *now))
+    return [
+        f"{name}: was {before.get(name, 'not set')}, is {now.get(name, 'not set')}"
+        for name in names
+        if before.get(name) != now.get(name)
+    ]
+
+
+@final
+class NumericsRecord:
+    """What a training's bits depend on: goes into its snapshots, and is compared with theirs."""
+
+    def __init__(
+        self, device: torch.device, report: Callable[[str], None], *, allow_different: bool
+    ) -> None:
+        """Args:
+        device: This worker's.
+        report: Is told what differs where that is allowed.
+        allow_different: Go on with other hardware or libraries than before.
+        """
+        self._device = device
+        self._report = report
+        self._allow_different = allow_different
+        self._switches = _switches()
+
+    def describe(self) -> dict[str, str | int]:
+        """Say what the bits depend on now."""
+        return describe(self._device)
+
+    def changed(self) -> list[str]:
+        """List which switches have been changed in this process since this was made."""
+        return differences(self._switches, _switches())
+
+    def compare(self, saved: object) -> None:
+        """Compare with what a snapshot says. Local to the worker.
+
+        Args:
+            saved: What `describe` gave when it was taken; None where nobody noted it.
+
+        Raises:
+            JobError: They differ, and that isn't allowed.
+        """
+        if not isinstance(saved, Mapping):
+            return
+        found = differences(saved, self.describe())
+        if not found:
+            return
+        listed = "\n".join(f"  {line}" for line in found)
+        if not self._allow_different:
+            raise JobError(
+                f"the snapshot was computed with other hardware, libraries or settings:\n{listed}\n"
+                "The same bits can't be promised with these. Go on where it was taken, or add "
+                "--allow-different-hardware to go on all the same"
+            )
+        self._report(
+            "From here on the bits may differ from those of a training that wasn't moved, since "
+            f"this differs:\n{listed}"
+        )
+
+
+def _pin_workspace() -> None:
+    given = numeric_variables().get(_WORKSPACE_VARIABLE)
+    if given is None:
+        set_variables({_WORKSPACE_VARIABLE: _WORKSPACES[0]})
+    elif given not in _WORKSPACES:
+        raise UsageError(
+            f"{_WORKSPACE_VARIABLE}={given} is set, with which cuBLAS doesn't give the same bits "
+            f"every time. With --shards leave it unset, or give {' or '.join(_WORKSPACES)}"
+        )
+
+
+def _pin_compiler() -> None:
+    """Have a compiled kernel depend on its own shape alone, not on those that came before."""
+    from torch._dynamo import config as dynamo
+    from torch._inductor import config as inductor
+
+    tuned = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise")
+    asked = [name for name in (*tuned, "coordinate_descent_tuning") if getattr(inductor, name)]
+    if asked:
+        raise UsageError(
+            f"TORCHINDUCTOR_{asked[0].upper()} is on: torch.compile would choose kernels by their "
+            "measured speed, so that the bits depend on the clock. With --shards turn it off"
+        )
+    dynamo.assume_static_by_default = True
+    dynamo.automatic_dynamic_shapes = False
+    # Beyond the limit a function isn't compiled any more: which ones would depend on the order of
+    # shapes. There are few: full and short shards, in training and evaluation.
+    dynamo.recompile_limit = _MOST_SHAPES
+    dynamo.fail_on_recompile_limit_hit = True
+    inductor.deterministic = True
+
+
+@cache
+def _hardware(kind: str, index: int | None) -> dict[str, str | int]:
+    """Name a worker's hardware and what drives it."""
+    if kind == "cuda":
+        return {
+            "gpu": torch.cuda.get_device_name(index),
+            "driver": _driver(),
+            "cuda": torch.version.cuda or torch.version.hip or "none",
+            "cudnn": torch.backends.cudnn.version() or 0,
+        }
+    if kind == "xpu":
+        return {"gpu": torch.xpu.get_device_name(index)}
+    return {"cpu": cpu_name()}
+
+
+def _switches() -> dict[str, str | int]:
+    """Read what a script might change in between; costs about a microsecond."""
+    return {
+        "threads": torch.get_num_threads(),
+        "deterministic_algorithms": _yes(
+            torch.are_deterministic_algorithms_enabled()
+            and not torch.is_deterministic_algorithms_warn_only_enabled()
+        ),
+        "cudnn_deterministic": _yes(torch.backends.cudnn.deterministic),
+        "cudnn_benchmark": _yes(torch.backends.cudnn.benchmark),
+    }
+
+
+def _precisions(kind: str) -> dict[str, str]:
+    """Say in what precision fp32 is really multiplied: in TF32 or bf16 where that is allowed."""
+    matmul = torch.backends.cuda.matmul if kind == "cuda" else torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # properties of a module
+    convolution = torch.backends.cudnn.conv if kind == "cuda" else torch.backends.mkldnn.conv  # type: ignore[attr-defined]  # likewise
+    return {
+        "fp32_matmul": str(matmul.fp32_precision),
+        "fp32_convolution": str(convolution.fp32_precision),
+    }
+
+
+def _driver() -> str:
+    """Read the version of the GPU's driver, where the system tells it."""
+    try:
+        words = _DRIVER.read_text().partition("\n")[0].split()
+    except OSError:
+        return "unknown"
+    numbers = [word for word in words if word[0].isdigit() and "." in word]
+    return numbers[0] if numbers else "unknown"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

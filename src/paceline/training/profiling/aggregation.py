@@ -1,0 +1,205 @@
+"""What the workers tell of their steps, and what it comes to. Pure."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean, median, pstdev
+from typing import Self
+
+from paceline.results.profile import Spread, StepParts, WorkerTime
+from paceline.training.profiling.step_profiler import Lap, Pace
+
+_LOW, _HIGH = 0.1, 0.9
+_LAPS = 256
+"""The newest, of which a worker tells the others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What one worker tells of its steps: seconds, medians over the steps it looked at."""
+
+    host: str
+    steps: int
+    """That were looked at."""
+    data_s: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    optimizer_s: float = 0.0
+    other_s: float = 0.0
+    total_s: float = 0.0
+    compute_s: float = 0.0
+    spread_s: float = 0.0
+    """Standard deviation of `compute_s`."""
+    waits_s: Mapping[str, float]
+    """How long it waited for gradients, by step."""
+    agreements_s: Mapping[str, float]
+    """What exchanges between the workers took, by steps done."""
+    agreement_steps: int
+    """Steps that these exchanges are of."""
+    averagings_s: Mapping[str, float]
+    """How long it waited for averages of weights, by steps done."""
+    averaging_steps: int
+    """Steps that these averages are of."""
+    syncing_s: float
+    """A step's share of what else there is to do for averages."""
+
+    def to_json(self) -> str:
+        """Write it as JSON text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` wrote."""
+        return cls(**json.loads(text))
+
+
+def told_of(
+    pace: Pace,
+    host: str,
+    *,
+    averagings_s: Mapping[int, float],
+    averaging_steps: int,
+    syncing_s: float,
+) -> Told:
+    """Say what a worker has to tell.
+
+    Args:
+        pace: What it has measured.
+        host: Its name.
+        averagings_s: Waits for averages of weights, by steps done.
+        averaging_steps: How many steps these waits are of.
+        syncing_s: Of a step: what else there is to do for them.
+    """
+    laps, seen = pace.laps()[-_LAPS:], pace.looks()
+    found = Told(
+        host=host,
+        steps=len(seen),
+        waits_s={str(step): look.wait_s for step, look in seen.items()},
+        agreements_s={str(lap.until): lap.agreeing_s for lap in laps if lap.agreeing_s > 0},
+        agreement_steps=max(1, sum(lap.steps for lap in laps)),
+        averagings_s={str(step): wait_s for step, wait_s in averagings_s.items()},
+        averaging_steps=averaging_steps,
+        syncing_s=syncing_s,
+    )
+    looks = list(seen.values())
+    if not looks:
+        return found
+    return replace(
+        found,
+        data_s=median(look.data_s for look in looks),
+        forward_s=median(look.forward_s for look in looks),
+        backward_s=median(look.backward_s for look in looks),
+        optimizer_s=median(look.optimizer_s for look in looks),
+        other_s=median(look.other_s for look in looks),
+        total_s=median(look.total_s for look in looks),
+        compute_s=median(look.compute_s for look in looks),
+        spread_s=pstdev(look.compute_s for look in looks),
+    )
+
+
+def parts_of(told: Sequence[Told], step_s: float) -> StepParts:
+    """Share a step out, so that its parts together are the step.
+
+    The times of single steps are medians, and a whole step's is a mean over many: what a busy
+    machine adds to the mean is shared out among all parts alike.
+
+    In a step whose gradients are exchanged all workers are through at the same time. So the one
+    that waited least was the slowest, and its wait is the communication's; what the others waited
+    longer, they waited for it. So it is with averages of weights and with exchanges of news, which
+    don't come in each step: they are shared out among the steps. Of exchanges each counts as the
+    usual one does, since the first ones, and some on a busy machine, take many times as long.
+
+    Args:
+        told: By every worker.
+        step_s: The whole step.
+    """
+    common = set(told[0].waits_s).intersection(*(each.waits_s for each in told[1:]))
+    waits = [[each.waits_s[step] for each in told] for step in common]
+    exposed = median(min(step) for step in waits) if waits else 0.0
+    waiting = median(fmean(step) - min(step) for step in waits) if waits else 0.0
+    averagings, agreements = (
+        _apart([each.averagings_s for each in told]),
+        _apart([each.agreements_s for each in told]),
+    )
+    exposed += sum(least for least, _ in averagings) / told[0].averaging_steps
+    waiting += sum(more for _, more in averagings) / told[0].averaging_steps
+    often = len(agreements) / told[0].agreement_steps
+    agreeing_s = often * _median(least for least, _ in agreements)
+    waiting += often * _median(more for _, more in agreements)
+    found = [
+        fmean(each.data_s for each in told),
+        fmean(each.forward_s for each in told),
+        fmean(each.backward_s for each in told),
+        exposed,
+        waiting,
+        fmean(each.optimizer_s for each in told),
+        fmean(each.other_s + each.syncing_s for each in told) + agreeing_s,
+    ]
+    scale = step_s / (sum(found) or 1.0)
+    data, forward, backward, exposed, waiting, optimizer, other = (p * scale for p in found)
+    return StepParts(
+        data=data,
+        forward=forward,
+        backward=backward,
+        exposed=exposed,
+        waiting=waiting,
+        optimizer=optimizer,
+        other=other,
+    )
+
+
+def _apart(waits_s: Sequence[Mapping[str, float]]) -> list[tuple[float, float]]:
+    """Tell what all workers waited from what they waited longer, on average, for the slowest.
+
+    Args:
+        waits_s: Of each worker, by step; where one has none, it didn't wait.
+
+    Returns:
+        Both, for each step that has a wait.
+    """
+    found = {step for each in waits_s for step in each}
+    of_each = [[each.get(step, 0.0) for each in waits_s] for step in found]
+    return [(min(step), fmean(step) - min(step)) for step in of_each]
+
+
+def _median(values: Iterable[float]) -> float:
+    listed = list(values)
+    return median(listed) if listed else 0.0
+
+
+def workers_of(told: Sequence[Told]) -> tuple[WorkerTime, ...]:
+    """List what each worker computes by itself."""
+    return tuple(
+        WorkerTime(rank=rank, host=each.host, compute_s=each.compute_s, spread_s=each.spread_s)
+        for rank, each in enumerate(told)
+    )
+
+
+def step_of(told: Told) -> Spread:
+    """Take the steps that were looked at for all, where there was no other."""
+    return Spread(median=told.total_s, low=told.total_s, high=told.total_s)
+
+
+def spread_of(laps: Sequence[Lap], *, by_mean: bool = False) -> Spread | None:
+    """Give the time of a step, each lap counting as often as it has steps; None without laps.
+
+    Args:
+        laps: Of the training.
+        by_mean: Take the mean for the figure in the middle: where workers average every few steps
+            the median is a step in which none waits.
+    """
+    if not laps:
+        return None
+    paces = sorted((lap.seconds / lap.steps, lap.steps) for lap in laps)
+    total = sum(steps for _, steps in paces)
+
+    def at(share: float) -> float:
+        passed = 0
+        for step_s, steps in paces:
+            passed += steps
+            if passed >= share * total:
+                return step_s
+        return paces[-1][0]
+
+    middle = sum(lap.seconds for lap in laps) / total if by_mean else at(0.5)
+    return Spread(median=middle, low=min(at(_LOW), middle), high=max(at(_HIGH), middle))

@@ -1,0 +1,364 @@
+"""What all workers' times come to: `profile.json`. All contribute, rank 0 writes."""
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, median
+from time import perf_counter
+from typing import Protocol, final
+
+from paceline.distributed.group import Group
+from paceline.files import write_atomic
+from paceline.metrics.communication import Communication
+from paceline.results.profile import EpochCosts, StepProfile
+from paceline.training.components import Parts
+from paceline.training.optimizer_step import Stepper
+from paceline.training.profiling.aggregation import (
+    Told,
+    parts_of,
+    spread_of,
+    step_of,
+    told_of,
+    workers_of,
+)
+from paceline.training.profiling.step_profiler import Pace
+from paceline.training.progress import Course
+from paceline.training.snapshots.train_state import TrainState
+from paceline.training.status_exchange import Agreement, Status
+from paceline.training.sync.base import StepSync
+
+_KEPT = 256
+"""Waits for averages that are remembered."""
+_LEAST_S = 2.0
+"""Epochs shorter than this don't each write a profile."""
+
+
+@dataclass(kw_only=True)
+class _Sums:
+    """Over steps of which the workers have told each other."""
+
+    steps: int = 0
+    lap_s: float = 0.0
+    exposed_s: float = 0.0
+    waited_s: float = 0.0
+    wire_bytes: float = 0.0
+
+    def add(self, agreed: Agreement, steps: int, wire_bytes: float) -> None:
+        """Count a lap: who waited least in it was the slowest, and waited for communication alone.
+
+        Args:
+            agreed: What the workers have told each other at its end.
+            steps: Of the lap.
+            wire_bytes: What this worker has sent in it.
+        """
+        self.steps += steps
+        self.lap_s += agreed.lap_s
+        self.exposed_s += min(agreed.waits_s) * steps
+        self.waited_s += fmean(agreed.waits_s) * steps
+        self.wire_bytes += wire_bytes
+
+    def communication(self) -> Communication | None:
+        """Give the shares of the laps' time; None without laps."""
+        if not self.steps or self.lap_s <= 0:
+            return None
+        waiting_s = self.waited_s - self.exposed_s
+        return Communication(
+            exposed=min(1.0, self.exposed_s / self.lap_s),
+            waiting=min(1.0, waiting_s / self.lap_s),
+            wire_bytes=self.wire_bytes / self.steps,
+        )
+
+
+class Averaging(Protocol):
+    """Averages the workers' weights beside their steps."""
+
+    @property
+    def waited_s(self) -> float:
+        """How long this worker's steps have waited for averages so far."""
+
+    @property
+    def sent_bytes(self) -> float:
+        """What this worker has sent for averages so far, on the wire."""
+
+
+@final
+@dataclass(kw_only=True)
+class Profiler:
+    """Puts the workers' times together, and counts what goes over the wire."""
+
+    path: Path
+    """Of `profile.json`."""
+    pace: Pace
+    group: Group
+    parts: Parts
+    sync: str
+    """The method that combines gradients."""
+    wire_bytes: Callable[[], float]
+    """Gives what this worker sends for a step's gradients."""
+    averaging: Averaging | None = None
+    """What averages weights, where something does."""
+    averages_s: list[float] = field(default_factory=list)
+    evaluations_s: list[float] = field(default_factory=list)
+    snapshots_s: list[float] = field(default_factory=list)
+    _all: _Sums = field(default_factory=_Sums)
+    _epoch: _Sums = field(default_factory=_Sums)
+    _lap: _Sums = field(default_factory=_Sums)
+    _next_method: str | None = None
+    """Has begun, but no step of it has been done yet."""
+    _is_mixed: bool = False
+    """Whether a method began within the lap under way."""
+    _synced_s: float = 0.0
+    """Spent on averages between steps, since the method began."""
+    _synced_steps: int = 0
+    _waits_s: dict[int, float] = field(default_factory=dict)
+    """The newest waits for averages, by steps done."""
+    _waits_from: int = 0
+    """Steps done before the first of them could have come."""
+    _noted_s: float = 0.0
+    """How much of `averaging.waited_s` they and those before come to."""
+    _averaged_s: float = 0.0
+    _averaged_bytes: float = 0.0
+    _counted_steps: int | None = None
+    _hosts: list[str] = field(default_factory=list)
+    _written_s: float | None = None
+
+    def begin_averaging(self, averaging: Averaging) -> None:
+        """Count what averages of weights take and send, too. Local; before any of them.
+
+        Args:
+            averaging: What makes them.
+        """
+        self.averaging = averaging
+
+    def close(self, step: int) -> float:
+        """End the look under way, since an exchange begins. Local.
+
+        Args:
+            step: How many have been taken.
+
+        Returns:
+            How long this worker waits for communication in a step.
+        """
+        waited_s = self.pace.close()
+        if self.averaging is None or self._counted_steps is None:
+            return waited_s
+        steps = max(1, step - self._counted_steps)
+        return waited_s + (self.averaging.waited_s - self._averaged_s) / steps
+
+    def count(
+        self, agreed: Agreement, status: Status, steps: int, course: Course
+    ) -> Communication | None:
+        """Take an exchange in. Local.
+
+        Args:
+            agreed: What the workers have told each other.
+            status: What this one told.
+            steps: Of which it is.
+            course: After it has taken the exchange in.
+
+        Returns:
+            What these steps spent on communication; None of a single worker.
+        """
+        step = course.state.step
+        self.pace.count(steps, status, step, course.step_to_look_at())
+        if self.group.world_size == 1:
+            return None
+        sent = self.wire_bytes() * steps
+        if self.averaging is not None:
+            before, self._averaged_bytes = self._averaged_bytes, self.averaging.sent_bytes
+            sent += self._averaged_bytes - before
+            self._averaged_s = self._note_wait(step)
+        self._counted_steps = step
+        self._lap = _Sums()
+        self._lap.add(agreed, steps, sent)
+        self._epoch.add(agreed, steps, sent)
+        if self._is_mixed:
+            self._is_mixed = False
+        else:
+            self._all.add(agreed, steps, sent)
+        return self._lap.communication()
+
+    def close_epoch(self) -> Communication | None:
+        """Give what the epoch's steps spent on communication, and begin another. Local."""
+        epoch, self._epoch = self._epoch, _Sums()
+        return self._told(epoch)
+
+    def total(self) -> Communication | None:
+        """Give what all steps of the newest method spent on communication. Local."""
+        return self._told(self._all if self._all.steps else self._lap)
+
+    def begin_method(self, name: str) -> None:
+        """Note that gradients or weights become one in another way from the next step on. Local.
+
+        What was measured of the steps before stands until there is a step of the new kind.
+
+        Args:
+            name: Of the method.
+        """
+        self._next_method = name
+        if self.pace.looked == 0:
+            self._change_method()
+
+    def after_step(self, sync: StepSync, step: int) -> None:
+        """Have what makes the workers' work one do its part after a step. Collective, as that is.
+
+        Args:
+            sync: It.
+            step: How many have been taken.
+        """
+        if self._next_method is not None:
+            self.pace.forget(step)
+            self._waits_from, self._is_mixed = step, True
+            self._change_method()
+        if self.averaging is None:
+            sync.after_step(step)
+            return
+        if self.pace.is_looking:
+            self.pace.mark("stepped")
+        begun_s, before_s = perf_counter(), self._noted_s
+        sync.after_step(step)
+        self._synced_s += perf_counter() - begun_s
+        self._synced_steps += 1
+        if not self.pace.on_gpu:  # whose waits are known later
+            self._synced_s -= self._note_wait(step) - before_s
+        if self.pace.is_looking:
+            self.pace.mark("averaged")
+
+    def consensus(self, sync: StepSync, step: int) -> None:
+        """Have the workers' weights made the same at the end of a pass. Collective, as that is.
+
+        Args:
+            sync: Does it.
+            step: How many have been taken.
+        """
+        self.pace.end_pass(step)
+        begun_s = perf_counter()
+        if sync.consensus():
+            self.averages_s.append(perf_counter() - begun_s)
+        if self.averaging is not None:
+            self._noted_s = self._averaged_s = self.averaging.waited_s
+
+    @contextmanager
+    def recording(self, course: Course) -> Iterator[None]:
+        """Take the time for which the snapshot at the end of an epoch holds the training up.
+
+        Collective: writes the profile afterwards.
+        """
+        begun_s = perf_counter()
+        yield
+        self.snapshots_s.append(perf_counter() - begun_s)
+        self.record(course)
+
+    def evaluated(self, state: TrainState) -> None:
+        """Note how long an evaluation has taken, and leave it out of the steps' time. Local."""
+        if state.eval_s is not None:
+            self.evaluations_s.append(state.eval_s)
+        self.pace.skip(state.step)
+
+    def record(self, course: Course, *, must: bool = False) -> None:
+        """Write the profile, unless one has been written just before. Collective.
+
+        Args:
+            course: How far the training is.
+            must: Write it in any case.
+        """
+        now_s, before_s = course.state.elapsed_s, self._written_s
+        if not must and before_s is not None and now_s - before_s < _LEAST_S:
+            return
+        self._written_s = now_s
+        profile = self.profile(course)
+        if profile is not None and self.group.rank == 0:
+            with suppress(OSError):  # a full disk must not end a training
+                write_atomic(self.path, profile.to_json().encode())
+
+    def profile(self, course: Course) -> StepProfile | None:
+        """Put the workers' times together. Collective.
+
+        Returns:
+            The same on every worker but for the gradients, which are the worker's own; None where
+            no step has been looked at.
+        """
+        own = told_of(
+            self.pace,
+            socket.gethostname(),
+            averagings_s=self._waits_s,
+            averaging_steps=max(1, course.state.step - self._waits_from),
+            syncing_s=max(0.0, self._synced_s) / max(1, self._synced_steps),
+        )
+        told = [Told.from_json(text) for text in self.group.gather_texts(own.to_json())]
+        return self._made(course, told) if any(each.steps for each in told) else None
+
+    def _note_wait(self, step: int) -> float:
+        """Note what has been waited for averages since the last time.
+
+        Args:
+            step: How many have been taken.
+
+        Returns:
+            All that has been waited so far.
+        """
+        assert self.averaging is not None
+        so_far_s = self.averaging.waited_s
+        if so_far_s > self._noted_s:
+            self._waits_s[step] = self._waits_s.get(step, 0.0) + so_far_s - self._noted_s
+            self._noted_s = so_far_s
+            if len(self._waits_s) > _KEPT:
+                self._waits_from = next(iter(self._waits_s))
+                del self._waits_s[self._waits_from]
+        return so_far_s
+
+    def _change_method(self) -> None:
+        """Have what is measured from now on be of the next method."""
+        assert self._next_method is not None
+        self.sync, self._next_method = self._next_method, None
+        self._all, self._waits_s, self._synced_s, self._synced_steps = _Sums(), {}, 0.0, 0
+
+    def _told(self, sums: _Sums) -> Communication | None:
+        if self.group.world_size == 1:
+            return Communication(exposed=0.0, waiting=0.0, wire_bytes=0.0)
+        return sums.communication()
+
+    def _made(self, course: Course, told: list[Told]) -> StepProfile:
+        averages = self.averaging is not None
+        step_s = spread_of(self.pace.laps(), by_mean=averages) or step_of(told[0])
+        parts = parts_of(told, step_s.median)
+        gradients = self.pace.gradients.arrivals(parts.backward)
+        plan, total = course.plan, self.total()
+        batch = plan.global_batch if plan else 0
+        parameters = {id(p): p.nbytes for p in self.parts.model.parameters()}
+        return StepProfile(
+            world_size=self.group.world_size,
+            nodes=self.group.placement.nodes,
+            sync=self.sync,
+            device=self.group.device.type,
+            global_batch=batch,
+            steps_per_epoch=course.steps_per_epoch,
+            steps_seen=told[0].steps,
+            step_s=step_s,
+            images_per_s=batch / step_s.median if step_s.median > 0 else 0.0,
+            parts=parts,
+            workers=workers_of(told),
+            gradients=gradients,
+            gradient_bytes=sum(arrival.bytes for arrival in gradients),
+            parameter_bytes=sum(parameters.values()),
+            wire_bytes_per_step=total.wire_bytes if total else 0.0,
+            epoch=EpochCosts(
+                evaluation_s=_usual(self.evaluations_s),
+                snapshot_s=_usual(self.snapshots_s),
+                loader_start_s=_usual(self.pace.loader_starts_s),
+                averaging_s=_usual(self.averages_s),
+            ),
+        )
+
+
+def wire_bytes(stepper: Stepper) -> float:
+    """Count what one worker sends for a step's gradients, in bytes."""
+    if stepper.sharding is not None:
+        return stepper.sharding.wire_bytes
+    return sum(replica.wire_bytes for replica in stepper.replicas)
+
+
+def _usual(times_s: list[float]) -> float | None:
+    return median(times_s) if times_s else None

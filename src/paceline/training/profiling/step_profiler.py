@@ -1,0 +1,304 @@
+"""Where this worker's time goes: told by looking closely at one step in each half second."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from paceline.launch.heartbeat import StepNote
+from paceline.training.profiling.gradient_timing import GradientTimes
+from paceline.training.profiling.step_timeline import (
+    Happening,
+    Look,
+    Moment,
+    now,
+    seconds_between,
+    share_out,
+)
+from paceline.training.status_exchange import Status
+
+_EARLY = 5
+"""Looks at the first steps, one after another; the first of all is like no other."""
+_KEPT = 64
+"""Looks that are remembered, spread over the whole training."""
+_LAPS = 512
+_NEVER = 1 << 62
+_WAITS = (("computed", "gradients"), ("sent", "came"))
+"""What comes after what where a worker waits for gradients."""
+
+Marks = list[tuple[Happening, Moment]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lap:
+    """Steps between two exchanges, without a snapshot or an evaluation in between."""
+
+    steps: int
+    seconds: float
+    agreeing_s: float
+    """The part of it that the exchange took: waiting for the other workers, mostly."""
+    until: int = 0
+    """Steps done at its end: the same lap of another worker has the same."""
+
+
+@final
+class Pace:
+    """Looks closely at single steps, and takes the time of all.
+
+    The first steps are looked at, the first one of each pass, and one in each half second (or in
+    each epoch that is shorter): on
+    every worker the same. What a worker computes itself ends when autograd has gone through its
+    graph; what is left of the backward pass then is the wait for gradients. On a GPU events are
+    recorded in the stream, so that the host doesn't wait; they are read at an exchange, when they
+    have long passed.
+    """
+
+    def __init__(
+        self,
+        note: StepNote,
+        device: torch.device,
+        world_size: int,
+        parameters: Callable[[], Mapping[str, nn.Parameter]],
+    ) -> None:
+        """Args:
+        note: Where the result goes, and that a backward pass's collective is under way.
+        device: Of this worker.
+        world_size: Number of workers; a single one waits for nobody.
+        parameters: Gives those whose gradients' times are taken, by name.
+        """
+        self.next_look = 0
+        """Before the batch of this step (from 0) is asked for, `look` has to be called."""
+        self.is_looking = False
+        """Whether the step under way is looked at."""
+        self.looked = 0
+        """Steps looked at so far."""
+        self.loader_starts_s: list[float] = []
+        """Of each pass: until its first batch."""
+        self.gradients = GradientTimes(on_gpu=device.type == "cuda")
+        self._note = note
+        self.on_gpu = device.type == "cuda"
+        self._alone = world_size == 1
+        self._parameters = parameters
+        self._planned = _NEVER
+        """The step that is to be looked at next."""
+        self._pass_from_s: float | None = None
+        """Since when the first batch of a pass is awaited."""
+        self._step = 0
+        self._is_first = self._is_hooked = False
+        """Whether the look is at the first step of a pass; at the gradients' times too."""
+        self._marks: Marks = []
+        self._waits: list[tuple[Moment, Moment]] = []
+        """Of the newest look: from when until when this worker waited for gradients."""
+        self._ordinary: dict[int, Marks] = {}
+        """By step."""
+        self._odd: deque[tuple[int, Marks]] = deque(maxlen=_EARLY)
+        """The newest few that were the first of a pass, or slowed by hooks; with their steps."""
+        self._stride = self._seen = 1
+        self._lap_from: tuple[float, int] | None = None
+        """When the lap under way began, and after how many steps."""
+        self._laps: deque[tuple[int, float, float, int]] = deque(maxlen=_LAPS)
+        self._agreeing_from_s = self._waited_s = 0.0
+
+    def begin_pass(self, step: int) -> None:
+        """Note that a pass over the training data begins.
+
+        Args:
+            step: Its first one.
+        """
+        self._drop()
+        self._pass_from_s, self._lap_from, self.next_look = perf_counter(), None, step
+
+    def look(self, step: int) -> None:
+        """Close the look at the step before, and begin another one if it is time. Local.
+
+        Args:
+            step: The one whose batch is asked for next.
+        """
+        self._end_look()
+        starts = self._pass_from_s is not None
+        if not (starts or self.looked < _EARLY or step == self._planned):
+            self.next_look = self._planned if self._planned > step else _NEVER
+            return
+        self.next_look = step + 1
+        self._step, self._is_first, self.is_looking = step, starts, True
+        self._is_hooked = not (starts and self.looked) and _is_hooked(self.looked)
+        self.looked += 1
+        if self._is_hooked:
+            self.gradients.watch(self._parameters().values())
+        self._marks, self._waits = [("asked", now(on_gpu=self.on_gpu))], []
+
+    def mark(self, happening: Happening) -> None:
+        """Note that something has happened in the step that is looked at."""
+        if happening == "piece" and self._marks[-1][0] != "backward":
+            return  # the exchange of its gradients follows
+        moment = now(on_gpu=self.on_gpu)
+        if (self._marks[-1][0], happening) in _WAITS:
+            self._waits.append((self._marks[-1][1], moment))
+        self._marks.append((happening, moment))
+        if happening == "batch" and self._pass_from_s is not None:
+            self.loader_starts_s.append(perf_counter() - self._pass_from_s)
+            self._pass_from_s = None
+
+    def begin(self, loss: Tensor) -> None:
+        """Note that a backward pass begins in which gradients are exchanged."""
+        self._note.enter("gradients")
+        if self.is_looking:
+            self.mark("backward")
+            self.gradients.begin(self._marks[-1][1])
+            if loss.requires_grad:
+                loss.register_hook(self._in_backward)
+
+    def end(self) -> None:
+        """Note that the gradients are those of all workers."""
+        self._note.leave()
+        if self.is_looking:
+            self.mark("gradients")
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Tell waiting for the other workers from what a method computes of gradients itself."""
+        if self.is_looking:
+            self.mark("sent")
+        yield
+        if self.is_looking:
+            self.mark("came")
+
+    def close(self) -> float:
+        """End the look under way, since an exchange begins.
+
+        Returns:
+            How long this worker waited for gradients in the last step that was looked at.
+        """
+        self._end_look()
+        if self._waits:
+            self._waited_s = sum(seconds_between(begin, end) for begin, end in self._waits)
+            self._waits = []
+        self._agreeing_from_s = perf_counter()
+        return self._waited_s
+
+    def count(self, steps: int, status: Status, step: int, planned: int) -> None:
+        """Share the steps since the last exchange out into computing and waiting.
+
+        Args:
+            steps: How many.
+            status: What this worker told of them.
+            step: The one that is next.
+            planned: The step, from 0, that is to be looked at next.
+        """
+        self._note.count(steps, status.lap_s, status.data_s, status.waited_s * steps)
+        self._planned = planned
+        if planned < self.next_look:
+            self.next_look = planned
+        if self._lap_from is not None:
+            now_s = perf_counter()
+            self._end_lap(step, now_s, now_s - self._agreeing_from_s)
+            self._lap_from = now_s, step
+
+    def laps(self) -> list[Lap]:
+        """Give the newest laps."""
+        return [Lap(steps=n, seconds=s, agreeing_s=a, until=end) for n, s, a, end in self._laps]
+
+    def looks(self) -> dict[int, Look]:
+        """Give the looks by step; those at steps unlike others where there is none else."""
+        seen = self._ordinary or dict(self._odd)
+        return {step: _look_of(marks) for step, marks in seen.items()}
+
+    def end_pass(self, step: int) -> None:
+        """Note that a pass is over: what comes before the next exchange is none of its steps.
+
+        Args:
+            step: The one that is next.
+        """
+        self._end_look()
+        self._end_lap(step, perf_counter(), 0.0)
+        self._lap_from = None
+
+    def skip(self, step: int) -> None:
+        """Leave out what has just been done besides the steps: a snapshot, an evaluation.
+
+        Args:
+            step: The one that is next, or under way.
+        """
+        self._drop()
+        if self._lap_from is not None:
+            self._lap_from = perf_counter(), step
+
+    def forget(self, step: int) -> None:
+        """Forget steps and laps, since those that come are others; gradients come as before.
+
+        Args:
+            step: The one that is next.
+        """
+        self.skip(step)
+        self._laps.clear()
+        self._odd.clear()
+        self._ordinary, self._waits = {}, []
+        self._stride = self._seen = self.looked = 1
+        self._waited_s, self.next_look = 0.0, step
+
+    def _end_lap(self, step: int, now_s: float, agreeing_s: float) -> None:
+        if self._lap_from is not None and step > self._lap_from[1]:
+            begun_s, before = self._lap_from
+            self._laps.append((step - before, now_s - begun_s, agreeing_s, step))
+
+    def _end_look(self) -> None:
+        if not self.is_looking:
+            return
+        self.mark("closed")
+        marks = self._marks
+        if self._is_first:
+            seconds_between(marks[0][1], marks[-1][1])  # the lap begins when its work is done
+            self._lap_from = perf_counter(), self._step + 1
+        if any(what == "gradients" for what, _ in marks):
+            self._keep(marks)
+            if self._is_hooked:
+                self.gradients.take(is_first=self.looked == 1)
+        if self.looked == 1:
+            self._waits = []  # it is spent on what happens once
+        self._drop()
+
+    def _drop(self) -> None:
+        """Look no more at the step under way."""
+        self.is_looking, self._marks = False, []
+        self.gradients.drop()
+
+    def _keep(self, marks: Marks) -> None:
+        """Remember a look; of many ever fewer, so that they stay spread over the training."""
+        if self._is_first or self._is_hooked:
+            self._odd.append((self._step, marks))
+            return
+        if self._seen % self._stride == 0:
+            self._ordinary[self._step] = marks
+        self._seen += 1
+        if len(self._ordinary) >= _KEPT:
+            self._ordinary = dict(list(self._ordinary.items())[::2])
+            self._stride *= 2
+
+    def _in_backward(self, gradient: Tensor) -> None:
+        # Called before that of DistributedDataParallel, which waits for the gradients.
+        torch.autograd.Variable._execution_engine.queue_callback(self._note_computed)
+
+    def _note_computed(self) -> None:
+        moment = now(on_gpu=self.on_gpu)
+        self.gradients.end(moment)
+        if not self._alone and self.is_looking:
+            self._marks.append(("computed", moment))
+
+
+def _look_of(marks: Marks) -> Look:
+    first = marks[0][1]
+    return share_out([(what, seconds_between(first, moment)) for what, moment in marks])
+
+
+def _is_hooked(looked: int) -> bool:
+    """Tell whether a look takes the gradients' times too: the hooks cost a little.
+
+    Args:
+        looked: Steps looked at before.
+    """
+    return looked in (0, 2) or (looked >= _EARLY - 1 and looked % 4 == 0)

@@ -1,0 +1,119 @@
+"""A recipe's job put on a session: what the training loop works with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast, final
+
+from torch import Tensor, nn
+
+from paceline.data.source import Labelled
+from paceline.optim.build import build_optimizer
+from paceline.optim.rate import scaled_lr
+from paceline.optim.rate_control import RateControl
+from paceline.optim.schedule import build_schedule
+from paceline.training.batches.loader import EvalLoader, Loader
+from paceline.training.batches.sources import take_apart
+from paceline.training.evaluation.distributed_mean import average
+from paceline.training.job import Job, LossFunction
+from paceline.training.losses import as_scores, build_loss
+from paceline.training.session import Session
+
+
+@final
+@dataclass(kw_only=True)
+class Training:
+    """A job on a worker."""
+
+    session: Session
+    model: nn.Module
+    loss: LossFunction
+    """(outputs, targets) -> mean, with label smoothing."""
+    plain_loss: LossFunction
+    """Without it, for evaluation."""
+    train: Loader
+    validation: EvalLoader
+    test: EvalLoader | None
+    top: int
+    """5 to also count classes among the five best guesses, 1 for the best alone, 0 for neither."""
+
+    def judge(self, content: object) -> Mapping[str, Tensor | float]:
+        """Give a validation batch's figures."""
+        inputs, targets = cast(tuple[Tensor, Tensor], content)
+        outputs = as_scores(self.model(inputs))
+        figures = {"loss": self.plain_loss(outputs, targets)}
+        if self.top:
+            right = outputs.topk(self.top, dim=1).indices == targets.unsqueeze(1)  # (N, top)
+            figures["accuracy"] = right[:, 0]
+        if self.top == 5:
+            figures["top5_accuracy"] = right.any(1)
+        return figures
+
+
+def prepare(session: Session, job: Job) -> Training:
+    """Put a job on a session. Collective.
+
+    Raises:
+        UsageError: Options that this job, or this number of workers, can't have.
+    """
+    config, engine = session.config, session.engine
+    model = session.model(job.model)
+    train = session.loader(job.train, augment=job.augment)
+    validation = session.eval_loader(job.validation, evaluate_with=job.evaluate_with)
+    test = None
+    if job.test is not None:
+        test = session.eval_loader(job.test, evaluate_with=job.evaluate_with)
+        engine.course.test_samples = take_apart(job.test).num_samples()
+    lr, _ = scaled_lr(config.optim, train.plan.global_batch)
+    optimizer = build_optimizer(config.optim, model.named_parameters(), lr)
+    session.optimizer(optimizer)
+    schedule = build_schedule(
+        config.optim,
+        total_steps=config.loop.epochs * train.plan.steps_per_epoch,
+        steps_per_epoch=train.plan.steps_per_epoch,
+    )
+    engine.course.rate = RateControl(optimizer, [lr] * len(optimizer.param_groups), schedule)
+    top = count_top(job)
+    engine.counters.top = top
+    classes = number_of_classes(job)
+    return Training(
+        session=session,
+        model=model,
+        loss=build_loss(job.loss, config.loop.label_smoothing, classes),
+        plain_loss=build_loss(job.loss, 0.0, classes),
+        train=train,
+        validation=validation,
+        test=test,
+        top=top,
+    )
+
+
+def judge_best(t: Training) -> dict[str, object]:
+    """Evaluate the best model by validation on the job's test set. Collective.
+
+    The model keeps these weights: call it when the training is over.
+
+    Returns:
+        For the summary: test_loss, test_accuracy and so on; nothing without a test set.
+    """
+    engine = t.session.engine
+    if t.test is None or not engine.keeper.load_best():
+        return {}
+    with engine.evaluation(save=False):
+        batches = engine.stop_flag.heeded(t.test.batches())
+        figures, samples = average(t.judge, batches, engine.group, engine.division)
+    return {"test_samples": samples} | {f"test_{name}": value for name, value in figures.items()}
+
+
+def count_top(job: Job) -> int:
+    """Choose what accuracy is counted: 5 also counts the five best guesses, 0 counts nothing."""
+    classes = number_of_classes(job)
+    if classes is None:
+        return 0
+    return 5 if classes > 5 else 1
+
+
+def number_of_classes(job: Job) -> int | None:
+    """Give the number of classes, None where the task isn't classification."""
+    if job.num_classes is None and isinstance(job.train, Labelled):
+        return len(job.train.class_names)
+    return job.num_classes

@@ -1,0 +1,301 @@
+"""`run.json` and `summary.json`: what a training was, and how it ended. Rank 0 writes."""
+
+import json
+import platform
+import socket
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+
+import torch
+from torch import nn
+
+from paceline._version import __version__
+from paceline.distributed.describe import describe_placement
+from paceline.distributed.device import cpu_name, describe_device
+from paceline.distributed.group import Group
+from paceline.files import write_json
+from paceline.launch.worker_count import usable_cores
+from paceline.optim.options import describe_optimizer
+from paceline.optim.rate import scaled_lr
+from paceline.results.run_directory import RUN_FORMAT, RunDirectory
+from paceline.training.batches.plan import TrainPlan
+from paceline.training.engine import Engine
+from paceline.training.hardware_mix import numerics_of_all
+from paceline.training.numerics import describe
+from paceline.training.request import TrainRequest
+from paceline.training.snapshots.train_state import finite
+from paceline.training.sync.auto import AutoSync
+from paceline.training.sync.validation import describe_method, method_of
+
+_LIBRARIES = ("torch", "torchvision", "numpy", "safetensors", "pytorch-optimizer")
+
+
+def describe_run(engine: Engine, request: TrainRequest) -> dict[str, object]:
+    """Describe a training as it starts: settings, what follows from them, versions, hosts.
+
+    Collective: every worker tells about its host; the result is the same on each.
+    """
+    settings = engine.config.settings()
+    return {
+        "format": RUN_FORMAT,
+        "paceline": __version__,
+        "kind": request.kind,
+        "recipe": request.recipe,
+        "reference": request.reference,
+        "recipe_arguments": dict(request.arguments),
+        "script_args": list(request.script_args),
+        "settings": {n: list(v) if isinstance(v, tuple) else v for n, v in settings.items()},
+        "given": list(request.given),
+        "derived": _derived(engine),
+        "versions": {"python": platform.python_version(), "paceline": __version__}
+        | {name: version(name) for name in _LIBRARIES},
+        "numerics": describe(engine.group.device),
+        "hosts": _hosts(engine.group),
+        "placement": describe_placement(engine.group),
+        "command": list(request.command),
+        "started_at": request.started_at,
+    }
+
+
+def write_run(run: RunDirectory, description: Mapping[str, object], start: object) -> None:
+    """Write `run.json`, keeping the history of earlier starts.
+
+    Args:
+        run: The run directory.
+        description: What `describe_run` gave.
+        start: This start, one entry of the history.
+    """
+    before = run.read_run() if run.run_json.exists() else {}
+    history = before.get("history", [])
+    earlier = history if isinstance(history, list) else []
+    first = before.get("started_at", description["started_at"])
+    record = {**description, "started_at": first, "history": [*earlier, start]}
+    write_json(run.run_json, record)
+
+
+def describe_start(engine: Engine, attempt: int, resumed: bool) -> dict[str, object]:
+    """Describe one start of the training for the history. Collective."""
+    reason = "restart" if attempt else "resume" if resumed else "start"
+    start: dict[str, object] = {
+        "started_at": datetime.now(UTC).isoformat(timespec="microseconds"),
+        "world_size": engine.group.world_size,
+        "from_step": engine.course.state.step,
+        "from_epoch": engine.course.state.epoch,
+        "reason": reason,
+    }
+    return start | ({"numerics": numerics_of_all(engine)} if engine.division.is_fixed else {})
+
+
+def summarize(engine: Engine, recipe: str) -> dict[str, object]:
+    """Say how the training ended. Collective: the weights' hash needs every worker."""
+    state, plan, group = engine.course.state, engine.course.plan, engine.group
+    counted = state.train_s and state.samples_seen
+    images_per_s = round(state.samples_seen / state.train_s, 1) if counted else None
+    return {
+        "recipe": recipe,
+        "world_size": group.world_size,
+        "nodes": group.placement.nodes,
+        "shards": engine.division.parts,
+        "sync": method_of(engine.config),
+        "sync_chosen": _chosen(engine),
+        "global_batch": plan.global_batch if plan else None,
+        "epochs": state.epoch,
+        "steps": state.step,
+        "samples_seen": state.samples_seen,
+        "train_time_s": round(state.elapsed_s, 3),
+        "images_per_s": images_per_s,
+        **_communication(engine),
+        "train_loss": state.train_loss,
+        "val_loss": state.val_loss,
+        "val_accuracy": state.val_accuracy,
+        "val_top5_accuracy": state.val_top5_accuracy,
+        "best_val_accuracy": state.best_val_accuracy,
+        "best_val_loss": state.best_val_loss,
+        "best_epoch": state.best_epoch,
+        "val_samples": engine.course.val_samples,
+        "figures": {name: finite(value) for name, value in engine.figures.items()},
+        "stopped_because": state.ended or engine.course.stopping,
+        "weights_sha256": engine.keeper.fingerprint(),
+        "state_sha256": engine.keeper.state_fingerprint(),
+        "final_snapshot": engine.keeper.snapshot_of(state.step),
+        "snapshots_written": engine.keeper.written,
+        "snapshots_skipped": engine.keeper.skipped,
+        "restarts": group.placement.attempt,
+    }
+
+
+def _communication(engine: Engine) -> dict[str, object]:
+    """Say what all steps of this start spent on communication."""
+    spent = engine.profiler.total()
+    return {
+        "exposed_comm": round(spent.exposed, 4) if spent else None,
+        "waiting": round(spent.waiting, 4) if spent else None,
+        "wire_bytes_per_step": round(spent.wire_bytes, 1) if spent else None,
+    }
+
+
+def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDirectory) -> str:
+    """Say at the start what was chosen, for the user."""
+    derived = description["derived"]
+    assert isinstance(derived, dict)
+    group = engine.group
+    lines = [
+        f"Paceline {__version__}: {description['recipe']} on {_plural(group.world_size, 'worker')} "
+        f"({describe_device(group.device)}, {derived['backend']}, "
+        f"{_plural(int(derived['threads']), 'thread')} each)",
+        f"  model     {derived['model']}, {derived['parameters']:,} parameters, "
+        f"{derived['precision']}, {derived['memory_format']}",
+        *_data_lines(engine),
+        f"  optimizer {derived['optimizer']}",
+    ]
+    if engine.course.rate is not None:
+        schedule = engine.config.optim.schedule
+        lines.append(f"  rate      {derived['lr_rule']}, {schedule} schedule")
+    if method_of(engine.config) not in ("allreduce", "ordered"):
+        lines.append(f"  sync      {derived['sync']}")
+    each = "" if engine.keeper.shared else " here; each other node keeps its own"
+    lines.append(f"  run       {run.path}{each}")
+    if engine.course.state.step:
+        lines.append(f"  from      {_position(engine)}")
+    return "\n".join(lines)
+
+
+def unseeded_line(names: Sequence[str]) -> str:
+    """Warn that the first weights of these models can't be had again. Pure."""
+    listed = ", ".join(names)
+    return (
+        f"The first weights of {listed} were drawn without a seed, before the session: this run "
+        "can't be repeated (all workers take rank 0's weights). Call torch.manual_seed(...) before "
+        "the model is built, or build it after paceline.session()"
+    )
+
+
+def _data_lines(engine: Engine) -> list[str]:
+    plan, loader = engine.course.plan, engine.train_loader
+    if plan is None or loader is None:
+        return []
+    data = loader.source.describe()
+    if engine.course.val_samples:
+        data += f"; {engine.course.val_samples:,} for validation"
+    return [f"  data      {data}", f"  batch     {describe_batch(plan)}"]
+
+
+def describe_batch(plan: TrainPlan) -> str:
+    """Say how a batch is cut, such as `global batch 64 = 32 + 32; 23 steps an epoch`. Pure."""
+    batch = f"global batch {plan.global_batch}"
+    if plan.shards:
+        batch += f" in {_shard_sizes(plan.global_batch, plan.shards)}"
+    elif plan.world_size > 1:
+        batch += f" = {' + '.join(map(str, _shortened(plan.batch_per_worker)))}"
+    if plan.micro_batches > 1:
+        each = "each " if plan.shards else ""
+        batch += f", {each}in {plan.micro_batches} micro-batches"
+    if plan.shards and plan.shards > 1:
+        batch += f", the same bits on 1 to {plan.shards} workers"
+    if plan.steps_per_epoch:
+        batch += f"; {_plural(plan.steps_per_epoch, 'step')} an epoch"
+    return batch
+
+
+def _shard_sizes(global_batch: int, shards: int) -> str:
+    least, rest = divmod(global_batch, shards)
+    return f"{_plural(shards, 'shard')} of {least}" + (f" or {least + 1}" if rest else "")
+
+
+def restart_line(engine: Engine) -> str:
+    """Say after a restart where the training goes on."""
+    return f"All {engine.group.world_size} workers are back, from {_position(engine)}"
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Count a model's parameters."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _position(engine: Engine) -> str:
+    state, steps = engine.course.state, engine.course.steps_per_epoch
+    of = f" of {steps} steps" if steps else " steps"
+    return f"step {state.step}: epoch {state.epoch + 1}, {state.step_in_epoch}{of} done"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _shortened(batches: tuple[int, ...]) -> list[object]:
+    return list(batches) if len(batches) <= 8 else [*batches[:3], "...", batches[-1]]
+
+
+def _derived(engine: Engine) -> dict[str, object]:
+    config, group, model = engine.config, engine.group, engine.parts.model
+    return {
+        "world_size": group.world_size,
+        "nodes": group.placement.nodes,
+        "shards": engine.division.parts,
+        **_planned(engine),
+        "memory_format": "channels-last" if engine.channels_last else "contiguous",
+        "precision": config.compute.precision,
+        "device": describe_device(group.device),
+        "backend": group.backend,
+        "sync": _described(engine),
+        "threads": torch.get_num_threads(),
+        "snapshots_written": "once" if engine.keeper.shared else "once on each node",
+        "val_samples": engine.course.val_samples,
+        "parameters": parameter_count(model),
+        "unseeded_models": list(engine.parts.unseeded),
+        "model": ", ".join(type(part).__name__ for part in engine.parts.models.values()),
+    }
+
+
+def _described(engine: Engine) -> str:
+    if isinstance(engine.sync, AutoSync):
+        return engine.sync.describe()
+    return describe_method(engine.config)
+
+
+def _chosen(engine: Engine) -> str | None:
+    """Name the method that `auto` has come to."""
+    auto = engine.sync if isinstance(engine.sync, AutoSync) else None
+    return None if auto is None or auto.choice is None else auto.choice.method
+
+
+def _planned(engine: Engine) -> dict[str, object]:
+    """List what follows from the plan and the optimizer's options, or from the script's own."""
+    plan, config = engine.course.plan, engine.config
+    found: dict[str, object] = {"global_batch": None}
+    if plan is not None:
+        found = {
+            "global_batch": plan.global_batch,
+            "batch_per_worker": list(plan.batch_per_worker),
+            "micro_batches": plan.micro_batches,
+            "steps_per_epoch": plan.steps_per_epoch,
+            "train_samples": plan.train_samples,
+        }
+    if plan is not None and engine.course.rate is not None:
+        lr, rule = scaled_lr(config.optim, plan.global_batch)
+        return found | {"lr": lr, "lr_rule": rule, "optimizer": describe_optimizer(config.optim)}
+    optimizers = engine.parts.optimizers
+    rates = [float(o.param_groups[0]["lr"]) for o in optimizers]
+    names = [f"{type(o).__name__} (lr {lr:g})" for o, lr in zip(optimizers, rates, strict=True)]
+    return found | {
+        "lr": rates[0] if rates else None,
+        "lr_rule": "the script's own",
+        "optimizer": ", ".join(names) or "none",
+    }
+
+
+def _hosts(group: Group) -> list[dict[str, object]]:
+    own = {
+        "host": socket.gethostname(),
+        "device": describe_device(group.device),
+        "cpu": cpu_name(),
+        "cores": usable_cores(),
+    }
+    hosts: dict[str, dict[str, object]] = {}
+    for rank, text in enumerate(group.gather_texts(json.dumps(own, sort_keys=True))):
+        host = hosts.setdefault(text, {**json.loads(text), "ranks": []})
+        ranks = host["ranks"]
+        assert isinstance(ranks, list)
+        ranks.append(rank)
+    return list(hosts.values())

@@ -1,0 +1,571 @@
+"""A worker's handle on the training that it is part of; the same on 1 process and on 1,000."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self, TypeVar, TypeVarTuple, cast, final, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from paceline.data.augment import Augment
+from paceline.data.source import BatchSource
+from paceline.errors import UsageError
+from paceline.training.batches.loader import (
+    EvalLoader,
+    Loader,
+    Open,
+    refuse_further,
+    usual_eval_batch,
+)
+from paceline.training.batches.plan import check_plan, make_plan
+from paceline.training.batches.sources import AnyData, Served, compare_data, make_source, take_apart
+from paceline.training.config import TrainConfig
+from paceline.training.engine import Engine
+from paceline.training.evaluation.distributed_mean import Figures, Judge, average
+from paceline.training.model_setup import compiled, placed, takes_channels_last, upcasting
+from paceline.training.optimizer_calls import OwnStep
+from paceline.training.optimizer_step import autocast
+from paceline.training.snapshots.script_state import Kept, Stateful, check_given
+from paceline.training.sync.chosen import replicated
+
+Model = TypeVar("Model", bound=nn.Module)
+AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
+Scheduler = TypeVar("Scheduler", bound=LRScheduler)
+Part = TypeVar("Part", bound=Stateful)
+Parts = TypeVarTuple("Parts")
+Value = TypeVar("Value", int, bool, str, float)
+
+
+@final
+class Session:
+    """Everything that one worker trains with. A script's loop and Paceline's own are written on it.
+
+    Methods that say "collective" are called by every worker, in the same order, and block.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        given: frozenset[str] = frozenset(),
+        *,
+        unseeded: bool = False,
+    ) -> None:
+        """Args:
+        engine: What runs underneath.
+        given: Names of the options that the command line or the environment gave.
+        unseeded: Whether torch has drawn random numbers without a seed before the session.
+        """
+        self.engine = engine
+        self.rank = engine.group.rank
+        self.world_size = engine.group.world_size
+        self.local_rank = engine.group.placement.local_rank
+        self.device = engine.group.device
+        self._given = given
+        self._seeded = torch.get_rng_state() if unseeded else None
+        self._others: list[Loader] = []
+        self._judged_by: dict[int, EvalLoader] = {}
+        self._end: Callable[[BaseException | None], None] | None = None
+        self.is_in_loop = False
+        """Whether the script is within its loop over epochs or steps."""
+
+    @property
+    def config(self) -> TrainConfig:
+        """All options, as far as they are settled."""
+        return self.engine.config
+
+    # Its end
+
+    def ends_by(self, end: Callable[[BaseException | None], None]) -> None:
+        """Have `close` and the end of a `with` block call this, with the error that ended it."""
+        self._end = end
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._end is not None:
+            self._end(error)
+
+    def close(self) -> None:
+        """End the session: wait for its snapshots, write summary and report. Collective.
+
+        The end of a `with` block does it, and of the script, where neither has been before.
+        """
+        self.__exit__(None, None, None)
+
+    # What a training consists of
+
+    def model(self, module: Model, *, name: str = "model") -> Model:
+        """Take a model into the training. Collective.
+
+        It is moved to the worker's device and starts from rank 0's weights; its gradients will be
+        those of the whole global batch. The module stays the object it is: names, attributes and
+        methods are its own.
+
+        Args:
+            module: Built the same on every worker.
+            name: Of this model, where there are several: `generator`, say.
+
+        Raises:
+            JobError: The workers' modules differ.
+            UsageError: There is a model of this name, or the training has begun.
+        """
+        self._before_begin("s.model")
+        parts, compute = self.engine.parts, self.config.compute
+        parts.check_name(name)
+        if self._seeded is not None and torch.equal(self._seeded, torch.get_rng_state()):
+            parts.unseeded.append(name)  # nothing has been drawn since: it was built before
+        layout = takes_channels_last(module, compute)
+        self.engine.channels_last |= layout
+        ready = placed(module, compute, self.engine.group, channels_last=layout)
+        forward = compiled(ready) if compute.compile else None
+        if compute.precision != "fp32":
+            context = autocast(compute.precision, self.device)
+            forward = upcasting(forward or ready.forward, context)
+        self.engine.stepper.replicas.append(replicated(self.engine, ready, forward))
+        parts.models[name] = ready
+        return ready  # type: ignore[return-value]  # another module only where it is a BatchNorm
+
+    def prepare(self, *parts: *Parts) -> tuple[*Parts]:
+        """Take models, optimizers, schedulers and torch DataLoaders in at once. Collective.
+
+        Args:
+            parts: As a script on one process has them. A DataLoader that shuffles, or reads a
+                stream, becomes a `loader`; any other an `eval_loader`.
+
+        Returns:
+            What takes their place, in the same order.
+
+        Raises:
+            UsageError: One is something else.
+        """
+        return cast(tuple[*Parts], tuple(map(self._take, parts)))
+
+    def optimizer(self, optimizer: AnyOptimizer) -> AnyOptimizer:
+        """Take an optimizer into the training: `step` uses it, snapshots hold its state.
+
+        Its own `step()` and `zero_grad()` work behind `backward`.
+        """
+        self._before_begin("s.optimizer")
+        self.engine.parts.optimizers.append(optimizer)
+        self.engine.stepper.zero_grads.append(optimizer.zero_grad)  # before OwnStep replaces it
+        self.engine.stepper.own_steps.append(OwnStep(optimizer, self.engine))
+        return optimizer
+
+    def scheduler(self, scheduler: Scheduler) -> Scheduler:
+        """Have a learning-rate scheduler's state in the snapshots; the script steps it itself."""
+        self._before_begin("s.scheduler")
+        self.engine.parts.schedulers.append(scheduler)
+        return scheduler
+
+    @overload
+    def keep(self, part: Part, *, name: str, per_worker: bool = False) -> Part: ...
+
+    @overload
+    def keep(
+        self, part: None = None, *, name: str | None = None, per_worker: bool = False, **values: Any
+    ) -> Kept: ...
+
+    def keep(
+        self,
+        part: Stateful | None = None,
+        *,
+        name: str | None = None,
+        per_worker: bool = False,
+        **values: Any,  # numbers, text, tensors, lists ...
+    ) -> Stateful:
+        """Have a state of the script's own in the snapshots: an object's, or plain values.
+
+        `kept = s.keep(best=0.0)` gives an object with an attribute `best`, which is read and set in
+        the loop, and is what the snapshot has once the training has begun.
+
+        Args:
+            part: Anything with `state_dict` and `load_state_dict`.
+            name: Of the part; of values it is their names by default.
+            per_worker: Each worker has a state of its own, such as the hidden state of a recurrent
+                network, for the same number of workers; with shards each shard, for any number.
+                Otherwise it is alike on all workers, and rank 0's is saved.
+            values: Numbers, text, None, tensors, and lists, tuples and dictionaries of these.
+
+        Raises:
+            UsageError: The name is taken, or the training has begun.
+        """
+        self._before_begin("s.keep")
+        check_given(part, name, values)
+        kept, parts = Kept(values) if part is None else part, self.engine.parts
+        called = name or ", ".join(values)
+        if called in parts.stateful() or called in parts.per_part.objects:
+            raise UsageError(f"{called!r} is in the snapshots already: give it another name")
+        place = parts.per_part.objects if per_worker else parts.others
+        place[called] = kept
+        return kept
+
+    def loader(
+        self,
+        data: AnyData,
+        *,
+        global_batch: int | None = None,
+        shuffle: bool | None = None,
+        drop_last: bool | None = None,
+        augment: tuple[Augment, ...] = (),
+    ) -> Loader:
+        """Serve training data: every sample once an epoch, over all workers. Collective.
+
+        Args:
+            data: A map-style or iterable data set, a `TensorData`, or a torch DataLoader as one
+                process would use it, whose batch size is then the global batch.
+            global_batch: Samples of one step over all workers; the same on any number of them.
+            shuffle: Whether each epoch has an order of its own; yes by default.
+            drop_last: Leave out the short batch at the end of an epoch.
+            augment: Random changes on the device, for `TensorData`.
+
+        Raises:
+            UsageError: Script and command line disagree; a second loader with shards.
+            JobError: The workers' data sets have different sizes.
+        """
+        self._before_begin("s.loader")
+        served = take_apart(data)
+        shuffled = served.shuffle if shuffle is None else shuffle
+        options = self.config.data
+        batch = global_batch if global_batch is not None else served.batch_size
+        if batch is not None:
+            options = replace(options, global_batch=self._settle("global_batch", batch))
+        drops = drop_last if drop_last is not None else served.drop_last or None
+        if drops is not None:
+            options = replace(options, drop_last=self._settle("drop_last", drops))
+        samples = served.num_samples()
+        plan = make_plan(
+            options,
+            self.world_size,
+            None if served.is_stream else samples,
+            shuffle=shuffled is not False,
+        )
+        engine, first = self.engine, self.engine.train_loader is None
+        compare_data(served, engine.group, plan)
+        refuse_further(options.shards, is_first=first)
+        drive, seed = engine.steps if first else None, self.config.loop.seed
+        made = Loader(self._opener(served, augment), served, plan, seed, self.rank, drive)
+        engine.loaders.append(made)
+        if first:
+            engine.train_loader, engine.course.plan = made, plan
+            engine.config = replace(engine.config, data=options)
+        else:
+            self._others.append(made)
+            self.keep(made, name=f"loader-{len(self._others)}")
+        return made
+
+    def eval_loader(
+        self,
+        data: AnyData,
+        *,
+        batch_size: int | None = None,
+        evaluate_with: tuple[Augment, ...] = (),
+    ) -> EvalLoader:
+        """Serve data to evaluate on: every sample exactly once, in its own order. Collective.
+
+        Args:
+            data: As for `loader`.
+            batch_size: Samples of one worker's batch; settles memory and speed, never the result.
+            evaluate_with: Changes on the device that aren't random, for `TensorData`: a resize.
+        """
+        served = take_apart(data)
+        made = self._eval_loader(served, batch_size or served.batch_size, evaluate_with)
+        compare_data(served, self.engine.group)
+        self.engine.course.val_samples = self.engine.course.val_samples or served.num_samples()
+        return made
+
+    def _eval_loader(
+        self, served: Served, batch_size: int | None, evaluate_with: tuple[Augment, ...] = ()
+    ) -> EvalLoader:
+        size = batch_size or usual_eval_batch(self.engine.course.plan)
+        most = self.config.data.max_batch_per_worker or size
+        opener = self._opener(served, (), evaluate_with)
+        made = EvalLoader(opener, served, min(size, most), self.rank, self.engine.division)
+        self.engine.loaders.append(made)
+        return made
+
+    # Training
+
+    def epochs(self, count: int | None = None) -> Iterator[int]:
+        """Go through the epochs that are left, from the newest snapshot on. Collective.
+
+        Counts from 0. After the body of each: figures are recorded, a snapshot is taken, and it is
+        decided whether to go on (number of epochs, target accuracy, patience, time budget).
+
+        Args:
+            count: Passes over the training set; by default the option `epochs`.
+
+        Raises:
+            UsageError: Script and command line disagree on the number.
+            InterruptedTraining: A signal came; what was trained is saved.
+        """
+        if count is not None:
+            self.engine.set_epochs(self._settle("epochs", count))
+        self._begin()
+        return self._loop(self.engine.epochs())
+
+    def _loop(self, turns: Iterator[int]) -> Iterator[int]:
+        """Go through turns, and note whether the script is within them."""
+        self.is_in_loop = True
+        try:
+            yield from turns
+        finally:
+            self.is_in_loop = False
+
+    def steps(self, count: int) -> Iterator[int]:
+        """Go through the steps that are left of a loop without a training loader. Collective.
+
+        Counts from 0. Each turn of the loop is a step, however many backward passes and updates it
+        has; snapshots, signals and the time budget count by them.
+
+        Args:
+            count: Steps of the whole training.
+
+        Raises:
+            UsageError: There is a training loader.
+            InterruptedTraining: A signal came; what was trained is saved.
+        """
+        if self.engine.train_loader is not None:
+            raise UsageError(
+                "s.steps() is for a loop without a training loader: put the loop over the loader "
+                "into `for epoch in s.epochs():`"
+            )
+        self._begin()
+        return self._loop(self.engine.free_steps(count))
+
+    def begin(self) -> None:
+        """Restore the newest snapshot, if there is one, and start the clock. Collective.
+
+        `epochs` and `steps` do it; call it before a loop of your own without a training loader,
+        which goes on from `steps_done`. Steps are counted by updates there, and saved at its end.
+
+        Raises:
+            UsageError: There is a time budget: nothing could end the loop.
+        """
+        if self.config.loop.time_budget is not None:
+            raise UsageError(
+                "with a time budget nothing but the session can end the loop: use s.steps(count) "
+                "or s.epochs(count) in the place of s.begin()"
+            )
+        self._begin()
+        self.engine.begin_free()
+
+    @property
+    def steps_done(self) -> int:
+        """Updates of the whole training until now, those before a resume included."""
+        return self.engine.course.state.step
+
+    def _begin(self) -> None:
+        if self.engine.begun:
+            raise UsageError(
+                "the training has begun already: call s.epochs(), s.steps() or s.begin() once"
+            )
+        self.engine.parts.check_optimizers()
+        plan = self.engine.course.plan
+        if plan is not None:
+            sync, optimizers = self.config.compute.sync_batchnorm, self.engine.parts.optimizers
+            check_plan(plan, self.config.data, sync_batchnorm=sync, optimizers=len(optimizers))
+        self.engine.begin()
+
+    def step(
+        self,
+        loss: Tensor,
+        optimizer: Optimizer | None = None,
+        *,
+        outputs: Tensor | None = None,
+        targets: Tensor | None = None,
+    ) -> bool:
+        """Backward, combine over all workers, update, zero. Collective.
+
+        The update has the gradient of the mean loss over the whole global batch, however its
+        samples are spread. Where a batch is cut into pieces (`max_batch_per_worker`), only the last
+        one updates.
+
+        Args:
+            loss: Scalar mean over this worker's samples of the batch.
+            optimizer: The one to update with, where there are several; all by default.
+            outputs: (N, C) scores, and targets: (N,) class numbers, to count training accuracy.
+
+        Returns:
+            Whether the weights were updated.
+        """
+        complete = self.engine.backward(loss, outputs, targets)
+        self.engine.update(optimizer)
+        return complete
+
+    def backward(self, loss: Tensor, *, more: bool = False) -> bool:
+        """Backward and combine over all workers, the first half of `step`. Collective.
+
+        The script may change the gradients before it calls `update` (or the optimizer's own
+        `step`): they have their true size, with fp16 as well.
+
+        Args:
+            loss: Scalar mean over this worker's samples of the batch.
+            more: Another backward pass about the same batch follows before the update, whose
+                gradients are added.
+
+        Returns:
+            Whether the gradients are complete; not before the last piece of a batch.
+        """
+        complete = self.engine.backward(loss, more=more)
+        if complete:
+            self.engine.stepper.unscale(self.engine.parts.optimizers)
+        return complete
+
+    def update(self, optimizer: Optimizer | None = None) -> None:
+        """Clip, update, and zero all gradients, the second half of `step`.
+
+        Does nothing before the last piece of a batch.
+        """
+        self.engine.update(optimizer)
+
+    def evaluate(self, judge: Judge, loader: EvalLoader | Loader) -> Figures:
+        """Average figures over all samples of a loader, each counted exactly once. Collective.
+
+        Models are in evaluation mode, with all workers' running statistics, without gradients.
+
+        Args:
+            judge: Takes a batch; gives figures by name, each as its mean over the batch or with one
+                element for each sample. `loss`, `accuracy` and `top5_accuracy` become the epoch's
+                validation figures; the first counts for the best snapshot, early stopping and
+                targets.
+            loader: From `eval_loader`; or from `loader`, whose samples are then taken in the data
+                set's own order.
+
+        Raises:
+            UsageError: The loader is none of the session's.
+        """
+        engine, loader = self.engine, self._judged(loader)
+        with engine.evaluation():
+            batches = engine.stop_flag.heeded(loader.batches())
+            figures, samples = average(judge, batches, engine.group, engine.division)
+        if loader.num_samples not in (0, samples):
+            raise RuntimeError(f"evaluated {samples} of {loader.num_samples} samples")
+        engine.note_validation(figures, samples)
+        return figures
+
+    def _judged(self, loader: object) -> EvalLoader:
+        """Give what serves a loader's samples for an evaluation."""
+        if isinstance(loader, Loader):
+            if id(loader) not in self._judged_by:
+                self._judged_by[id(loader)] = self._eval_loader(loader.served, None)
+            return self._judged_by[id(loader)]
+        if not isinstance(loader, EvalLoader):
+            raise UsageError(
+                f"s.evaluate takes a loader from s.eval_loader(data) or s.prepare(...), not a "
+                f"{type(loader).__name__}"
+            )
+        return loader
+
+    def log(self, **figures: float | Tensor) -> None:
+        """Put figures of one's own into the epoch's row: metrics.csv, TensorBoard, the report.
+
+        Called alike by every worker; rank 0's values are recorded.
+        """
+        self.engine.logged |= {name: float(value) for name, value in figures.items()}
+
+    def snapshot(self, *, best: bool = False, must: bool = False) -> None:
+        """Save everything needed to go on exactly. Collective; written in the background.
+
+        Args:
+            best: Also keep it as the best by validation.
+            must: Where the one before is still being written, wait for it rather than skip this.
+        """
+        self.engine.snapshot(best=best, must=must)
+
+    # Between the workers
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which writes files and prints."""
+        return self.rank == 0
+
+    def print(self, *values: object) -> None:
+        """Print once, on rank 0, above the progress."""
+        if self.is_main:
+            self.engine.console.say(" ".join(map(str, values)))
+
+    def barrier(self) -> None:
+        """Wait for all workers. Collective."""
+        self.engine.before_collective("s.barrier()")
+        self.engine.group.barrier()
+
+    def sum(self, value: Tensor | float) -> Tensor:
+        """Add a number or a tensor up over all workers. Collective.
+
+        Returns:
+            A new tensor, the same on every worker.
+        """
+        self.engine.before_collective("s.sum(...)")
+        if isinstance(value, Tensor):
+            return self.engine.group.sum_(value.detach().clone())
+        kind = torch.int64 if isinstance(value, int) else torch.float64
+        return self.engine.group.sum_(torch.tensor(value, dtype=kind))
+
+    def _take(self, part: object) -> object:
+        number = len(self.engine.parts.models)
+        match part:
+            case nn.Module():
+                return self.model(part, name=f"model{number + 1}" if number else "model")
+            case Optimizer():
+                return self.optimizer(part)
+            case LRScheduler():
+                return self.scheduler(part)
+            case DataLoader():
+                return self.loader(part) if self._trains(part) else self.eval_loader(part)
+        raise UsageError(
+            f"s.prepare takes models, optimizers, schedulers and DataLoaders, not a "
+            f"{type(part).__name__}"
+        )
+
+    def _trains(self, data: DataLoader[object]) -> bool:
+        """Tell whether a DataLoader is one to train on: the first that shuffles, or is a stream.
+
+        Further ones may be either, and work as both, but with shards, which allow one alone.
+        """
+        served, engine = take_apart(data), self.engine
+        may_be = engine.train_loader is None or self.config.data.shards is None
+        return may_be and (served.shuffle or served.is_stream)
+
+    def _opener(
+        self,
+        served: Served,
+        augment: tuple[Augment, ...] = (),
+        evaluate_with: tuple[Augment, ...] = (),
+    ) -> Open:
+        def open_source() -> BatchSource:
+            engine = self.engine
+            layout = engine.channels_last
+            return make_source(served, self.config, engine.group, layout, augment, evaluate_with)
+
+        return open_source
+
+    def _settle(self, name: str, value: Value) -> Value:
+        """Compare what the script says with what the command line says.
+
+        Raises:
+            UsageError: They disagree.
+        """
+        told = self.config.settings()[name]
+        if name in self._given and told != value:
+            raise UsageError(
+                f"the script has {name}={value}, and the command line or the environment says "
+                f"{told}: leave it out in one of the two places"
+            )
+        return value
+
+    def _before_begin(self, call: str) -> None:
+        if self.engine.begun:
+            raise UsageError(
+                f"{call}(...) comes too late: the training has begun. Register models, optimizers "
+                "and loaders before s.epochs() or s.begin()"
+            )

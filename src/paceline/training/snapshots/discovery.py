@@ -1,0 +1,178 @@
+"""Finds the snapshot to go on from: on a shared file system, or the newest that any node has.
+
+Nodes with disks of their own hand it to those that lack it, so that the loss of a host never loses
+the training.
+"""
+
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoint.format import Snapshot, manifest_text, read_snapshot
+from paceline.checkpoint.store import SnapshotStore
+from paceline.checkpoint.streaming import parse_sent
+from paceline.distributed.group import Group
+from paceline.errors import SnapshotError
+from paceline.training.snapshots.inventory import NONE, Holding, choices_of_best, newest
+from paceline.training.snapshots.transfer import hand_over
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What a start of a training goes on from; the same on every worker."""
+
+    snapshot: Snapshot | None
+    """None where there is none."""
+    generation: int
+    """The number of this start: higher than that of every earlier one that is known of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestWeights:
+    """The best snapshot's weights."""
+
+    rank: int
+    """Of the worker that has read them."""
+    tensors: Mapping[str, Tensor]
+    """By the model's own names; empty on all other workers."""
+
+
+def find_origin(store: SnapshotStore, group: Group, report: Report, *, shared: bool) -> Origin:
+    """Read the newest good snapshot that any node has. Collective.
+
+    Where all see one directory, rank 0 looks for it. Otherwise the first worker of each node looks
+    on its own; nodes that lack the newest one, or the best one, are given it. Damaged ones are set
+    aside, and so are those of later steps on a branch that the training doesn't go on from.
+
+    Args:
+        store: On a shared file system, or this node's own.
+        group: The workers.
+        report: Told of what is set aside, by the worker that met it.
+        shared: Whether all nodes see the same directory.
+
+    Raises:
+        SnapshotError: Two nodes have different snapshots that claim to be the same.
+        InfrastructureError: A node has no room for what it is given; the same on every worker.
+    """
+    if not shared:
+        return _of_nodes(store, group, report)
+    found = store.newest_good(report) if group.rank == 0 else None
+    told = torch.tensor([NONE if found is None else found.step])
+    step = int(group.broadcast_(told))
+    if step == NONE:
+        return Origin(snapshot=None, generation=1)
+    found = found or read_snapshot(store.path_of(step))
+    return Origin(snapshot=found, generation=_generation_of(found) + 1)
+
+
+def best_weights(
+    store: SnapshotStore, group: Group, report: Report, *, shared: bool
+) -> BestWeights | None:
+    """Read the model's tensors of the best snapshot, where it is. Collective.
+
+    Args:
+        store: On a shared file system, or this node's own; then the latest of all nodes' best ones
+            counts.
+        group: The workers.
+        report: Told of one that is damaged.
+        shared: Whether all nodes see the same directory.
+
+    Returns:
+        None where no node has one.
+    """
+    looks = group.rank == 0 if shared else group.placement.local_rank == 0
+    path, step = store.best() if looks else None, NONE
+    tensors: Mapping[str, Tensor] = {}
+    if path is not None:
+        try:
+            found = read_snapshot(path)
+        except SnapshotError as error:
+            report(f"the best snapshot can't be read: {error}")
+        else:
+            step, tensors = found.step, found.tensors.get("model", {})
+    steps = group.gather_rows(torch.tensor([step]))[:, 0].tolist()
+    if max(steps) == NONE:
+        return None
+    rank = steps.index(max(steps))
+    return BestWeights(rank=rank, tensors=tensors if rank == group.rank else {})
+
+
+def _of_nodes(store: SnapshotStore, group: Group, report: Report) -> Origin:
+    looks = group.placement.local_rank == 0
+    started, at_most, fault = 0, None, ""
+    while True:
+        found = store.newest_good(report, at_most=at_most, alone=False) if looks else None
+        own = _held(store, group.rank, found) if looks else None
+        told = group.gather_texts("" if own is None else own.to_json())
+        nodes = [Holding.from_json(text) for text in told if text]
+        started = max(started, *(max(node.started, node.generation) for node in nodes))
+        chosen = newest(nodes)
+        if chosen is None:
+            break
+        lacks = own is not None and own.manifest != chosen.manifest
+        if lacks:
+            found = None  # what is of no use takes no memory meanwhile
+        fault = hand_over(store, group, chosen.manifest, chosen.rank, lacks=lacks)
+        if not fault:
+            break
+        if group.rank == chosen.rank:
+            report(f"{fault}; another snapshot is tried")
+            at_most = chosen.step - 1
+    if looks:
+        _note(lambda: store.note_generation(started + 1), report)
+    if chosen is None:
+        return Origin(snapshot=None, generation=started + 1)
+    if looks:
+        store.set_aside_above(chosen.step, report)
+    _share_best(store, group, report, choices_of_best(nodes, chosen))
+    snapshot = found or read_snapshot(store.path_of(chosen.step))
+    return Origin(snapshot=snapshot, generation=started + 1)
+
+
+def _share_best(
+    store: SnapshotStore, group: Group, report: Report, choices: list[tuple[int, str]]
+) -> None:
+    """Give all nodes the best snapshot that can be read, and mark it there. Collective."""
+    looks = group.placement.local_rank == 0
+    for rank, manifest in choices:
+        step = parse_sent(manifest.encode()).step
+        lacks = looks and store.manifest(step) != manifest
+        fault = hand_over(store, group, manifest, rank, lacks=lacks)
+        if not fault:
+            if looks and store.best() != store.path_of(step):
+                _note(lambda: store.mark_best(step), report)  # noqa: B023  # called at once
+            return
+        if group.rank == rank:
+            report(f"the best snapshot can't be read: {fault}")
+
+
+def _note(write: Callable[[], None], report: Report) -> None:
+    """Write down what a training can do without."""
+    try:
+        write()
+    except OSError as error:
+        report(f"{error.filename or 'the snapshots'} can't be written: {error.strerror}")
+
+
+def _held(store: SnapshotStore, rank: int, found: Snapshot | None) -> Holding:
+    best = store.best()
+    return Holding(
+        rank=rank,
+        host=socket.gethostname(),
+        started=store.generation(),
+        step=NONE if found is None else found.step,
+        generation=0 if found is None else _generation_of(found),
+        start="" if found is None else str(found.state.get("start", "")),
+        manifest="" if found is None else store.manifest(found.step),
+        best="" if best is None else manifest_text(best),
+    )
+
+
+def _generation_of(snapshot: Snapshot) -> int:
+    number = snapshot.state.get("generation")
+    return number if isinstance(number, int) else 0

@@ -1,0 +1,460 @@
+"""Snapshots of a training: taking it apart, having it written, putting it back together."""
+
+import json
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from paceline.checkpoint.fingerprint import weights_sha256
+from paceline.checkpoint.flatten import flatten_optimizer, restore_optimizer
+from paceline.checkpoint.format import Snapshot
+from paceline.checkpoint.state_encoding import decode, encode
+from paceline.checkpoint.store import SnapshotStore
+from paceline.checkpoint.writer import SnapshotWriter
+from paceline.data.order import ORDER_VERSION
+from paceline.distributed.group import Group
+from paceline.distributed.work_division import Division
+from paceline.errors import NonFiniteLossError, SnapshotError
+from paceline.gradient_sync.options import SyncMethod
+from paceline.metrics.counters import StepCounters
+from paceline.metrics.table import Cells
+from paceline.training.components import Parts
+from paceline.training.numerics import NumericsRecord
+from paceline.training.snapshots.discovery import best_weights, find_origin
+from paceline.training.snapshots.model_weights import are_finite, load_weights
+from paceline.training.snapshots.per_worker_states import OwnState, gather_states, merged
+from paceline.training.snapshots.train_state import TrainState
+from paceline.training.status_exchange import Agreement
+from paceline.training.sync.base import ON_AVERAGE, StepSync, SyncState, were_apart
+from paceline.training.sync.buffer_averaging import Statistics
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What holds for all snapshots of a training."""
+
+    division: Division
+    """Which parts of a step each worker has."""
+    own_options: tuple[str, ...] = ()
+    """Options of an optimizer's groups that hold as they are now, also where a snapshot has
+    others."""
+    shared: bool = True
+    """Whether all nodes see the store's directory; otherwise one worker of each node writes."""
+    method: SyncMethod = "allreduce"
+    """How gradients become one."""
+    numerics: NumericsRecord | None = None
+    """What bits depend on besides, in reproducible mode: saved, and compared when restored."""
+
+
+@final
+class SnapshotKeeper:
+    """Saves and restores what a worker trains with. One worker writes, or one of each node."""
+
+    def __init__(
+        self,
+        *,
+        store: SnapshotStore,
+        report: Callable[[str], None],
+        group: Group,
+        parts: Parts,
+        counters: StepCounters,
+        scaler: torch.amp.GradScaler | None,
+        terms: Terms,
+    ) -> None:
+        """Args:
+        store: Where snapshots are.
+        report: Is told what the user has to know.
+        group: The workers.
+        parts: What is saved; may still grow until the first snapshot.
+        counters: The epoch's sums, saved as well.
+        scaler: The loss scaler, where there is one.
+        terms: What holds for all of them.
+        """
+        self._store = store
+        self._report = report
+        self._group = group
+        self._parts = parts
+        self._counters = counters
+        self.scaler = scaler
+        self._terms = terms
+        self.statistics = Statistics(parts, group, terms.division)
+        self.sync: StepSync | None = None
+        """Whose state is saved as well, where there is one."""
+        writes = group.rank == 0 if terms.shared else group.placement.local_rank == 0
+        self._writer = SnapshotWriter(store, report) if writes else None
+        self.restored_rows: tuple[Cells, ...] = ()
+        """Of the table of epochs, as the snapshot had them that was gone back to."""
+        self._generation, self._start = 1, ""
+        self._agreed_numerics: Mapping[str, object] | None = None
+
+    @property
+    def shared(self) -> bool:
+        """Whether all nodes see the snapshots of one of them."""
+        return self._terms.shared
+
+    @property
+    def writes(self) -> bool:
+        """Whether this worker writes snapshots."""
+        return self._writer is not None
+
+    @property
+    def written(self) -> int:
+        """Snapshots that this worker has published."""
+        return self._writer.written if self._writer else 0
+
+    @property
+    def skipped(self) -> int:
+        """Snapshots left out because the one before was still being written."""
+        return self._writer.skipped if self._writer else 0
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Lend the models what stands for all workers: averages. Collective on entry."""
+        weights = nullcontext() if self.sync is None else self.sync.lent()
+        with self.statistics.lent(), weights:
+            yield
+
+    def own_statistics(self) -> Tensor:
+        """Give this worker's running statistics for the exchange before `save`: float64."""
+        return self.statistics.own()
+
+    def save(
+        self,
+        state: TrainState,
+        agreed: Agreement,
+        rows: Sequence[Cells] = (),
+        *,
+        best: bool,
+        must: bool,
+    ) -> None:
+        """Copy the training's state and have it written in the background.
+
+        Local to the worker, since what is needed of the others came with the exchange; collective
+        where there is a `sync`, and where each worker has states of its own.
+
+        Args:
+            state: Where the training stands.
+            agreed: Of this step, with the statistics of all parts.
+            rows: Of the table of epochs.
+            best: Also keep it as the best by validation.
+            must: Where the one before is still being written, wait for it rather than skip this.
+
+        Raises:
+            NonFiniteLossError: A weight is NaN or infinite; on every worker.
+        """
+        model, numerics = self._parts.model, self._terms.numerics
+        named = list(model.named_parameters())  # once: walking the modules costs more than sums
+        self._check_finite(named, state.step)
+        sync = self.sync.gathered() if self.sync is not None else SyncState()
+        own = self._gathered_own()
+        if self._writer is None:
+            return
+        tensors: dict[str, Mapping[str, Tensor]] = {
+            "model": self._model_tensors(model, agreed.more) | dict(sync.model),
+            "workers": {"buffers": agreed.more},
+        }
+        optimizers = self._optimizer_state(named, sync, tensors)
+        others: dict[str, Tensor] = {}
+        saved = {n: encode(o.state_dict(), n, others) for n, o in self._parts.stateful().items()}
+        if others:
+            tensors["others"] = others
+        if sync.tensors:
+            tensors["sync"] = dict(sync.tensors)
+        if own.tensors:
+            tensors["own"] = dict(own.tensors)
+        snapshot = Snapshot(
+            step=state.step,
+            tensors=tensors,
+            state={
+                "order": ORDER_VERSION,
+                "position": state.to_json(),
+                "counted": agreed.counted.tolist(),
+                "optimizers": optimizers,
+                "others": saved,
+                "own": dict(own.values),
+                "scaler": sync.scaler or (self.scaler.state_dict() if self.scaler else None),
+                "sync": {"method": self._terms.method, "values": dict(sync.values)},
+                "world_size": self._group.world_size,
+                "parts": self._terms.division.parts,
+                "numerics": self._agreed_numerics or (numerics.describe() if numerics else None),
+                "generation": self._generation,
+                "start": self._start,
+                "rows": [dict(row) for row in rows],
+            },
+        )
+        self._writer.offer(snapshot, best=best, wait=must)
+
+    def restore_newest(self) -> TrainState | None:
+        """Go back to the newest snapshot that verifies. Collective.
+
+        See `find_origin`; damaged ones are set aside, and that is said.
+
+        Returns:
+            Where the training stands; None where there is no snapshot.
+
+        Raises:
+            SnapshotError: The snapshot doesn't fit this model or optimizer, or nodes have
+                different ones.
+        """
+        if self._writer is not None:
+            self._store.sweep()
+        self._agree_on_numerics()
+        found = find_origin(self._store, self._group, self._report, shared=self.shared)
+        self._generation = found.generation
+        self._start = self._group.broadcast_text(secrets.token_hex(8))
+        return None if found.snapshot is None else self._restore(found.snapshot)
+
+    def load_best(self) -> bool:
+        """Put the best snapshot's weights into the model; nothing else. Collective.
+
+        Returns:
+            False where there is none.
+        """
+        model, group = self._parts.model, self._group
+        found = best_weights(self._store, group, self._report, shared=self.shared)
+        if found is None:
+            return False
+        if group.rank == found.rank:
+            load_weights(model, found.tensors)
+        for tensor in model.state_dict().values():
+            group.broadcast_(tensor.detach(), found.rank)
+        return True
+
+    def advice(self) -> str:
+        """Say what to do where a training has diverged, for an error message."""
+        remedy = "Try a lower --lr, a warm-up or --clip-norm"
+        steps = self._store.steps()
+        if not steps:
+            return f"No snapshot had been written yet. {remedy}"
+        newest = f"The newest good snapshot is {self._store.path_of(steps[-1])}"
+        return f"{newest}. {remedy}"
+
+    def flush(self) -> None:
+        """Wait until what was saved is on disk, or has failed (which was said)."""
+        if self._writer:
+            self._writer.flush()
+
+    def _check_finite(self, named: Sequence[tuple[str, nn.Parameter]], step: int) -> None:
+        """Refuse weights that aren't finite. Collective where there is a `sync`.
+
+        Raises:
+            NonFiniteLossError: A weight is NaN or infinite; on every worker.
+        """
+        finite = are_finite([parameter.detach() for _, parameter in named])
+        if self.sync is not None:  # each worker may have weights of its own
+            finite = bool(self._group.gather_rows(torch.tensor([finite], dtype=torch.uint8)).all())
+        if not finite:
+            raise NonFiniteLossError(
+                f"the weights became NaN or infinite by step {step}. {self.advice()}"
+            )
+
+    def _optimizer_state(
+        self,
+        named: Sequence[tuple[str, nn.Parameter]],
+        sync: SyncState,
+        tensors: dict[str, Mapping[str, Tensor]],
+    ) -> list[object]:
+        """Add each optimizer's tensors to those of the snapshot; returns its other values."""
+        optimizers: list[object] = []
+        for number, optimizer in enumerate(self._parts.optimizers):
+            slots, values = flatten_optimizer(optimizer, named)
+            if sync.optimizers:
+                common = sync.optimizers[number]
+                slots, values = dict(common.tensors), dict(common.values)
+            tensors[_optimizer_file(number)] = slots
+            optimizers.append(values)
+        return optimizers
+
+    def save_last(self, limit_s: float, is_cut_short: Callable[[], bool]) -> str:
+        """Wait as `flush`; where the last snapshot isn't on disk, try again for a while. Local.
+
+        Args:
+            limit_s: For how long.
+            is_cut_short: Asked before each further try: whether to give up.
+
+        Returns:
+            Why it couldn't be written; empty where it is on disk, or another worker's to write.
+        """
+        return self._writer.save_last(limit_s, is_cut_short) if self._writer else ""
+
+    def snapshot_of(self, step: int) -> str | None:
+        """Name the snapshot of a step; None where there is none. Local."""
+        return self._store.path_of(step).name if step in self._store.steps() else None
+
+    def close(self) -> None:
+        """Flush, and end the writing thread."""
+        if self._writer:
+            self._writer.close()
+
+    def fingerprint(self) -> str:
+        """Hash the model's weights, with the running statistics averaged. Collective."""
+        weights = nullcontext() if self.sync is None else self.sync.lent()
+        with weights:
+            tensors = self._model_tensors(self._parts.model, self.statistics.gathered())
+            return weights_sha256(tensors)
+
+    def state_fingerprint(self) -> str:
+        """Hash the rest: optimizers' state and the running statistics of all parts. Collective."""
+        model = self._parts.model
+        tensors = {"buffers": self.statistics.gathered()}
+        for number, optimizer in enumerate(self._parts.optimizers):
+            slots, values = flatten_optimizer(optimizer, model.named_parameters())
+            tensors |= {f"{_optimizer_file(number)}/{name}": slot for name, slot in slots.items()}
+            text = json.dumps(values, sort_keys=True).encode()
+            tensors[f"{_optimizer_file(number)}/values"] = torch.tensor(list(text))
+        return weights_sha256(tensors)
+
+    def _gathered_own(self) -> OwnState:
+        """Collect what each worker has a state of its own of. Collective where there is any."""
+        per_part = self._parts.per_part
+        if not per_part.objects:
+            return OwnState(tensors={})
+        states = gather_states(self._group, per_part.own(), keeps=self._writer is not None)
+        tensors = {name: tensor for state in states for name, tensor in state.tensors.items()}
+        return OwnState(tensors=tensors, values=merged([state.values for state in states]))
+
+    def _agree_on_numerics(self) -> None:
+        """Have all nodes that write note rank 0's hardware, so that they write the same bytes."""
+        numerics = self._terms.numerics
+        if numerics is not None and not self.shared:
+            self._agreed_numerics = json.loads(
+                self._group.broadcast_text(json.dumps(numerics.describe()))
+            )
+
+    def _model_tensors(self, model: nn.Module, rows: Tensor) -> dict[str, Tensor]:
+        """Name the model's tensors, with the average of these statistics in place of its own."""
+        tensors: dict[str, Tensor] = {k: v.detach() for k, v in model.state_dict().items()}
+        return tensors | self.statistics.averaged(rows)
+
+    def _restore(self, snapshot: Snapshot) -> TrainState:
+        state = snapshot.state
+        if state.get("order") != ORDER_VERSION:
+            raise SnapshotError(
+                f"the snapshot counts samples in order {state.get('order')}, and this version of "
+                f"Paceline has order {ORDER_VERSION}: go on with the version that wrote it"
+            )
+        if self._terms.numerics is not None:
+            self._terms.numerics.compare(state.get("numerics"))
+        load_weights(self._parts.model, snapshot.tensors.get("model", {}))
+        saved = _listed(state.get("optimizers"))
+        if len(saved) != len(self._parts.optimizers):
+            raise SnapshotError(
+                f"the snapshot has {len(saved)} optimizers, the training "
+                f"{len(self._parts.optimizers)}"
+            )
+        for number, optimizer in enumerate(self._parts.optimizers):
+            slots = snapshot.tensors.get(_optimizer_file(number), {})
+            self.restore_optimizer(optimizer, slots, _mapping(saved[number]))
+        self._restore_others(_mapping(state.get("others")), snapshot.tensors.get("others", {}))
+        parts = state.get("parts", state.get("world_size"))
+        self._parts.per_part.restore(
+            _mapping(state.get("own", {})),
+            snapshot.tensors.get("own", {}),
+            parts,
+            self._terms.division.parts,
+        )
+        scaler = state.get("scaler")
+        if self.scaler is not None and scaler is not None:
+            self.scaler.load_state_dict(dict(_mapping(scaler)))
+        self._restore_own(snapshot)
+        self._restore_sync(snapshot)
+        self.restored_rows = _rows_of(state.get("rows"))
+        return TrainState.from_json(state.get("position"))
+
+    def restore_optimizer(
+        self, optimizer: Optimizer, slots: Mapping[str, Tensor], saved: Mapping[str, object]
+    ) -> None:
+        """Give an optimizer a state that `flatten_optimizer` took apart. Local to the worker."""
+        # What the user asks for now holds, also where it differs from the snapshot's.
+        asked = [
+            {name: group[name] for name in self._terms.own_options if name in group}
+            for group in optimizer.param_groups
+        ]
+        restore_optimizer(optimizer, self._parts.model.named_parameters(), slots, saved)
+        for group, options in zip(optimizer.param_groups, asked, strict=True):
+            group.update(options)
+
+    def _restore_others(self, saved: Mapping[str, object], tensors: Mapping[str, Tensor]) -> None:
+        parts = self._parts.stateful()
+        if saved.keys() != parts.keys():
+            raise SnapshotError(
+                f"the snapshot has the state of {', '.join(saved) or 'nothing'} besides models and "
+                f"optimizers, the training has {', '.join(parts) or 'nothing'}"
+            )
+        for name, part in parts.items():
+            part.load_state_dict(dict(_mapping(decode(saved[name], tensors))))
+
+    def _restore_sync(self, snapshot: Snapshot) -> None:
+        """Give the way of combining gradients its state back; another one begins afresh."""
+        now, found = self._terms.method, snapshot.state.get("sync")
+        if found is None:  # an older Paceline wrote it, which had no other
+            found = {"method": "ordered" if self._terms.division.is_fixed else "allreduce"}
+        saved = _mapping(found)
+        values = _mapping(saved.get("values", {}))
+        if were_apart(values) and (saved.get("method") != now or self.sync is None):
+            self._report(ON_AVERAGE)
+        if saved.get("method") != now:
+            self._report(
+                f"The snapshot was written with --sync {saved.get('method')}; from here on it is "
+                f"--sync {now}, which begins afresh"
+            )
+        elif self.sync is not None:
+            tensors = snapshot.tensors.get("sync", {})
+            state = SyncState(tensors=tensors, values=values)
+            told = self.sync.restore(state, int(str(snapshot.state.get("world_size"))))
+            if told:
+                self._report(told)
+
+    def _restore_own(self, snapshot: Snapshot) -> None:
+        """Give this worker's parts their statistics and sums back.
+
+        With other parts (another number of workers without fixed shards) all go on from the
+        average, and rank 0 carries the sums.
+        """
+        state, rank = snapshot.state, self._group.rank
+        counted = torch.tensor(state.get("counted"), dtype=torch.float64)
+        if state.get("parts", state.get("world_size")) == self._terms.division.parts:
+            mine = self._terms.division.parts_of(rank)
+            self.statistics.restore(snapshot.tensors["workers"]["buffers"])
+            self._counters.reset(counted[mine.start : mine.stop])
+            return
+        self.statistics.forget()
+        self._counters.reset(counted.sum(0, keepdim=True) if rank == 0 else None)
+        self._report(
+            f"The snapshot was taken on {state.get('world_size')} workers, and now there are "
+            f"{self._group.world_size}: the samples and their order are the same, but sums are "
+            "rounded otherwise, so that the last bits may differ (with --shards they don't)"
+        )
+
+
+def _optimizer_file(number: int) -> str:
+    return "optimizer" if number == 0 else f"optimizer-{number}"
+
+
+def _rows_of(value: object) -> tuple[Cells, ...]:
+    """Read the rows of a snapshot; an older Paceline wrote none."""
+    listed = value if isinstance(value, list) else []
+    return tuple(
+        {name: cell for name, cell in row.items() if isinstance(cell, str)}
+        for row in listed
+        if isinstance(row, dict)
+    )
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
+        raise SnapshotError("the snapshot's state isn't complete")
+    return value
+
+
+def _listed(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise SnapshotError("the snapshot's state isn't complete")
+    return value

@@ -1,0 +1,119 @@
+"""Brings together what each worker has of its own: tensors by name, and JSON."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor
+
+from paceline.distributed.group import Group
+
+_CHUNK_BYTES = 4 << 20
+"""Of each worker at once."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class OwnState:
+    """What one worker has of its own."""
+
+    tensors: Mapping[str, Tensor]
+    values: Mapping[str, object] = field(default_factory=dict)
+    """JSON."""
+
+
+def gather_states(group: Group, own: OwnState, *, keeps: bool) -> list[OwnState]:
+    """Collect what each worker has. Collective, bit for bit; names may differ between workers.
+
+    A few tensors at a time, so that a worker which keeps nothing needs little memory.
+
+    Args:
+        group: The workers.
+        own: Of this one, on any device.
+        keeps: Whether this worker wants the result.
+
+    Returns:
+        In rank order, on the CPU; nothing on a worker that doesn't keep it.
+    """
+    described = [[n, str(t.dtype), list(t.shape)] for n, t in own.tensors.items()]
+    texts = group.gather_texts(json.dumps([described, dict(own.values)]))
+    told = [json.loads(text) for text in texts]
+    likes = [{name: _like(dtype, shape) for name, dtype, shape in each} for each, _ in told]
+    found: list[dict[str, Tensor]] = [{} for _ in told]
+    for sizes in _messages(likes):
+        names = own.tensors.keys()
+        parts = [
+            _padded(_bytes_of(own.tensors[name]) if name in names else torch.empty(0), size)
+            for name, size in sizes.items()
+        ]
+        rows = _gathered(group, torch.cat(parts), keeps=keeps)
+        if keeps:
+            for rank, row in enumerate(rows):
+                found[rank] |= _taken_apart(row, sizes, likes[rank])
+    if not keeps:
+        return []
+    # In the order in which each worker has named them.
+    return [
+        OwnState(tensors={name: tensors[name] for name in like}, values=values)
+        for tensors, like, (_, values) in zip(found, likes, told, strict=True)
+    ]
+
+
+def _like(dtype: str, shape: list[int]) -> Tensor:
+    return torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device="meta")
+
+
+def _messages(likes: Sequence[Mapping[str, Tensor]]) -> Iterator[dict[str, int]]:
+    """Put tensors together that travel at once: names and the most bytes any worker has of each."""
+    message: dict[str, int] = {}
+    for name in dict.fromkeys(name for like in likes for name in like):
+        size = max(like[name].nbytes for like in likes if name in like)
+        if message and sum(message.values()) + size > _CHUNK_BYTES:
+            yield message
+            message = {}
+        message[name] = size
+    if message:
+        yield message
+
+
+def _gathered(group: Group, row: Tensor, *, keeps: bool) -> Tensor:
+    """Collect bytes in pieces: (workers, K) on one that keeps them, (workers, 0) else."""
+    kept = torch.empty(group.world_size, row.numel() if keeps else 0, dtype=torch.uint8)
+    for begin in range(0, row.numel(), _CHUNK_BYTES):
+        rows = group.gather_rows(row[begin : begin + _CHUNK_BYTES])
+        if keeps:
+            kept[:, begin : begin + rows.shape[1]] = rows
+    return kept
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _padded(part: Tensor, size: int) -> Tensor:
+    row = torch.zeros(size, dtype=torch.uint8)
+    row[: part.numel()] = part
+    return row
+
+
+def _taken_apart(
+    row: Tensor, sizes: Mapping[str, int], likes: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    tensors, at = {}, 0
+    for name, size in sizes.items():
+        if name in likes:
+            like = likes[name]
+            # A copy: the bytes may begin anywhere, which no other type could be read from.
+            tensors[name] = row[at : at + like.nbytes].clone().view(like.dtype).view(like.shape)
+        at += size
+    return tensors
+
+
+def merged(states: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """Put JSON objects together; of what several have, that of the first counts. Pure."""
+    found: dict[str, object] = {}
+    for state in states:
+        found = {**state, **found}
+    return found

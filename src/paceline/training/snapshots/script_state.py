@@ -1,0 +1,200 @@
+"""Values and states of a script's own in the snapshots: of the training, or of each worker."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, final, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoint.state_encoding import decode, encode
+from paceline.errors import SnapshotError, UsageError
+from paceline.training.snapshots.per_worker_states import OwnState
+
+State = tuple[object, dict[str, Tensor]]
+"""A copy of a state: JSON, and the tensors in it."""
+_PER_WORKER = "s.keep(..., per_worker=True)"
+
+
+@final
+class Kept:
+    """Values by name, as attributes: `kept = s.keep(best=0.0)`, then `kept.best = ...`."""
+
+    def __init__(self, values: Mapping[str, object]) -> None:
+        """Args:
+        values: What they are at the beginning of a training.
+        """
+        vars(self).update(values)
+
+    def __getattr__(self, name: str) -> Any:  # whatever the script has put there
+        raise AttributeError(f"nothing is kept as {name!r}: s.keep({name}=...) names it")
+
+    def __setattr__(self, name: str, value: Any) -> None:  # likewise
+        vars(self)[name] = value
+
+    def state_dict(self) -> Mapping[str, object]:
+        """Give the values."""
+        return dict(vars(self))
+
+    def load_state_dict(self, state_dict: dict[str, object], /) -> None:
+        """Take values over."""
+        vars(self).update(state_dict)
+
+    def copy(self) -> State:
+        """Copy the values."""
+        return _copied(vars(self))
+
+    def put_back(self, copy: State) -> None:
+        """Have the values be what they were when a copy was made."""
+        vars(self).update(decode(*copy))  # type: ignore[call-overload]  # a dictionary again
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything whose state can be taken out and put back."""
+
+    def state_dict(self) -> Mapping[str, object]:
+        """Give the state: tensors, numbers, text, None, in lists, tuples and dictionaries."""
+
+    def load_state_dict(self, state_dict: dict[str, object], /) -> object:
+        """Take a state over."""
+
+
+@final
+class PerPart:
+    """States that every part of a step has for itself: a shard, or without shards a worker.
+
+    One at a time is in the registered objects: that of the part which is gone through.
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Stateful] = {}
+        """With state_dict and load_state_dict, by name."""
+        self._mine: tuple[int, ...] = ()
+        self._states: dict[int, State] = {}
+        """Of the parts that aren't in the objects now."""
+        self._now = -1
+        """The part whose state is in the objects."""
+        self._left: State | None = None
+        """What was in the objects when the last step ended."""
+        self._resumed: State | None = None
+        """What a snapshot taken within an epoch has put into the objects."""
+
+    def begin(self, parts: Iterable[int]) -> None:
+        """Give all parts of this worker the state that is in the objects. Local to the worker."""
+        self._mine = tuple(parts)
+        self._now = self._mine[0]
+        self._states = {part: self._copy() for part in self._mine[1:]}
+        self._left = None
+
+    def note_resumed(self) -> None:
+        """Remember what is in the objects now, for `put_back`. Local."""
+        self._resumed = self._copy()
+
+    def put_back(self) -> None:
+        """Undo what the script has changed since `note_resumed`. Local."""
+        if self._resumed is not None:
+            self._put(self._resumed)
+        self._resumed = None
+
+    def begin_step(self) -> None:
+        """Have what the script has changed between two passes hold for all parts. Local."""
+        if self._left is not None and not _equal(self._left, self._copy()):
+            self.begin(self._mine)
+
+    def enter(self, part: int) -> None:
+        """Put a part's state into the objects. Local to the worker."""
+        if not self.objects or part == self._now:
+            return
+        self._states[self._now] = self._copy()
+        self._put(self._states.pop(part))
+        self._now = part
+
+    def end_step(self) -> None:
+        """Note what the last part has left. Local to the worker."""
+        if len(self._mine) > 1 and self.objects:
+            self._left = self._copy()
+
+    def own(self) -> OwnState:
+        """Give the states of this worker's parts, for a snapshot."""
+        tensors: dict[str, Tensor] = {}
+        values: dict[str, object] = {}
+        for part in self._mine:
+            json, named = self._copy() if part == self._now else self._states[part]
+            values[str(part)] = json
+            tensors |= {f"{part}{name}": tensor for name, tensor in named.items()}
+        return OwnState(tensors=tensors, values=values)
+
+    def restore(
+        self, values: Mapping[str, object], tensors: Mapping[str, Tensor], parts: object, now: int
+    ) -> None:
+        """Give this worker's parts their states back. Local to the worker.
+
+        Args:
+            values: Of all parts, as `own` gave them.
+            tensors: Likewise.
+            parts: How many the snapshot has.
+            now: How many there are.
+
+        Raises:
+            SnapshotError: There are other parts now, or other states.
+        """
+        if not (self.objects or values):
+            return
+        names = ", ".join(self.objects) or "nothing"
+        if parts != now and self.objects:
+            raise SnapshotError(
+                f"{_PER_WORKER} holds a state of each worker for itself ({names}), and the "
+                f"snapshot has those of {parts}, while there are {now} now. Go on with {parts}, or "
+                "train with --shards, where each shard has its own on any number of workers"
+            )
+        if set(values) != set(map(str, range(now))):
+            raise SnapshotError(
+                f"{_PER_WORKER}: the snapshot has the states of {len(values)} parts, and the "
+                f"script keeps {names}"
+            )
+        found: dict[int, State] = {}
+        for part in self._mine:
+            start = f"{part}/"
+            named = {n[len(start) - 1 :]: t for n, t in tensors.items() if n.startswith(start)}
+            found[part] = values[str(part)], named
+        self._put(found.pop(self._now))
+        self._states = found
+
+    def _copy(self) -> State:
+        return _copied({name: one.state_dict() for name, one in self.objects.items()})
+
+    def _put(self, state: State) -> None:
+        states = decode(*state)
+        if not isinstance(states, dict) or states.keys() != self.objects.keys():
+            raise SnapshotError(f"{_PER_WORKER}: the snapshot has other states than the script")
+        for name, one in self.objects.items():
+            one.load_state_dict(states[name])
+
+
+def check_given(part: object, name: str | None, values: Mapping[str, object]) -> None:
+    """Check what `s.keep` is called with.
+
+    Raises:
+        UsageError: It is neither one object with a name nor values by name.
+    """
+    if part is None and not values:
+        raise UsageError("s.keep takes an object, s.keep(part, name='...'), or values: s.keep(x=0)")
+    if part is not None and (values or name is None):
+        raise UsageError("s.keep(part, name='...') takes one object and its name, and no values")
+
+
+def _copied(state: Mapping[str, object]) -> State:
+    tensors: dict[str, Tensor] = {}
+    json = encode(state, "", tensors)
+    return json, {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def _equal(one: State, other: State) -> bool:
+    names = one[1].keys()
+    if one[0] != other[0] or names != other[1].keys():
+        return False
+    return all(_same(one[1][name], other[1][name]) for name in names)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)

@@ -1,0 +1,123 @@
+"""What workers tell each other about twice a second, in one small exchange.
+
+Everything that depends on a clock, on a signal or on figures from the device is decided here, from
+the same numbers on every worker, so that all of them stop, save and show the same.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from paceline.distributed.group import Group
+from paceline.distributed.work_division import Division
+from paceline.errors import InterruptedTraining
+from paceline.metrics.counters import Totals
+from paceline.training.signals import StopFlag
+
+_EVERY_S = 0.5
+_MOST_STEPS = 1000
+NOTHING = torch.empty(0, dtype=torch.float64)
+"""Where news is all that there is to exchange."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """One worker's news since the last exchange."""
+
+    signalled: bool
+    """A signal asked this worker to stop."""
+    bad_step: int | None
+    """The first step whose loss isn't finite."""
+    counted: Tensor
+    """(parts of this worker, 4) float64: its sums of the epoch so far, see `Totals.as_row`."""
+    lap_s: float
+    """Time since the last exchange."""
+    data_s: float
+    """The part of it spent waiting for data."""
+    waited_s: float = 0.0
+    """Time of a step spent waiting for communication."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """What all workers know after an exchange; the same on each."""
+
+    signalled: bool
+    bad: tuple[int, int] | None
+    """Step and rank of the earliest loss that isn't finite."""
+    totals: Totals
+    """Sums of the epoch so far over all workers."""
+    lap_s: float
+    """Time since the last exchange by rank 0's clock: no two clocks are ever compared."""
+    data_s: float
+    """Longest wait for data among the workers."""
+    waits_s: tuple[float, ...]
+    """Time of a step that each worker waits for communication, by rank."""
+    counted: Tensor = field(compare=False)
+    """(parts, 4) float64, in order: the sums of each part of a step, see `Totals.as_row`."""
+    more: Tensor = field(compare=False)
+    """(parts, K) float64, in order: what was given besides."""
+
+
+def agree(
+    status: Status, group: Group, division: Division | None = None, more: Tensor = NOTHING
+) -> Agreement:
+    """Exchange news. Collective, blocks until every worker is there.
+
+    Args:
+        status: This worker's news.
+        group: The workers.
+        division: Which parts of a step each of them has; one each by default.
+        more: (most * K,) float64 on the CPU, as `Division.padded` makes it, passed on to all.
+    """
+    division = division or Division.of(None, group.world_size)
+    bad_step = math.inf if status.bad_step is None else float(status.bad_step)
+    times = torch.tensor(
+        [status.signalled, bad_step, status.lap_s, status.data_s, status.waited_s],
+        dtype=torch.float64,
+    )
+    # (world_size, 5 + most * (4 + K))
+    rows = group.gather_rows(torch.cat([times, division.padded(status.counted), more]))
+    signalled, bad_steps, laps_s, data_s, waits_s = zip(*rows[:, :5].tolist(), strict=True)
+    bad_step, bad_rank = min((step, rank) for rank, step in enumerate(bad_steps))
+    rest = 5 + 4 * division.most
+    counted = division.in_order(rows[:, 5:rest])
+    return Agreement(
+        signalled=any(signalled),
+        bad=None if math.isinf(bad_step) else (int(bad_step), bad_rank),
+        totals=Totals.from_row(counted.sum(0)),
+        lap_s=laps_s[0],
+        data_s=max(data_s),
+        waits_s=waits_s,
+        counted=counted,
+        more=division.in_order(rows[:, rest:]),
+    )
+
+
+def agree_on_pause(lap_s: float, flag: StopFlag, group: Group) -> float:
+    """Learn from the others how an evaluation has ended. Collective.
+
+    Args:
+        lap_s: How long it took this worker.
+        flag: Whether a signal has cut it short here.
+        group: The workers.
+
+    Returns:
+        How long it took rank 0.
+
+    Raises:
+        InterruptedTraining: A signal has cut it short on a worker.
+    """
+    rows = group.gather_rows(torch.tensor([lap_s, flag.cut_short], dtype=torch.float64))
+    if rows[:, 1].any():
+        raise InterruptedTraining
+    return float(rows[0, 0])
+
+
+def steps_to_next(lap_s: float, steps: int) -> int:
+    """Choose after how many steps to exchange again, so that it happens about twice a second."""
+    if steps == 0 or lap_s <= 0:
+        return 1
+    return max(1, min(_MOST_STEPS, int(_EVERY_S * steps / lap_s)))

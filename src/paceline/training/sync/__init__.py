@@ -1,0 +1,1 @@
+"""Each way of combining the workers' gradients, put into a training."""

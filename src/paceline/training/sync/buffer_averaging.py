@@ -1,0 +1,83 @@
+"""The running statistics of a training's models, over all parts of a step."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import final
+
+from torch import Tensor
+
+from paceline.distributed.group import Group
+from paceline.distributed.work_division import Division
+from paceline.gradient_sync.buffers import PartBuffers, put
+from paceline.training.components import Parts
+
+
+@final
+class Statistics:
+    """Buffers (BatchNorm's) that each part keeps for itself, brought together where it counts.
+
+    While training nothing of them is exchanged: evaluations and snapshots average them.
+    """
+
+    def __init__(self, parts: Parts, group: Group, division: Division) -> None:
+        """Args:
+        parts: The models; may still grow until the training begins.
+        group: The workers.
+        division: Which parts each of them has.
+        """
+        self._models = parts
+        self._group = group
+        self._division = division
+        self._made: PartBuffers | None = None
+        self._made_for = 0
+
+    @property
+    def _buffers(self) -> PartBuffers:
+        models = self._models.models
+        if self._made is None or self._made_for != len(models):
+            mine = self._division.parts_of(self._group.rank)
+            # Parts may lack samples in a short batch: then their counts of batches differ.
+            integers = self._division.is_fixed or self._division.parts > 1
+            self._made = PartBuffers(self._models.model, mine, with_integers=integers)
+            self._made_for = len(models)
+        return self._made
+
+    def enter(self, part: int) -> None:
+        """Let the models have a part's buffers. Local to the worker."""
+        self._buffers.enter(part)
+
+    def own(self) -> Tensor:
+        """Give this worker's, for an exchange: (most * K,) float64. Local to the worker."""
+        return self._division.padded(self._buffers.rows())
+
+    def gathered(self) -> Tensor:
+        """Collect those of all parts: (parts, K) float64, the same on every worker. Collective."""
+        own = self.own()
+        if own.numel() == 0:
+            return own.new_zeros(self._division.parts, 0)
+        return self._division.in_order(self._group.gather_rows(own))
+
+    def averaged(self, rows: Tensor) -> dict[str, Tensor]:
+        """Average what `gathered` gave: buffers by name, on the CPU. Local to the worker."""
+        return self._buffers.averaged(rows)
+
+    def restore(self, rows: Tensor) -> None:
+        """Give this worker's parts theirs back: (parts, K). Local to the worker."""
+        mine = self._division.parts_of(self._group.rank)
+        self._buffers.restore(rows[mine.start : mine.stop])
+
+    def forget(self) -> None:
+        """Start every part from what the models hold now. Local to the worker."""
+        self._made = None
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Lend the models the average of all parts. Collective on entry."""
+        buffers = self._buffers
+        live = buffers.live()
+        own = {name: b.detach().clone() for name, b in live.items()}
+        put(live, buffers.averaged(self.gathered()))
+        try:
+            yield
+        finally:
+            put(buffers.live(), own)

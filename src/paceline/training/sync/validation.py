@@ -1,0 +1,161 @@
+"""Which way of combining gradients a training has, and what goes with it. Imports no torch."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from paceline.errors import UsageError
+from paceline.gradient_sync.options import LOCAL_METHODS, OWN_OPTIONS, SyncMethod, SyncOptions
+from paceline.options.fields import OptionValue
+from paceline.training.config import TrainConfig
+
+_HALF = ("bf16", "fp16", "auto")
+"""Methods that send, or may choose to send, half precision."""
+_WITHOUT_HALF = ("mpi", "smddp")
+_STREAM_WARMUP_STEPS = 100
+"""Steps of warm-up where an epoch has no known length."""
+_DEFAULTS: Mapping[str, OptionValue] = dict(vars(SyncOptions()))
+
+
+def method_of(config: TrainConfig) -> SyncMethod:
+    """Say how gradients become one, by the options."""
+    if config.sync.sync is not None:
+        return config.sync.sync
+    return "allreduce" if config.data.shards is None else "ordered"
+
+
+def check_method(config: TrainConfig) -> None:
+    """Refuse what doesn't go together with the way of combining gradients. Pure.
+
+    Raises:
+        UsageError: Two options contradict, or one has no effect.
+    """
+    method = method_of(config)
+    if config.data.shards is not None and method != "ordered":
+        raise UsageError(
+            f"--shards can't be combined with --sync {method}: the same bits on any number of "
+            "workers need gradients that are summed in full, in one order. Leave one of the two out"
+        )
+    if method == "ordered" and config.data.shards is None:
+        raise UsageError(
+            "--sync ordered needs --shards V: gradients are summed in the order of V fixed shards"
+        )
+    for name, value in _settings(config.sync).items():
+        if value != _DEFAULTS[name] and name not in OWN_OPTIONS.get(method, ()):
+            raise _without_effect(name, method)
+    refuse_backend(method, config.dist.backend)
+    if method in LOCAL_METHODS:
+        _check_local(config, method)
+
+
+def refuse_idle(config: TrainConfig, given: Collection[str]) -> None:
+    """Refuse options that were given and have no effect with the others. Pure.
+
+    A value that is the default's as well is no effect either: whoever gives it expects one.
+
+    Args:
+        config: The options as they are settled.
+        given: Names of those that the command line or the environment gave.
+
+    Raises:
+        UsageError: There is such an option.
+    """
+    method, settings = method_of(config), config.settings()
+    told = [name for name in given if settings.get(name) is not None]
+    owned = {name for names in OWN_OPTIONS.values() for name in names}
+    for name in told:
+        if name in owned and name not in OWN_OPTIONS.get(method, ()):
+            raise _without_effect(name, method)
+    if "patience" in told and config.loop.target_accuracy is None:
+        raise UsageError(
+            "--patience has no effect without --target-accuracy: it says how many epochs in a row "
+            "must meet it. To stop when nothing improves, give --early-stopping"
+        )
+    if "allow_different_hardware" in told and config.data.shards is None:
+        raise UsageError(
+            "--allow-different-hardware has no effect without --shards: other hardware is refused "
+            "with --shards alone"
+        )
+
+
+def _without_effect(name: str, method: SyncMethod) -> UsageError:
+    return UsageError(
+        f"--{name.replace('_', '-')} has no effect with --sync {method}: it goes with "
+        f"--sync {' or '.join(_owners(name))}"
+    )
+
+
+def refuse_backend(method: SyncMethod, backend: str) -> None:
+    """Refuse a way of combining gradients that a backend can't carry. Pure.
+
+    Raises:
+        UsageError: It lacks half precision.
+    """
+    if backend in _WITHOUT_HALF and method in _HALF:
+        raise UsageError(
+            f"--sync {method} can't be combined with --backend {backend}, which carries no half "
+            "precision. Use --sync allreduce, powersgd or local, or --backend nccl or gloo"
+        )
+
+
+def may_choose(config: TrainConfig, method: SyncMethod) -> bool:
+    """Tell whether a method goes with the other options, for one who may choose it. Pure."""
+    try:
+        check_method(replace(config, sync=replace(config.sync, sync=method)))
+    except UsageError:
+        return False
+    return True
+
+
+def warmup_steps(config: TrainConfig, steps_per_epoch: int | None) -> int:
+    """Say for how many steps gradients are averaged in full first. Pure."""
+    given = config.sync.sync_warmup_steps
+    return (steps_per_epoch or _STREAM_WARMUP_STEPS) if given is None else given
+
+
+def describe_method(config: TrainConfig) -> str:
+    """Say how gradients become one, such as `powersgd of rank 4`. Pure."""
+    return describe_options(replace(config.sync, sync=method_of(config)))
+
+
+def describe_options(options: SyncOptions) -> str:
+    """Say what these come to. Pure."""
+    method = options.sync or "allreduce"
+    if method == "powersgd":
+        return f"powersgd of rank {options.powersgd_rank}"
+    if method not in LOCAL_METHODS:
+        return method
+    parts = f" in {options.sync_parts} parts" if options.sync_parts > 1 else ""
+    outer = f", outer rate {options.outer_lr:g} and momentum {options.outer_momentum:g}"
+    return (
+        f"{method}, averaged every {options.sync_every} steps{parts} in {options.sync_precision}, "
+        f"{options.delay} steps late{outer if method == 'diloco' else ''}"
+    )
+
+
+def _check_local(config: TrainConfig, method: SyncMethod) -> None:
+    """Refuse what needs workers that are alike, or that talk, in every step."""
+    if config.loop.check_every:
+        raise UsageError(
+            f"--check-every compares the workers' weights, and with --sync {method} each worker "
+            "has its own between two averages. Leave one of the two out"
+        )
+    if config.compute.sync_batchnorm:
+        raise UsageError(
+            f"--sync-batchnorm exchanges statistics in every step, which --sync {method} is there "
+            "to avoid. Leave one of the two out, or use a model with GroupNorm"
+        )
+    few, precision = config.dist.backend in _WITHOUT_HALF, config.sync.sync_precision
+    if few and precision != "fp32":
+        raise UsageError(
+            f"--sync-precision {precision} can't be combined with --backend "
+            f"{config.dist.backend}, which has no all-to-all. Use --sync-precision fp32, or "
+            "--backend nccl or gloo"
+        )
+
+
+def _settings(options: SyncOptions) -> dict[str, OptionValue]:
+    return {n: v for n, v in vars(options).items() if n != "sync"}
+
+
+def _owners(name: str) -> list[str]:
+    return [method for method, names in OWN_OPTIONS.items() if name in names]

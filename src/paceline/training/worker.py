@@ -1,0 +1,216 @@
+"""A worker from its first line to its last: what the launcher runs in every process."""
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from socket import gethostname
+from time import perf_counter
+
+import torch
+
+from paceline.distributed.allocator import keep_freed_memory
+from paceline.distributed.cpu_threads import share_cores
+from paceline.distributed.device import pick_device, resolve_backend
+from paceline.distributed.environment import current_placement
+from paceline.distributed.group import joined
+from paceline.errors import InterruptedTraining, JobError, StorageError
+from paceline.files import storing, write_json
+from paceline.launch.error_records import describe, record
+from paceline.optim.table import OPTIMIZER_OPTIONS
+from paceline.results.run_directory import RunDirectory
+from paceline.training.config import TrainConfig
+from paceline.training.engine import Engine
+from paceline.training.hardware_mix import has_mixed
+from paceline.training.job import Job
+from paceline.training.loop import train
+from paceline.training.numerics import describe as describe_numerics
+from paceline.training.numerics import pin
+from paceline.training.recipe import load_recipe
+from paceline.training.recipe_session import judge_best, prepare
+from paceline.training.request import TrainRequest
+from paceline.training.rng import seed_everything
+from paceline.training.run_metadata import (
+    describe_run,
+    describe_start,
+    opening_lines,
+    restart_line,
+    summarize,
+    unseeded_line,
+    write_run,
+)
+from paceline.training.session import Session
+from paceline.training.setup import open_session
+from paceline.training.signals import stop_on_signals
+from paceline.training.startup_facts import facts_of
+from paceline.training.sync.shard_validation import check_reproducible
+from paceline.training.sync.validation import check_method, method_of
+
+LAST_SNAPSHOT_S = 30.0
+"""For the last snapshot to be written, where the disk is full or can't be written at first."""
+
+
+def run_training(payload: str) -> str:
+    """Train, from the newest snapshot in the run directory if there is one. Collective.
+
+    Args:
+        payload: A `TrainRequest` as JSON.
+
+    Returns:
+        JSON with `stopped_because`.
+    """
+    request = TrainRequest.from_json(payload)
+    config = TrainConfig.from_settings(request.settings)
+    placement = current_placement(config.dist)
+    device = pick_device(config.dist, placement)
+    backend = resolve_backend(config.dist, device)
+    check_reproducible(config, placement.world_size)
+    check_method(config)
+    set_up_torch(config)
+    facts = facts_here(request, config, device, backend)
+    run = RunDirectory.named(request.run_dir)
+    timeout_s = config.dist.timeout_s
+    with (
+        stop_on_signals(under_launcher=placement.has_launcher) as flag,
+        joined(placement, device, backend, timeout_s, config.dist, facts) as group,
+    ):
+        if config.launch.threads is None and config.data.shards is None:
+            share_cores(group)
+        seed_everything(config.loop.seed)
+        job: object = load_recipe(request.reference)(**request.arguments)
+        if not isinstance(job, Job):
+            raise JobError(
+                f"the recipe {request.recipe} gave a {type(job).__name__}; "
+                "its function must return a paceline.Job"
+            )
+        opened = open_session(
+            config,
+            run,
+            group,
+            flag,
+            own_options=tuple(OPTIMIZER_OPTIONS),
+            announce=partial(announce, request=request),
+        )
+        with opened as session:
+            try:
+                return _train(session, job, request)
+            except Exception as error:
+                # Before what is open gets closed, which takes time that may not be given.
+                record(describe(error, placement.rank), run.logs)
+                raise
+
+
+def _train(session: Session, job: Job, request: TrainRequest) -> str:
+    training = prepare(session, job)
+    with suppress(InterruptedTraining):  # saved; the summary says why
+        train(training)
+    return finish(session.engine, request, partial(judge_best, training))
+
+
+def set_up_torch(config: TrainConfig) -> None:
+    """Set what is global in a worker: threads, memory, kernels that give the same every time."""
+    keep_freed_memory()
+    if config.data.shards is not None:
+        pin(config.launch.threads)
+        return
+    if config.launch.threads is not None:
+        torch.set_num_threads(config.launch.threads)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+
+
+def facts_here(
+    request: TrainRequest, config: TrainConfig, device: torch.device, backend: str
+) -> dict[str, str]:
+    """List what has to be the same on all workers; with `--shards` what bits depend on as well."""
+    exact = config.data.shards is not None and not config.compute.allow_different_hardware
+    return facts_of(
+        request,
+        config.settings() | {"sync": method_of(config)},
+        device=device.type,
+        backend=backend,
+        numerics=describe_numerics(device) if exact else None,
+    )
+
+
+def announce(engine: Engine, request: TrainRequest) -> None:
+    """Write `run.json` and say what begins. Collective."""
+    description = describe_run(engine, request)
+    run, attempt = engine.run, engine.group.placement.attempt
+    start = describe_start(engine, attempt, resumed=run.run_json.exists())
+    if engine.group.rank == 0:
+        with storing(run.run_json):
+            write_run(run, description, start)
+        opening = restart_line(engine) if attempt else opening_lines(engine, description, run)
+        engine.console.say(opening)
+        if engine.parts.unseeded and not engine.course.state.step:
+            engine.console.warn(unseeded_line(engine.parts.unseeded))
+
+
+def finish(
+    engine: Engine,
+    request: TrainRequest,
+    judge: Callable[[], Mapping[str, object]] = dict,
+) -> str:
+    """Wait for the snapshots and write `summary.json`. Collective.
+
+    Args:
+        engine: Of the training that is over.
+        request: What was asked for.
+        judge: Gives what else belongs into the summary; called where the training wasn't cut short.
+
+    Raises:
+        StorageError: The final weights, or the summary, can't be written; on every worker.
+    """
+    if engine.guard is not None:
+        engine.guard.look_at_the_end(engine.course.state.step)
+    save_last(engine)
+    engine.profiler.record(engine.course, must=True)
+    summary = summarize(engine, request.recipe)
+    budget, begun_s = engine.course.describe_budget(engine.course.lap()), perf_counter()
+    if summary["stopped_because"] != "signal":
+        summary |= judge()
+    if budget is not None:
+        test_s = perf_counter() - begun_s
+        used_s = budget["used_s"] + test_s
+        summary["time_budget"] = budget | {"used_s": used_s, "test_s": test_s}
+    if engine.group.rank == 0:
+        mixed = (
+            has_mixed(engine.run, engine.course.state.step) if engine.division.is_fixed else None
+        )
+        with storing(engine.run.summary_json):
+            write_json(engine.run.summary_json, summary | {"mixed_numerics": mixed})
+    return json.dumps({"stopped_because": summary["stopped_because"]})
+
+
+def save_last(engine: Engine) -> None:
+    """Wait until every node's last snapshot is on its disk. Collective.
+
+    Where one can't be written it is tried again for LAST_SNAPSHOT_S, or until a signal comes.
+
+    Raises:
+        StorageError: It couldn't be written, at the end of a training that no signal stopped, or
+            the run directory is gone; on every worker.
+    """
+    course, flag = engine.course, engine.stop_flag
+    was_stopped = course.stopping == "signal" and course.state.ended is None
+    limit_s = 0.0 if was_stopped else min(LAST_SNAPSHOT_S, engine.config.dist.timeout_s / 2)
+    engine.note.operation = "snapshot"
+    reason = engine.keeper.save_last(limit_s, lambda: flag.name is not None)
+    is_gone = engine.group.rank == 0 and not engine.run.run_json.exists()
+    own = json.dumps([gethostname(), reason, is_gone])
+    told = [json.loads(text) for text in engine.group.gather_texts(own)]
+    if any(gone for _, _, gone in told):
+        raise StorageError(
+            f"{engine.run.run_json} is gone: the run directory was removed, moved or emptied while "
+            "the training ran. Where it was moved, move it back and go on; what is there now can't "
+            "be gone on with"
+        )
+    failed = {host: why for host, why, _ in told if why}
+    if failed and not was_stopped:
+        each = "; ".join(f"on {host}, {why}" for host, why in failed.items())
+        raise StorageError(
+            f"the training came to its end, but its final weights, of step {course.state.step}, "
+            f"are in no snapshot: {each}. It was tried again for {limit_s:.0f} s. Make room there, "
+            "or make it writable, and go on: what comes after the newest snapshot is trained again"
+        )

@@ -1,0 +1,161 @@
+"""Two launches compared, step by step; and how far apart rounding alone may take them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from paceline.verify.tensor_sketch import Mark, distance, relative_distance
+from paceline.verify.trace import Step, Story
+
+FACTOR = 32.0
+"""How much further apart than the yardstick a launch may be. Two orders of one sum differ by some
+bits in the last place, and by more where positive and negative terms cancel: gradients are
+disturbed by 8 such bits, and this leaves room for cancellation by 5 bits more. A fault is far
+above: a single sample too many among a thousand changes a gradient by 1e-3."""
+CHAOS = 1e-2
+"""Where rounding alone takes weights so far apart, further steps say nothing."""
+_LEAST = 1e-6
+"""What counts as rounding in any case: weights are rounded by up to 6e-8 in every step."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class StepDifference:
+    """How far apart two launches are in one step, relative to the first one."""
+
+    step: int
+    """From 0."""
+    same_samples: bool
+    same_looks: bool
+    """Whether the samples looked the same: the same augmentation."""
+    loss: float
+    gradients: float
+    weights: float
+    first_tensor: str
+    """Whose gradient is furthest apart; empty where none is."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How far apart two launches may be, step by step."""
+
+    gradients: tuple[float, ...]
+    weights: tuple[float, ...]
+    measured: bool
+    """Whether a disturbed launch has told; otherwise the user has."""
+
+    def of_gradients(self, step: int) -> float:
+        """Give the limit of a step's gradients."""
+        return self.gradients[min(step, len(self.gradients) - 1)] if self.gradients else 0.0
+
+    def of_weights(self, step: int) -> float:
+        """Give the limit of the weights after a step."""
+        return self.weights[min(step, len(self.weights) - 1)] if self.weights else 0.0
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A launch against the first one."""
+
+    workers: int
+    differences: tuple[StepDifference, ...]
+    same_bits: bool
+
+    @property
+    def samples_differ_from(self) -> int | None:
+        """The first step with other samples."""
+        return next((d.step for d in self.differences if not d.same_samples), None)
+
+    @property
+    def looks_differ_from(self) -> int | None:
+        """The first step whose samples looked otherwise."""
+        return next((d.step for d in self.differences if not d.same_looks), None)
+
+    def worst(self, name: str) -> float:
+        """Give the largest difference in `loss`, `gradients` or `weights`."""
+        return max((float(getattr(d, name)) for d in self.differences), default=math.nan)
+
+    def first_beyond(self, limits: Limits) -> StepDifference | None:
+        """Find the first step in which more than rounding stands between the two.
+
+        Steps after rounding alone has taken the weights far apart aren't judged.
+        """
+        for found in self.differences:
+            over = found.gradients > limits.of_gradients(found.step)
+            if over or found.weights > limits.of_weights(found.step):
+                return found
+            if limits.measured and limits.of_weights(found.step) > CHAOS * FACTOR:
+                return None
+        return None
+
+
+def compare(first: Story, other: Story) -> Comparison:
+    """Compare two launches, as far as both go."""
+    pairs = list(zip(first.steps, other.steps, strict=False))
+    differences = tuple(_difference(n, one, two) for n, (one, two) in enumerate(pairs))
+    return Comparison(
+        workers=other.workers,
+        differences=differences,
+        same_bits=bool(differences)
+        and all(d.gradients == 0 and d.weights == 0 for d in differences),
+    )
+
+
+def measured_limits(yardstick: Comparison) -> Limits:
+    """Allow for rounding what a launch and its disturbed self were apart, and some more."""
+    found = yardstick.differences
+    return Limits(
+        gradients=_risen([d.gradients for d in found]),
+        weights=_risen([d.weights for d in found]),
+        measured=True,
+    )
+
+
+def given_limits(tolerance: float) -> Limits:
+    """Take the user's word."""
+    return Limits(gradients=(tolerance,), weights=(tolerance,), measured=False)
+
+
+def _risen(sizes: Sequence[float]) -> tuple[float, ...]:
+    risen: list[float] = []
+    for size in sizes:
+        finite = size if math.isfinite(size) else 0.0
+        risen.append(max(finite * FACTOR, risen[-1] if risen else _LEAST))
+    return tuple(risen)
+
+
+def _difference(number: int, one: Step, two: Step) -> StepDifference:
+    mine, theirs = one.stepped[0], two.stepped[0]
+    gradients = [
+        (name, a, b)
+        for name, a, b in zip(mine.names, mine.gradients, theirs.gradients, strict=False)
+        if a is not None and b is not None
+    ]
+    ours, others = one.looks, two.looks
+    return StepDifference(
+        step=number,
+        same_samples=one.all_samples == two.all_samples,
+        same_looks=all(others.get(sample, look) == look for sample, look in ours.items()),
+        loss=_loss_difference(one, two),
+        gradients=relative_distance((a, b) for _, a, b in gradients),
+        weights=relative_distance(zip(mine.weights, theirs.weights, strict=False)),
+        first_tensor=_furthest(gradients),
+    )
+
+
+def _furthest(gradients: Sequence[tuple[str, Mark, Mark]]) -> str:
+    apart = [(distance(a, b) / a.norm if a.norm else 0.0, name) for name, a, b in gradients]
+    size, name = max(apart, default=(0.0, ""))
+    return name if size else ""
+
+
+def _loss_difference(one: Step, two: Step) -> float:
+    """Compare the losses over all ranks; a script may weight its ranks' losses by itself."""
+    mine = one.loss(by_samples=False)
+    apart = min(abs(two.loss(by_samples=by) - mine) for by in (True, False))
+    if apart == 0:
+        return 0.0
+    return apart / abs(mine) if mine else math.inf

@@ -1,0 +1,242 @@
+"""Hooks around torch's DataLoader: which samples a script takes, in which order, drawn how."""
+
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from types import FrameType
+from typing import cast, final
+from weakref import WeakKeyDictionary
+from zlib import crc32
+
+from torch.utils.data import DataLoader, IterableDataset, Subset, get_worker_info
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data.sampler import RandomSampler
+
+from paceline.data.batch import Batch
+from paceline.training.batches.loader import Loader
+from paceline.verify.events import Drawn, Drew, PassBegun, PassEnded
+from paceline.verify.observer import SESSION_LOADER, Observer
+from paceline.verify.patching import Patches
+from paceline.verify.rng_tracking import chance_states, drawn_from
+from paceline.verify.sample_hash import content_hashes
+from paceline.verify.trial import EnoughSeenError
+
+_DEPTH = 4
+_MOST_EVALUATED = 200
+"""Batches of a pass without training."""
+
+
+@final
+@dataclass
+class _Pass:
+    loader: DataLoader[object]
+    site: int
+    """Where the loader was made: the same on all ranks, and for one made anew in every epoch."""
+    number: int
+    first_step: int
+    drawn: int = 0
+    waiting: deque[object] = field(default_factory=deque)
+    """Indices of batches that were asked for and haven't come yet."""
+
+
+@final
+@dataclass
+class LoaderWatch:
+    """Tells an observer of every pass over a DataLoader, and cuts long ones off."""
+
+    observer: Observer
+    _sites: "WeakKeyDictionary[object, int]" = field(default_factory=WeakKeyDictionary)
+    """Where each loader was made."""
+    _passes: Counter[int] = field(default_factory=Counter)
+    """How many passes have begun over the loaders of a site."""
+    _trained: Counter[int] = field(default_factory=Counter)
+    """How many of them were trained on."""
+    _open: "WeakKeyDictionary[object, _Pass]" = field(default_factory=WeakKeyDictionary)
+    _latest: _Pass | None = None
+    _early: list[object] = field(default_factory=list)
+    """Indices that an iterator has asked for while it was made."""
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Stand around torch's DataLoader while the block runs."""
+        with Patches() as patches:
+            patches.wrap(DataLoader, "__init__", self._around_init)
+            patches.wrap(DataLoader, "__iter__", self._around_iter)
+            patches.wrap(_BaseDataLoaderIter, "_next_index", self._around_next_index)
+            patches.wrap(_BaseDataLoaderIter, "_reset", self._around_reset)
+            patches.wrap(_BaseDataLoaderIter, "__next__", self._around_next)
+            patches.wrap(Loader, "read", self._around_read)
+            for fetcher in (_MapDatasetFetcher, _IterableDatasetFetcher):
+                patches.wrap(fetcher, "fetch", self._around_fetch)
+            yield
+
+    def _around_init(self, original: Callable[..., object]) -> Callable[..., object]:
+        @wraps(original)
+        def make(loader: DataLoader[object], *arguments: object, **named: object) -> None:
+            original(loader, *arguments, **named)
+            self._sites[loader] = _site(sys._getframe(1))
+
+        return make
+
+    def _around_iter(self, original: Callable[..., object]) -> Callable[..., object]:
+        @wraps(original)
+        def iterate(loader: DataLoader[object]) -> object:
+            if self.observer.in_session:
+                return original(loader)
+            begun = self._begin(loader)
+            iterator = original(loader)
+            if iterator in self._open:  # persistent workers: the last pass's, which has prefetched
+                begun.waiting = self._open[iterator].waiting
+            elif self._early:
+                begun.waiting.extend(self._early)
+            self._early.clear()
+            self._open[iterator] = begun
+            return iterator
+
+        return iterate
+
+    def _around_next_index(self, original: Callable[..., object]) -> Callable[..., object]:
+        @wraps(original)
+        def next_index(iterator: object) -> object:
+            index = original(iterator)
+            found = self._open.get(iterator)
+            (self._early if found is None else found.waiting).append(index)
+            return index
+
+        return next_index
+
+    def _around_reset(self, original: Callable[..., object]) -> Callable[..., object]:
+        @wraps(original)
+        def reset(iterator: object, *arguments: object, **named: object) -> object:
+            if iterator in self._open:  # persistent workers: what was asked for won't come any more
+                self._open[iterator].waiting.clear()
+            return original(iterator, *arguments, **named)
+
+        return reset
+
+    def _around_next(self, original: Callable[..., object]) -> Callable[..., object]:
+        @wraps(original)
+        def take(iterator: object) -> object:
+            found = self._open.get(iterator)
+            if found is None or self.observer.in_session:
+                return original(iterator)
+            if self._is_long(found):
+                self.observer.tell(PassEnded(found.site, found.number, True))
+                raise StopIteration
+            try:
+                content = original(iterator)
+            except StopIteration:
+                self.observer.tell(PassEnded(found.site, found.number, False))
+                raise
+            found.drawn += 1
+            self._tell_of(found, content)
+            return content
+
+        return take
+
+    def _around_read(self, original: Callable[..., object]) -> Callable[..., object]:
+        @wraps(original)
+        def read(loader: Loader, epoch: int, *more: object) -> Iterator[Batch]:
+            batches = cast(Iterator[Batch], original(loader, epoch, *more))
+            writer, steps = self.observer.writer, 0
+            for batch in batches:
+                yield batch
+                steps += batch.last
+                if steps == self.observer.trial.steps:
+                    writer.write(PassEnded(SESSION_LOADER, epoch, True))
+                    return
+            writer.write(PassEnded(SESSION_LOADER, epoch, False))
+
+        return read
+
+    def _around_fetch(self, original: Callable[..., object]) -> Callable[..., object]:
+        @wraps(original)
+        def fetch(fetcher: object, index: object) -> object:
+            if self.observer.in_session:
+                return original(fetcher, index)
+            before = chance_states()
+            content = original(fetcher, index)
+            drawn = drawn_from(before, chance_states())
+            if drawn:
+                worker = get_worker_info()
+                self.observer.writer.write(Drew(f"data {worker.id if worker else 0}", drawn))
+            return content
+
+        return fetch
+
+    def _begin(self, loader: DataLoader[object]) -> _Pass:
+        self._note_trained()
+        site = self._sites.get(loader, 0)
+        if self._trained[site] >= self.observer.trial.epochs:
+            raise EnoughSeenError
+        begun = _Pass(loader, site, self._passes[site], self.observer.steps)
+        self._passes[site] += 1
+        self._latest = begun
+        self.observer.tell(_describe(loader, site, begun.number))
+        return begun
+
+    def _note_trained(self) -> None:
+        latest, self._latest = self._latest, None
+        if latest is not None and self.observer.steps > latest.first_step:
+            self._trained[latest.site] += 1
+
+    def _is_long(self, found: _Pass) -> bool:
+        most, steps = self.observer.trial.steps, self.observer.steps - found.first_step
+        return steps >= most or (not steps and found.drawn >= max(_MOST_EVALUATED, most))
+
+    def _tell_of(self, found: _Pass, content: object) -> None:
+        index = found.waiting.popleft() if found.waiting else None
+        indices = index if isinstance(index, list | tuple) else [index]
+        known = [i for i in indices if isinstance(i, int)]
+        contents = content_hashes(content, len(known))
+        samples = tuple(str(_innermost(found.loader.dataset, i)) for i in known)
+        self.observer.tell(Drawn(found.site, found.number, samples or contents, contents))
+        self.observer.after_batch()
+
+
+def _site(frame: FrameType | None) -> int:
+    """Number a place in the script by the lines that lead to it."""
+    lines: list[str] = []
+    while frame is not None and len(lines) < _DEPTH:
+        lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        frame = frame.f_back
+    return crc32(" ".join(lines).encode())
+
+
+def _innermost(dataset: object, index: int) -> int:
+    inner: object = dataset
+    while isinstance(inner, Subset):
+        index = int(inner.indices[index])
+        inner = inner.dataset
+    return index
+
+
+def _describe(loader: DataLoader[object], number: int, pass_number: int) -> PassBegun:
+    sampler = loader.sampler
+    shared = isinstance(sampler, DistributedSampler)
+    return PassBegun(
+        loader=number,
+        number=pass_number,
+        sampler=type(sampler).__name__,
+        replicas=sampler.num_replicas if isinstance(sampler, DistributedSampler) else 1,
+        shuffles=sampler.shuffle
+        if isinstance(sampler, DistributedSampler)
+        else isinstance(sampler, RandomSampler),
+        sampler_drops=shared and bool(getattr(sampler, "drop_last", False)),
+        loader_drops=bool(loader.drop_last),
+        epoch=sampler.epoch if isinstance(sampler, DistributedSampler) else 0,
+        samples=_length(loader.dataset),
+        batches=0 if isinstance(loader.dataset, IterableDataset) else _length(loader),
+    )
+
+
+def _length(dataset: object) -> int:
+    try:
+        return len(dataset)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError, AttributeError):
+        return 0

@@ -1,0 +1,120 @@
+"""Where each rank is when ranks wait for one another in vain."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial, wraps
+from io import FileIO
+from pathlib import Path
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.launch.failures import WorkerFailure, is_lost_peer
+from paceline.options.figures import plural
+from paceline.verify.events import Ended, Event, Stepped
+from paceline.verify.patching import Patches
+
+_CALLS = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "monitored_barrier",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+)
+_WIDTH = 64
+_NOWHERE = "in no such call"
+
+
+@contextmanager
+def whereabouts_kept(
+    records: Path, rank: int, met: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Keep the name of the collective call that a rank is in, in a file that outlives the rank.
+
+    Args:
+        records: Shared by the ranks of one launch.
+        rank: This one.
+        met: Is called after each collective call.
+    """
+    with _path(records, rank).open("wb", buffering=0) as file, Patches() as patches:
+        for name in _CALLS:
+            patches.wrap(dist, name, partial(_around, file, f"{name}()", met))
+        patches.wrap(Tensor, "backward", partial(_around, file, "a backward pass", _nothing))
+        name = "the making of DistributedDataParallel"
+        patches.wrap(DistributedDataParallel, "__init__", partial(_around, file, name, met))
+        yield
+
+
+def _nothing() -> None:
+    """A backward pass alone meets nobody."""
+
+
+def _around(
+    file: FileIO, name: str, done: Callable[[], None], original: Callable[..., object]
+) -> Callable[..., object]:
+    @wraps(original)
+    def call(*arguments: object, **named: object) -> object:
+        _note(file, name)
+        result = original(*arguments, **named)
+        _note(file, "")  # not where it fails: that is where the rank was
+        done()
+        return result
+
+    return call
+
+
+def _note(file: FileIO, name: str) -> None:
+    os.pwrite(file.fileno(), name.encode().ljust(_WIDTH), 0)
+
+
+def whereabouts(records: Path, ranks: Sequence[Sequence[Event]]) -> list[str]:
+    """Say where each rank was last.
+
+    Args:
+        records: As of `whereabouts_kept`.
+        ranks: Each rank's events in order.
+    """
+    return [_place(_path(records, rank), events) for rank, events in enumerate(ranks)]
+
+
+def lost_one_another(cause: WorkerFailure, places: Sequence[str]) -> bool:
+    """Tell whether a launch failed since its ranks waited for one another in different places.
+
+    Gloo aborts a process that is sent what belongs to another call than its own.
+
+    Args:
+        cause: The failure that came first.
+        places: As of `whereabouts`.
+    """
+    if cause.kind != "infrastructure" or len(set(places)) < 2:
+        return False
+    if cause.signal_name == "SIGABRT":
+        return places[cause.rank].startswith("in ") and _NOWHERE not in places[cause.rank]
+    return is_lost_peer(cause.error_type, cause.traceback or cause.message)
+
+
+def _place(path: Path, events: Sequence[Event]) -> str:
+    call = path.read_text().strip() if path.exists() else ""
+    place = f"in {call}" if call else _NOWHERE
+    if any(isinstance(event, Ended) for event in events):
+        place = "at the script's end"
+    steps = sum(isinstance(event, Stepped) and event.optimizer == 0 for event in events)
+    return f"{place} after {plural(steps, 'step')}"
+
+
+def _path(records: Path, rank: int) -> Path:
+    return records / f"rank-{rank}.call"

@@ -1,0 +1,179 @@
+"""Faults that show between the ranks of one launch."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from paceline.options.figures import plural
+from paceline.verify.comparison_case import Case
+from paceline.verify.events import Drew, Handed
+from paceline.verify.finding import Cause, Finding
+
+_DRAWING = (
+    ("dropout", Cause.SAME_DROPOUT, "drop out"),
+    ("data", Cause.SAME_AUGMENTATION, "augment"),
+    ("step", Cause.SAME_NOISE, "draw noise in their steps"),
+)
+
+
+def no_communication(case: Case) -> Iterator[Finding]:
+    """Find processes that train without ever taking notice of one another."""
+    story = case.other
+    is_watched = not (story.in_session or story.failure) and story.steps
+    if story.workers == 1 or story.has_met or not is_watched:
+        return
+    shared = all(len(set(step.samples)) == 1 for step in story.steps)
+    equal = all(
+        len({tuple(m.sha256 for m in stepped.weights) for stepped in step.stepped}) == 1
+        for step in story.steps
+    )
+    if not shared and (equal or story.has_joined):
+        return  # they have other ways than torch.distributed; or that is a finding of its own
+    group = "no process group is made" if not story.has_joined else "a process group, never used"
+    what = (
+        f"the {story.workers} processes never communicate ({group}, no collective call): each "
+        "trains by itself"
+    )
+    if shared and equal:
+        what += (
+            f", on the same samples and to the same weights: one training, {story.workers} times"
+        )
+    elif shared:
+        what += ", on the same samples, to weights of its own"
+    yield case.found(Cause.NO_COMMUNICATION, what, step=0)
+
+
+def same_chance(case: Case) -> Iterator[Finding]:
+    """Find ranks that draw the same random numbers for different samples."""
+    steps = case.other.steps
+    if not steps or (len(set(steps[0].samples)) == 1 and any(steps[0].samples[0])):
+        return  # the ranks have the same samples: told elsewhere
+    for kind, cause, doing in _DRAWING:
+        draws = [
+            sorted((e for e in rank if e.by.startswith(kind)), key=lambda e: e.by)
+            for rank in case.other.drew
+        ]
+        for rank in range(1, len(draws)):
+            if _draw_alike(draws[0], draws[rank]):
+                what = f"ranks 0 and {rank} {doing} by the same random numbers"
+                yield case.found(cause, what, step=0, rank=rank)
+                break
+
+
+def buffers_apart(case: Case) -> Iterator[Finding]:
+    """Find buffers that are each rank's own when they are used."""
+    if case.other.in_session:
+        return
+    for judged in zip(*case.other.judged, strict=False):
+        found = _first_apart([one.buffers for one in judged])
+        if found:
+            rank, name = found
+            what = f"an evaluation runs with another buffer {name} on rank {rank} than on rank 0"
+            yield case.found(Cause.BUFFERS_APART, what, rank=rank, tensor=name)
+            return
+    if any(handed.broadcasts_buffers for handed in _handed_first(case)):
+        return
+    for number, step in enumerate(case.other.steps):
+        found = _first_apart([stepped.buffers for stepped in step.stepped])
+        if found:
+            rank, name = found
+            what = f"after step {number} rank {rank} has another buffer {name} than rank 0"
+            yield case.found(Cause.BUFFERS_APART, what, step=number, rank=rank, tensor=name)
+            return
+
+
+def models(case: Case) -> Iterator[Finding]:
+    """Find ranks that build another model, or the same with other weights."""
+    if case.other.in_session:
+        return
+    handed = _handed_first(case)
+    shapes = _first_apart([one.shapes for one in handed])
+    if shapes:
+        rank, name = shapes
+        pair = [one.shapes.get(name, "not there") for one in (handed[0], handed[rank])]
+        what = f"rank {rank} builds another model: {name} is {pair[1]}, on rank 0 {pair[0]}"
+        yield case.found(Cause.MODELS_DIFFER, what, rank=rank, tensor=name)
+        return
+    start = _first_apart([one.tensors for one in handed])
+    if start:
+        rank, name = start
+        what = (
+            f"rank {rank} builds the model with another {name} than rank 0; "
+            "DistributedDataParallel has overwritten it by rank 0's"
+        )
+        yield case.found(Cause.START_HIDDEN, what, rank=rank, tensor=name)
+
+
+def start(case: Case) -> Iterator[Finding]:
+    """Find ranks, or launches, that begin with other weights."""
+    steps = case.first_steps()
+    if steps is None:
+        return
+    mine, theirs = steps[0].stepped, steps[1].stepped
+    marks = [dict(zip(s.names, (m.sha256 for m in s.before), strict=False)) for s in theirs]
+    apart = _first_apart(marks)
+    if apart:
+        rank, name = apart
+        what = f"rank {rank} begins with another {name} than rank 0"
+        yield case.found(Cause.START_APART, what, step=0, rank=rank, tensor=name)
+    workers = plural(case.first.workers, "worker")
+    for name, a, b in zip(theirs[0].names, mine[0].before, theirs[0].before, strict=False):
+        if a.sha256 != b.sha256:
+            what = f"the training begins with another {name} than on {workers}"
+            yield case.found(Cause.OTHER_START, what, step=0, tensor=name)
+            return
+
+
+def weights_apart(case: Case) -> Iterator[Finding]:
+    """Find ranks whose weights become different, from the same start."""
+    for number, step in enumerate(case.other.steps):
+        before = [[m.sha256 for m in s.before] for s in step.stepped]
+        if any(one != before[0] for one in before):
+            return
+        named = [
+            dict(zip(s.names, (m.sha256 for m in s.weights), strict=False)) for s in step.stepped
+        ]
+        apart = _first_apart(named)
+        if apart:
+            rank, name = apart
+            what = f"after step {number} rank {rank} has another {name} than rank 0"
+            yield case.found(Cause.WEIGHTS_APART, what, step=number, rank=rank, tensor=name)
+            return
+
+
+def unequal_steps(case: Case) -> Iterator[Finding]:
+    """Find ranks that have more batches than others."""
+    if case.other.in_session:
+        return
+    for epoch in case.other.training():
+        if len(set(epoch.batches)) > 1 and (epoch.is_whole or case.other.failure):
+            shown = ", ".join(f"rank {rank}: {n}" for rank, n in enumerate(epoch.batches))
+            what = f"the ranks have unequal numbers of batches in an epoch ({shown})"
+            yield case.found(Cause.UNEQUAL_STEPS, what)
+            return
+
+
+def waits_apart(case: Case) -> Iterator[Finding]:
+    """Find ranks that wait for each other in different calls, or after unequal steps."""
+    places = case.other.whereabouts
+    if len(set(places)) < 2:
+        return
+    shown = "; ".join(f"rank {rank}: {place}" for rank, place in enumerate(places))
+    what = f"the ranks wait for each other in different places ({shown})"
+    yield case.found(Cause.WAITS_APART, what)
+
+
+def _handed_first(case: Case) -> list[Handed]:
+    return [rank[0] for rank in case.other.handed if rank]
+
+
+def _draw_alike(one: Sequence[Drew], two: Sequence[Drew]) -> bool:
+    pairs = list(zip(one, two, strict=False))
+    return bool(pairs) and pairs[0][0].state == pairs[0][1].state
+
+
+def _first_apart(ranks: Sequence[Mapping[str, str]]) -> tuple[int, str] | None:
+    """Find the first rank, and a name, whose value isn't rank 0's."""
+    for rank, own in enumerate(ranks):
+        for name in (*ranks[0], *own):
+            if own.get(name) != ranks[0].get(name):
+                return rank, name
+    return None

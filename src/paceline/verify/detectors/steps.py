@@ -1,0 +1,171 @@
+"""Faults in what a step makes of its samples."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from paceline.options.figures import plural
+from paceline.verify.comparison_case import Case
+from paceline.verify.finding import Cause, Finding
+from paceline.verify.tensor_sketch import Mark, best_factor
+from paceline.verify.trace import Step
+
+_RATES_APART = 1e-6
+_EXACT = 1e-3
+"""Of gradients that differ by a factor alone."""
+_NOISY, _ROUGH = 0.1, 0.25
+"""Of losses and of gradients' norms, where a step draws random numbers."""
+
+
+def schedule_per_worker(case: Case) -> Iterator[Finding]:
+    """Find a schedule that is stepped once for each worker."""
+    step = _rates_differ_from(case)
+    mine, theirs = (
+        s.steps[-1].stepped[0].scheduled - s.steps[0].stepped[0].scheduled if s.steps else 0
+        for s in (case.first, case.other)
+    )
+    if step is None:
+        return
+    rates = [s.steps[step].stepped[0].rates[0] for s in (case.first, case.other)]
+    told = f"the learning rate of step {step} is {rates[1]:g} instead of {rates[0]:g}"
+    if mine > 0 and theirs > mine and len(case.other.steps) <= len(case.first.steps):
+        what = f"{told}: the schedule was stepped {theirs} times instead of {mine}"
+        yield case.found(Cause.SCHEDULE_PER_WORKER, what, step=step)
+    elif _same_batch(case, 0):
+        yield case.found(Cause.RATE_DIFFERS, told, step=step)
+
+
+def gradient_factor(case: Case) -> Iterator[Finding]:
+    """Find gradients that are larger or smaller by the number of workers, in the first step."""
+    steps, beyond = case.first_steps(), case.beyond
+    if steps is None or beyond is None or beyond.step or not beyond.same_samples:
+        return
+    ratio, (mine, theirs) = case.workers / case.first.workers, steps
+    pairs = [
+        (a, b)
+        for a, b in zip(mine.stepped[0].gradients, theirs.stepped[0].gradients, strict=False)
+        if a is not None and b is not None
+    ]
+    factor, rest = best_factor(pairs)
+    is_exact = rest < _EXACT
+    if _is_sum(mine, theirs, ratio) and (
+        abs(factor / ratio - 1) < _EXACT if is_exact else _norms_tell(pairs, ratio)
+    ):
+        what = (
+            f"the gradients of step 0 are {ratio:g} times too small{'' if is_exact else ', about'}:"
+            f" the loss is a sum over samples, and the ranks' gradients are averaged"
+        )
+        yield case.found(Cause.GRADIENT_FACTOR, what, step=0, tensor=beyond.first_tensor)
+    elif is_exact and abs(factor * ratio - 1) < _EXACT:
+        what = f"the gradients of step 0 are {ratio:g} times too large: a sum over the ranks"
+        yield case.found(Cause.GRADIENT_FACTOR, what, step=0, tensor=beyond.first_tensor)
+    elif is_exact and abs(factor / ratio - 1) < _EXACT:
+        what = f"the gradients of step 0 are {ratio:g} times too small: divided once too often"
+        yield case.found(Cause.GRADIENT_FACTOR, what, step=0, tensor=beyond.first_tensor)
+
+
+def _is_sum(mine: Step, theirs: Step, ratio: float) -> bool:
+    """Tell whether the ranks' losses add up to the loss on fewer workers, rather than average."""
+    total, other = sum(mine.losses), sum(theirs.losses)
+    return bool(total) and abs(other / total - 1) < _NOISY and abs(ratio - 1) > 2 * _NOISY
+
+
+def _norms_tell(pairs: Sequence[tuple[Mark, Mark]], ratio: float) -> bool:
+    """Tell the same by sizes, where noise or BatchNorm makes gradients differ besides."""
+    mine, theirs = (math.hypot(*(pair[n].norm for pair in pairs)) for n in (0, 1))
+    return bool(theirs) and abs(mine / theirs / ratio - 1) < _ROUGH
+
+
+def mean_of_means(case: Case) -> Iterator[Finding]:
+    """Find ranks with unequal shares whose gradients count alike."""
+    beyond = case.beyond
+    if beyond is None or case.other.in_session or not beyond.same_samples:
+        return
+    if any(gradient_factor(case)):
+        return
+    shares = case.other.steps[beyond.step].shares
+    if len(set(shares)) > 1 and all(_equal_until(case, beyond.step)):
+        shown = " + ".join(map(str, shares))
+        yield case.found(
+            Cause.MEAN_OF_MEANS,
+            f"step {beyond.step} shares its samples as {shown}, and the gradients of all ranks "
+            "count alike: a sample of the smaller share counts more",
+            step=beyond.step,
+            tensor=beyond.first_tensor,
+        )
+
+
+def batchnorm_share(case: Case) -> Iterator[Finding]:
+    """Find BatchNorms whose statistics are those of a share."""
+    names, beyond = case.other.normalised, case.beyond
+    if not names or beyond is None or not beyond.same_samples:
+        return
+    if case.first.in_shards or case.other.in_shards:
+        return  # a shard has the same samples on any number of workers
+    shares = case.other.steps[beyond.step].shares
+    shown = " + ".join(map(str, shares)) if any(shares) else "a part"
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    yield case.found(
+        Cause.BATCHNORM_SHARE,
+        f"the BatchNorm {names[0]}{more} takes mean and variance over each rank's share "
+        f"({shown} samples), not over the batch",
+        step=beyond.step,
+        tensor=beyond.first_tensor,
+    )
+
+
+def no_gradient(case: Case) -> Iterator[Finding]:
+    """Find parameters that an optimizer holds and no loss reaches."""
+    if not case.other.steps:
+        return
+    reached: set[str] = set()
+    names: dict[str, None] = {}
+    for step in case.other.steps:
+        stepped = step.stepped[0]
+        names |= dict.fromkeys(stepped.names)
+        pairs = zip(stepped.names, stepped.gradients, strict=True)
+        reached |= {name for name, gradient in pairs if gradient is not None}
+    unused = [name for name in names if name not in reached]
+    if unused:
+        shown = ", ".join(unused[:3]) + (" ..." if len(unused) > 3 else "")
+        yield case.found(
+            Cause.NO_GRADIENT,
+            f"{plural(len(unused), 'parameter')} without a gradient: {shown}",
+            step=0,
+            tensor=unused[0],
+        )
+
+
+def chance(case: Case) -> Iterator[Finding]:
+    """Find random numbers that other numbers of workers don't share: augmentation, noise."""
+    step = case.comparison.looks_differ_from
+    if step is not None:
+        yield case.found(
+            Cause.CHANCE,
+            f"from step {step} on the same samples look otherwise than on "
+            f"{plural(case.first.workers, 'worker')}: random numbers change them",
+            step=step,
+        )
+    elif case.beyond is not None and any(e.by == "step" for e in case.other.drew[0]):
+        yield case.found(
+            Cause.CHANCE,
+            "the script draws random numbers in its steps, others on another number of workers",
+            step=case.beyond.step,
+        )
+
+
+def _equal_until(case: Case, step: int) -> Iterator[bool]:
+    return (len(set(found.shares)) == 1 for found in case.other.steps[:step])
+
+
+def _same_batch(case: Case, step: int) -> bool:
+    mine, theirs = case.first.steps[step], case.other.steps[step]
+    return sum(mine.shares) == sum(theirs.shares)
+
+
+def _rates_differ_from(case: Case) -> int | None:
+    pairs = zip(case.first.steps, case.other.steps, strict=False)
+    for number, (mine, theirs) in enumerate(pairs):
+        rates = zip(mine.stepped[0].rates, theirs.stepped[0].rates, strict=False)
+        if any(abs(a - b) > _RATES_APART * max(abs(a), abs(b)) for a, b in rates):
+            return number
+    return None

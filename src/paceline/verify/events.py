@@ -1,0 +1,216 @@
+"""What a worker sees of a training, event by event, on disk as a JSON object a line."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import final
+
+from paceline.verify.tensor_sketch import Mark
+
+
+@dataclass(frozen=True)
+class Handed:
+    """A module was handed over to be trained in parallel, as this rank has built it."""
+
+    tensors: Mapping[str, str]
+    """Hashes of parameters and buffers by name."""
+    shapes: Mapping[str, str]
+    by: str
+    """`DistributedDataParallel`, or `session`, which has made all ranks alike by then."""
+    broadcasts_buffers: bool = True
+
+
+@dataclass(frozen=True)
+class PassBegun:
+    """A pass over a DataLoader begins."""
+
+    loader: int
+    """Stands for the place where it was made."""
+    number: int
+    sampler: str
+    """Name of the sampler's type."""
+    replicas: int
+    """Ranks between which the sampler shares; 1 where it knows of none."""
+    shuffles: bool
+    sampler_drops: bool
+    loader_drops: bool
+    epoch: int
+    """As the sampler was told by set_epoch."""
+    samples: int
+    """Of the whole data set; 0 where it has no length."""
+    batches: int = 0
+    """Of the whole pass; 0 where that isn't known."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A batch was taken from a DataLoader or from Paceline's own."""
+
+    loader: int
+    number: int
+    """Of the pass, or of the epoch."""
+    samples: tuple[str, ...]
+    """Each sample's index in the data set, or the hash of its content where it has none."""
+    contents: tuple[str, ...]
+    """Hashes of what the samples look like, after augmentation; empty where it can't be told."""
+    trains: bool | None = None
+    """Whether it is trained on; None where what follows tells."""
+    total: int = 0
+    """Samples of the global batch, where it is known."""
+    part: int = 0
+    """The shard, where a session has several."""
+
+
+@dataclass(frozen=True)
+class PassEnded:
+    """A pass over a DataLoader has ended."""
+
+    loader: int
+    number: int
+    is_cut: bool
+    """Whether we ended it, not the data."""
+
+
+@dataclass(frozen=True)
+class Drew:
+    """Random numbers were drawn, from generators in this state."""
+
+    by: str
+    """`dropout` or `data`."""
+    state: str
+
+
+@dataclass(frozen=True)
+class Backward:
+    """A backward pass began."""
+
+    loss: float
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """An optimizer took a step."""
+
+    optimizer: int
+    names: tuple[str, ...]
+    """Of the parameters, in the optimizer's order."""
+    before: tuple[Mark, ...]
+    """The weights that the first step began with; empty in later ones."""
+    gradients: tuple[Mark | None, ...]
+    weights: tuple[Mark, ...]
+    buffers: Mapping[str, str]
+    """Hashes by name."""
+    rates: tuple[float, ...]
+    scheduled: int
+    """How often schedulers have been stepped so far."""
+
+
+@dataclass(frozen=True)
+class Normalised:
+    """A BatchNorm took its statistics from this rank's batch alone."""
+
+    module: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A model was run in evaluation mode, with these buffers."""
+
+    buffers: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The script has combined a small tensor over the ranks."""
+
+    operation: str
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Met:
+    """This rank has joined the others, or communicated with them for the first time."""
+
+    joined_only: bool
+    """Whether it has only made a process group so far."""
+
+
+@dataclass(frozen=True)
+class Figured:
+    """A session's evaluation has ended."""
+
+    figures: Mapping[str, float]
+    samples: int
+
+
+@dataclass(frozen=True)
+class Printed:
+    """Rank 0 has printed a line."""
+
+    line: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The training's end, in order."""
+
+    is_cut: bool
+    """Whether we ended it."""
+
+
+Event = (
+    Handed
+    | PassBegun
+    | Drawn
+    | PassEnded
+    | Drew
+    | Backward
+    | Stepped
+    | Normalised
+    | Judged
+    | Reduced
+    | Met
+    | Figured
+    | Printed
+    | Ended
+)
+_KINDS: Mapping[str, type] = {kind.__name__: kind for kind in Event.__args__}
+
+
+@final
+@dataclass
+class EventWriter:
+    """Appends events to a file."""
+
+    path: Path
+
+    def write(self, event: Event) -> None:
+        """Append one; it is on its way to the disk when this returns."""
+        line = json.dumps([type(event).__name__, asdict(event)])
+        with self.path.open("a") as file:
+            file.write(line + "\n")
+
+
+def read_events(path: Path) -> list[Event]:
+    """Read what was written; the last line may be torn where the worker was killed."""
+    return list(_read(path)) if path.exists() else []
+
+
+def _read(path: Path) -> Iterator[Event]:
+    for line in path.read_text().splitlines():
+        try:
+            kind, content = json.loads(line)
+        except ValueError:
+            return
+        event: Event = _KINDS[kind](**{n: _restored(n, v) for n, v in content.items()})
+        yield event
+
+
+def _restored(name: str, value: object) -> object:
+    if name in ("before", "gradients", "weights") and isinstance(value, list):
+        return tuple(Mark(**v) if isinstance(v, dict) else v for v in value)
+    return tuple(value) if isinstance(value, list) else value

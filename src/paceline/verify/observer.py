@@ -1,0 +1,253 @@
+"""What one worker sees, put together from the hooks around it and written down."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from paceline.data.batch import Batch
+from paceline.training.evaluation.distributed_mean import Figures
+from paceline.verify.events import (
+    Backward,
+    Drawn,
+    Drew,
+    Event,
+    EventWriter,
+    Figured,
+    Handed,
+    Judged,
+    Met,
+    Normalised,
+    Reduced,
+    Stepped,
+)
+from paceline.verify.perturbation import disturb_gradients, disturb_weights
+from paceline.verify.rng_tracking import chance_states
+from paceline.verify.sample_hash import content_hashes
+from paceline.verify.tensor_sketch import Mark, mark
+from paceline.verify.trial import EnoughSeenError, Trial
+
+_MOST_REDUCED = 16
+SESSION_LOADER = -1
+"""Stands for the loader that a session's steps are counted by."""
+
+
+@final
+@dataclass
+class Observer:
+    """One worker's witness. It changes nothing and communicates with nobody."""
+
+    trial: Trial
+    rank: int
+    writer: EventWriter
+    in_session: bool = False
+    """Whether Paceline trains: it tells all, and what the hooks around see is its own."""
+    steps: int = 0
+    """Of the optimizer that has taken most."""
+    scheduled: int = 0
+    names: dict[int, str] = field(default_factory=dict)
+    """Names of parameters and modules, by id."""
+    roots: dict[int, nn.Module] = field(default_factory=dict)
+    """Models that were handed over, by id."""
+    autocast: torch.dtype | None = None
+    _optimizers: list[Optimizer] = field(default_factory=list)
+    _taken: list[int] = field(default_factory=list)
+    """Steps of each optimizer."""
+    _before: tuple[Mark, ...] = ()
+    _gradients: tuple[Mark | None, ...] = ()
+    _normalised: set[int] = field(default_factory=set)
+    _met: set[bool] = field(default_factory=set)
+    _judged_at: int = -1
+    _batches: int = 0
+    _disturbed_at: int = -1
+    _dropped_at: int = -1
+    _chance: str = ""
+    """State of the generator after the last batch or dropout; empty where it isn't looked at."""
+
+    # Told by Paceline's session: training/observer.py
+
+    def begin(self, models: Mapping[str, nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        """Take in what is trained."""
+        self.in_session = True
+        for name, model in models.items():
+            self.hand_over(model, "session", prefix="" if len(models) == 1 else f"{name}.")
+        for optimizer in optimizers:
+            self._number_of(optimizer)
+
+    def batch(self, batch: Batch, epoch: int, step: int) -> None:
+        """Note what is about to be trained on; ends the training once enough was seen."""
+        if epoch >= self.trial.epochs:
+            raise EnoughSeenError
+        samples = tuple(str(int(index)) for index in batch.indices)
+        contents = content_hashes(batch.content, len(samples)) if samples else ()
+        drawn = Drawn(SESSION_LOADER, epoch, samples, contents, True, batch.total, batch.part)
+        self.writer.write(drawn)
+        self.after_batch()
+
+    def loss(self, loss: Tensor, weight: float) -> None:
+        """Note a backward pass."""
+        self._look_for_draws()
+        self.writer.write(Backward(_number(loss), weight))
+
+    def evaluated(self, figures: Figures, samples: int) -> None:
+        """Note an evaluation's figures."""
+        self.writer.write(Figured(figures, samples))
+
+    # Told by the hooks of outside.py and loaders.py
+
+    def tell(self, event: Event) -> None:
+        """Note what a hook has seen, unless Paceline trains."""
+        if not self.in_session:
+            self.writer.write(event)
+
+    def hand_over(
+        self, module: nn.Module, by: str, *, broadcasts: bool = True, prefix: str = ""
+    ) -> None:
+        """Note a model as this rank has built it."""
+        self._name(module, prefix)
+        tensors = [*module.named_parameters(), *module.named_buffers()]
+        hashes = {prefix + n: mark(t, whole=False).sha256 for n, t in tensors}
+        shapes = {prefix + n: str(tuple(t.shape)) for n, t in tensors}
+        self.writer.write(Handed(hashes, shapes, by, broadcasts))
+
+    def before_backward(self, loss: Tensor) -> None:
+        """Note a backward pass of a plain script."""
+        if loss.numel() == 1 and not self.in_session:
+            self._look_for_draws()
+            self.tell(Backward(_number(loss)))
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Note the gradients that an optimizer is about to use."""
+        number = self._number_of(optimizer)
+        whole = self.rank == 0
+        parameters = _parameters(optimizer)
+        if self.trial.disturbed:
+            disturb_gradients(parameters, self._taken[number], self.autocast)
+        first = self._taken[number] == 0
+        self._before = tuple(mark(p, whole=whole) for p in parameters) if first else ()
+        self._gradients = tuple(
+            None if p.grad is None else mark(p.grad, whole=whole) for p in parameters
+        )
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Note the new weights."""
+        number, parameters = self._number_of(optimizer), _parameters(optimizer)
+        self._taken[number] += 1
+        self.steps = max(self._taken)
+        whole = self.rank == 0
+        stepped = Stepped(
+            optimizer=number,
+            names=self._names_of(optimizer),
+            before=self._before,
+            gradients=self._gradients,
+            weights=tuple(mark(p, whole=whole) for p in parameters),
+            buffers=self._buffers(),
+            rates=tuple(float(group["lr"]) for group in optimizer.param_groups),
+            scheduled=self.scheduled,
+        )
+        self.writer.write(stepped)
+
+    def before_forward(self, module: nn.Module) -> None:
+        """Note BatchNorm that sees a share only, and models about to be judged."""
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+            self._note_batchnorm(module)
+        if id(module) not in self.names and not isinstance(module, DistributedDataParallel):
+            self._name(module)  # what is called first is the outermost
+        if id(module) not in self.roots:
+            return
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                self.autocast = torch.get_autocast_dtype(device)
+        if module.training and self.trial.disturbed and self._disturbed_at != self._batches:
+            self._disturbed_at = self._batches  # no graph is open when a batch has just come
+            for root in self.roots.values():
+                disturb_weights(root.parameters(), self._batches)
+        if not module.training and self._judged_at != self.steps:
+            self._judged_at = self.steps
+            self.tell(Judged(self._buffers()))
+
+    def before_dropout(self, given: Tensor) -> None:
+        """Note which numbers the first dropout of a step is going to draw."""
+        if self._dropped_at != self.steps:
+            self._dropped_at = self.steps
+            state = chance_states()["torch"]
+            if given.is_cuda:
+                state = mark(torch.cuda.get_rng_state(given.device), whole=False).sha256
+            self.writer.write(Drew("dropout", state))
+
+    def after_batch(self) -> None:
+        """Begin anew: a batch has come."""
+        self._batches += 1
+        self.after_draw()
+
+    def after_draw(self) -> None:
+        """Remember which random numbers come next: whoever draws them now is the script itself."""
+        self._chance = chance_states()["torch"]
+
+    def reduced(self, operation: str, before: Tensor, after: Tensor) -> None:
+        """Note what a script combines over the ranks, where it is small."""
+        if before.numel() <= _MOST_REDUCED and not before.is_complex():
+            self.tell(Reduced(operation, _numbers(before), _numbers(after)))
+
+    def meet(self, *, joined_only: bool) -> None:
+        """Note that this rank has joined the others or communicates with them."""
+        if joined_only not in self._met:
+            self._met.add(joined_only)
+            self.tell(Met(joined_only))
+
+    def _look_for_draws(self) -> None:
+        if self._chance and chance_states()["torch"] != self._chance:
+            self.writer.write(Drew("step", self._chance))
+        self._chance = ""
+
+    def _name(self, module: nn.Module, prefix: str = "") -> None:
+        self.roots[id(module)] = module
+        for name, parameter in module.named_parameters():
+            self.names[id(parameter)] = prefix + name
+        for name, part in module.named_modules():
+            self.names[id(part)] = prefix + name
+
+    def _note_batchnorm(self, module: nn.Module) -> None:
+        if id(module) not in self._normalised and not isinstance(module, nn.SyncBatchNorm):
+            self._normalised.add(id(module))
+            name = self.names.get(id(module)) or type(module).__name__
+            self.writer.write(Normalised(name, 0))
+
+    def _buffers(self) -> dict[str, str]:
+        return {
+            name: mark(buffer, whole=False).sha256
+            for root in self.roots.values()
+            for name, buffer in root.named_buffers()
+        }
+
+    def _number_of(self, optimizer: Optimizer) -> int:
+        for number, known in enumerate(self._optimizers):
+            if known is optimizer:
+                return number
+        self._optimizers.append(optimizer)
+        self._taken.append(0)
+        return len(self._optimizers) - 1
+
+    def _names_of(self, optimizer: Optimizer) -> tuple[str, ...]:
+        return tuple(
+            self.names.get(id(parameter), f"parameter {place} of group {number}")
+            for number, group in enumerate(optimizer.param_groups)
+            for place, parameter in enumerate(group["params"])
+        )
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _number(loss: Tensor) -> float:
+    return float(loss.detach().double().item())
+
+
+def _numbers(tensor: Tensor) -> tuple[float, ...]:
+    values: Iterable[float] = tensor.detach().double().reshape(-1).tolist()
+    return tuple(values)

@@ -1,0 +1,217 @@
+"""Why each cause makes a training different, and how to mend it, in Paceline and in plain torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline.verify.finding import Cause
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What is known of a cause."""
+
+    why: str
+    paceline: str
+    torch: str
+
+
+_SEED_APART = (
+    "torch.manual_seed(seed + rank), but only once all that ranks must have alike is there: after "
+    "the model is built and wrapped. What is drawn alike later on (an order or a split of the "
+    "samples: RandomSampler, random_split, randperm) needs generator=torch.Generator()"
+    ".manual_seed(seed), or the ranks' shares would overlap"
+)
+
+ADVICE: Mapping[Cause, Advice] = {
+    Cause.NO_COMMUNICATION: Advice(
+        "nothing makes one training of the processes: none learns from what the others have seen",
+        "model = s.model(net), batches = s.loader(train_set), s.step(loss): see docs/scripts.md",
+        "init_process_group(), DataLoader(..., sampler=DistributedSampler(train_set)), and "
+        "model = DistributedDataParallel(model), called as model(x)",
+    ),
+    Cause.NO_SAMPLER: Advice(
+        "every rank trains on all samples: an epoch is as long as on one worker, and counts each "
+        "sample several times",
+        "batches = s.loader(train_set, global_batch=64)",
+        "DataLoader(train_set, batch_size=64 // world_size, sampler=DistributedSampler(train_set))",
+    ),
+    Cause.SET_EPOCH: Advice(
+        "a DistributedSampler shuffles by (seed, epoch), and nobody has told it the epoch",
+        "batches = s.loader(train_set): each of s.epochs() has an order of its own",
+        "sampler.set_epoch(epoch) at the beginning of every epoch",
+    ),
+    Cause.DROP_LAST: Advice(
+        "each rank leaves the rest of its own share out, so more workers lose more samples",
+        "s.loader(train_set): a short last batch is used, each sample with its exact weight; "
+        "drop_last=True drops the same samples on any number",
+        "a batch size and a data set that divide evenly, or drop_last=False with losses weighted "
+        "by their number of samples",
+    ),
+    Cause.PADDED_TRAINING: Advice(
+        "DistributedSampler needs equal shares and fills them up from the beginning",
+        "s.loader(train_set): shares may be unequal, nothing is repeated",
+        "a sampler of your own that shares unevenly, with Join and weighted losses",
+    ),
+    Cause.PADDED_EVALUATION: Advice(
+        "what is counted twice has twice the weight in the figure",
+        "s.evaluate(judge, s.eval_loader(test_set)): every sample exactly once",
+        "evaluate Subset(test_set, range(rank, len(test_set), world_size)) and add sums and "
+        "counts up with all_reduce",
+    ),
+    Cause.OTHER_SAMPLES: Advice(
+        "what a step learns from follows the number of workers",
+        "batches = s.loader(train_set): the order of samples doesn't know the workers",
+        "draw one order from (seed, epoch) on all ranks; let each rank take its part of every "
+        "global batch",
+    ),
+    Cause.BATCH_GROWS: Advice(
+        "a larger batch is another training, also where the learning rate is scaled",
+        "s.loader(train_set, global_batch=64): the batch of a step, over all workers",
+        "DataLoader(batch_size=64 // world_size)",
+    ),
+    Cause.RATE_STAYS: Advice(
+        "N times the samples make N times fewer updates of the same size: training is slower by "
+        "about N",
+        "s.loader(train_set, global_batch=64) keeps the batch; recipes scale by --lr-scaling",
+        "DataLoader(batch_size=64 // world_size), or lr * world_size with a warm-up "
+        "(Goyal et al. 2017)",
+    ),
+    Cause.RATE_DIFFERS: Advice(
+        "updates have another size from this step on",
+        "keep the global batch, and with it the learning rate",
+        "compute the learning rate and its schedule from the global batch and its steps",
+    ),
+    Cause.SCHEDULE_PER_WORKER: Advice(
+        "the schedule runs ahead of the training",
+        "scheduler = s.scheduler(...); scheduler.step() once a step or an epoch, on every worker",
+        "one scheduler.step() a step on every rank, not one for each worker",
+    ),
+    Cause.GRADIENT_FACTOR: Advice(
+        "plain SGD then learns with another learning rate on every number of workers; with Adam, "
+        "weight decay, clipping and eps weigh otherwise",
+        "s.step(loss) with a mean loss: the ranks' gradients are averaged by their samples",
+        "a mean loss (reduction='mean') where gradients are averaged, as DistributedDataParallel "
+        "does; a sum, (loss * world_size).backward(), where sums are meant",
+    ),
+    Cause.MEAN_OF_MEANS: Advice(
+        "DistributedDataParallel averages the ranks' gradients with equal weights, whatever the "
+        "size of their batches",
+        "s.step(loss): weighted by samples",
+        "(loss * len(batch) * world_size / samples_of_all_ranks).backward()",
+    ),
+    Cause.BATCHNORM_SHARE: Advice(
+        "mean and variance over fewer samples are others, and noisier",
+        "--shards V (the same bits on up to V workers), or --sync-batchnorm",
+        "SyncBatchNorm.convert_sync_batchnorm(model) on GPUs, or GroupNorm",
+    ),
+    Cause.SAME_DROPOUT: Advice(
+        "all ranks have one seed: their masks are copies, and the noise doesn't average out",
+        "nothing: s.epochs() seeds every step and rank",
+        _SEED_APART,
+    ),
+    Cause.SAME_AUGMENTATION: Advice(
+        "all ranks have one seed: samples of different ranks are changed alike",
+        "s.loader(data, augment=...) draws by sample; data sets of your own are seeded by sample",
+        f"{_SEED_APART}; the same for random and NumPy",
+    ),
+    Cause.SAME_NOISE: Advice(
+        "all ranks have one seed: what they draw are copies, and the noise doesn't average out",
+        "nothing: s.epochs() seeds every step and rank",
+        _SEED_APART,
+    ),
+    Cause.BUFFERS_APART: Advice(
+        "each rank updates its buffers from its own share, and nothing brings them together",
+        "s.model(net), s.evaluate(...): floating buffers are averaged where the model is judged",
+        "DistributedDataParallel(model, broadcast_buffers=True) and evaluation through it, or "
+        "all_reduce the buffers before",
+    ),
+    Cause.START_APART: Advice(
+        "the ranks were seeded differently, or built something else, and nothing has made them "
+        "alike",
+        "model = s.model(net): all workers begin with rank 0's weights",
+        "the same torch.manual_seed(seed) before the model is built, or "
+        "DistributedDataParallel(model)",
+    ),
+    Cause.START_HIDDEN: Advice(
+        "harmless for these weights; but whatever else is drawn at random when ranks start "
+        "(a split of the data, say) differs between them too",
+        "model = s.model(net); paceline.session() seeds all workers alike",
+        "torch.manual_seed(seed) on all ranks before the model is built",
+    ),
+    Cause.OTHER_START: Advice(
+        "what is drawn before the training hangs on the number of workers",
+        "paceline.session() seeds before the script builds its model",
+        "torch.manual_seed(seed) right before the model is built",
+    ),
+    Cause.MODELS_DIFFER: Advice(
+        "all ranks have to build the same model",
+        "model = s.model(net) says at once which parameter differs",
+        "build the model from settings that all ranks read alike",
+    ),
+    Cause.WEIGHTS_APART: Advice(
+        "the ranks' gradients aren't combined, or their optimizers differ: each trains by itself",
+        "model = s.model(net) and s.step(loss)",
+        "model = DistributedDataParallel(model), called as model(x), with one optimizer's settings",
+    ),
+    Cause.UNEQUAL_STEPS: Advice(
+        "every step is a meeting of all ranks; whoever has no batch doesn't come",
+        "s.loader(train_set): all workers have as many steps, whatever the data",
+        "DistributedSampler, or the context manager Join",
+    ),
+    Cause.WAITS_APART: Advice(
+        "every collective call is a meeting of all ranks, in the same order on each",
+        "s.step, s.evaluate and s.sum on all workers; only what prints or saves under s.is_main",
+        "no collective call, barrier included, under `if rank == 0`; as many steps on every rank",
+    ),
+    Cause.NO_GRADIENT: Advice(
+        "they stay as they are; DistributedDataParallel stops over them in the second step unless "
+        "it is told find_unused_parameters=True",
+        "s.step(loss) names them and goes on",
+        "leave them out, parameter.requires_grad_(False), or find_unused_parameters=True",
+    ),
+    Cause.METRIC_FACTOR: Advice(
+        "a sum over ranks was divided by them, or a mean was added up",
+        "s.evaluate(judge, s.eval_loader(test_set)), or s.sum(count)",
+        "all_reduce(SUM) of counts and of their total, then one division",
+    ),
+    Cause.METRIC_MEANS: Advice(
+        "the mean of means isn't the mean where shares are unequal",
+        "s.evaluate(judge, s.eval_loader(test_set)): each sample counts once",
+        "all_reduce(SUM) of sums and of counts, then one division",
+    ),
+    Cause.METRIC_SHARE: Advice(
+        "each rank knows its own share only, and rank 0 prints",
+        "s.evaluate(judge, s.eval_loader(test_set))",
+        "all_reduce(SUM) of sums and of counts before rank 0 prints",
+    ),
+    Cause.FIGURES: Advice(
+        "weights are the same, so the evaluation itself isn't",
+        "let judge give each figure as its mean over the batch, or an element for each sample",
+        "all_reduce(SUM) of sums and of counts, then one division",
+    ),
+    Cause.CHANCE: Advice(
+        "each rank draws from generators of its own: no fault, but what comes after can't be "
+        "compared any further",
+        "augment=... of s.loader is drawn by sample; with --shards all is the same on any number",
+        "seed by (epoch, index) in the data set's __getitem__ to make it comparable",
+    ),
+    Cause.UNKNOWN: Advice(
+        "more than rounding, and none of the known causes",
+        "compare what this step computes: --steps 1, and this tensor",
+        "the same; does anything follow world_size or rank?",
+    ),
+    Cause.NEEDS_GPU: Advice(
+        "where there are fewer GPUs than workers, verify trains on the CPU, and a script that "
+        "chooses its device by itself does so too",
+        "model = s.model(net): it and the batches of s.loader are put where the worker trains",
+        'device = torch.device("cuda", local_rank) if torch.cuda.is_available() else '
+        'torch.device("cpu"); x.to(device) rather than x.cuda(), torch.cuda.set_device and '
+        "device_ids=[local_rank] only on a GPU, torch.load(..., map_location=device). Or verify "
+        "on a machine with a GPU for each worker",
+    ),
+    Cause.FAILED: Advice(
+        "the script doesn't run on this number of workers",
+        "paceline run SCRIPT.py --workers N shows the whole traceback",
+        "torchrun --standalone --nproc-per-node N SCRIPT.py",
+    ),
+}

@@ -1,0 +1,247 @@
+"""Hooks around a plain PyTorch script, which knows nothing of being watched."""
+
+import io
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from functools import partial, wraps
+from pathlib import Path
+from typing import TextIO, cast, final
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import distributed_c10d
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from paceline.verify.dataloader_hooks import LoaderWatch
+from paceline.verify.deadlock_locations import whereabouts_kept
+from paceline.verify.events import Printed
+from paceline.verify.observer import Observer
+from paceline.verify.patching import Patches
+from paceline.verify.rng_tracking import dropout_watched
+from paceline.verify.subprocesses import JOINS, STEPS, refuse_child, watch_children
+from paceline.verify.trial import EnoughSeenError, output_path
+
+
+@contextmanager
+def watched(observer: Observer) -> Iterator[None]:
+    """Tell an observer of everything that happens in this process while the block runs."""
+    with ExitStack() as stack:
+        patches = stack.enter_context(Patches())
+        watch_children(observer.trial, patches)
+        stack.enter_context(LoaderWatch(observer).installed())
+        stack.enter_context(
+            dropout_watched(
+                observer.before_dropout,
+                observer.after_draw,
+                keep=lambda: observer.trial.keeps_dropout and observer.in_session,
+            )
+        )
+        _hook_optimizers(observer, stack)
+        handle = register_module_forward_pre_hook(lambda part, _: observer.before_forward(part))
+        stack.callback(handle.remove)
+        patches.wrap(Tensor, "backward", partial(_around_backward, observer))
+        patches.wrap(DistributedDataParallel, "__init__", partial(_around_ddp, observer))
+        for kind in _schedulers():
+            patches.wrap(kind, "step", partial(_around_schedule, observer))
+        for module in (dist, distributed_c10d):
+            patches.wrap(module, "init_process_group", partial(_around_group, observer))
+            patches.wrap(module, "new_group", partial(_around_new_group, observer))
+        for name in ("all_reduce", "reduce"):
+            patches.wrap(dist, name, partial(_around_reduce, observer))
+        met = partial(observer.meet, joined_only=False)
+        stack.enter_context(whereabouts_kept(Path(observer.trial.records), observer.rank, met))
+        stack.enter_context(_printing_noted(observer))
+        yield
+
+
+def _hook_optimizers(observer: Observer, stack: ExitStack) -> None:
+    def before(optimizer: Optimizer, *_: object) -> None:
+        if observer.steps >= observer.trial.steps * (observer.trial.epochs + 1):
+            raise EnoughSeenError  # no DataLoader whose passes could be counted
+        refuse_child(observer.trial, STEPS)
+        observer.before_step(optimizer)
+
+    def after(optimizer: Optimizer, *_: object) -> None:
+        observer.after_step(optimizer)
+
+    stack.callback(register_optimizer_step_pre_hook(before).remove)
+    stack.callback(register_optimizer_step_post_hook(after).remove)
+
+
+def _around_backward(observer: Observer, original: Callable[..., object]) -> Callable[..., object]:
+    @wraps(original)
+    def backward(loss: Tensor, *arguments: object, **named: object) -> object:
+        observer.before_backward(loss)
+        return original(loss, *arguments, **named)
+
+    return backward
+
+
+def _around_ddp(observer: Observer, original: Callable[..., object]) -> Callable[..., object]:
+    @wraps(original)
+    def wrap(wrapper: nn.Module, module: nn.Module, *arguments: object, **named: object) -> object:
+        broadcasts = bool(named.get("broadcast_buffers", True))
+        observer.hand_over(module, "DistributedDataParallel", broadcasts=broadcasts)
+        return original(wrapper, module, *arguments, **named)
+
+    return wrap
+
+
+def _schedulers() -> list[type[LRScheduler]]:
+    """List the schedulers that have a `step` of their own."""
+    found: list[type[LRScheduler]] = []
+    waiting: list[type[LRScheduler]] = [LRScheduler]
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        if "step" in vars(kind):
+            found.append(kind)
+    return found
+
+
+def _around_schedule(observer: Observer, original: Callable[..., object]) -> Callable[..., object]:
+    @wraps(original)
+    def step(scheduler: object, *arguments: object, **named: object) -> object:
+        observer.scheduled += 1
+        return original(scheduler, *arguments, **named)
+
+    return step
+
+
+def _around_group(observer: Observer, original: Callable[..., object]) -> Callable[..., object]:
+    @wraps(original)
+    def init_process_group(
+        backend: str | None = None,
+        init_method: str | None = None,
+        timeout: object = None,
+        *arguments: object,
+        **named: object,
+    ) -> object:
+        refuse_child(observer.trial, JOINS)
+        if observer.trial.on_cpu and backend == "nccl":
+            backend = "gloo"
+        if not observer.in_session:
+            timeout = _limited(observer, timeout)
+        result = original(backend, init_method, timeout, *arguments, **named)
+        observer.meet(joined_only=True)
+        return result
+
+    return init_process_group
+
+
+def _around_new_group(observer: Observer, original: Callable[..., object]) -> Callable[..., object]:
+    @wraps(original)
+    def new_group(
+        ranks: object = None, timeout: object = None, *arguments: object, **named: object
+    ) -> object:
+        if not observer.in_session:
+            timeout = _limited(observer, timeout)
+        return original(ranks, timeout, *arguments, **named)
+
+    return new_group
+
+
+def _limited(observer: Observer, timeout: object) -> timedelta:
+    """Have ranks that wait for one another in vain fail before their user loses patience."""
+    limit = timedelta(seconds=observer.trial.timeout_s)
+    return min(timeout, limit) if isinstance(timeout, timedelta) else limit
+
+
+def _around_reduce(observer: Observer, original: Callable[..., object]) -> Callable[..., object]:
+    @wraps(original)
+    def reduce(tensor: Tensor, *arguments: object, **named: object) -> object:
+        operation = next((a for a in arguments if isinstance(a, dist.ReduceOp.RedOpType)), None)
+        operation = operation or named.get("op", dist.ReduceOp.SUM)  # type: ignore[assignment]
+        before = tensor.detach().clone()
+        result = original(tensor, *arguments, **named)
+        if result is None:  # not the asynchronous kind
+            observer.reduced(str(operation).rpartition(".")[2], before, tensor)
+        return result
+
+    return reduce
+
+
+@contextmanager
+def _printing_noted(observer: Observer) -> Iterator[None]:
+    """Note what is printed rather than show it."""
+    before = sys.stdout, sys.stderr
+    path = output_path(Path(observer.trial.records), observer.rank)
+    with path.open("a", encoding="utf-8", errors="replace", buffering=1) as file:
+        lines = [_Lines(observer, real, file) for real in before]
+        sys.stdout, sys.stderr = (cast(TextIO, stream) for stream in lines)
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
+            for stream in lines:
+                stream.finish()
+
+
+@final
+class _Lines(io.TextIOBase):
+    """A text stream whose lines are noted, and by rank 0's observer; all else is the real one's."""
+
+    def __init__(self, observer: Observer, real: TextIO, file: TextIO) -> None:
+        self._observer = observer
+        self._real = real
+        self._file = file
+        self._line = ""
+
+    def __getattr__(self, name: str) -> object:
+        """Give what a text stream needn't have: `buffer`, `name`, `mode` .."""
+        return getattr(self._real, name)
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The real stream's."""
+        return self._real.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        """The real stream's."""
+        return self._real.errors
+
+    def fileno(self) -> int:
+        """Give the real stream's."""
+        return self._real.fileno()
+
+    def isatty(self) -> bool:
+        """Tell whether the real stream is a terminal."""
+        return self._real.isatty()
+
+    def flush(self) -> None:
+        """Flush the real stream: what was written to its `buffer` waits there."""
+        self._real.flush()
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Note whole lines."""
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            self._note(line)
+        return len(text)
+
+    def finish(self) -> None:
+        """Note the last line, which nothing ended."""
+        self._note(self._line)
+        self._line = ""
+
+    def _note(self, line: str) -> None:
+        line = line.rpartition("\r")[2]
+        if not line.strip():
+            return
+        self._file.write(line + "\n")
+        if self._observer.rank == 0:
+            self._observer.tell(Printed(line))

@@ -1,0 +1,174 @@
+"""Processes that a verified script starts by itself: held back as well, or refused by name."""
+
+import json
+import multiprocessing.process
+import multiprocessing.spawn
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, Never, final
+
+import torch.distributed as dist
+import torch.multiprocessing
+from torch.distributed import distributed_c10d
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from paceline.distributed.environment import current_variables, set_variables
+from paceline.errors import UsageError
+from paceline.files import write_json
+from paceline.verify.file_isolation import held_back
+from paceline.verify.patching import Patches
+from paceline.verify.trial import Trial
+
+_REFUSED, _PROGRAMS = "refused.json", "programs.txt"
+_WORKER = "PACELINE_VERIFIED_WORKER"
+_ADVICE = (
+    "verify starts the workers itself, one process each, with RANK, LOCAL_RANK, WORLD_SIZE, "
+    "MASTER_ADDR and MASTER_PORT in the environment, as torchrun does: it couldn't choose how many "
+    "a script starts, nor see what they do. Have the script train in its own process where RANK is "
+    'set: `if "RANK" in os.environ: {call}`, with init_process_group("gloo") and no address, rank '
+    "or world size of its own. Where it has an option for that, give it after --"
+)
+_entered: list[ExitStack] = []  # for as long as a spawned process lives
+
+
+def watch_children(trial: Trial, patches: Patches) -> None:
+    """Refuse processes that train, and have all others write where this one does.
+
+    Args:
+        trial: Of this launch.
+        patches: Ends with the script.
+    """
+    for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
+        for name in ("spawn", "start_processes"):
+            patches.wrap(module, name, partial(_around_spawn, trial))
+    patches.wrap(multiprocessing.spawn, "get_preparation_data", partial(_around_data, trial))
+    patches.wrap(subprocess.Popen, "__init__", partial(_around_program, trial))
+    patches.wrap(os, "system", partial(_around_system, trial))
+
+
+def be_worker() -> None:
+    """Remember that this process is a worker; those that it starts are not."""
+    set_variables({_WORKER: str(os.getpid())})
+
+
+def refuse_child(trial: Trial, what: str) -> None:
+    """Stop where a process that the script has started takes part in a training.
+
+    Args:
+        trial: Of this launch.
+        what: What it is about to do.
+
+    Raises:
+        UsageError: This is such a process.
+    """
+    worker = int(current_variables().get(_WORKER, os.getpid()))
+    if worker != os.getpid():
+        name = multiprocessing.process.current_process().name
+        try:
+            _refuse(trial, f"{name}, which it has started by multiprocessing, {what}")
+        finally:
+            os.kill(worker, signal.SIGTERM)  # it may wait for what never comes now
+
+
+def refused(records: Path) -> str:
+    """Say what the workers of a launch have refused; empty for nothing."""
+    path = records / _REFUSED
+    return str(json.loads(path.read_text())) if path.exists() else ""
+
+
+def programs_started(records: Path) -> list[str]:
+    """List the programs that the workers of a launch have started, each once."""
+    path = records / _PROGRAMS
+    return list(dict.fromkeys(path.read_text().splitlines())) if path.exists() else []
+
+
+def _refuse(trial: Trial, what: str, call: str = 'main(int(os.environ["LOCAL_RANK"]))') -> Never:
+    told = f"the script starts its own training processes: {what}. {_ADVICE.format(call=call)}"
+    write_json(Path(trial.records) / _REFUSED, told)
+    raise UsageError(told)
+
+
+def _around_spawn(trial: Trial, original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def spawn(fn: Callable[..., Any], *arguments: Any, **named: Any) -> Never:
+        number = named.get("nprocs", arguments[1] if len(arguments) > 1 else 1)
+        name = getattr(fn, "__name__", "main")
+        call = f'{name}(int(os.environ["LOCAL_RANK"]), ...)'
+        _refuse(trial, f"mp.spawn({name}, nprocs={number})", call)
+
+    return spawn
+
+
+@final
+class _Entry:
+    """What a spawned process unpickles before it imports anything of the script's."""
+
+    def __init__(self, trial: str) -> None:
+        self._trial = trial
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return _enter, (self._trial,)
+
+
+def _enter(text: str) -> None:
+    trial, stack = Trial.from_json(text), ExitStack()
+    stack.enter_context(held_back(trial))
+    patches = stack.enter_context(Patches())
+    watch_children(trial, patches)
+    for module in (dist, distributed_c10d):
+        patches.wrap(module, "init_process_group", partial(_around_group, trial))
+    hook = register_optimizer_step_pre_hook(lambda *_: refuse_child(trial, STEPS))
+    stack.callback(hook.remove)
+    _entered.append(stack)
+
+
+JOINS = "calls init_process_group"
+STEPS = "takes an optimizer's step"
+
+
+def _around_group(trial: Trial, original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def init_process_group(*arguments: Any, **named: Any) -> Any:
+        refuse_child(trial, JOINS)
+        return original(*arguments, **named)
+
+    return init_process_group
+
+
+def _around_data(trial: Trial, original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def get_preparation_data(*arguments: Any, **named: Any) -> dict[str, Any]:
+        # First of all: what a spawned process does next is to import the script.
+        return {"paceline": _Entry(trial.to_json()), **original(*arguments, **named)}
+
+    return get_preparation_data
+
+
+def _around_program(trial: Trial, original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def init(process: object, args: Any, *more: Any, **named: Any) -> None:
+        words = [args] if isinstance(args, str | bytes | os.PathLike) else list(args)
+        _note_program(trial, " ".join(os.fsdecode(word) for word in words))
+        original(process, args, *more, **named)
+
+    return init
+
+
+def _around_system(trial: Trial, original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def system(command: str | bytes) -> Any:
+        _note_program(trial, os.fsdecode(command))
+        return original(command)
+
+    return system
+
+
+def _note_program(trial: Trial, line: str) -> None:
+    with (Path(trial.records) / _PROGRAMS).open("a", encoding="utf-8") as file:
+        file.write(" ".join(line.split())[:200] + "\n")

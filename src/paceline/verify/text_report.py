@@ -1,0 +1,201 @@
+"""What `paceline verify` prints: a table, what was found, what could not be seen; and as JSON."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from textwrap import fill
+from typing import final
+
+from paceline.options.figures import plural
+from paceline.verify.compare import FACTOR, Comparison, Limits
+from paceline.verify.finding import Finding
+from paceline.verify.remedies import ADVICE
+from paceline.verify.verdict import Judgement, Verdict
+
+_WIDTH = 100
+_CONCLUSIONS = {
+    Verdict.SAME_BITS: "on {on} the training is the same as on {{start}}, bit for bit",
+    Verdict.ROUNDING: "on {on} the training is the same as on {{start}}, up to rounding",
+    Verdict.CHANCE: "on {on} the training has the same samples as on {{start}}, but other random "
+    "numbers, so that losses and weights could not be compared",
+    Verdict.DIFFERENT: "on {on} this is another training than on {{start}}",
+    Verdict.FAILED: "on {on} the script fails",
+    Verdict.NOTHING: "on {on} no step could be compared: nothing is known of it",
+}
+_HEADINGS = ("workers", "steps", "samples", "loss", "gradients", "weights", "verdict")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """All that a verification has found."""
+
+    judgements: tuple[Judgement, ...]
+    """The first is what the others were held against."""
+    limits: Limits
+    unseen: tuple[str, ...]
+    yardstick: Comparison | None = None
+    """The first launch against itself, disturbed."""
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Give each cause once, on the first number of workers that shows it."""
+        found: dict[str, Finding] = {}
+        for judgement in self.judgements:
+            for finding in judgement.findings:
+                found.setdefault(finding.cause, finding)
+        return sorted(found.values(), key=lambda finding: not finding.is_fault)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the training is the same, and nothing is wrong."""
+        bad = (Verdict.DIFFERENT, Verdict.FAILED, Verdict.NOTHING)
+        return not any(
+            judgement.verdict in bad or any(f.is_fault for f in judgement.findings)
+            for judgement in self.judgements
+        )
+
+
+def as_text(outcome: Outcome) -> str:
+    """Write it for people."""
+    parts = [_table(outcome)]
+    if any(
+        j.verdict == Verdict.ROUNDING or j.verdict == Verdict.DIFFERENT for j in outcome.judgements
+    ):
+        parts.append(_about_limits(outcome.limits))
+    numbered = enumerate(outcome.findings, 1)
+    parts += [_finding(number, finding) for number, finding in numbered]
+    if outcome.unseen:
+        parts.append("Not seen:\n" + "\n".join(_wrapped(f"- {u}", 2) for u in outcome.unseen))
+    if any(finding.is_fault for finding in outcome.findings):
+        parts.append("Mend what was found, and verify again: one fault may hide another.")
+    parts.append(_wrapped(f"Conclusion: {conclusion(outcome)}", 0))
+    return "\n\n".join(part for part in parts if part)
+
+
+def conclusion(outcome: Outcome) -> str:
+    """Say in words what has come out."""
+    first, *others = outcome.judgements
+    start = plural(first.workers, "worker")
+    if first.verdict == Verdict.FAILED:
+        return f"the script fails on {start}, so that nothing could be compared."
+    parts = []
+    for verdict, told in _CONCLUSIONS.items():
+        counts = [j.workers for j in others if j.verdict == verdict]
+        if counts:
+            shown = " and ".join(map(str, counts))
+            parts.append(told.format(on=f"{shown} {'worker' if counts == [1] else 'workers'}"))
+    faults = [str(finding.cause) for finding in outcome.findings if finding.is_fault]
+    told = f"{'; '.join(parts)}.".replace("{start}", start)
+    if not faults:
+        return told
+    return f"{told} {plural(len(faults), 'fault')} to mend: {', '.join(faults)}."
+
+
+def as_json(outcome: Outcome) -> dict[str, object]:
+    """Write it for programs."""
+    return {
+        "is_good": outcome.is_good,
+        "conclusion": conclusion(outcome),
+        "workers": [_judgement(judgement) for judgement in outcome.judgements],
+        "findings": [
+            asdict(finding)
+            | {"cause": str(finding.cause), "is_fault": finding.is_fault}
+            | asdict(ADVICE[finding.cause])
+            for finding in outcome.findings
+        ],
+        "limits": {
+            "measured": outcome.limits.measured,
+            "gradients": _finite(outcome.limits.gradients),
+            "weights": _finite(outcome.limits.weights),
+        },
+        "not_seen": list(outcome.unseen),
+    }
+
+
+def _judgement(judgement: Judgement) -> dict[str, object]:
+    found = judgement.comparison
+    return {
+        "workers": judgement.workers,
+        "verdict": str(judgement.verdict),
+        "causes": [str(finding.cause) for finding in judgement.findings],
+        "steps": [
+            {n: v if not isinstance(v, float) or math.isfinite(v) else None for n, v in s.items()}
+            for s in (asdict(d) for d in (found.differences if found else ()))
+        ],
+    }
+
+
+def _finite(sizes: Sequence[float]) -> list[float | None]:
+    return [size if math.isfinite(size) else None for size in sizes]
+
+
+def _table(outcome: Outcome) -> str:
+    rows = [_HEADINGS, *(_row(judgement) for judgement in outcome.judgements)]
+    found = outcome.yardstick
+    if found is not None:
+        name = f"{found.workers}, disturbed"
+        rows.append((name, str(len(found.differences)), "same", *_sizes(found), "the yardstick"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    lines = ("  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) for r in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _row(judgement: Judgement) -> tuple[str, ...]:
+    found, steps = judgement.comparison, str(len(judgement.story.steps))
+    if judgement.verdict == Verdict.NOT_RUN:
+        steps = "-"
+    if found is None or not found.differences:
+        return (str(judgement.workers), steps, "-", "-", "-", "-", judgement.verdict)
+    shown = (_samples(judgement), *_sizes(found), judgement.verdict)
+    return (str(judgement.workers), steps, *shown)
+
+
+def _sizes(found: Comparison) -> list[str]:
+    return [_size(found, name) for name in ("loss", "gradients", "weights")]
+
+
+def _samples(judgement: Judgement) -> str:
+    found = judgement.comparison
+    if not any(any(step.shares) for step in judgement.story.steps):
+        return "?"
+    return "same" if found is None or found.samples_differ_from is None else "differ"
+
+
+def _size(found: Comparison, name: str) -> str:
+    worst = found.worst(name)
+    return "same" if worst == 0 else f"{worst:.1e}"
+
+
+def _about_limits(limits: Limits) -> str:
+    if not limits.measured and not any(limits.weights):
+        return ""  # nothing had to be measured
+    if not limits.measured:
+        return f"Sizes are relative; up to {limits.weights[0]:g} counts as rounding (--tolerance)."
+    growth = f"{limits.weights[0]:.1e} in the first step, {limits.weights[-1]:.1e} in the last"
+    return _wrapped(
+        "Sizes are relative, the largest of all steps. How rounding grows in this training was "
+        "measured by a launch whose weights and gradients were disturbed in their last bits; "
+        f"{FACTOR:g} times as far counts as rounding (of weights: {growth}).",
+        0,
+    )
+
+
+def _finding(number: int, finding: Finding) -> str:
+    advice = ADVICE[finding.cause]
+    places = [f"{finding.workers} worker{'s' if finding.workers > 1 else ''}"]
+    places += [f"from step {finding.step} on"] if finding.step is not None else []
+    places += [f"rank {finding.rank}"] if finding.rank is not None else []
+    places += [f"first in {finding.tensor}"] if finding.tensor else []
+    kind = "" if finding.is_fault else "note, "
+    lines = [f"{number}. {finding.cause} ({kind}{', '.join(places)})"]
+    told = [("", finding.what), ("why: ", advice.why)]
+    told += [("Paceline: ", advice.paceline), ("PyTorch: ", advice.torch)]
+    lines += [_wrapped(f"   {label}{text}", 5) for label, text in told]
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, indent: int) -> str:
+    return fill(
+        text, _WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )

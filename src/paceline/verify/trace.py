@@ -1,0 +1,300 @@
+"""What all workers of one launch saw, put together: its steps, passes and evaluations."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar, final
+
+from paceline.verify.events import (
+    Backward,
+    Drawn,
+    Drew,
+    Ended,
+    Event,
+    Figured,
+    Handed,
+    Judged,
+    Met,
+    Normalised,
+    PassBegun,
+    PassEnded,
+    Printed,
+    Reduced,
+    Stepped,
+)
+from paceline.verify.prefetch_tracking import trained_in_order
+
+Kind = TypeVar("Kind", bound=Event)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One optimizer step, over all ranks."""
+
+    stepped: tuple[Stepped, ...]
+    """By rank."""
+    samples: tuple[tuple[str, ...], ...]
+    """By rank."""
+    contents: tuple[tuple[str, ...], ...]
+    losses: tuple[float, ...]
+    """Sum over the step's backward passes, by rank."""
+    weights: tuple[float, ...]
+    """What Paceline's session multiplies each rank's loss by; 1 in plain scripts."""
+
+    @property
+    def all_samples(self) -> list[str]:
+        """All ranks' samples, sorted."""
+        return sorted(sample for share in self.samples for sample in share)
+
+    @property
+    def looks(self) -> dict[str, str]:
+        """What each sample looked like."""
+        pairs = zip(self.samples, self.contents, strict=True)
+        return {s: c for share, looks in pairs for s, c in zip(share, looks, strict=False)}
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """How many samples each rank had."""
+        return tuple(len(share) for share in self.samples)
+
+    def loss(self, *, by_samples: bool) -> float:
+        """Give the step's loss over all ranks, each weighted by its samples or all alike."""
+        weights = [float(n) for n in self.shares] if by_samples else list(self.weights)
+        pairs = zip(weights, self.losses, strict=True)
+        total = sum(weights)
+        return sum(w * loss for w, loss in pairs if w) / total if total else 0.0
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """One pass over a loader, over all ranks."""
+
+    begun: tuple[PassBegun, ...]
+    """By rank; empty for Paceline's own loaders."""
+    samples: tuple[tuple[str, ...], ...]
+    """By rank, in order."""
+    batches: tuple[int, ...]
+    """By rank."""
+    trains: bool
+    is_whole: bool
+    """Whether every rank that took part came to its end."""
+    is_cut: bool
+    """Whether we ended it on any rank."""
+    number: int
+    """Among the passes of its kind."""
+    loader: int
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How often each sample was taken, over all ranks."""
+        return Counter(sample for share in self.samples for sample in share)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """One launch."""
+
+    workers: int
+    steps: tuple[Step, ...] = ()
+    passes: tuple[Pass, ...] = ()
+    handed: tuple[tuple[Handed, ...], ...] = ()
+    """By rank."""
+    normalised: tuple[str, ...] = ()
+    """Names of the BatchNorms that see their own share only."""
+    drew: tuple[tuple[Drew, ...], ...] = ()
+    """By rank."""
+    judged: tuple[tuple[Judged, ...], ...] = ()
+    """By rank."""
+    reduced: tuple[Reduced, ...] = ()
+    """By rank 0, of its own, outside of steps; the last one first."""
+    figured: tuple[Figured, ...] = ()
+    printed: tuple[str, ...] = ()
+    is_cut: bool = False
+    in_shards: bool = False
+    """Whether a rank's steps are made of several shards, the same on any number of workers."""
+    failure: str = ""
+    """Why the launch failed, in the launcher's words; empty where it didn't."""
+    whereabouts: tuple[str, ...] = ()
+    """Where each rank was when the ranks lost one another; empty where it failed otherwise."""
+    has_joined: bool = False
+    """Whether a rank has made a process group."""
+    has_met: bool = False
+    """Whether a rank has communicated with others by torch.distributed."""
+    programs: tuple[str, ...] = ()
+    """Commands of other programs that the script has started: these aren't watched."""
+
+    @property
+    def in_session(self) -> bool:
+        """Whether Paceline trained."""
+        return any(h.by == "session" for ranks in self.handed for h in ranks)
+
+    def training(self) -> list[Pass]:
+        """Give the passes that were trained on."""
+        return [found for found in self.passes if found.trains]
+
+    def evaluations(self) -> list[Pass]:
+        """Give the passes that were not."""
+        return [found for found in self.passes if not found.trains]
+
+
+@dataclass
+class _Told:
+    """One rank's events, sorted."""
+
+    steps: list[tuple[Stepped, list[Drawn], list[Backward]]] = field(default_factory=list)
+    pending: list[Drawn] = field(default_factory=list)
+    backwards: list[Backward] = field(default_factory=list)
+
+
+def tell(
+    ranks: Sequence[Sequence[Event]],
+    failure: str = "",
+    whereabouts: Sequence[str] = (),
+    programs: Sequence[str] = (),
+) -> Story:
+    """Put the events of all ranks of one launch together.
+
+    Args:
+        ranks: Each rank's events in order.
+        failure: Why the launch failed, where it did.
+        whereabouts: Where each rank was, where they lost one another.
+        programs: Commands that the script has started.
+    """
+    ranks = [trained_in_order(events) for events in ranks]
+    training = _training_loaders(ranks)
+    first = ranks[0] if ranks else ()
+    return Story(
+        workers=len(ranks),
+        steps=tuple(_steps(ranks, training)),
+        passes=tuple(_passes(ranks, training)),
+        handed=_by_rank(ranks, Handed),
+        normalised=tuple(dict.fromkeys(e.module for e in first if isinstance(e, Normalised))),
+        drew=_by_rank(ranks, Drew),
+        judged=_by_rank(ranks, Judged),
+        reduced=tuple(_reduced(first)),
+        figured=tuple(e for e in first if isinstance(e, Figured)),
+        printed=tuple(e.line for e in first if isinstance(e, Printed)),
+        is_cut=any(e.is_cut for e in first if isinstance(e, Ended)),
+        in_shards=any(len({e.part for e in r if isinstance(e, Drawn)}) > 1 for r in ranks),
+        failure=failure,
+        whereabouts=tuple(whereabouts),
+        has_joined=any(isinstance(e, Met) for events in ranks for e in events),
+        has_met=any(isinstance(e, Met) and not e.joined_only for r in ranks for e in r),
+        programs=tuple(programs),
+    )
+
+
+def _reduced(events: Sequence[Event]) -> Iterable[Reduced]:
+    """Give what was combined outside of steps: no backward pass follows before the next batch."""
+    in_step = False
+    for event in reversed(events):
+        if isinstance(event, Backward):
+            in_step = True
+        elif isinstance(event, Drawn | PassBegun | PassEnded | Stepped):
+            in_step = False
+        elif isinstance(event, Reduced) and not in_step:
+            yield event
+
+
+def _by_rank(ranks: Sequence[Sequence[Event]], kind: type[Kind]) -> tuple[tuple[Kind, ...], ...]:
+    return tuple(tuple(e for e in events if isinstance(e, kind)) for events in ranks)
+
+
+def _training_loaders(ranks: Sequence[Sequence[Event]]) -> set[int]:
+    """Find the loaders most of whose batches are followed by a backward pass before the next."""
+    followed: Counter[int] = Counter()
+    drawn: Counter[int] = Counter()
+    for events in ranks:
+        open_loaders: set[int] = set()
+        for event in events:
+            if isinstance(event, Drawn):
+                drawn[event.loader] += 1
+                open_loaders.add(event.loader)
+                if event.trains:
+                    followed[event.loader] += 1
+            elif isinstance(event, Backward):
+                followed.update(open_loaders)
+                open_loaders.clear()
+            elif isinstance(event, PassEnded):
+                open_loaders.discard(event.loader)
+    return {loader for loader, count in drawn.items() if 2 * followed[loader] > count}
+
+
+def _steps(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Step]:
+    told = [_sorted(events, training) for events in ranks]
+    for parts in zip(*(t.steps for t in told), strict=False):
+        yield Step(
+            stepped=tuple(stepped for stepped, _, _ in parts),
+            samples=tuple(tuple(s for d in drawn for s in d.samples) for _, drawn, _ in parts),
+            contents=tuple(tuple(c for d in drawn for c in d.contents) for _, drawn, _ in parts),
+            losses=tuple(_loss_of(backwards) for _, _, backwards in parts),
+            weights=tuple(sum(b.weight for b in backwards) for _, _, backwards in parts),
+        )
+
+
+def _loss_of(backwards: Sequence[Backward]) -> float:
+    """Add a step's losses up; those that Paceline weights are averaged."""
+    weight = sum(b.weight for b in backwards)
+    plain = all(b.weight == 1.0 for b in backwards)
+    if plain or not weight:
+        return sum(b.loss for b in backwards)
+    return sum(b.loss * b.weight for b in backwards if b.weight) / weight
+
+
+def _sorted(events: Sequence[Event], training: set[int]) -> _Told:
+    told = _Told()
+    for event in events:
+        if isinstance(event, Drawn) and event.loader in training:
+            told.pending.append(event)
+        elif isinstance(event, Backward):
+            told.backwards.append(event)
+        elif isinstance(event, Stepped):
+            told.steps.append((event, told.pending, told.backwards))
+            told.pending, told.backwards = [], []
+    return told
+
+
+def _passes(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Pass]:
+    drawn: Mapping[tuple[int, int], list[list[str]]]
+    drawn = defaultdict(lambda: [[] for _ in ranks])
+    batches: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
+    ended: dict[tuple[int, int, int], bool] = {}
+    begun: dict[tuple[int, int], list[PassBegun]] = {}
+    lengths: dict[tuple[int, int, int], int] = {}
+    for rank, events in enumerate(ranks):
+        for event in events:
+            if isinstance(event, Drawn):
+                drawn[event.loader, event.number][rank] += event.samples
+                batches[event.loader, event.number][rank] += 1
+            elif isinstance(event, PassBegun):
+                begun.setdefault((event.loader, event.number), []).append(event)
+                lengths[rank, event.loader, event.number] = event.batches
+            elif isinstance(event, PassEnded):
+                ended[rank, event.loader, event.number] = event.is_cut
+    numbers: Counter[bool] = Counter()
+    for (loader, number), samples in drawn.items():
+        trains = loader in training
+        came_to_end = {  # a script that counts its batches asks for no more than there are
+            rank
+            for rank, count in batches[loader, number].items()
+            if ended.get((rank, loader, number)) is False
+            or lengths.get((rank, loader, number)) == count
+        }
+        yield Pass(
+            begun=tuple(begun.get((loader, number), ())),
+            samples=tuple(map(tuple, samples)),
+            batches=tuple(batches[loader, number][rank] for rank in range(len(ranks))),
+            trains=trains,
+            is_whole=len(came_to_end) == len(batches[loader, number]),
+            is_cut=any(
+                ended.get((r, loader, number), False)
+                for r in batches[loader, number]
+                if r not in came_to_end
+            ),
+            number=numbers[trains],
+            loader=loader,
+        )
+        numbers[trains] += 1

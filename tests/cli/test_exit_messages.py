@@ -1,0 +1,86 @@
+"""What a command says and gives at its end: sentences for people, exit codes for schedulers."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.exit_messages import announce_end, announce_failure
+from paceline.launch.failures import FailureKind, WorkerFailure
+from paceline.results.run_directory import RunDirectory
+
+FAILURE = WorkerFailure(
+    rank=1,
+    host="h",
+    step=3,
+    exit_code=65,
+    signal_name=None,
+    kind="job",
+    error_type="ValueError",
+    message="wrong",
+    traceback="Traceback\nValueError: wrong\n",
+    operation="backward",
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A training that has begun, with a snapshot of step 7."""
+    made = RunDirectory.named(tmp_path / "run")
+    made.make()
+    made.run_json.write_text(json.dumps({"kind": "recipe"}))
+    snapshot = made.snapshots / "step-000000000007"
+    snapshot.mkdir()
+    (snapshot / "manifest.json").write_text('{"step": 7}')
+    return made
+
+
+def unwritten(run: RunDirectory) -> None:
+    """Write no report."""
+
+
+@pytest.mark.parametrize("summary", [{"stopped_because": "signal"}, None])
+def test_a_stopped_training_ends_with_75_and_says_how_to_go_on(
+    run: RunDirectory, summary: dict[str, object] | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """75 is EX_TEMPFAIL of sysexits.h: schedulers start such a job again."""
+    if summary is not None:
+        run.summary_json.write_text(json.dumps(summary))
+    assert announce_end(run, interrupted=True, write=unwritten) == 75
+    said = capsys.readouterr().out
+    assert f"Stopped. It can go on from step 7: paceline resume {run.path}" in said
+
+
+def test_a_training_that_ended_before_the_signal_is_done(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = {"steps": 5, "epochs": 1, "train_time_s": 2.0, "images_per_s": 20.0}
+    run.summary_json.write_text(json.dumps({"stopped_because": "epochs", **figures}))
+    assert announce_end(run, interrupted=True, write=unwritten) == 0
+    assert "Done: all epochs are done. 1 epoch, 5 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "step", "code", "goes_on"),
+    [
+        ("infrastructure", None, 70, True),
+        ("infrastructure", 3, 70, True),
+        ("job", 3, 65, True),  # the data or the settings may be mended
+        ("job", None, 65, False),  # before the first step: it would end alike
+        ("usage", None, 2, False),
+    ],
+)
+def test_a_failure_says_how_to_go_on_where_that_may_help(
+    run: RunDirectory,
+    kind: FailureKind,
+    step: int | None,
+    code: int,
+    goes_on: bool,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cause = replace(FAILURE, kind=kind, step=step)
+    assert announce_failure(run, [cause], write=unwritten) == code
+    said = capsys.readouterr().err
+    assert "ValueError: wrong" in said
+    assert ("Go on from the newest good snapshot: paceline resume" in said) is goes_on

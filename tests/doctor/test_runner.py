@@ -1,0 +1,161 @@
+"""This machine is examined in a process apart, which ends with the examination."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.doctor.diagnosis import Wish
+from paceline.doctor.host_pool import Patient, Ward
+from paceline.doctor.probes.handshake import Tokens
+from paceline.doctor.runner import Place, examine_here, examine_hosts
+from paceline.doctor.transport import LocalLine
+from paceline.errors import ExitCode, InfrastructureError
+from paceline.launch.ssh.hostfile import Host
+from paceline.launch.ssh.options import HostsOptions
+from tests.launch.waiting import alive, patient, until
+
+DIGITS = {"reference": "paceline.recipes.digits:digits", "arguments": {}, "seed": 0}
+
+
+@pytest.mark.slow
+def test_this_machine(tmp_path: Path) -> None:
+    said: list[str] = []
+    place = Place(directory=str(tmp_path), runs="runs")
+    found = examine_here(Wish(on_gpus=False, recipe=DIGITS), place, 1, said.append)
+    (host,) = found.hosts
+    facts = found.facts[host]
+    assert facts.unknown == {}
+    assert facts.disk.directory == str(tmp_path)
+    assert {"Paceline", "torch", "Python", "numpy"} <= facts.software.versions.keys()
+    named = {finding.what for finding in found.findings}
+    assert {"versions", "memory", "cores", "disk", "GPUs", "data", "/dev/shm"} <= named
+    assert not {"ports", "address", "name"} & named
+    assert [f.state for f in found.findings if f.what == "data"] == ["ok", "ok"]
+    assert said == ["looking at every host", "looking at the data"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_probe_ends_with_what_started_it(tmp_path: Path) -> None:
+    """It is ended by the kernel: its starter has no time to do it."""
+    code = (
+        "import os, signal, sys\n"
+        "from paceline.doctor.transport import LocalLine\n"
+        "line = LocalLine({'tokens': {}})\n"
+        "line.say({'ask': 'close', 'number': 1})\n"
+        "line.hear(60)\n"
+        "print(line._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=patient(120),
+        check=False,
+    )
+    pid = int(done.stdout)
+    until(lambda: not alive(pid))
+
+
+@pytest.mark.slow
+def test_questions_that_a_probe_does_not_know_are_problems() -> None:
+    line = LocalLine({"tokens": asdict(Tokens.made())})
+    try:
+        ward = Ward([Patient(name="a", line=line)])
+        answers, problems = ward.ask_all({"ask": "fly"}, 60)
+        assert answers == {}
+        assert "fly" in problems["a"]
+        answers, problems = ward.ask_all({"ask": "names", "names": ["localhost"]}, 60)
+        assert answers == {"a": {"localhost": "127.0.0.1"}}
+    finally:
+        line.end()
+
+
+def test_a_probe_that_dies_is_told_of() -> None:
+    line = LocalLine({"tokens": asdict(Tokens.made())})
+    line._process.kill()
+    with pytest.raises(InfrastructureError, match="its probe has ended"):
+        line.hear(60)
+    ward = Ward([Patient(name="a", line=line)])
+    assert ward.ask_all({"ask": "facts"}, 60)[1].keys() == {"a"}
+    assert [(f.hosts, f.state) for f in ward.losses] == [(("a",), "fault")]
+    line.end()
+
+
+@pytest.mark.slow
+def test_the_tokens_are_in_no_command_line_and_no_environment() -> None:
+    tokens = Tokens.made()
+    line = LocalLine({"tokens": asdict(tokens)})
+    try:
+        line.say({"ask": "close", "number": 1})
+        line.hear(60)
+        place = Path(f"/proc/{line._process.pid}")
+        shown = (place / "cmdline").read_bytes() + (place / "environ").read_bytes()
+        assert tokens.asks.encode() not in shown
+        assert tokens.answers.encode() not in shown
+        assert json.dumps(asdict(tokens)).encode() not in shown
+    finally:
+        line.end()
+
+
+@pytest.mark.slow
+def test_an_all_reduce_of_two_probes() -> None:
+    tokens = asdict(Tokens.made())
+    lines = {name: LocalLine({"tokens": tokens}) for name in ("a", "b")}
+    try:
+        ward = Ward([Patient(name=name, line=line) for name, line in lines.items()])
+        store = {"ask": "store", "address": "127.0.0.1", "timeout_s": 60}
+        kept, _ = ward.ask({"a": store}, 60)
+        port = kept["a"]["port"]
+        listening = psutil.Process(lines["a"]._process.pid).net_connections("inet")
+        assert {c.laddr for c in listening if c.status == "LISTEN"} == {("127.0.0.1", port)}
+        plan = {"ask": "all_reduce", "world_size": 2, "master": "127.0.0.1", "port": port}
+        plan |= {"interface": "lo", "size_bytes": 1 << 20, "timeout_s": 60}
+        asked = {name: {**plan, "rank": rank} for rank, name in enumerate(lines)}
+        answers, problems = ward.ask(asked, 120)
+        assert problems == {}
+        for answer in answers.values():
+            assert answer["is_right"] is True
+            assert 0 < float(str(answer["seconds"])) < 60
+    finally:
+        for line in lines.values():
+            line.end()
+
+
+_SSH = """#!/bin/sh
+for word; do host=$command; command=$word; done
+if [ "$host" = down ]; then
+  echo "ssh: connect to host down port 22: Connection refused" >&2
+  exit 255
+fi
+exec sh -c "$command"
+"""
+
+
+@pytest.mark.slow
+def test_a_host_that_cannot_be_reached_and_one_that_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ssh").write_text(_SSH)
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    hosts = (Host(name="up", slots=1), Host(name="down", slots=1, directory="/"))
+    place = Place(directory=str(tmp_path / "gone"), runs="runs")
+    found = examine_hosts(hosts, HostsOptions(), Wish(), place, lambda text: None)
+    assert found.hosts == ("up", "down")
+    assert found.unreachable == ("down",)
+    assert found.exit_code == ExitCode.INFRASTRUCTURE
+    assert list(found.facts) == ["up"]
+    told = {(f.hosts, f.what): f for f in found.findings if f.state != "ok"}
+    ssh = told[("down",), "ssh"]
+    assert ssh.state == "fault"
+    assert ssh.text.startswith("nothing listens at its ssh port")
+    directory = told[("up",), "directory"]
+    assert directory.state == "warning"
+    assert str(tmp_path / "gone") in directory.text

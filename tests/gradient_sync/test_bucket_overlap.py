@@ -1,0 +1,224 @@
+"""What leaves during the backward pass is what would have left after it, bit by bit."""
+
+from collections.abc import Callable, Collection
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from paceline.distributed.group import Group
+from paceline.gradient_sync.powersgd import PowerSGD
+from paceline.gradient_sync.replica import Replica
+from tests.support.branches import bits, gradients
+from tests.support.ranks import run_ranks
+
+pytestmark = pytest.mark.ranks
+
+
+class Deep(nn.Module):
+    """Matrices of several sizes; the middle one is used twice, in segments of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 50), nn.Linear(50, 30)
+        self.middle = nn.Linear(50, 50)
+        self.twice = False
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs)
+        for _ in range(1 + self.twice):
+            hidden = checkpoint(self.middle, hidden, use_reentrant=self.twice)
+        outputs: Tensor = self.last(hidden.tanh())
+        return outputs
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_buckets_leave_during_the_backward_pass_with_the_same_bits(twice: bool) -> None:
+    """Not where one pass gives a parameter several gradients."""
+
+    def body(group: Group) -> list[list[str]]:
+        torch.manual_seed(0)
+        model, twin = Deep(), Deep()
+        twin.load_state_dict(model.state_dict())
+        model.twice = twin.twice = twice
+        averager, other = PowerSGD(group.world_size, 2), PowerSGD(group.world_size, 2)
+        when: list[list[str]] = []
+        start, running = averager.start, False
+
+        def noted(bucket: dict[str, Tensor]) -> None:
+            when[-1].append("during" if running else "after")
+            start(bucket)
+
+        # A spy: it notes when the real one is called.
+        averager.start = noted  # type: ignore[method-assign, assignment]
+        replica = Replica(model, group)
+        replica.defer_to(averager)
+        for step in range(4):
+            when.append([])
+            draw = torch.Generator().manual_seed(10 * step + group.rank)
+            inputs = torch.randn(5, 6, generator=draw)
+            running = True
+            model(inputs).square().mean().backward()
+            running = False
+            replica.settle()
+            twin(inputs).square().mean().backward()
+            found = {name: cast(Tensor, p.grad) for name, p in twin.named_parameters()}
+            other.average_(found)
+            assert bits(gradients(model)) == bits(dict(found))
+            model.zero_grad()
+            twin.zero_grad()
+        replica.release()
+        averager.release()
+        return when
+
+    for when in run_ranks(2, body):
+        first, *later = [set(step) for step in when]
+        assert first == {"after"}
+        assert later == [{"after" if twice else "during"}] * 3
+        assert len(when[-1]) > 1
+
+
+class Position(nn.Module):
+    """Adds a parameter to each sample: with one sample its gradient is the very one that goes on
+    to the layer before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = nn.Parameter(torch.zeros(12, 50))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.place[None]
+
+
+def averaged_by(
+    group: Group, model: nn.Module, passes: Callable[[nn.Module, int], None], *, early: bool
+) -> list[dict[str, bytes | None]]:
+    """Four steps, in which buckets may leave during the backward pass."""
+    averager = PowerSGD(group.world_size, 2)
+    replica = Replica(model, group)
+    replica.defer_to(averager)
+    if not early:
+        replica._has_looked_at_a_pass = True
+    found = []
+    for step in range(4):
+        replica.syncing = True
+        passes(model, 10 * step + group.rank)
+        replica.settle()
+        found.append(bits(gradients(model)))
+        model.zero_grad()
+    assert (replica._departures is not None) == early
+    replica.release()
+    averager.release()
+    return found
+
+
+def drawn(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def with_shared_memory(model: nn.Module, seed: int) -> None:
+    model(drawn(seed, 1, 12, 6)).square().mean().backward()
+
+
+def twice(model: nn.Module, seed: int) -> None:
+    """A script's own backward pass comes first, for nothing or for more; not in the first step."""
+    for number in range(1 + (seed >= 10)):
+        model(drawn(seed + 7 * number, 3, 12, 6)).square().mean().backward()
+        if seed % 20 < 10 and not number:
+            model.zero_grad()
+
+
+def autocasted(model: nn.Module, seed: int) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(drawn(seed, 3, 12, 6)).square().mean().backward()
+
+
+@pytest.mark.parametrize(
+    "passes", [with_shared_memory, twice, autocasted], ids=lambda passes: passes.__name__
+)
+@pytest.mark.core_cases(2)
+def test_what_leaves_early_is_what_would_have_left_late(
+    passes: Callable[[nn.Module, int], None],
+) -> None:
+    def body(group: Group, early: bool) -> list[dict[str, bytes | None]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 50), nn.Tanh(), Position(), nn.Linear(50, 30))
+        return averaged_by(group, model, passes, early=early)
+
+    early, late = run_ranks(2, body, True), run_ranks(2, body, False)
+    assert early == late
+
+
+@pytest.mark.slow
+def test_a_parameter_that_only_an_earlier_piece_has_reached_leaves_last() -> None:
+    """On one worker, or on both."""
+
+    def body(group: Group, early: bool, ranks: Collection[int]) -> list[dict[str, bytes | None]]:
+        torch.manual_seed(0)
+        model = nn.ModuleDict({"main": nn.Linear(20, 40), "other": nn.Linear(20, 40)})
+        averager = PowerSGD(group.world_size, 2)
+        both = cast(Callable[[Tensor], Tensor], lambda x: model["main"](x) + model["other"](x))
+        replica = Replica(model, group, forward=both)
+        replica.defer_to(averager)
+        replica._has_looked_at_a_pass = not early
+        found = []
+        for step in range(4):
+            for syncing in (False, True):
+                replica.syncing = syncing
+                inputs = drawn(10 * step + group.rank + 5 * syncing, 3, 20)
+                model["other"].requires_grad_(True)
+                outputs = model(inputs)
+                if syncing and step == 2 and group.rank in ranks:
+                    outputs = outputs - model["other"](inputs)
+                    outputs = model["main"](inputs)
+                outputs.square().mean().backward()
+            replica.settle()
+            found.append(bits(gradients(model)))
+            model.zero_grad()
+        replica.release()
+        averager.release()
+        return found
+
+    for ranks in ((0,), (0, 1)):
+        assert run_ranks(2, body, True, ranks) == run_ranks(2, body, False, ranks)
+
+
+def test_what_was_abandoned_counts_for_nothing() -> None:
+    def body(group: Group) -> list[bytes | None]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 50), nn.Linear(50, 30))
+        averager, other = PowerSGD(group.world_size, 2), PowerSGD(group.world_size, 2)
+        replica = Replica(model, group)
+        replica.defer_to(averager)
+        for step in range(3):
+            if step == 2:  # everything has left by then
+                model(torch.ones(2, 6)).sum().backward()
+                model.zero_grad()
+                replica.forget()
+            model(drawn(step + 10 * group.rank, 3, 6)).square().mean().backward()
+            found = {n: cast(Tensor, p.grad).clone() for n, p in model.named_parameters()}
+            other.average_(found)
+            replica.settle()
+            assert bits(gradients(model)) == bits(dict(found))
+            model.zero_grad()
+        return []
+
+    run_ranks(2, body)
+
+
+def test_what_was_abandoned_keeps_the_error_of_what_is_approximated_no_more() -> None:
+    def body(group: Group) -> Tensor:
+        two, averager = PowerSGD(group.world_size, 2), PowerSGD(group.world_size, 1000)
+        two.begin("wide", torch.zeros(24, 40)).error.fill_(3.0)
+        averager.thin = two.thin
+        own = {"wide": torch.ones(24, 40)}
+        averager.start(own)
+        averager.finish(keep=False)
+        averager.average_(own)
+        averager.average_(own)
+        return own["wide"]
+
+    for found in run_ranks(2, body):
+        assert torch.equal(found, torch.full((24, 40), 4.0))

@@ -1,0 +1,93 @@
+import torch
+from torch import Tensor, nn
+
+from paceline.gradient_sync.buffers import PartBuffers, pack, put, unpack
+
+
+class Holder(nn.Module):
+    """Buffers of several kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.register_buffer("coarse", torch.zeros(2, dtype=torch.bfloat16))
+        self.register_buffer("unsaved", torch.zeros(2), persistent=False)
+
+
+def fill(buffers: PartBuffers, value: int) -> None:
+    for offset, buffer in enumerate(buffers.live().values()):
+        buffer.fill_(value + offset)
+
+
+def test_only_saved_buffers_in_a_fixed_order() -> None:
+    floats = PartBuffers(Holder(), range(1), with_integers=False)
+    assert list(floats.live()) == ["coarse", "norm.running_mean", "norm.running_var"]
+    every = PartBuffers(Holder(), range(1), with_integers=True)
+    assert list(every.live()) == [
+        "coarse",
+        "norm.num_batches_tracked",
+        "norm.running_mean",
+        "norm.running_var",
+    ]
+
+
+def test_packing_loses_nothing() -> None:
+    source = PartBuffers(Holder(), range(1), with_integers=True)
+    fill(source, 5)
+    target = PartBuffers(Holder(), range(1), with_integers=True)
+    unpack(pack(list(source.live().values())), list(target.live().values()))
+    assert all(map(torch.equal, source.live().values(), target.live().values()))
+
+
+def test_every_part_has_a_set_of_its_own() -> None:
+    holder = Holder()
+    buffers = PartBuffers(holder, range(4, 7), with_integers=True)
+    for step in range(2):
+        for part in (4, 5, 6):
+            buffers.enter(part)
+            assert int(holder.norm.get_buffer("num_batches_tracked")) == step * part
+            for buffer in buffers.live().values():
+                buffer.add_(part)
+    rows = buffers.rows()
+    assert rows[:, 2].contiguous().view(torch.int64).tolist() == [8, 10, 12]  # the bits of int64
+
+    again = PartBuffers(Holder(), range(4, 7), with_integers=True)
+    again.restore(rows)
+    again.enter(6)
+    again.enter(5)
+    assert torch.equal(again.rows(), rows)
+
+
+def test_a_buffer_that_was_replaced_is_still_found() -> None:
+    holder = Holder()
+    buffers = PartBuffers(holder, range(2), with_integers=False)
+    holder.coarse = torch.full((2,), 7.0, dtype=torch.bfloat16)
+    assert buffers.live()["coarse"].tolist() == [7.0, 7.0]
+    buffers.enter(1)
+    assert holder.coarse.tolist() == [0.0, 0.0]
+    buffers.enter(0)
+    assert holder.coarse.tolist() == [7.0, 7.0]
+
+
+def test_floats_are_averaged_and_of_integers_the_first_parts_are_taken() -> None:
+    buffers = PartBuffers(Holder(), range(1), with_integers=True)
+    found = []
+    for value in (3, 6):
+        for buffer in buffers.live().values():
+            buffer.fill_(value)
+        found.append(buffers.rows()[0])
+    rows = torch.stack(found)
+    mean = buffers.averaged(rows)
+    assert mean["norm.running_mean"].tolist() == [4.5] * 3
+    assert mean["coarse"].dtype == torch.bfloat16
+    assert mean["norm.num_batches_tracked"].item() == 3
+    put(buffers.live(), mean)
+    assert torch.equal(buffers.rows()[0], pack(list(mean.values())))
+
+
+def test_a_model_without_buffers_has_empty_rows() -> None:
+    buffers = PartBuffers(nn.Linear(2, 2), range(3), with_integers=True)
+    buffers.enter(2)
+    rows: Tensor = buffers.rows()
+    assert tuple(rows.shape) == (3, 0)
+    assert buffers.averaged(rows) == {}

@@ -1,0 +1,127 @@
+import multiprocessing.resource_tracker
+import multiprocessing.util
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from paceline.launch.local import forkserver
+from tests.launch.waiting import alive, until
+
+_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture(autouse=True)
+def _released() -> Iterator[None]:
+    forkserver.release()
+    yield
+    forkserver.release()
+
+
+def _pid() -> int:
+    pid = forkserver.server_pid()
+    assert pid is not None
+    return pid
+
+
+def test_the_environment_and_the_signals_stay_as_they_are() -> None:
+    environment = dict(os.environ)
+    handlers = [signal.getsignal(number) for number in _STOP]
+    forkserver.prepare((), 1)
+    assert dict(os.environ) == environment
+    assert [signal.getsignal(number) for number in _STOP] == handlers
+    assert not set(_STOP) & signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_it_is_kept_while_it_serves_and_replaced_otherwise() -> None:
+    forkserver.prepare(["json"], 1)
+    first = _pid()
+    forkserver.prepare((), 1)
+    assert _pid() == first
+    forkserver.prepare(["json"], 2)
+    second = _pid()
+    assert second != first
+    assert not alive(first)
+    forkserver.prepare(["decimal"], 2)
+    assert _pid() != second
+
+
+def test_one_that_died_is_replaced() -> None:
+    forkserver.prepare((), 1)
+    first = _pid()
+    os.kill(first, signal.SIGKILL)
+    os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+    forkserver.prepare((), 1)
+    assert _pid() != first
+
+
+def test_release_ends_it_and_can_be_repeated() -> None:
+    forkserver.prepare((), 1)
+    first = _pid()
+    forkserver.release()
+    forkserver.release()
+    assert not alive(first)
+    assert forkserver.server_pid() is None
+
+
+def test_preparing_imports_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "from paceline.launch import local, options, placement\n"
+        "local.prepare((), 1)\n"
+        "print('torch' in sys.modules)\n"
+        "from paceline.launch import forkserver\n"
+        "forkserver.release()\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (result.stdout, result.stderr) == ("False\n", "")
+
+
+def test_a_signal_to_stop_that_comes_meanwhile_is_only_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Held back while the server starts; it reaches the launcher's handler, not the server."""
+    multiprocessing.resource_tracker.ensure_running()  # so that the server alone is started
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    start = multiprocessing.util.spawnv_passfds
+
+    def start_amid_signals(path: bytes, words: Sequence[str], descriptors: Sequence[int]) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        pid: int = start(path, words, descriptors)
+        os.kill(pid, signal.SIGTERM)  # it has hardly begun
+        os.kill(pid, signal.SIGHUP)
+        return pid
+
+    monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", start_amid_signals)
+    try:
+        forkserver.prepare((), 1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert received == [signal.SIGTERM]
+    server = _pid()
+    until(lambda: _all_in(server, "SigIgn") and not _any_in(server, "SigBlk"))
+
+
+def _mask(pid: int, field: str) -> int:
+    """Read one of a process's signal masks, as proc(5) has them; no signal where it has ended."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next((line.split()[1] for line in lines if line.startswith(field)), "0"), 16)
+
+
+def _all_in(pid: int, field: str) -> bool:
+    return all(_mask(pid, field) >> (number - 1) & 1 for number in _STOP)
+
+
+def _any_in(pid: int, field: str) -> bool:
+    return any(_mask(pid, field) >> (number - 1) & 1 for number in _STOP)

@@ -1,0 +1,116 @@
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from paceline.launch.watchdog.hang_detector import HangLimits, judge
+from paceline.launch.watchdog.worker_state import WorkerState
+from tests.launch.watchdog.states import IN_STEP
+
+LIMITS = HangLimits()
+
+
+def three(**second: object) -> list[WorkerState]:
+    """Three workers; the one in the middle is different."""
+    states = [replace(IN_STEP, rank=rank) for rank in range(3)]
+    return [states[0], replace(states[1], **second), states[2]]  # type: ignore[arg-type]
+
+
+BEHIND = three(collectives=79, collective="")
+STOPPED = three(process="stopped")
+ALONE_BUSY = three(busy=1.0)
+ELSEWHERE = three(collective="all-gather", step=39)
+READING = three(collectives=79, collective="", operation="data", step=39)
+
+
+@pytest.mark.parametrize(
+    ("states", "reason"),
+    [
+        (BEHIND, "behind the others"),
+        (READING, "behind the others"),
+        (STOPPED, "stopped by a signal"),
+        (ALONE_BUSY, "computing"),
+        (ELSEWHERE, "in another collective"),
+    ],
+)
+def test_who_is_missing(states: Sequence[WorkerState], reason: str) -> None:
+    hang = judge(states, LIMITS)
+    assert hang is not None
+    assert hang.missing == (1,)
+    assert reason in hang.reason
+    assert (hang.quiet_s, hang.usual_s) == (31.0, 0.1)
+
+
+def test_of_two_in_different_collectives_the_further_one_has_left_one_out() -> None:
+    ahead = replace(IN_STEP, rank=0, step=41)
+    hang = judge([ahead, replace(IN_STEP, rank=1, collective="all-gather")], LIMITS)
+    assert hang is not None
+    assert hang.missing == (0,)
+    hang = judge([IN_STEP, replace(IN_STEP, rank=1, collective="all-gather")], LIMITS)
+    assert hang is not None
+    assert hang.missing == (0, 1)  # nothing shows which of them is wrong
+
+
+def test_nobody_is_missing_where_all_wait_for_each_other() -> None:
+    hang = judge(three(), LIMITS)
+    assert hang is not None
+    assert hang.missing == ()
+    assert "connection" in hang.reason
+
+
+@pytest.mark.parametrize(
+    ("states", "limit_s"),
+    [
+        (BEHIND, 30.0),
+        ([replace(state, median_step_s=9.0) for state in BEHIND], 90.0),  # ten usual steps
+        ([replace(state, busy=1.0, collective="") for state in three()], 300.0),  # all compute
+        ([replace(IN_STEP, collective="")], 300.0),  # one worker waits for nobody
+        ([replace(state, steps=0) for state in BEHIND], 270.0),  # before the first step
+        (three(operation="evaluate", collectives=79, collective=""), 270.0),
+        (three(operation="snapshot", collectives=79, collective=""), 270.0),
+        (three(operation="script", collectives=79, collective=""), 270.0),
+    ],
+)
+def test_how_long_is_too_long(states: Sequence[WorkerState], limit_s: float) -> None:
+    def after(seconds: float) -> Sequence[WorkerState]:
+        return [replace(state, step_age_s=seconds, age_s=seconds) for state in states]
+
+    assert judge(after(limit_s - 1), LIMITS) is None
+    assert judge(after(limit_s + 1), LIMITS) is not None
+
+
+def test_where_nobody_waits_a_long_evaluation_or_first_step_may_last_for_ever() -> None:
+    for operation, steps in (("evaluate", 39), ("step", 0), ("restore", 0)):
+        states = [
+            replace(s, collective="", operation=operation, steps=steps, age_s=1e6, step_age_s=1e6)
+            for s in three()
+        ]
+        assert judge(states, LIMITS) is None
+
+
+def test_a_step_that_one_worker_has_finished_lately_is_progress() -> None:
+    assert judge(three(step_age_s=2.0), LIMITS) is None
+
+
+@pytest.mark.parametrize("process", ["gone", "traced"])
+def test_a_worker_that_is_gone_or_debugged_is_no_hang(process: str) -> None:
+    assert judge(three(process=process, collectives=79), LIMITS) is None
+
+
+def test_unseen_workers_double_the_limit() -> None:
+    assert judge(BEHIND, LIMITS, unseen=1) is None
+    older = [replace(state, step_age_s=61.0) for state in BEHIND]
+    assert judge(older, LIMITS, unseen=1) is not None
+
+
+def test_a_hang_is_found_before_those_that_wait_give_up() -> None:
+    states = [replace(state, step_age_s=19.0, median_step_s=9.0) for state in BEHIND]
+    assert judge(states, HangLimits(timeout_s=20.0)) is not None
+    assert judge(states, HangLimits(timeout_s=40.0)) is None
+
+
+def test_the_limits_are_options() -> None:
+    assert judge(BEHIND, HangLimits(least_s=32.0)) is None
+    states = [replace(state, step_age_s=2.0) for state in BEHIND]
+    assert judge(states, HangLimits(least_s=1.0)) is not None
+    assert judge([], LIMITS) is None

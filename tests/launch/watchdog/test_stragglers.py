@@ -1,0 +1,104 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.launch.watchdog.live_stats import live_path, read_live, remove_live, write_live
+from paceline.launch.watchdog.stragglers import Speeds, WorkerSpeed, find_stragglers
+from paceline.launch.watchdog.worker_state import WorkerState
+from tests.launch.watchdog.states import IN_STEP
+
+_FAST = WorkerSpeed(
+    rank=0,
+    host="node0",
+    step=40,
+    doing="step",
+    step_s=0.1,
+    compute_s=0.04,
+    waiting_s=0.05,
+    data_s=0.01,
+)
+
+
+def seen(rank: int, looks: int, *, waiting: float, data: float) -> WorkerState:
+    """A worker after so many looks, ten steps of 0.1 s each."""
+    steps = 10 * looks
+    return replace(
+        IN_STEP,
+        rank=rank,
+        steps=steps,
+        total_s=0.1 * steps,
+        waiting_s=waiting * steps,
+        data_s=data * steps,
+    )
+
+
+def test_speeds_are_those_of_the_last_looks() -> None:
+    speeds = Speeds()
+    for looks in range(1, 31):
+        states = [
+            seen(0, looks, waiting=0.07, data=0.01),
+            seen(1, looks, waiting=0.0, data=0.06),
+        ]
+        found = speeds.update(states)
+        told = speeds.stragglers(found)
+        if looks == 11:
+            assert [straggler.speed.rank for straggler in told] == [1]
+            assert told[0].line().startswith("rank 1 on node0 waits long for its data")
+        else:
+            assert told == []  # nothing is known yet, or it was told less than a minute ago
+    assert [speed.rank for speed in found] == [1, 0]
+    slow = found[0]
+    assert slow.step_s == pytest.approx(0.1)
+    assert slow.compute_s == pytest.approx(0.04)
+    assert slow.data_s == pytest.approx(0.06)
+    assert found[1].own_s == pytest.approx(0.03)
+
+
+def test_a_straggler_is_told_of_again_after_a_minute() -> None:
+    speeds, told = Speeds(), []
+    for looks in range(1, 140):
+        states = [seen(0, looks, waiting=0.07, data=0.0), seen(1, looks, waiting=0.0, data=0.0)]
+        if speeds.stragglers(speeds.update(states)):
+            told.append(looks)
+    assert told == [11, 71, 131]
+
+
+def test_parts_never_exceed_a_step() -> None:
+    speeds = Speeds()
+    speeds.update([seen(0, 1, waiting=0.0, data=0.0)])
+    (speed,) = speeds.update([replace(seen(0, 2, waiting=0.0, data=0.0), waiting_s=90.0)])
+    assert speed.waiting_s == pytest.approx(0.1)
+    assert speed.compute_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("compute_s", "data_s", "causes"),
+    [
+        (0.09, 0.01, ["compute"]),
+        (0.04, 0.06, ["data"]),
+        (0.05, 0.01, []),  # hardly slower
+    ],
+)
+def test_stragglers(compute_s: float, data_s: float, causes: list[str]) -> None:
+    slow = replace(_FAST, rank=2, compute_s=compute_s, data_s=data_s, waiting_s=0.0)
+    found = find_stragglers([slow, _FAST, replace(_FAST, rank=1)])
+    assert [straggler.cause for straggler in found] == causes
+    assert find_stragglers([slow]) == []
+
+
+def test_the_live_file(tmp_path: Path) -> None:
+    assert read_live(tmp_path) == []
+    write_live(live_path(tmp_path), [_FAST])
+    slow = replace(_FAST, rank=7, compute_s=0.09)
+    write_live(live_path(tmp_path, "node-7"), [slow])
+    (tmp_path / "workers-node-9.json").write_text('[{"rank": 9}]')
+    (tmp_path / "workers-node-8.json").write_text("{")
+    assert read_live(tmp_path) == [slow, _FAST]
+    remove_live(live_path(tmp_path))
+    remove_live(live_path(tmp_path))
+    assert read_live(tmp_path) == [slow]
+
+
+def test_a_live_file_that_cant_be_written_is_no_matter(tmp_path: Path) -> None:
+    write_live(live_path(tmp_path / "missing"), [_FAST])

@@ -1,0 +1,70 @@
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from paceline.errors import UsageError
+from paceline.options.fields import check_names, fits, option_fields, unknown_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Some options."""
+
+    width: int = 3
+    """How wide,
+    in pixels."""
+
+    name: str | None = None
+    """What it is called."""
+
+
+def test_fields_with_their_docstrings() -> None:
+    width, name = option_fields(Options, "Shape")
+    assert (width.name, width.annotation, width.default) == ("width", int, 3)
+    assert (width.help, width.group) == ("How wide, in pixels.", "Shape")
+    assert (name.annotation, name.default) == (str | None, None)
+
+
+def test_a_field_needs_a_default_and_a_docstring() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Undescribed:
+        width: int = 3
+
+    @dataclass(frozen=True, kw_only=True)
+    class Required:
+        width: int
+        """How wide."""
+
+    for component in (Undescribed, Required):
+        with pytest.raises(TypeError, match="width needs a default and a docstring"):
+            option_fields(component, "Shape")
+
+
+def test_unknown_names() -> None:
+    check_names(["a"], ["b", "a"], "letter")
+    with pytest.raises(UsageError, match=r"^unknown letter 'c'\. Known: a, b$"):
+        check_names(["a", "c"], ["b", "a"], "letter")
+    assert unknown_name("widthh", ["width", "name"], "option") == (
+        "unknown option 'widthh'. Did you mean 'width'? Known: name, width"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "expected"),
+    [
+        (3, int, True),
+        (2.5, int, False),
+        (True, int, False),
+        (3, float, True),
+        ("no", bool, False),
+        (None, int | None, True),
+        ("bf16", Literal["fp32", "bf16"], True),
+        ("float32", Literal["fp32", "bf16"], False),
+        ((0.9, 0.99), tuple[float, float] | None, True),
+        ((0.9,), tuple[float, float], False),
+        (("a", "b", "c"), tuple[str, ...], True),
+    ],
+)
+def test_values_fit_their_type(value: object, annotation: object, expected: bool) -> None:
+    assert fits(value, annotation) is expected

@@ -1,0 +1,133 @@
+"""The directory of a study."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import UsageError
+from paceline.scaling.study_directory import OF_TRAINED, StudyDirectory
+from tests.scaling.studies import ASKED, ec2_like, failed, keep_record, measured, size
+
+
+def test_a_new_directory_and_the_same_study_again(tmp_path: Path) -> None:
+    place = StudyDirectory(tmp_path / "deep" / "study")
+    assert place.prepare(ASKED.asked)
+    place.write(ec2_like())
+    assert not place.prepare(ASKED.asked)
+    assert json.loads(place.study_json.read_text())["kind"] == "scale"
+    assert place.study_csv.read_text().startswith("workers,nodes,method")
+    later = place.begun(replace(ASKED, started_at="2026-02-02T00:00:00+00:00"))
+    assert later.started_at == ASKED.started_at
+
+
+@pytest.mark.parametrize(
+    ("now", "message"),
+    [
+        ({"--mode": "strong"}, "holds a study with --mode weak, and now there is --mode strong"),
+        ({"--mode": "weak", "--lr": 0.1}, "with no --lr, and now there is --lr 0.1"),
+    ],
+)
+def test_another_study_is_refused(now: dict[str, object], message: str, tmp_path: Path) -> None:
+    place = StudyDirectory(tmp_path)
+    place.write(ASKED)
+    with pytest.raises(UsageError, match=message):
+        place.prepare(now)
+
+
+def test_whole_trainings_may_come_later_but_not_others(tmp_path: Path) -> None:
+    place = StudyDirectory(tmp_path)
+    trained = {**ASKED.asked, OF_TRAINED: {"--epochs": 3}}
+    place.write(ASKED)
+    place.prepare(trained)
+    place.write(place.begun(replace(ASKED, asked=trained)))
+    place.prepare({**ASKED.asked, OF_TRAINED: None})
+    place.write(place.begun(replace(ASKED, asked={**ASKED.asked, OF_TRAINED: None})))
+    with pytest.raises(UsageError, match="options of --train"):
+        place.prepare({**ASKED.asked, OF_TRAINED: {"--epochs": 4}})
+
+
+@pytest.mark.parametrize(("shared", "mode"), [(False, 0o700), (True, 0o755)])
+def test_others_may_read_a_study_only_if_that_was_asked_for(
+    shared: bool, mode: int, tmp_path: Path
+) -> None:
+    before = os.umask(0o022)
+    try:
+        StudyDirectory(tmp_path / "study").prepare(ASKED.asked, shared=shared)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "study").stat().st_mode & 0o777 == mode
+
+
+def test_what_holds_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(UsageError, match="holds no study"):
+        StudyDirectory(tmp_path).prepare({})
+    for text in ("[]", "{}", '{"format": 1, "kind": "scale", "asked": 1}'):
+        (tmp_path / "study.json").write_text(text)
+        with pytest.raises(
+            UsageError, match=r"can't be gone on with: it |it should hold a JSON object"
+        ):
+            StudyDirectory(tmp_path).prepare({})
+    (tmp_path / "study.json").write_text('{"format": 9, "kind": "scale", "asked": {}}')
+    with pytest.raises(UsageError, match="it has format 9, and this Paceline reads 1"):
+        StudyDirectory(tmp_path).prepare({})
+    with pytest.raises(UsageError, match="can't be used"):
+        StudyDirectory(tmp_path / "mine.txt" / "study").prepare({})
+
+
+def test_options_of_a_method_may_come_with_it_but_not_change(tmp_path: Path) -> None:
+    place = StudyDirectory(tmp_path)
+    place.write(ASKED)
+    keep_record(tmp_path, measured(2, 1.0))
+    local = {**ASKED.asked, "--sync-every": 16}
+    place.prepare(local, ["allreduce", "local"])
+    place.write(place.begun(replace(ASKED, asked=local)))
+    keep_record(tmp_path, measured(2, 1.0, sync="local"))
+    place.prepare(local, ["local"])
+    place.prepare({**ASKED.asked, "--powersgd-rank": 2}, ["powersgd"])
+    for other in (ASKED.asked, {**ASKED.asked, "--sync-every": 8}):
+        with pytest.raises(UsageError, match="holds a study with --sync-every 16"):
+            place.prepare(other, ["allreduce", "local"])
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+def test_what_nothing_came_of_is_removed_and_nothing_else(tmp_path: Path, was_there: bool) -> None:
+    place = StudyDirectory(tmp_path / "study")
+    for mine in (False, True):
+        place.prepare(ASKED.asked)
+        with place.lock():
+            place.write(ASKED)
+            keep_record(place.path, failed(1, "unknown option", 2))
+            if mine:
+                (place.path / "mine.txt").write_text("mine")
+            place.discard(keep=was_there)
+        assert place.path.exists() == (was_there or mine)
+    assert [path.name for path in place.path.iterdir()] == ["mine.txt"]
+
+
+def test_what_was_measured_is_never_removed(tmp_path: Path) -> None:
+    place = StudyDirectory(tmp_path)
+    place.write(ASKED)
+    keep_record(tmp_path, measured(1, 0.8))
+    place.discard(keep=False)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["measured", "study.csv", "study.json"]
+
+
+def test_two_studies_do_not_share_a_directory(tmp_path: Path) -> None:
+    place = StudyDirectory(tmp_path)
+    with place.lock(), pytest.raises(UsageError, match="is running in"), place.lock():
+        pass
+
+
+def test_sizes_measured_before_are_told_too(tmp_path: Path) -> None:
+    place = StudyDirectory(tmp_path)
+    keep_record(tmp_path, measured(8, 1.0, sync="local", number=4))
+    (tmp_path / "measured" / "notes.json").write_text("{}")
+    sizes = place.sizes_besides((size(1, nodes=1), size(16, nodes=1)), ())
+    assert [each.name for each in sizes] == ["1-allreduce", "8-local", "16-allreduce"]
+    assert place.rounds(3) == 4
+    assert place.rounds(5) == 5

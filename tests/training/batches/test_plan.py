@@ -1,0 +1,40 @@
+import pytest
+
+from paceline.data.options import DataOptions
+from paceline.errors import UsageError
+from paceline.training.batches.plan import make_plan
+
+
+def test_a_batch_is_shared_evenly_and_the_last_one_kept() -> None:
+    plan = make_plan(DataOptions(global_batch=10), 3, 25)
+    assert plan.batch_per_worker == (4, 3, 3)
+    assert plan.steps_per_epoch == 3
+    assert [plan.samples_after(step) for step in range(4)] == [0, 10, 20, 25]
+    dropped = make_plan(DataOptions(global_batch=10, drop_last=True), 3, 25)
+    assert (dropped.steps_per_epoch, dropped.samples_after(2)) == (2, 20)
+
+
+@pytest.mark.parametrize(
+    ("most", "micro_batches", "micro_batch"), [(None, 1, 8), (8, 1, 8), (7, 2, 4), (3, 3, 3)]
+)
+def test_micro_batches_follow_from_what_fits(
+    most: int | None, micro_batches: int, micro_batch: int
+) -> None:
+    plan = make_plan(DataOptions(global_batch=15, max_batch_per_worker=most), 2, 100)
+    assert (plan.micro_batches, plan.micro_batch) == (micro_batches, micro_batch)
+
+
+@pytest.mark.parametrize(
+    ("options", "world_size", "samples", "message"),
+    [
+        (DataOptions(global_batch=2), 3, 100, "3 workers are more than the 2 samples"),
+        (DataOptions(global_batch=8, batch_per_worker=3), 2, 100, "disagree"),
+        (DataOptions(global_batch=8, drop_last=True), 1, 5, "no step"),
+        (DataOptions(global_batch=8), 1, 0, "no step"),
+    ],
+)
+def test_what_cant_be_cut(
+    options: DataOptions, world_size: int, samples: int, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_plan(options, world_size, samples)

@@ -1,0 +1,128 @@
+from collections.abc import Generator
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paceline.data.batch import Batch
+from paceline.data.memory import MemorySource
+from paceline.distributed.group import Group
+from paceline.metrics.counters import Totals
+from paceline.training.evaluation.evaluator import Evaluator, evaluating, time_batches
+from tests.support.ranks import run_ranks
+from tests.support.trainings import pictures, plain_net
+
+CLASSES = 7
+
+
+def evaluate(group: Group, samples: int, top: int) -> tuple[Totals, Tensor]:
+    torch.manual_seed(0)
+    net = plain_net(CLASSES)
+    source = MemorySource(pictures(samples, CLASSES))
+    evaluator = Evaluator(loss=F.cross_entropy, forward_context=nullcontext, top=top, batch_size=4)
+    return evaluator.run(net, source, group, CLASSES)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("samples", [1, 13, 24])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.core_cases(6)
+def test_totals_equal_one_pass_over_everything(world_size: int, samples: int) -> None:
+    torch.manual_seed(0)
+    net = plain_net(CLASSES)
+    (batch,) = MemorySource(pictures(samples, CLASSES)).eval_batches(0, 1, samples)
+    with torch.no_grad():
+        outputs = net(batch.inputs)
+    best = outputs.topk(5, dim=1).indices == batch.targets[:, None]
+    cells = batch.targets * CLASSES + outputs.argmax(1)
+    expected = torch.bincount(cells, minlength=CLASSES**2).view(CLASSES, CLASSES)
+    for totals, confusion in run_ranks(world_size, evaluate, samples, 5):
+        assert totals.samples == samples
+        assert totals.top1 == int(best[:, 0].sum())
+        assert totals.top5 == int(best.sum())
+        loss = F.cross_entropy(outputs, batch.targets, reduction="sum")
+        assert totals.loss == pytest.approx(float(loss), rel=1e-6)
+        assert torch.equal(confusion, expected)
+
+
+@pytest.mark.ranks
+def test_without_classes_only_the_loss_is_counted() -> None:
+    for totals, _ in run_ranks(2, evaluate, 13, 0):
+        assert (totals.samples, totals.top1, totals.top5) == (13, 0, 0)
+
+
+def test_evaluation_mode_ends_with_the_evaluation() -> None:
+    net = nn.Dropout()
+    with evaluating(net):
+        assert not net.training
+    assert net.training
+
+
+def test_the_mode_comes_back_after_an_error() -> None:
+    net = nn.Dropout()
+
+    def fail() -> None:
+        with evaluating(net):
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert net.training
+
+
+def test_a_part_that_the_user_has_frozen_stays_so() -> None:
+    net = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout())
+    net[0].eval()
+    with evaluating(net):
+        assert [part.training for part in net] == [False, False]
+    assert [part.training for part in net] == [False, True]
+
+
+class Ticking:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize(
+    ("most_s", "read", "sample_s"),
+    [
+        (0.0, [4], 9.0 / 4),  # at least one, however slow
+        (9.5, [4, 4], 1.0 / 4),  # the first warms up, and counts no more
+        (60.0, [4, 4, 4, 1], 3.0 / 9),
+    ],
+)
+def test_the_first_batches_of_an_evaluation_are_timed(
+    most_s: float, read: list[int], sample_s: float
+) -> None:
+    clock, seen = Ticking(), list[int]()
+    ended = []
+
+    def batches() -> Generator[Batch]:
+        try:
+            yield from MemorySource(pictures(13)).eval_batches(0, 1, 4)
+        finally:
+            ended.append(True)
+
+    def judge(content: object) -> dict[str, Tensor]:
+        assert isinstance(content, tuple)
+        clock.now_s += 1.0 if seen else 9.0
+        seen.append(len(content[1]))
+        return {"loss": torch.zeros(())}
+
+    assert time_batches(judge, batches(), most_s, clock) == pytest.approx(sample_s)
+    assert seen == read
+    assert ended, "the pass is ended at once: another one begins later"
+
+
+def test_nothing_to_evaluate_takes_no_time() -> None:
+    def none() -> Generator[Batch]:
+        yield from ()
+
+    assert time_batches(lambda _: {}, none(), 1.0) == 0.0

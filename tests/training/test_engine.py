@@ -1,0 +1,294 @@
+"""Epochs of a script: recorded, judged, ended."""
+
+import csv
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from paceline.data.order import epoch_order
+from paceline.distributed.group import Group
+from paceline.errors import InterruptedTraining, UsageError
+from paceline.options.fields import OptionValue
+from paceline.training.rng import seed_everything
+from paceline.training.signals import StopFlag
+from paceline.training.snapshots import manager
+from tests.support.ranks import RankError, run_ranks
+from tests.support.sessions import (
+    BATCH,
+    net,
+    pair_of,
+    points,
+    session_on,
+    sgd,
+    weights_of,
+)
+
+pytestmark = pytest.mark.ranks
+WORLDS = [1, 2, 3]
+
+
+def row_of(directory: Path) -> list[dict[str, str]]:
+    with (directory / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def judged(accuracies: list[float]) -> Callable[[Group, Path, Mapping[str, OptionValue]], int]:
+    """Make a script whose validation gives these figures, epoch by epoch."""
+
+    def body(group: Group, directory: Path, settings: Mapping[str, OptionValue]) -> int:
+        with session_on(group, directory, settings) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            test = s.eval_loader(TensorDataset(*points(11, seed=2)))
+            ran = 0
+            for epoch in s.epochs(len(accuracies)):
+                for batch in batches:
+                    s.step(F.cross_entropy(model(pair_of(batch)[0]), pair_of(batch)[1]))
+                ran += 1
+                value = accuracies[epoch]
+                s.evaluate(lambda _, value=value: {"accuracy": value}, test)  # type: ignore[misc]
+            return ran
+
+    return body
+
+
+@pytest.mark.slow
+def test_stops_by_target_patience_and_early_stopping(tmp_path: Path) -> None:
+    rising = judged([0.5, 0.9, 0.95, 0.97])
+    asked = {"target_accuracy": 0.9, "patience": 2}
+    assert run_ranks(2, rising, tmp_path / "target", asked) == [3, 3]
+    falling = judged([0.5, 0.4, 0.3, 0.2])
+    assert run_ranks(2, falling, tmp_path / "early", {"early_stopping": 2}) == [3, 3]
+    assert [row["val_accuracy"] for row in row_of(tmp_path / "early")] == ["0.5", "0.4", "0.3"]
+
+
+def test_a_time_budget_ends_an_endless_script(tmp_path: Path) -> None:
+    found = run_ranks(2, judged([0.5] * 100_000), tmp_path, {"time_budget": "1s"})
+    assert found[0] == found[1] < 100_000
+
+
+def test_leaving_the_loop_early_ends_the_epoch(tmp_path: Path) -> None:
+    def body(group: Group) -> tuple[int, int, list[int]]:
+        with session_on(group, tmp_path, {"max_batch_per_worker": 3}) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points()), global_batch=16)
+            lengths = []
+            for epoch in s.epochs(4):
+                pieces = 0
+                assert all(p.grad is None for p in model.parameters())
+                for batch in batches:
+                    pieces += 1
+                    s.step(F.cross_entropy(model(pair_of(batch)[0]), pair_of(batch)[1]))
+                    if epoch == 0 and pieces == 4:
+                        break  # in the middle of the second batch of three pieces
+                lengths.append(pieces)
+                if epoch == 2:
+                    break
+            state = s.engine.course.state
+        return state.samples_seen, state.epoch, lengths
+
+    for samples, epochs, lengths in run_ranks(2, body):
+        assert samples == 32 + 50 + 50
+        assert epochs == 3
+        assert lengths == [4, 10, 10]
+    assert [row["epoch"] for row in row_of(tmp_path)] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_figures_of_the_scripts_own(world_size: int, tmp_path: Path) -> None:
+    def body(group: Group) -> tuple[float, int, list[float]]:
+        with session_on(group, tmp_path) as s:
+            s.optimizer(sgd(s.model(net())))
+            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            for epoch in s.epochs(2):
+                list(batches)
+                s.log(epsilon=epoch / 4, norm=torch.tensor(2.5))
+                if epoch == 1:
+                    s.log(late=7)
+            s.barrier()
+            return float(s.sum(0.1)), int(s.sum(2**40)), s.sum(torch.ones(2)).tolist()
+
+    n = world_size
+    assert run_ranks(n, body) == [(sum([0.1] * n), n * 2**40, [float(n)] * 2)] * n
+    found = [(row["epsilon"], row["norm"], row["late"]) for row in row_of(tmp_path)]
+    assert found == [("0", "2.5", ""), ("0.25", "2.5", "7")]
+
+
+def test_evaluation_after_the_loop_is_not_the_last_epochs(tmp_path: Path) -> None:
+    def body(group: Group) -> tuple[float | None, Mapping[str, float]]:
+        with session_on(group, tmp_path) as s:
+            s.optimizer(sgd(s.model(net())))
+            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            test = s.eval_loader(TensorDataset(*points(3)))
+            for _ in s.epochs(1):
+                list(batches)
+                s.evaluate(lambda _: {"accuracy": 0.25}, test)
+            return s.engine.course.state.val_accuracy, s.evaluate(lambda _: {"accuracy": 1.0}, test)
+
+    assert run_ranks(2, body) == [(0.25, {"accuracy": 1.0})] * 2
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.core_cases(1)
+def test_what_the_script_keeps_goes_on_inside_an_epoch(world_size: int, tmp_path: Path) -> None:
+    """A scheduler stepped by the batch, a second loader, two optimizers, a sum: no bit changes."""
+
+    def body(group: Group, directory: Path, stop: int | None) -> tuple[list[float], list[Tensor]]:
+        flag = StopFlag(under_launcher=True)
+        seen: list[float] = []
+        with session_on(group, directory, flag=flag) as s:
+            model = s.model(nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
+            last = s.model(nn.Linear(2, 2), name="last")
+            first = s.optimizer(torch.optim.Adam(model.parameters(), 0.01))
+            s.optimizer(torch.optim.SGD(last.parameters(), 0.1, momentum=0.9))
+            scheduler = s.scheduler(torch.optim.lr_scheduler.ExponentialLR(first, 0.9))
+            sums = s.keep(Sums(), name="sums")
+            batches = s.loader(TensorDataset(*points(48)), global_batch=16)
+            others = s.loader(TensorDataset(torch.arange(48.0)), global_batch=6)
+            with suppress(InterruptedTraining):
+                for _ in s.epochs(2):
+                    drawn = iter(others)
+                    for batch in batches:
+                        inputs, targets = pair_of(batch)
+                        noise = torch.randn(2)
+                        s.step(F.cross_entropy(last(model(inputs)) + noise, targets))
+                        scheduler.step()
+                        sums.total += float(s.sum(first_of(next(drawn)).sum()))
+                        seen.append(sums.total + float(scheduler.get_last_lr()[0]))
+                        if s.engine.course.state.step == stop:
+                            flag.name = "SIGTERM"
+            return seen, weights_of(model, last)
+
+    whole = run_ranks(world_size, body, tmp_path / "whole", None)
+    stopped = run_ranks(world_size, body, tmp_path / "legs", 1)
+    resumed = run_ranks(world_size, body, tmp_path / "legs", None)
+    for before, after, at_once in zip(stopped, resumed, whole, strict=True):
+        assert len(before[0]) == 2
+        assert before[0] + after[0] == at_once[0]
+        assert all(map(torch.equal, after[1], at_once[1]))
+
+
+def test_in_fp16_gradients_are_added_up_before_they_are_unscaled(tmp_path: Path) -> None:
+    def body(group: Group) -> None:
+        with session_on(group, tmp_path, {"precision": "fp16"}) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            inputs, targets = points()
+            s.backward(F.cross_entropy(model(inputs), targets))
+            grads = [p.grad.norm() for p in model.parameters() if p.grad is not None]
+            assert 1e-4 < float(max(grads)) < 10  # not times 65,536
+            with pytest.raises(UsageError, match=r"say s\.backward\(loss, more=True\)"):
+                s.backward(F.cross_entropy(model(inputs), targets))
+            s.update()
+            s.backward(F.cross_entropy(model(inputs), targets))
+
+    run_ranks(1, body)
+
+
+def first_of(batch: object) -> Tensor:
+    assert isinstance(batch, list)
+    found: Tensor = batch[0]
+    return found
+
+
+class Sums:
+    """A state of the script's own."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+
+    def state_dict(self) -> dict[str, object]:
+        return {"total": self.total, "parts": (1, torch.ones(2))}
+
+    def load_state_dict(self, state_dict: dict[str, object], /) -> None:
+        assert isinstance(state_dict["parts"], tuple)
+        self.total = float(str(state_dict["total"]))
+
+
+def plain_losses(epochs: int) -> list[float]:
+    """The mean loss of each epoch's samples in a plain loop, while it trains."""
+    seed_everything(0)
+    model = net()
+    optimizer = sgd(model)
+    inputs, targets = points()
+    means = []
+    for epoch in range(epochs):
+        total = 0.0
+        for picked in torch.from_numpy(epoch_order(len(inputs), 0, epoch)).split(BATCH):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs[picked]), targets[picked])
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * len(picked)
+        means.append(total / len(inputs))
+    return means
+
+
+@pytest.mark.parametrize("settings", [{}, {"shards": 5}], ids=["workers", "shards"])
+@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.core_cases(3)
+def test_the_training_loss_is_the_mean_over_the_epochs_samples(
+    world_size: int, settings: dict[str, OptionValue], tmp_path: Path
+) -> None:
+    def body(group: Group) -> None:
+        with session_on(group, tmp_path, settings) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            for _ in s.epochs(3):
+                for x, y in map(pair_of, batches):
+                    s.step(F.cross_entropy(model(x), y))
+
+    run_ranks(world_size, body)
+    found = [float(row["train_loss"]) for row in row_of(tmp_path)]
+    assert found == pytest.approx(plain_losses(3), rel=1e-5)
+
+
+def test_evaluations_and_snapshots_are_counted_by_the_clock(tmp_path: Path) -> None:
+    def body(group: Group) -> None:
+        with session_on(group, tmp_path, {"snapshot_every": "1h"}) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            s.loader(TensorDataset(*points()), global_batch=BATCH)
+            test = s.eval_loader(TensorDataset(*points(11, seed=2)))
+            s.begin()
+            course = s.engine.course
+            before_s = course.state.elapsed_s
+            s.evaluate(lambda _: {"ones": 1.0}, test)
+            assert course.state.eval_s is not None
+            assert course.state.eval_s > 0
+            assert course.state.elapsed_s == pytest.approx(before_s + course.state.eval_s)
+            course.state.step = course.state.step_in_epoch = 1
+            assert not course.due_to_save()
+            course.add_pause(3600.0)
+            assert course.due_to_save()
+            s.snapshot()
+            assert not course.due_to_save()
+
+    run_ranks(1, body)
+
+
+def test_a_snapshot_that_counts_samples_in_another_order_is_refused(tmp_path: Path) -> None:
+    def body(group: Group, order: int) -> None:
+        vars(manager)["ORDER_VERSION"] = order
+        with session_on(group, tmp_path) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            for _ in s.epochs(2):
+                for x, y in map(pair_of, batches):
+                    s.step(F.cross_entropy(model(x), y))
+                return
+
+    run_ranks(1, body, 1)
+    run_ranks(1, body, 1)
+    with pytest.raises(RankError, match="in order 1, and this version of Paceline has order 2"):
+        run_ranks(1, body, 2)

@@ -1,0 +1,259 @@
+"""A step: backward, combine, clip, update; beside plain PyTorch in one process."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from paceline.data.batch import Batch
+from paceline.data.order import epoch_order
+from paceline.distributed.group import Group
+from paceline.errors import JobError, UsageError
+from paceline.gradient_sync.powersgd import PowerSGD
+from paceline.gradient_sync.replica import Replica
+from paceline.launch.heartbeat import note
+from paceline.options.fields import OptionValue
+from paceline.training.optimizer_step import LossScaler, Stepper
+from paceline.training.profiling.step_profiler import Pace
+from paceline.training.rng import seed_everything
+from tests.support.ranks import run_ranks
+from tests.support.sessions import (
+    BATCH,
+    EPOCHS,
+    assert_weights,
+    net,
+    pair_of,
+    plain_loop,
+    points,
+    session_on,
+    sgd,
+    weights_of,
+)
+
+CPU = torch.device("cpu")
+ROUNDS = 8
+LOST = 3
+"""A step of which a gradient isn't finite."""
+
+
+def make_stepper(
+    optimizers: list[torch.optim.Optimizer],
+    scaler: LossScaler | None = None,
+    clip_norm: float | None = None,
+    replicas: tuple[Replica, ...] = (),
+) -> Stepper:
+    return Stepper(
+        world_size=1,
+        scaler=scaler,
+        clip_norm=clip_norm,
+        pace=Pace(note, CPU, 1, dict),
+        report=lambda _: None,
+        replicas=list(replicas),
+        zero_grads=[optimizer.zero_grad for optimizer in optimizers],
+    )
+
+
+def whole(batch: Tensor) -> Batch:
+    """A step that this worker takes alone."""
+    size = len(batch)
+    return Batch(content=(batch, batch), local=size, total=size, indices=np.arange(size))
+
+
+def make_scaler() -> torch.amp.GradScaler:
+    return torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=2)
+
+
+def losses(model: nn.Module, step: int) -> Tensor:
+    inputs, targets = points(seed=step)
+    loss = F.cross_entropy(model(inputs[:BATCH]), targets[:BATCH])
+    return loss * torch.inf if step == LOST else loss
+
+
+def plain_fp16(clip_norm: float) -> tuple[list[Tensor], list[float]]:
+    """As PyTorch's examples of mixed precision do it: unscale, then clip, then step and update."""
+    torch.manual_seed(0)
+    model, scaler, scales = net(), make_scaler(), []
+    optimizer = sgd(model)
+    for step in range(ROUNDS):
+        scaler.scale(losses(model, step)).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        scales.append(scaler.get_scale())
+    return weights_of(model), scales
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["step", "backward and update"])
+def test_a_loss_scaler_is_used_in_the_order_of_pytorchs_examples(early: bool) -> None:
+    torch.manual_seed(0)
+    model, scaler, scales = net(), make_scaler(), []
+    optimizer = sgd(model)
+    stepper = make_stepper([optimizer], scaler, clip_norm=0.1)
+    for step in range(ROUNDS):
+        stepper.backward(losses(model, step), whole(points()[0][:BATCH]))
+        if early:
+            stepper.unscale([optimizer])
+        stepper.update([optimizer])
+        scales.append(scaler.get_scale())
+        assert all(p.grad is None for p in model.parameters())
+    expected, expected_scales = plain_fp16(clip_norm=0.1)
+    assert scales == expected_scales
+    assert scales[LOST] == scales[LOST - 1] / 2
+    assert_weights(weights_of(model), expected, atol=0)
+
+
+def test_once_unscaled_gradients_take_no_more() -> None:
+    model = net()
+    optimizer = sgd(model)
+    stepper = make_stepper([optimizer], make_scaler())
+    batch = whole(points()[0][:BATCH])
+    stepper.backward(losses(model, 0), batch)
+    stepper.backward(losses(model, 1), batch)
+    stepper.unscale([optimizer])
+    with pytest.raises(UsageError, match="with fp16 the gradients have their true size"):
+        stepper.backward(losses(model, 2), batch)
+
+
+def test_the_optimizers_that_arent_asked_keep_their_weights_and_lose_their_gradients() -> None:
+    torch.manual_seed(0)
+    first, second = net(), net()
+    optimizers: list[torch.optim.Optimizer] = [sgd(first), sgd(second)]
+    before = weights_of(second)
+    stepper = make_stepper(optimizers)
+    stepper.backward(losses(first, 0) + losses(second, 0), whole(points()[0][:BATCH]))
+    stepper.update(optimizers[:1])
+    assert_weights(weights_of(second), before, atol=0)
+    assert all(p.grad is None for p in second.parameters())
+
+
+def train(
+    group: Group,
+    directory: Path,
+    settings: dict[str, OptionValue],
+    after: Callable[[torch.optim.Optimizer], object] = id,
+) -> list[Tensor]:
+    with session_on(group, directory, settings) as s:
+        model = s.model(net())
+        optimizer = s.optimizer(sgd(model))
+        batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+        for _ in s.epochs(EPOCHS):
+            for x, y in map(pair_of, batches):
+                s.step(F.cross_entropy(model(x), y))
+                after(optimizer)
+        return weights_of(model)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("settings", [{}, {"max_batch_per_worker": 1}, {"clip_norm": 0.1}], ids=str)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.core_cases(2)
+def test_shards_with_unequal_shares_train_as_a_plain_loop(
+    world_size: int, settings: dict[str, OptionValue], tmp_path: Path
+) -> None:
+    # Of 8 samples the five shards have 2, 2, 2, 1 and 1; of the last step's 2 three have none.
+    settings = {"shards": 5, **settings}
+    clip = 0.1 if "clip_norm" in settings else None
+    for found in run_ranks(world_size, train, tmp_path, settings):
+        assert_weights(found, plain_loop(clip=clip))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_clip_norm_clips_as_a_plain_loop_does(world_size: int, tmp_path: Path) -> None:
+    expected = plain_loop(clip=0.1)
+    unclipped = plain_loop()
+    assert max(float((a - b).abs().max()) for a, b in zip(expected, unclipped, strict=True)) > 1e-2
+    settings: dict[str, OptionValue] = {"clip_norm": 0.1}
+    for found in run_ranks(world_size, train, tmp_path, settings):
+        assert_weights(found, expected)
+
+
+@pytest.mark.ranks
+def test_a_step_of_the_scripts_own_is_refused_after_updates_too(tmp_path: Path) -> None:
+    def body(group: Group) -> str:
+        def step_too(optimizer: torch.optim.Optimizer) -> None:
+            with pytest.raises(UsageError) as caught:
+                optimizer.step()
+            raise InterruptedError(str(caught.value))
+
+        with pytest.raises(InterruptedError) as told:
+            train(group, tmp_path, {}, step_too)
+        return str(told.value)
+
+    (said,) = run_ranks(1, body)
+    assert said.startswith("optimizer.step() by the script itself")
+
+
+class Two(nn.Module):
+    """Two layers, of which the second may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 8), nn.Linear(8, 2)
+
+    def forward(self, inputs: Tensor, *, deep: bool) -> Tensor:
+        hidden: Tensor = self.first(inputs)
+        return (self.second(hidden) if deep else hidden).square().mean()
+
+
+@pytest.mark.ranks
+def test_what_an_abandoned_step_reached_counts_for_nothing() -> None:
+    def body(group: Group) -> bool:
+        torch.manual_seed(0)
+        model = Two()
+        replica = Replica(model, group)
+        replica.defer_to(PowerSGD(group.world_size, 1))
+        stepper = make_stepper([sgd(model)], replicas=(replica,))
+        inputs = points()[0][:BATCH]
+        model(inputs, deep=True).backward()
+        replica.settle()
+        stepper.hold_back(syncing=False)
+        model(inputs, deep=True).backward()  # the first piece of a step that the script leaves
+        stepper.abandon()
+        model(inputs, deep=False).backward()
+        with pytest.raises(JobError, match=r"second\..* got no gradient in this step"):
+            replica.settle()
+        return replica.syncing
+
+    assert run_ranks(2, body) == [True, True]
+
+
+@pytest.mark.ranks
+def test_a_step_that_is_left_between_its_pieces_trains_nothing(tmp_path: Path) -> None:
+    def body(group: Group) -> list[Tensor]:
+        with session_on(group, tmp_path, {"max_batch_per_worker": 2}) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            for epoch in s.epochs(2):
+                for count, (x, y) in enumerate(map(pair_of, batches)):
+                    complete = s.step(F.cross_entropy(model(x), y))
+                    if epoch == 0 and count == 2:  # the second step's first piece of two
+                        assert not complete
+                        break
+            return weights_of(model)
+
+    for found in run_ranks(2, body):
+        assert_weights(found, left_early(steps=1))
+
+
+def left_early(steps: int) -> list[Tensor]:
+    """A plain loop of two epochs, the first of which ends after some steps."""
+    seed_everything(0)
+    model = net()
+    optimizer = sgd(model)
+    inputs, targets = points()
+    for epoch in range(2):
+        order = torch.from_numpy(epoch_order(len(inputs), 0, epoch))
+        for picked in order.split(BATCH)[: steps if epoch == 0 else None]:
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs[picked]), targets[picked]).backward()
+            optimizer.step()
+    return weights_of(model)

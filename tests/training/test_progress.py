@@ -1,0 +1,293 @@
+"""Position and clock of a training, told by exchanges with laps of known length."""
+
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+import torch
+
+from paceline.errors import JobError
+from paceline.metrics.counters import Totals
+from paceline.training.batches.plan import TrainPlan
+from paceline.training.options import LoopOptions
+from paceline.training.progress import Course
+from paceline.training.snapshots.train_state import TrainState
+from paceline.training.status_exchange import Agreement
+
+STEPS = 10
+PLAN = TrainPlan(
+    world_size=2,
+    global_batch=8,
+    batch_per_worker=(4, 4),
+    micro_batches=1,
+    train_samples=80,
+    drop_last=False,
+    steps_per_epoch=STEPS,
+)
+
+
+def make_course(
+    *,
+    every_steps: int | None = None,
+    every_s: float | None = None,
+    budget: str | None = None,
+    plan: TrainPlan | None = PLAN,
+    **state: float,
+) -> Course:
+    return Course(
+        loop=LoopOptions(epochs=3, time_budget=budget),
+        snapshot_every_steps=every_steps,
+        snapshot_every_s=every_s,
+        plan=plan,
+        state=TrainState(**state),  # type: ignore[arg-type]  # numbers of both kinds
+    )
+
+
+def news(lap_s: float, data_s: float = 0.0, *, signalled: bool = False) -> Agreement:
+    nothing = torch.zeros(1, 4, dtype=torch.float64)
+    return Agreement(
+        signalled=signalled,
+        bad=None,
+        totals=Totals.from_row(nothing[0]),
+        lap_s=lap_s,
+        data_s=data_s,
+        waits_s=(0.0, 0.0),
+        counted=nothing,
+        more=nothing,
+    )
+
+
+def go(course: Course, steps: int) -> None:
+    course.state.step += steps
+    course.state.step_in_epoch += steps
+    course.state.samples_seen += 8 * steps
+
+
+def test_the_clock_counts_steps_and_pauses() -> None:
+    course = make_course()
+    go(course, 4)
+    assert course.take_in(news(2.0, data_s=0.5)) == 4
+    course.add_pause(3.0)
+    go(course, 2)
+    assert course.take_in(news(1.0, data_s=0.25)) == 2
+    state = course.state
+    assert (state.elapsed_s, state.train_s) == (6.0, 3.0)
+    assert (state.epoch_train_s, state.epoch_data_s) == (3.0, 0.75)
+
+
+def test_the_wait_for_data_is_of_one_exchange() -> None:
+    course = make_course()
+    course.data_s = 0.5
+    course.take_in(news(1.0, data_s=0.5))
+    assert course.data_s == 0.0
+
+
+def test_exchanges_come_about_twice_a_second() -> None:
+    course = make_course()
+    assert course.next_agreement == 0
+    go(course, 1)
+    course.take_in(news(0.125))  # eight steps a second
+    assert course.next_agreement == 1 + 4
+
+
+def test_a_snapshot_is_due_by_time_since_the_last_one_pauses_included() -> None:
+    course = make_course(every_s=10.0)
+    go(course, 1)
+    course.take_in(news(6.0))
+    assert not course.due_to_save()
+    course.add_pause(4.0)
+    assert course.due_to_save()
+    course.saved()
+    assert not course.due_to_save()
+    go(course, 1)
+    course.take_in(news(9.0))
+    assert not course.due_to_save()
+    course.take_in(news(1.0))
+    assert course.due_to_save()
+
+
+def test_a_snapshot_is_due_by_steps_but_at_an_epochs_end_that_one_is_enough() -> None:
+    course, due = make_course(every_steps=5), []
+    for _ in range(STEPS):
+        go(course, 1)
+        due.append(course.due_to_save())
+    assert [step + 1 for step, is_due in enumerate(due) if is_due] == [5]
+
+
+def test_steps_between_snapshots_may_be_more_than_an_epoch_has() -> None:
+    course, due = make_course(every_steps=STEPS + 2), []
+    for _ in range(2):
+        for _ in range(STEPS):
+            go(course, 1)
+            due.append(course.due_to_save())
+        course.close_epoch(validated=False)
+    assert [step + 1 for step, is_due in enumerate(due) if is_due] == [STEPS + 2]
+
+
+def test_none_is_due_by_itself() -> None:
+    course = make_course()
+    go(course, 5)
+    course.take_in(news(1e6))
+    assert not course.due_to_save()
+
+
+def test_of_an_epochs_end_nothing_stays() -> None:
+    course = make_course(plan=replace(PLAN, steps_per_epoch=0))  # a stream
+    go(course, 4)
+    course.take_in(news(2.0, data_s=1.0))
+    complete = [course.epoch_is_complete]
+    course.has_seen_all = True
+    complete.append(course.epoch_is_complete)
+    course.close_epoch(validated=False)
+    complete.append(course.epoch_is_complete)
+    assert complete == [False, True, False]
+    state = course.state
+    assert (state.epoch, state.step, state.step_in_epoch) == (1, 4, 0)
+    assert (state.epoch_train_s, state.epoch_data_s) == (0.0, 0.0)
+    assert (state.elapsed_s, state.train_s) == (2.0, 2.0)
+
+
+def test_an_epoch_is_complete_with_its_last_step() -> None:
+    course = make_course()
+    go(course, STEPS - 1)
+    assert not course.epoch_is_complete
+    go(course, 1)
+    assert course.epoch_is_complete
+
+
+@pytest.mark.parametrize(
+    ("signalled", "lap_s", "why"),
+    [
+        (False, 1.0, None),
+        (True, 1.0, "signal"),
+        (False, 99.0, "time"),
+        (True, 99.0, "signal"),  # it came first, and what is saved for it is gone on with
+    ],
+)
+def test_what_stops_within_an_epoch(
+    signalled: bool, lap_s: float, why: Literal["time", "signal"] | None
+) -> None:
+    course = make_course(budget="60s")
+    go(course, 4)
+    course.take_in(news(lap_s, signalled=signalled))
+    assert course.stopping == why
+    assert course.can_continue == (why is None)
+
+
+def test_out_of_time_a_part_of_an_epoch_is_the_end() -> None:
+    course = make_course(budget="60s")
+    go(course, 4)
+    course.take_in(news(99.0))
+    course.close_epoch(validated=False)
+    assert (course.state.ended, course.state.epoch, course.state.step_in_epoch) == ("time", 0, 4)
+
+
+def test_after_a_signal_the_epoch_that_ended_with_it_counts() -> None:
+    course = make_course(budget="60s")
+    go(course, STEPS)
+    course.take_in(news(1.0, signalled=True))
+    course.close_epoch(validated=False)
+    assert (course.state.ended, course.state.epoch) == (None, 1)
+
+
+def test_time_for_the_last_evaluation_and_snapshot_is_kept_back() -> None:
+    # An evaluation took 8 s: a quarter more and a second, 11 s of the 100 are kept back.
+    course = make_course(budget="100s", eval_s=8.0)
+    go(course, 4)
+    course.take_in(news(88.5))
+    assert course.stopping is None
+    course.take_in(news(1.0))
+    assert course.stopping == "time"
+
+
+def test_the_schedule_is_fitted_to_the_steps_that_the_time_allows() -> None:
+    # 10 steps in 25 s; 100 s less 11 s that are kept back leave time for 25 more.
+    course = make_course(budget="100s", eval_s=8.0)
+    course.begin()
+    assert course.state.total_steps == 3 * STEPS
+    go(course, STEPS)
+    course.take_in(news(50.0))
+    assert course.state.total_steps == 10 + 7  # 39 s at 5 s each
+
+
+def test_a_pause_takes_steps_from_the_schedule() -> None:
+    course = make_course(budget="100s", eval_s=8.0)
+    go(course, STEPS)
+    course.add_pause(25.0)
+    course.take_in(news(25.0))
+    assert course.state.total_steps == 10 + 7
+
+
+def test_only_epochs_that_are_over_are_the_last_one() -> None:
+    course, ends = make_course(), []
+    for _ in range(3):
+        go(course, STEPS)
+        course.take_in(news(1.0))
+        course.close_epoch(validated=False)
+        ends.append(course.state.ended)
+    assert ends == [None, None, "epochs"]
+    assert not course.can_continue
+
+
+def test_validation_figures_make_the_best_epoch() -> None:
+    course = make_course()
+    for number, (accuracy, best) in enumerate([(0.5, True), (0.4, False), (0.6, True)]):
+        go(course, STEPS)
+        figures = {"loss": 1.0, "accuracy": accuracy, "own": 3.0}
+        assert course.take_validation(figures, samples=20) == {"val_own": 3.0}
+        assert course.close_epoch(validated=True) == best, number
+    assert course.state.best_epoch == 3
+    assert course.val_samples == 20
+
+
+def test_of_a_model_that_diverged_no_accuracy_counts() -> None:
+    course = make_course()
+    course.take_validation({"loss": float("nan"), "accuracy": 0.9, "top5_accuracy": 1.0}, 20)
+    state = course.state
+    assert (state.val_loss, state.val_accuracy, state.val_top5_accuracy) == (None, None, None)
+
+
+def test_goes_on_where_a_snapshot_stands() -> None:
+    saved = TrainState(
+        epoch=1, step=14, step_in_epoch=4, train_samples=80, global_batch=8, elapsed_s=7.0
+    )
+    course = make_course(budget="1h")
+    course.resume(saved)
+    go(course, 1)
+    assert course.take_in(news(0.5)) == 1  # steps of this start alone
+    assert course.state.elapsed_s == 7.5
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"global_batch": 16}, "global batch of 16, and now it is 8"),
+        ({"train_samples": 81}, "81 training samples, and now there are 80"),
+    ],
+)
+def test_other_data_or_another_batch_is_refused(change: dict[str, int], said: str) -> None:
+    saved = TrainState(**{"train_samples": 80, "global_batch": 8, **change})  # type: ignore[arg-type]
+    with pytest.raises(JobError, match=said):
+        make_course().resume(saved)
+
+
+@pytest.mark.parametrize(("budget", "ended"), [("60s", True), ("120s", False), (None, False)])
+def test_a_training_that_ran_out_of_time_goes_on_where_there_is_more(
+    budget: str | None, ended: bool
+) -> None:
+    saved = TrainState(step=4, step_in_epoch=4, train_samples=80, global_batch=8, elapsed_s=59.0)
+    saved.ended = "time"
+    course = make_course(budget=budget)
+    course.resume(saved)
+    assert course.can_continue != ended
+
+
+def test_a_long_evaluation_is_expected_by_the_last_one_or_by_the_pace_of_training() -> None:
+    course = make_course()
+    assert course.expected_eval_s() == 0.0
+    course.val_samples = 80
+    go(course, STEPS)
+    course.take_in(news(1.0))  # 80 samples a second
+    assert (course.expected_eval_s(), course.expects_long_evaluation) == (1.0, False)
+    course.state.eval_s = 3.0
+    assert (course.expected_eval_s(), course.expects_long_evaluation) == (3.0, True)

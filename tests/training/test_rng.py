@@ -1,0 +1,39 @@
+import random
+
+import numpy as np
+import torch
+
+from paceline.training.rng import generators, seed_everything, step_key, step_seed
+
+
+def draw() -> tuple[float, float, float]:
+    return random.random(), float(np.random.random()), float(torch.rand(()))
+
+
+def test_the_seed_settles_all_three_generators() -> None:
+    seed_everything(3)
+    first = draw()
+    seed_everything(3)
+    assert draw() == first
+    seed_everything(4)
+    assert all(a != b for a, b in zip(draw(), first, strict=True))
+
+
+def test_every_step_and_worker_has_numbers_of_its_own() -> None:
+    seeds = {
+        step_seed(step_key(seed, rank), step)
+        for seed in range(3)
+        for rank in range(4)
+        for step in range(50)
+    }
+    assert len(seeds) == 3 * 4 * 50
+    assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+def test_a_step_seed_never_changes_between_versions() -> None:
+    assert step_seed(step_key(0, 0), 0) == 1343007470
+    assert step_seed(step_key(7, 3), 1000) == 4193898597
+
+
+def test_a_cpu_model_draws_from_one_generator() -> None:
+    assert generators(torch.device("cpu")) == [torch.default_generator]

@@ -1,0 +1,47 @@
+"""What the opening lines say of a batch."""
+
+import pytest
+
+from paceline.data.options import DataOptions
+from paceline.training.batches.plan import make_plan
+from paceline.training.run_metadata import describe_batch
+
+
+@pytest.mark.parametrize(
+    ("options", "world_size", "samples", "told"),
+    [
+        (DataOptions(), 2, 640, "= 32 + 32; 10 steps an epoch"),
+        (DataOptions(), 1, None, ""),
+        (
+            DataOptions(max_batch_per_worker=20),
+            2,
+            64,
+            "= 32 + 32, in 2 micro-batches; 1 step an epoch",
+        ),
+        (
+            DataOptions(shards=8),
+            3,
+            640,
+            "in 8 shards of 8, the same bits on 1 to 8 workers; 10 steps an epoch",
+        ),
+        (
+            DataOptions(shards=5),
+            1,
+            None,
+            "in 5 shards of 12 or 13, the same bits on 1 to 5 workers",
+        ),
+        (DataOptions(shards=1), 1, None, "in 1 shard of 64"),
+        (
+            DataOptions(shards=2, max_batch_per_worker=16),
+            2,
+            None,
+            "in 2 shards of 32, each in 2 micro-batches, the same bits on 1 to 2 workers",
+        ),
+    ],
+    ids=str,
+)
+def test_how_a_batch_is_cut(
+    options: DataOptions, world_size: int, samples: int | None, told: str
+) -> None:
+    plan = make_plan(options, world_size, samples)
+    assert describe_batch(plan) == f"global batch 64 {told}".rstrip()

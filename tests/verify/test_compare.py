@@ -1,0 +1,98 @@
+"""Launches beside each other: bits, rounding, more than rounding."""
+
+import math
+
+import pytest
+
+from paceline.verify.compare import (
+    CHAOS,
+    FACTOR,
+    Limits,
+    compare,
+    given_limits,
+    measured_limits,
+)
+from paceline.verify.verdict import Verdict, judge, needs_yardstick
+from tests.verify.made import launch, trained
+
+SAMPLES = ["1", "2"], ["3", "4"]
+
+
+def steps_with(gradients: list[float], weights: list[float], loss: float = 1.0):  # type: ignore[no-untyped-def]
+    rows = zip(SAMPLES, gradients, weights, strict=True)
+    return launch([trained(s, loss, g, w) for s, g, w in rows])
+
+
+FIRST = steps_with([1.0, 2.0], [1.0, 1.5])
+
+
+def test_the_same_bits() -> None:
+    found = judge(FIRST, FIRST, given_limits(0.0))
+    assert found.verdict == Verdict.SAME_BITS
+    assert not needs_yardstick(FIRST, [FIRST])
+
+
+def test_sizes_are_relative_and_by_step() -> None:
+    other = steps_with([1.0, 2.2], [1.0, 1.5 * (1 + 2**-20)])
+    comparison = compare(FIRST, other)
+    assert comparison.differences[0].gradients == 0
+    assert comparison.differences[1].gradients == pytest.approx(0.1, rel=0.5)
+    assert comparison.worst("weights") == pytest.approx(2**-20, rel=0.5)
+    assert comparison.differences[1].first_tensor == "w"
+    assert not comparison.same_bits
+    assert needs_yardstick(FIRST, [other])
+
+
+def test_rounding_is_what_the_yardstick_says() -> None:
+    other = steps_with([1.0, 2.0 * (1 + 1e-4)], [1.0, 1.5])
+    disturbed = steps_with([1.0, 2.0 * (1 + 1e-5)], [1.0, 1.5])
+    wide, narrow = measured_limits(compare(FIRST, disturbed)), given_limits(1e-6)
+    assert judge(FIRST, other, wide).verdict == Verdict.ROUNDING
+    found = judge(FIRST, other, narrow)
+    assert found.verdict == Verdict.DIFFERENT
+    assert [(f.cause, f.step, f.tensor) for f in found.findings] == [("unknown", 1, "w")]
+    far = steps_with([1.0, 2.0 * (1 + 1e-5 * FACTOR * 4)], [1.0, 1.5])
+    assert judge(FIRST, far, wide).verdict == Verdict.DIFFERENT
+
+
+def test_limits_only_rise() -> None:
+    disturbed = steps_with([1.001, 2.0], [1.001, 1.5])
+    limits = measured_limits(compare(FIRST, disturbed))
+    assert limits.of_weights(1) == limits.of_weights(0) > 1e-3
+    assert limits.of_gradients(9) == limits.of_gradients(1)
+
+
+def test_each_step_has_a_limit_of_its_own() -> None:
+    other = steps_with([1.0 * (1 + 1e-3), 2.0 * (1 + 1e-3)], [1.0, 1.5])
+    limits = Limits(gradients=(1e-6, 1.0), weights=(1e-6, 1.0), measured=False)
+    beyond = compare(FIRST, other).first_beyond(limits)
+    assert beyond is not None
+    assert beyond.step == 0
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_after_chaos_nothing_is_judged_by_what_was_measured(measured: bool) -> None:
+    """Where rounding alone takes weights that far, what follows says nothing of the script."""
+    other = steps_with([1.0, 3.0], [1.0 * (1 + 1e-9), 4.0])
+    limits = Limits(gradients=(1.0, 1e-9), weights=(2 * CHAOS * FACTOR, 1e-9), measured=measured)
+    beyond = compare(FIRST, other).first_beyond(limits)
+    assert (beyond is None) == measured
+
+
+def test_without_a_step_no_bits_are_the_same() -> None:
+    assert not compare(FIRST, launch([])).same_bits
+
+
+def test_one_equal_step_doesnt_make_the_same_bits() -> None:
+    assert not compare(FIRST, steps_with([1.0, 2.0], [1.0, 1.5000001])).same_bits
+
+
+def test_a_lost_gradient_and_a_loss_of_zero() -> None:
+    zero = steps_with([0.0, 0.0], [1.0, 1.5], loss=0.0)
+    found = compare(zero, FIRST).differences[0]
+    assert found.gradients == math.inf
+    assert found.loss == math.inf
+
+
+def test_nothing_to_compare() -> None:
+    assert judge(FIRST, launch([]), given_limits(0.0)).verdict == Verdict.NOTHING

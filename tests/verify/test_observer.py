@@ -1,0 +1,128 @@
+"""What a worker's witness writes down, of Paceline's session and of a plain script."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch._dynamo  # optimizers import it: once here rather than in a test
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from paceline.data.batch import Batch
+from paceline.training.observer import Watcher
+from paceline.verify.events import (
+    Backward,
+    Drawn,
+    Drew,
+    EventWriter,
+    Handed,
+    Judged,
+    Normalised,
+    PassEnded,
+    Printed,
+    Stepped,
+    read_events,
+)
+from paceline.verify.observer import Observer
+from paceline.verify.script_hooks import watched
+from paceline.verify.trial import EnoughSeenError, Trial
+
+
+@pytest.fixture
+def observer(tmp_path: Path) -> Observer:
+    trial = Trial(request="", records=str(tmp_path), steps=2)
+    return Observer(trial, 0, EventWriter(tmp_path / "rank-0.jsonl"))
+
+
+def test_what_is_printed_is_noted_on_what_looks_like_the_real_stream(
+    observer: Observer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    real = sys.stdout
+    with watched(observer):
+        assert sys.stdout is not real
+        assert sys.stdout.fileno() == real.fileno()
+        assert (sys.stdout.encoding, sys.stdout.isatty()) == (real.encoding, real.isatty())
+        sys.stdout.buffer.write(b"bytes\n")
+        print("noted", flush=True)
+    assert Printed("noted") in read_events(observer.writer.path)
+    assert capfd.readouterr().out == "bytes\n"
+
+
+def test_a_session_tells_it_all(observer: Observer) -> None:
+    watcher: Watcher = observer
+    model = nn.Linear(2, 1)
+    watcher.begin({"model": model}, [torch.optim.SGD(model.parameters())])
+    watcher.batch(Batch(torch.ones(2, 2), 2, 4, np.array([3, 5])), 0, 0)
+    watcher.loss(torch.tensor(0.5), 0.25)
+    handed, drawn, backward = read_events(observer.writer.path)
+    assert isinstance(handed, Handed)
+    assert set(handed.tensors) == {"weight", "bias"}
+    assert isinstance(drawn, Drawn)
+    assert (drawn.samples, drawn.total, drawn.trains) == (("3", "5"), 4, True)
+    assert backward == Backward(0.5, 0.25)
+    with pytest.raises(EnoughSeenError):
+        watcher.batch(Batch(torch.ones(2, 2), 2, 4, np.array([3, 5])), 2, 9)
+
+
+def test_a_plain_script_is_seen_from_outside(observer: Observer) -> None:
+    data = TensorDataset(torch.randn(6, 2), torch.randn(6, 1))
+    model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watched(observer):
+        loader = DataLoader(data, batch_size=2)
+        judging = DataLoader(data, batch_size=3)
+        print("hidden")
+        for inputs, targets in loader:
+            loss = (model(inputs) - targets).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        model.eval()
+        for inputs, _ in judging:
+            model(inputs)
+    events = read_events(observer.writer.path)
+    steps = [e for e in events if isinstance(e, Stepped)]
+    assert len(steps) == 2  # cut off after so many
+    assert steps[0].names == ("0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias")
+    assert [len(s.before) for s in steps] == [6, 0]
+    assert [e.module for e in events if isinstance(e, Normalised)] == ["1"]
+    assert [e.by for e in events if isinstance(e, Drew)] == ["dropout", "dropout"]
+    ended = [e for e in events if isinstance(e, PassEnded)]
+    assert [e.is_cut for e in ended] == [True, False]
+    assert ended[0].loader != ended[1].loader
+    assert [set(e.buffers) for e in events if isinstance(e, Judged)] == [
+        {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    ]
+    drawn = [e.samples for e in events if isinstance(e, Drawn)]
+    assert drawn == [("0", "1"), ("2", "3"), ("0", "1", "2"), ("3", "4", "5")]
+
+
+def test_hooks_are_taken_off_again(observer: Observer) -> None:
+    before = (torch.Tensor.backward, DataLoader.__iter__, torch.save, nn.functional.dropout)
+    with watched(observer):
+        assert torch.Tensor.backward is not before[0]
+    assert (torch.Tensor.backward, DataLoader.__iter__, torch.save, nn.functional.dropout) == before
+    model = nn.Linear(1, 1)
+    model(torch.ones(1)).sum().backward()
+    torch.optim.SGD(model.parameters()).step()
+    assert read_events(observer.writer.path) == []
+
+
+def test_the_third_epoch_is_enough(observer: Observer) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    epochs = 0
+
+    def train() -> None:
+        nonlocal epochs
+        while True:
+            for (inputs,) in DataLoader(TensorDataset(torch.randn(2, 1)), batch_size=2):
+                model(inputs).sum().backward()
+                optimizer.step()
+            epochs += 1
+
+    with watched(observer), pytest.raises(EnoughSeenError):
+        train()
+    assert epochs == 2

@@ -175,7 +175,7 @@ def test_a_profile_of_wrong_types(
 
 
 @pytest.mark.parametrize("spoil", NOT_JSON)
-@pytest.mark.core_cases(16)
+@pytest.mark.core_cases(8)
 def test_study_json(spoil: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "study").mkdir()
     NOT_JSON[spoil](tmp_path / "study" / "study.json")
@@ -196,6 +196,7 @@ def test_files_without_which_a_command_goes_on(
 
 
 @pytest.mark.parametrize("spoil", NOT_JSON)
+@pytest.mark.core_cases(9)
 def test_manifest_json(spoil: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     newest = f"step-{newest_step(run):012d}"
     NOT_JSON[spoil](run / "snapshots" / newest / "manifest.json")

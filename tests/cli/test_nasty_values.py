@@ -74,7 +74,7 @@ def _values(option: OptionField) -> Sequence[str]:
 
 
 @pytest.mark.parametrize("kind", _TAKERS)
-@pytest.mark.core_cases(1)
+@pytest.mark.slow
 def test_an_option_takes_a_value_or_refuses_it_in_a_paragraph(kind: str) -> None:
     options, take = _TAKERS[kind]
     wrong, refused = [], 0
@@ -110,7 +110,7 @@ def test_an_option_takes_a_value_or_refuses_it_in_a_paragraph(kind: str) -> None
         ("--run-dir", "a\0b"),
     ],
 )
-@pytest.mark.core_cases(8)
+@pytest.mark.core_cases(4)
 def test_the_command_ends_with_2(
     words: tuple[str, ...],
     capsys: pytest.CaptureFixture[str],

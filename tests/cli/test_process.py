@@ -127,6 +127,7 @@ def test_ctrl_c_again_and_again(command: str, cold_paceline: Paceline, tmp_path:
         (">&- 2>&-", ExitCode.DONE, ""),
     ],
 )
+@pytest.mark.core_cases(2)
 def test_a_result_that_cannot_be_printed(streams: str, code: int, told: str) -> None:
     words = f'set -o pipefail; "$0" -m paceline recipes {streams}'
     command = ["bash", "-c", words, sys.executable]

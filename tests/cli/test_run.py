@@ -110,6 +110,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.core_cases(2)
 def test_contradictions_name_both_sides(wrong: str, paceline: Paceline, tmp_path: Path) -> None:
     run, options, message = WRONG[wrong]
     write_script(tmp_path, run=run)

@@ -82,7 +82,7 @@ def test_without_shards_a_change_of_the_number_is_said(paceline: Paceline, tmp_p
         ("--shards 8 --time-budget 1m", "--time-budget"),
     ],
 )
-@pytest.mark.core_cases(4)
+@pytest.mark.core_cases(2)
 def test_what_cant_be_combined_is_refused_before_anything_starts(
     paceline: Paceline, tmp_path: Path, options: str, said: str
 ) -> None:

@@ -74,7 +74,7 @@ def test_a_study_is_interrupted_and_gone_on_with(paceline: Paceline, tmp_path: P
         (("digits", "--min-hosts", "1"), "unknown option '--min-hosts'"),
     ],
 )
-@pytest.mark.core_cases(11)
+@pytest.mark.core_cases(5)
 def test_wrong_usage(words: tuple[str, ...], message: str, refusal: Callable[..., str]) -> None:
     assert message in refusal("scale", *words)
 

@@ -69,7 +69,7 @@ _WRONG = [
 
 
 @pytest.mark.parametrize(("line", "message"), _WRONG, ids=[line for line, _ in _WRONG])
-@pytest.mark.core_cases(11)
+@pytest.mark.core_cases(5)
 def test_wrong_usage(
     line: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

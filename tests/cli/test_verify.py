@@ -106,6 +106,7 @@ def test_what_contradicts_the_script_is_wrong_usage(paceline: Paceline, tmp_path
         (("digits", "--", "more"), "arguments after -- are for a script"),
     ],
 )
+@pytest.mark.core_cases(7)
 def test_usage(words: tuple[str, ...], message: str, refusal: Callable[..., str]) -> None:
     assert message in refusal("verify", *words)
 

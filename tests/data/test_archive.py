@@ -88,6 +88,7 @@ def test_only_what_is_wanted_is_written(tmp_path: Path) -> None:
         ([entry(str(number)) for number in range(10_001)], "more than expected"),
     ],
 )
+@pytest.mark.core_cases(2)
 def test_archives_that_do_not_fit(tmp_path: Path, entries: list[Entry], message: str) -> None:
     make_archive(tmp_path / "set.tar.gz", entries)
     with pytest.raises(DataError, match=f"set.tar.gz: the archive is damaged: .*{message}.*Delete"):

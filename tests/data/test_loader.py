@@ -110,7 +110,7 @@ def test_resuming_reads_no_earlier_samples(loader_workers: int, tmp_path: Path) 
 
 @pytest.mark.parametrize("loader_workers", WORKERS)
 @pytest.mark.parametrize("parts", [1, 3, 30])
-@pytest.mark.core_cases(8)
+@pytest.mark.core_cases(4)
 def test_evaluation_sees_every_sample_once(loader_workers: int, parts: int) -> None:
     with source_of(Noisy(), loader_workers) as source:
         batches = [b for part in range(parts) for b in source.eval_batches(part, parts, 4)]

@@ -91,6 +91,7 @@ def _pack_until_block(folder: Path, out: Path, last: int, jobs: int) -> None:
 
 
 @pytest.mark.parametrize(("last", "jobs"), [(0, 1), (10, 1), (24, 1), (29, 1), (36, 1), (15, 2)])
+@pytest.mark.core_cases(3)
 def test_an_interrupted_packing_goes_on(folder: Path, last: int, jobs: int) -> None:
     break_two(folder)
     pack_images(folder, folder.parent / "whole", SKIP, block_bytes=FEW)

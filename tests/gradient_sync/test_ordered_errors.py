@@ -102,7 +102,7 @@ def test_the_step_after_an_error_is_right(workers: int) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("step", [0, 1])
 @pytest.mark.parametrize("is_closed", [True, False])
-@pytest.mark.core_cases(6)
+@pytest.mark.core_cases(3)
 def test_a_second_backward_pass_of_a_shard_is_refused(
     workers: int, step: int, is_closed: bool
 ) -> None:

@@ -188,6 +188,7 @@ def test_a_worker_without_any_gradient_counts_with_zero() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.core_cases(2)
 def test_two_backward_passes_before_an_update(world_size: int) -> None:
     """Both forward passes come first: DistributedDataParallel alone would lose the second."""
 

@@ -46,7 +46,7 @@ def outline(page: str) -> Outline:
 
 
 @pytest.mark.parametrize("because", ["epochs", "target", "signal", None])
-@pytest.mark.core_cases(3)
+@pytest.mark.core_cases(2)
 def test_a_page_is_self_contained(make_run: MakeRun, because: str | None) -> None:
     page = page_of(make_run(because=because))
     found = outline(page)
@@ -108,6 +108,7 @@ def test_a_failure_is_shown_whole(make_run: MakeRun) -> None:
 
 
 @pytest.mark.parametrize("missing", ["run.json", "metrics.csv", "summary.json", "all"])
+@pytest.mark.core_cases(2)
 def test_missing_files(make_run: MakeRun, missing: str) -> None:
     run = make_run()
     for name in ("run.json", "metrics.csv", "summary.json"):

@@ -103,6 +103,7 @@ def test_leaving_the_loop_early_ends_the_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.core_cases(2)
 def test_figures_of_the_scripts_own(world_size: int, tmp_path: Path) -> None:
     def body(group: Group) -> tuple[float, int, list[float]]:
         with session_on(group, tmp_path) as s:

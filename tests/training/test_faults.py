@@ -59,7 +59,7 @@ def poisoned_job(sample: int, from_forward: int) -> Job:
 @pytest.mark.ranks
 @pytest.mark.parametrize("epoch", [0, 1])
 @pytest.mark.parametrize(("world_size", "step"), [(1, 3), (2, 2), (3, 5)])
-@pytest.mark.core_cases(4)
+@pytest.mark.core_cases(2)
 def test_a_loss_that_isnt_finite_is_named_on_every_worker(
     world_size: int, step: int, epoch: int, tmp_path: Path
 ) -> None:

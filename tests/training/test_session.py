@@ -132,6 +132,7 @@ def test_a_script_trains_as_a_plain_loop_on_any_number_of_workers(
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.core_cases(2)
 def test_pieces_of_a_batch_add_up_to_it(world_size: int, tmp_path: Path) -> None:
     found = run_ranks(world_size, script, tmp_path, FORMS["encodings"], {"max_batch_per_worker": 3})
     assert_weights(found[0], plain_loop())
@@ -314,6 +315,7 @@ MISUSES: dict[str, tuple[Misuse, str]] = {
 
 
 @pytest.mark.parametrize("misuse", MISUSES)
+@pytest.mark.core_cases(5)
 def test_misuse_is_told(misuse: str, tmp_path: Path) -> None:
     use, message = MISUSES[misuse]
 

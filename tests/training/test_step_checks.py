@@ -96,6 +96,7 @@ def test_threads_that_the_script_changes_are_refused_with_shards(tmp_path: Path)
     [({}, None), ({"check_every": 4}, 4), ({"shards": 2, "check_every": 0}, None)],
     ids=str,
 )
+@pytest.mark.core_cases(2)
 def test_weights_that_drift_are_found_at_the_next_look(
     settings: dict[str, OptionValue], after: int | None, tmp_path: Path
 ) -> None:

@@ -104,7 +104,7 @@ def train(
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.core_cases(3)
+@pytest.mark.core_cases(2)
 def test_updates_are_counted_and_saved(world_size: int, loop: str, tmp_path: Path) -> None:
     for weights in run_ranks(world_size, train, tmp_path, loop, {}):
         assert_weights(weights, plain())

@@ -251,7 +251,7 @@ ACTS = {
 
 
 @pytest.mark.parametrize("act", ACTS.values(), ids=list(ACTS))
-@pytest.mark.core_cases(16)
+@pytest.mark.core_cases(8)
 def test_a_script_sees_what_it_did_and_nothing_has_happened(
     act: Callable[[], bool], own: Path
 ) -> None:

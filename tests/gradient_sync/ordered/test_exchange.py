@@ -47,7 +47,7 @@ def start(group: Group, exchange: Exchange, shards: int, units: int) -> tuple[Te
 @pytest.mark.ranks
 @pytest.mark.parametrize(("shards", "workers"), SPREADS)
 @pytest.mark.parametrize("polls", [False, True])
-@pytest.mark.core_cases(5)
+@pytest.mark.core_cases(2)
 def test_several_buffers_at_once_have_the_sums_of_one_process(
     shards: int, workers: int, polls: bool
 ) -> None:
@@ -122,6 +122,7 @@ def holders(place: int, size: int) -> int:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("shards", "workers"), SPREADS)
+@pytest.mark.core_cases(2)
 def test_bytes_on_the_wire_are_those_that_the_collectives_get(
     shards: int, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

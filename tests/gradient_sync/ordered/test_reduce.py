@@ -86,6 +86,7 @@ def test_empty_shards_are_zeros(workers: int, empties: list[tuple[int, ...]]) ->
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.core_cases(2)
 def test_pieces_of_a_shard_are_added_up_by_autograd(workers: int) -> None:
     def body(group: Group) -> None:
         model = fresh_net()
@@ -135,6 +136,7 @@ def test_a_parameter_that_only_an_early_piece_uses_counts(workers: int) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.core_cases(2)
 def test_frozen_and_thawed_parameters_are_heeded(workers: int) -> None:
     def body(group: Group) -> list[tuple[str, ...]]:
         model, told = fresh_net(), []
@@ -193,7 +195,7 @@ class Odd(nn.Module):
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("shards", "workers"), [(1, 1), (5, 1), (5, 2), (5, 3), (8, 4)])
-@pytest.mark.core_cases(4)
+@pytest.mark.core_cases(2)
 def test_types_are_summed_in_their_own_precision(shards: int, workers: int) -> None:
     def loss(module: nn.Module, shard: int) -> Tensor:
         value: Tensor = module(torch.tensor(1.0 + shard))
@@ -260,7 +262,7 @@ def test_zeros_keep_their_sign_and_no_special_value_is_lost(shards: int, workers
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("shards", "workers"), [(1, 1), (8, 1), (8, 2), (8, 4), (8, 8), (16, 2)])
-@pytest.mark.core_cases(4)
+@pytest.mark.core_cases(2)
 def test_memory_is_that_of_a_few_gradients(shards: int, workers: int) -> None:
     """Those of the subtrees that wait, the shard's own, and what is received."""
 
@@ -376,6 +378,7 @@ def test_one_worker_alone_needs_no_backend() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("workers", "sent"), [(1, 0), (2, 1), (4, 1.5), (3, 4 / 3)])
+@pytest.mark.core_cases(2)
 def test_bytes_on_the_wire(workers: int, sent: float) -> None:
     """A worker sends the others a slice of each of its sums; then the slices go around."""
 

@@ -61,7 +61,7 @@ def check(manifest: dict[str, Any]) -> None:
 @pytest.mark.parametrize("kind", ["job", "trainjob"])
 @pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
 @pytest.mark.parametrize("job", [{}, ASKED, {"workers": 2}], ids=["plain", "gpus", "workers"])
-@pytest.mark.core_cases(5)
+@pytest.mark.core_cases(2)
 def test_the_schemas_know_every_field(
     kind: str, job: dict[str, Any], options: dict[str, Any]
 ) -> None:

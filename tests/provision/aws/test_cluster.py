@@ -157,6 +157,7 @@ def test_a_stack_that_fails_leaves_nothing(account: Account) -> None:
         ("Something else", InfrastructureError, "Node0: Something else"),
     ],
 )
+@pytest.mark.core_cases(2)
 def test_reasons_are_explained(
     account: Account, reason: str, kind: type[PacelineError], what: str
 ) -> None:

@@ -28,6 +28,7 @@ def page_of(directory: Path, record: Record) -> str:
     ],
     ids=["1", "3", "8"],
 )
+@pytest.mark.core_cases(2)
 def test_a_page_is_self_contained(
     tmp_path: Path, workers: tuple[int, ...], methods: tuple[str, ...], more: bool, pictures: int
 ) -> None:

@@ -58,6 +58,7 @@ def test_a_training_loader_looks_as_the_dataloader_of_one_process(
 
 @pytest.mark.parametrize("settings", [{}, {"shards": 4}])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.core_cases(3)
 def test_an_evaluation_loader_has_as_many_batches_as_it_says(
     world_size: int, settings: dict[str, int], tmp_path: Path
 ) -> None:
@@ -88,7 +89,7 @@ def test_a_stream_has_no_length(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"shards": 4}])
 @pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.core_cases(3)
+@pytest.mark.core_cases(2)
 def test_a_test_loader_that_shuffles_can_be_evaluated_on(
     world_size: int, settings: dict[str, int], tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ WORLDS = [1, 2, 3]
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.core_cases(2)
 def test_a_torch_loader_is_taken_at_its_word(world_size: int, tmp_path: Path) -> None:
     """Batch size, order, and whether the short batch is left out."""
 
@@ -75,6 +76,7 @@ class Stream(IterableDataset[object]):
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.core_cases(2)
 def test_a_stream_has_one_order_on_any_number_of_workers(world_size: int, tmp_path: Path) -> None:
     def body(group: Group) -> tuple[list[list[float]], int]:
         with session_on(group, tmp_path) as s:
@@ -127,6 +129,7 @@ def test_data_sets_of_unequal_size_are_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["labels", "global_batch", "shuffle", "drop_last"])
+@pytest.mark.core_cases(2)
 def test_what_differs_in_the_data_is_named(what: str, tmp_path: Path) -> None:
     def body(group: Group) -> str:
         inputs, labels = points(20)

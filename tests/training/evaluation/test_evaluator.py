@@ -28,7 +28,7 @@ def evaluate(group: Group, samples: int, top: int) -> tuple[Totals, Tensor]:
 @pytest.mark.ranks
 @pytest.mark.parametrize("samples", [1, 13, 24])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.core_cases(6)
+@pytest.mark.core_cases(3)
 def test_totals_equal_one_pass_over_everything(world_size: int, samples: int) -> None:
     torch.manual_seed(0)
     net = plain_net(CLASSES)

@@ -131,7 +131,7 @@ def test_a_worker_alone_has_no_communication(
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.core_cases(5)
+@pytest.mark.core_cases(2)
 def test_a_training_of_a_few_steps_has_a_profile(tmp_path: Path, workers: int, steps: int) -> None:
     profile = _profile(workers, tmp_path, {}, "", steps)
     assert profile.steps_seen > 0

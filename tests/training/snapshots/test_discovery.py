@@ -86,6 +86,7 @@ def test_all_nodes_get_the_newest(held: list[list[int]], expected: int, tmp_path
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.core_cases(2)
 def test_one_worker_a_node(world_size: int, tmp_path: Path) -> None:
     stores = [publish(tmp_path / str(n), []) for n in range(world_size - 1)]
     stores.append(publish(tmp_path / "last", [3, 6], best=3))
@@ -247,6 +248,7 @@ def _other_bytes(monkeypatch: Callable[..., None]) -> None:
         (_other_bytes, "arrived damaged"),
     ],
 )
+@pytest.mark.core_cases(2)
 def test_a_node_that_cant_take_it_is_named_by_all(
     fault: Callable[[Callable[..., None]], None], said: str, tmp_path: Path
 ) -> None:

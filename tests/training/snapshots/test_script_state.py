@@ -82,7 +82,7 @@ def train(
 
 @pytest.mark.parametrize("settings", [{}, {"shards": 4}, {"shards": 2}])
 @pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.core_cases(4)
+@pytest.mark.core_cases(2)
 def test_each_worker_or_shard_has_a_hidden_state_of_its_own(
     world_size: int, settings: Mapping[str, OptionValue], tmp_path: Path
 ) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal, Union, get_args, get_origin
 
 from paceline.cli.cluster_submit import elsewhere_options
-from paceline.cli.options import flag
 from paceline.cli.train import RUN_DIR
 from paceline.optim.table import OPTIMIZERS
+from paceline.options.command_line import flag
 from paceline.options.fields import OptionField
 from paceline.recipes.registry import BUILT_IN
 from paceline.training.config import training_options

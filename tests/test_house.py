@@ -35,7 +35,7 @@ PICKLING_COLLECTIVES = frozenset(
 MAY_READ_ENVIRONMENT = (
     "paceline/distributed/environment.py",
     "paceline/launch/",
-    "paceline/cli/start.py",
+    "paceline/runtime/placement.py",
 )
 
 

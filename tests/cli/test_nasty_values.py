@@ -15,14 +15,14 @@ from paceline.cli.cluster_submit import (
     elsewhere_options,
     take_elsewhere,
 )
-from paceline.cli.options import flag, parse_options
 from paceline.cli.pack import _OPTIONS as PACK_OPTIONS
-from paceline.cli.start import Launch
 from paceline.data.pack_options import PackOptions
 from paceline.errors import ExitCode, UsageError
+from paceline.options.command_line import flag, parse_options
 from paceline.options.fields import OptionField, OptionValue, option_fields
 from paceline.options.text import printable, shortened
 from paceline.provision.aws.options import AskOptions, ClusterPlace, NetworkOptions, NodeOptions
+from paceline.runtime.spec import Launch
 from paceline.scaling.options import ScaleOptions
 from paceline.scaling.predict_options import PredictOptions
 from paceline.training.config import TrainConfig, training_options

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.app import COMMANDS, main
-from paceline.cli.start import Place, warn_of_no_effect
 from paceline.errors import ExitCode
+from paceline.runtime.spec import Place
+from paceline.runtime.start import warn_of_no_effect
 
 
 @pytest.fixture(autouse=True)

@@ -30,11 +30,11 @@ from paceline.cli import (
 )
 from paceline.cli.app import main
 from paceline.cli.cluster_submit import elsewhere_options
-from paceline.cli.start import Place
 from paceline.data.augment import RandomFlip
 from paceline.errors import ExitCode
 from paceline.options.fields import option_fields
 from paceline.recipes.registry import BUILT_IN
+from paceline.runtime.spec import Place
 from paceline.scaling.options import ScaleOptions
 from paceline.training.config import training_options
 from paceline.training.previous_run import FIXED

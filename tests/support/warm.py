@@ -25,8 +25,8 @@ from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 from typing import Any, NoReturn
 
-from paceline.cli.start import PRELOAD
 from paceline.launch.local import forkserver as ours
+from paceline.runtime.spec import PRELOAD
 from tests.launch.waiting import patient
 
 for _module in PRELOAD:  # as the fork server of a training does

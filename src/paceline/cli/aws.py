@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from paceline.cli.options import note, parse_options, show_help, take_word, wants_help
 from paceline.errors import ExitCode, UsageError
+from paceline.options.command_line import note, parse_options, show_help, take_word, wants_help
 from paceline.options.fields import OptionField, OptionValue, option_fields, unknown_name
 from paceline.provision.aws.options import AskOptions, ClusterPlace, NetworkOptions, NodeOptions
 

@@ -1,16 +1,16 @@
 """Options that send a training elsewhere: to hosts by ssh, or to a cluster that starts it."""
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cache
 from pathlib import Path
 
-from paceline.cli.options import flag
 from paceline.errors import UsageError
 from paceline.launch.cluster import CLUSTERS, ClusterJob, ClusterOptions
 from paceline.launch.ssh.options import HostsOptions
+from paceline.options.command_line import flag
 from paceline.options.durations import parse_duration_s
 from paceline.options.fields import OptionField, OptionValue, option_fields
 from paceline.training.config import TrainConfig
@@ -123,22 +123,6 @@ def run_dir_there(name: str) -> str:
         name: Of the training, fit for a directory's name.
     """
     return f"runs/{name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-
-
-def words(given: Mapping[str, OptionValue]) -> list[str]:
-    """Write options as the words of a command line."""
-    return [word for name, value in given.items() for word in _words(name, value)]
-
-
-def _words(name: str, value: OptionValue) -> Iterable[str]:
-    if isinstance(value, bool):
-        yield flag(name) if value else flag(f"no_{name}")
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from (flag(name), str(item))
-    elif value is not None:
-        text = str(value)
-        yield from (f"{flag(name)}={text}",) if text.startswith("-") else (flag(name), text)
 
 
 def _own_options(kind: str) -> tuple[OptionField, ...]:

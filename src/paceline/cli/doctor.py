@@ -6,24 +6,24 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.options import (
+from paceline.cli.train import RUN_DIR, parse_recipe_options
+from paceline.distributed.environment import surroundings
+from paceline.distributed.options import DistOptions
+from paceline.errors import ExitCode, UsageError
+from paceline.launch.ssh.options import HostsOptions
+from paceline.options.command_line import (
     HelpShown,
     note,
     parse_options,
     show_help,
     wants_help,
 )
-from paceline.cli.train import RUN_DIR, absolute_reference, parse_recipe_options
-from paceline.distributed.environment import surroundings
-from paceline.distributed.options import DistOptions
-from paceline.errors import ExitCode, UsageError
-from paceline.launch.ssh.options import HostsOptions
 from paceline.options.fields import OptionField, OptionValue, option_fields
 from paceline.options.shell import command_line
 from paceline.options.text import printable
 from paceline.recipes.registry import reference_of
 from paceline.training.config import TrainConfig, merge, training_options
-from paceline.training.recipe import Recipe, load_recipe
+from paceline.training.recipe import Recipe, absolute_reference, load_recipe
 
 if TYPE_CHECKING:
     from paceline.distributed.environment_check import Finding

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from paceline.cli.options import (
+from paceline.distributed.options import DeviceKind
+from paceline.errors import ExitCode, UsageError
+from paceline.options.command_line import (
     note,
     parse_options,
     show_help,
@@ -11,8 +13,6 @@ from paceline.cli.options import (
     take_word,
     wants_help,
 )
-from paceline.distributed.options import DeviceKind
-from paceline.errors import ExitCode, UsageError
 from paceline.options.fields import OptionField
 from paceline.options.figures import show_loss
 from paceline.options.text import printable

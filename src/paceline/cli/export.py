@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.cli.options import (
+from paceline.errors import ExitCode
+from paceline.options.command_line import (
     note,
     parse_options,
     show_help,
@@ -11,7 +12,6 @@ from paceline.cli.options import (
     take_word,
     wants_help,
 )
-from paceline.errors import ExitCode
 from paceline.options.fields import OptionField
 from paceline.options.text import printable
 from paceline.results.run_directory import RunDirectory

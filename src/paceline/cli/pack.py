@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from paceline.cli.options import parse_options, show_help, take_word, wants_help
 from paceline.data.pack_options import PackOptions
 from paceline.errors import ExitCode
+from paceline.options.command_line import parse_options, show_help, take_word, wants_help
 from paceline.options.fields import option_fields
 from paceline.options.text import printable
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.options import parse_options, show_help, take_word, wants_help
 from paceline.errors import DataError, ExitCode, UsageError
+from paceline.options.command_line import parse_options, show_help, take_word, wants_help
 from paceline.options.durations import parse_duration_s
 from paceline.options.fields import OptionValue, option_fields
 from paceline.options.quantities import parse_bandwidth_bytes_per_s, parse_sizes

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.cli.options import HelpShown, parse_options
 from paceline.errors import ExitCode, UsageError
 from paceline.files import write_atomic
+from paceline.options.command_line import HelpShown, parse_options
 from paceline.options.fields import OptionField
 from paceline.options.text import printable
 from paceline.recipes.registry import DEFAULT, reference_of

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from paceline.cli.options import parse_options, show_help, wants_help
 from paceline.errors import ExitCode
+from paceline.options.command_line import parse_options, show_help, wants_help
 from paceline.recipes.registry import BUILT_IN, DEFAULT
 from paceline.training.recipe import load_recipe
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.cli.options import parse_options, show_help, take_word, wants_help
 from paceline.errors import ExitCode, UsageError
+from paceline.options.command_line import parse_options, show_help, take_word, wants_help
 from paceline.options.text import printable
 from paceline.results.run_directory import RunDirectory
 

@@ -5,16 +5,18 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from paceline.cli.cluster_submit import Elsewhere, elsewhere_options, submit, take_elsewhere, words
-from paceline.cli.options import parse_options, show_help, take_word, wants_help
+from paceline.cli.cluster_submit import Elsewhere, elsewhere_options, submit, take_elsewhere
 from paceline.cli.run import SCRIPT_ENTRY
-from paceline.cli.start import Launch, choose_place, start, warn_of_no_effect
 from paceline.cli.train import file_name, parse_recipe_options
 from paceline.errors import UsageError
 from paceline.gradient_sync.options import without_other_methods
 from paceline.launch.cluster import CLUSTERS
+from paceline.options.command_line import parse_options, show_help, take_word, wants_help, words
 from paceline.options.fields import OptionField, OptionValue
 from paceline.results.run_directory import RunDirectory
+from paceline.runtime.placement import choose_place
+from paceline.runtime.spec import Launch
+from paceline.runtime.start import start, warn_of_no_effect
 from paceline.training.config import TrainConfig, training_options
 from paceline.training.previous_run import PastRun
 from paceline.training.recipe import load_recipe
@@ -85,7 +87,7 @@ def main(tokens: Sequence[str]) -> int:
 
 
 def _resume_script(run: RunDirectory, past: PastRun, where: str, tokens: Sequence[str]) -> int:
-    from paceline.cli.script_options import script_options
+    from paceline.runtime.script_options import script_options
 
     if not Path(past.reference).is_file():
         raise UsageError(f"the script {past.reference} of this training is gone")

@@ -5,19 +5,21 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from paceline.cli.cluster_submit import (
-    elsewhere_options,
-    run_dir_there,
-    submit,
-    take_elsewhere,
-    words,
-)
-from paceline.cli.options import parse_options, part_script_args, show_help, wants_help
-from paceline.cli.start import Launch, choose_place, start, warn_of_no_effect
+from paceline.cli.cluster_submit import elsewhere_options, run_dir_there, submit, take_elsewhere
 from paceline.cli.train import RUN_DIR, file_name
 from paceline.errors import UsageError
 from paceline.launch.cluster import CLUSTERS
+from paceline.options.command_line import (
+    parse_options,
+    part_script_args,
+    show_help,
+    wants_help,
+    words,
+)
 from paceline.results.run_directory import RunDirectory
+from paceline.runtime.placement import choose_place
+from paceline.runtime.spec import Launch
+from paceline.runtime.start import start, warn_of_no_effect
 from paceline.training.config import TrainConfig
 from paceline.training.request import TrainRequest
 
@@ -33,7 +35,7 @@ _ABOUT = (
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    from paceline.cli.script_options import script_options
+    from paceline.runtime.script_options import script_options
 
     own, arguments = part_script_args(tokens)
     options = [*script_options().values(), RUN_DIR, *elsewhere_options()]

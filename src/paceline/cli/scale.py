@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline._version import __version__
-from paceline.cli.options import show_help, wants_help
 from paceline.cli.scale_commands import fills
 from paceline.cli.scale_options import ABOUT, USAGE, Asked, listed_options, read
 from paceline.errors import ExitCode, PacelineError, UsageError
 from paceline.launch.signals import signals_raised
+from paceline.options.command_line import show_help, wants_help
 from paceline.options.shell import command_line
 from paceline.options.text import printable
 from paceline.scaling.options import PLAIN

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from paceline.cli.cluster_submit import words
-from paceline.cli.options import flag
 from paceline.gradient_sync.options import SyncMethod
 from paceline.launch.ssh.hostfile import Host, hostfile_line
 from paceline.launch.ssh.options import HostsOptions
+from paceline.options.command_line import flag, words
 from paceline.options.fields import OptionValue
 from paceline.scaling.cleanup import sweep
 from paceline.scaling.plan import (

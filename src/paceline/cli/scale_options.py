@@ -5,18 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from paceline.cli.options import (
-    flag,
-    parse_options,
-    part_script_args,
-    show_help,
-    take_word,
-    wants_help,
-)
-from paceline.cli.options import with_defaults as shown_with
 from paceline.cli.scale_commands import ONLY_TRAINED, StudyCommands, fills, usual_method
-from paceline.cli.script_options import script_options
-from paceline.cli.start import check_workers
 from paceline.cli.train import file_name
 from paceline.data.options import DEFAULT_GLOBAL_BATCH
 from paceline.errors import UsageError
@@ -24,9 +13,20 @@ from paceline.gradient_sync.options import SyncMethod
 from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
 from paceline.launch.worker_count import check_machine, may_have_gpus, usable_cores
+from paceline.options.command_line import (
+    flag,
+    parse_options,
+    part_script_args,
+    show_help,
+    take_word,
+    wants_help,
+)
+from paceline.options.command_line import with_defaults as shown_with
 from paceline.options.fields import OptionField, OptionValue, option_fields
 from paceline.options.shell import command_line
 from paceline.recipes.registry import reference_of
+from paceline.runtime.placement import check_workers
+from paceline.runtime.script_options import script_options
 from paceline.scaling.options import (
     ScaleOptions,
     parse_methods,

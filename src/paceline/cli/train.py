@@ -2,24 +2,19 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 
-from paceline.cli.cluster_submit import (
-    elsewhere_options,
-    run_dir_there,
-    submit,
-    take_elsewhere,
-    words,
-)
-from paceline.cli.options import HelpShown, parse_options, with_defaults
-from paceline.cli.start import Launch, choose_place, start, warn_of_no_effect
+from paceline.cli.cluster_submit import elsewhere_options, run_dir_there, submit, take_elsewhere
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.cluster import CLUSTERS
+from paceline.options.command_line import HelpShown, parse_options, with_defaults, words
 from paceline.options.fields import OptionField, OptionValue
 from paceline.recipes.registry import DEFAULT, reference_of
 from paceline.results.run_directory import RunDirectory
+from paceline.runtime.placement import choose_place
+from paceline.runtime.spec import Launch
+from paceline.runtime.start import start, warn_of_no_effect
 from paceline.training.config import TrainConfig, merge, training_options
-from paceline.training.recipe import Recipe, load_recipe
+from paceline.training.recipe import Recipe, absolute_reference, load_recipe
 from paceline.training.request import TrainRequest
 from paceline.training.sync.validation import refuse_idle
 
@@ -114,12 +109,6 @@ def parse_recipe_options(
             )
     about = f"{recipe.summary} {_ENVIRONMENT}"
     return parse_options(command, about, tokens, [*arguments, *options, *extra])
-
-
-def absolute_reference(reference: str) -> str:
-    """Make a reference to a file independent of the working directory."""
-    place, _, name = reference.rpartition(":")
-    return f"{Path(place).expanduser().absolute()}:{name}" if place.endswith(".py") else reference
 
 
 def file_name(name: str) -> str:

@@ -9,17 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.options import (
-    note,
-    parse_options,
-    part_script_args,
-    show_help,
-    take_word,
-    wants_help,
-)
-from paceline.cli.options import with_defaults as shown_with
-from paceline.cli.script_options import script_options
-from paceline.cli.train import absolute_reference
 from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
 from paceline.distributed.environment import current_variables
 from paceline.errors import ExitCode, JobError, UsageError
@@ -33,6 +22,15 @@ from paceline.launch.worker_count import (
     threads_per_worker,
     usable_cores,
 )
+from paceline.options.command_line import (
+    note,
+    parse_options,
+    part_script_args,
+    show_help,
+    take_word,
+    wants_help,
+)
+from paceline.options.command_line import with_defaults as shown_with
 from paceline.options.fields import OptionField, OptionValue
 from paceline.options.figures import plural
 from paceline.options.quantities import parse_count
@@ -40,8 +38,9 @@ from paceline.options.shell import command_line
 from paceline.options.text import printable
 from paceline.recipes.registry import reference_of
 from paceline.results.run_directory import RunDirectory
+from paceline.runtime.script_options import script_options
 from paceline.training.config import TrainConfig, merge, training_options
-from paceline.training.recipe import Recipe, load_recipe
+from paceline.training.recipe import Recipe, absolute_reference, load_recipe
 from paceline.training.request import TrainRequest
 from paceline.verify.landlock import landlock_version
 

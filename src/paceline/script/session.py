@@ -13,10 +13,6 @@ from typing import Literal
 
 import psutil
 
-from paceline.cli.exit_messages import announce_end
-from paceline.cli.run_dir_agreement import make_on_this_node
-from paceline.cli.script_options import from_environment, settled
-from paceline.cli.write_report import write_report_apart
 from paceline.distributed.cpu_threads import share_cores
 from paceline.distributed.device import pick_device, resolve_backend
 from paceline.distributed.environment import current_placement, handed_request, look, surroundings
@@ -27,6 +23,10 @@ from paceline.launch.error_records import describe, record
 from paceline.options.fields import OptionValue
 from paceline.options.shell import command_line
 from paceline.results.run_directory import RunDirectory
+from paceline.runtime.outcome import announce_end
+from paceline.runtime.run_dir_agreement import make_on_this_node
+from paceline.runtime.script_options import from_environment, settled
+from paceline.runtime.write_report import write_report_apart
 from paceline.script.ending import check_no_other, opened
 from paceline.script.pinning import pin_from_start
 from paceline.training.config import TrainConfig

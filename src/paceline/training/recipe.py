@@ -193,6 +193,12 @@ def _absolute(path: object) -> str:
     return str(_path(path).absolute())
 
 
+def absolute_reference(reference: str) -> str:
+    """Make a reference to a file independent of the working directory."""
+    place, _, name = reference.rpartition(":")
+    return f"{Path(place).expanduser().absolute()}:{name}" if place.endswith(".py") else reference
+
+
 def load_recipe(reference: str) -> Recipe:
     """Find a recipe in a file or a module.
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from paceline.cli.options import flag, parse_options
 from paceline.errors import UsageError
 from paceline.optim.options import OptimOptions
+from paceline.options.command_line import flag, parse_options
 from paceline.options.fields import OptionField, OptionValue, option_fields
 from paceline.training.config import training_options
 

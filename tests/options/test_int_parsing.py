@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.options import parse_options
 from paceline.errors import UsageError
+from paceline.options.command_line import parse_options
 from paceline.options.fields import OptionField, OptionValue
 
 

@@ -2,11 +2,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from paceline.cli.detect_worker import node_here, worker_here, workers_of_node
 from paceline.distributed.options import DistOptions
 from paceline.distributed.placement import Placement
 from paceline.errors import UsageError
 from paceline.launch.options import LaunchOptions
+from paceline.runtime.placement import node_here, worker_here, workers_of_node
 from tests.distributed.test_launcher_variables import SRUN, SRUN_FOUND, TORCH
 
 NODES = {"PET_NODE_RANK": "1", "PET_NNODES": "2", "PET_MASTER_ADDR": "job-0"}
@@ -22,7 +22,7 @@ ONE_TASK = SRUN | {
 def find(
     environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, **options: object
 ) -> Placement | None:
-    monkeypatch.setattr("paceline.cli.detect_worker.surroundings", lambda: dict(environment))
+    monkeypatch.setattr("paceline.runtime.placement.surroundings", lambda: dict(environment))
     ours = {n: v for n, v in options.items() if n in ("on", "workers")}
     dist = {n: v for n, v in options.items() if n not in ours}
     launch = LaunchOptions(**ours)  # type: ignore[arg-type]

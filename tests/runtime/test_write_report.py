@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.write_report import write_report, write_report_apart
 from paceline.launch.signals import STOP_SIGNALS
 from paceline.results.run_directory import RunDirectory
+from paceline.runtime.write_report import write_report, write_report_apart
 from tests.launch.waiting import patient
 
 _APART = """
 import sys
-from paceline.cli.write_report import write_report_apart
+from paceline.runtime.write_report import write_report_apart
 from paceline.results.run_directory import RunDirectory
 write_report_apart(RunDirectory.named(sys.argv[1]))
 print(sorted({"jinja2", "matplotlib", "torch"} & set(sys.modules)))

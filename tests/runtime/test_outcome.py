@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.exit_messages import announce_end, announce_failure
 from paceline.launch.failures import FailureKind, WorkerFailure
 from paceline.results.run_directory import RunDirectory
+from paceline.runtime.outcome import announce_end, announce_failure
 
 FAILURE = WorkerFailure(
     rank=1,

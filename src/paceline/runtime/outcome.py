@@ -4,8 +4,8 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING
 
-from paceline.cli.write_report import WriteReport, write_report
 from paceline.errors import ExitCode
 from paceline.files import read_json_object
 from paceline.launch.error_records import exit_code_of
@@ -16,6 +16,10 @@ from paceline.options.shell import command_line
 from paceline.options.text import printable
 from paceline.report.run_outcome import describe_exceeded
 from paceline.results.run_directory import RunDirectory
+from paceline.runtime.write_report import WriteReport, write_report
+
+if TYPE_CHECKING:
+    from paceline.launch.local.launcher import LaunchOutcome
 
 _REASONS = {
     "epochs": "all epochs are done",
@@ -28,6 +32,20 @@ _REASONS = {
 
 
 _MIXED = "the bits come from different hardware or settings: see numerics in run.json"
+
+
+def announce(run: RunDirectory, outcome: "LaunchOutcome", again: Sequence[str] = ()) -> int:
+    """Say how a launch ended. Returns the exit code.
+
+    Args:
+        run: The run directory.
+        outcome: Of the launch.
+        again: Options that a command to go on needs besides the run directory.
+    """
+    interrupted, failures = outcome.interrupted, outcome.failures
+    if failures and not interrupted:
+        return announce_failure(run, failures, again=again)
+    return announce_end(run, interrupted=interrupted, failures=failures, again=again)
 
 
 def announce_end(

@@ -4,29 +4,28 @@ import json
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from paceline.cli.exit_messages import announce_end, announce_failure
-from paceline.cli.run_dir_agreement import agree_on_run
 from paceline.distributed.placement import NodePlacement
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.node_seat import Seat
+from paceline.runtime.outcome import announce_end, announce_failure
+from paceline.runtime.run_dir_agreement import agree_on_run
+from paceline.runtime.spec import PRELOAD, Launch
 from paceline.training.config import TrainConfig
 
 _STOP_S = 60.0
 """Where a service stops the training there is nobody who waits, and snapshots may be large."""
 
 if TYPE_CHECKING:
-    from paceline.cli.start import Launch
     from paceline.launch.local.launcher import LaunchOutcome
 
 
-def start_on_node(launch: "Launch", node: NodePlacement) -> int:
+def start_on_node(launch: Launch, node: NodePlacement) -> int:
     """Run this node's share of a training to its end. Every node calls it. Returns the exit code.
 
     Raises:
         UsageError: The nodes can't meet as it was said.
         InfrastructureError: The nodes didn't meet, or workers could not be started.
     """
-    from paceline.cli.start import PRELOAD
     from paceline.launch.local.node import launch_node
 
     seat = _seat(launch.config, node)

@@ -6,31 +6,31 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.cluster_submit import words
 from paceline.errors import PacelineError, UsageError
 from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
+from paceline.options.command_line import words
 from paceline.results.run_directory import RunDirectory
+from paceline.runtime.outcome import announce
+from paceline.runtime.placement import check_workers
+from paceline.runtime.spec import PRELOAD, Launch
 from paceline.training.config import TrainConfig
 from paceline.training.request import TrainRequest
 
 if TYPE_CHECKING:
     from threading import Event
 
-    from paceline.cli.start import Launch
     from paceline.launch.local.launcher import LaunchOutcome
 
-_INSPECT = "paceline.cli.remote_entry:inspect"
+_INSPECT = "paceline.runtime.remote_entry:inspect"
 
 
-def start_on_hosts(launch: "Launch", options: HostsOptions) -> int:
+def start_on_hosts(launch: Launch, options: HostsOptions) -> int:
     """Run a training on hosts to its end. Returns the exit code.
 
     Raises:
         PacelineError: It could not be started; the message names the host.
     """
-    from paceline.cli.start import announce
-
     run = launch.run
     _check(launch, options)
     if launch.makes:
@@ -47,7 +47,7 @@ def start_on_hosts(launch: "Launch", options: HostsOptions) -> int:
         return announce(run, outcome, _again(options))
 
 
-def _check(launch: "Launch", options: HostsOptions) -> None:
+def _check(launch: Launch, options: HostsOptions) -> None:
     """Refuse what can't be right before anything is made.
 
     Raises:
@@ -63,8 +63,7 @@ def _check(launch: "Launch", options: HostsOptions) -> None:
         )
 
 
-def _launched(launch: "Launch", options: HostsOptions) -> "LaunchOutcome":
-    from paceline.cli.start import PRELOAD
+def _launched(launch: Launch, options: HostsOptions) -> "LaunchOutcome":
     from paceline.launch.ssh.coordinator import launch_on_hosts
     from paceline.launch.ssh.launch_spec import Order
 
@@ -99,7 +98,6 @@ def _launched(launch: "Launch", options: HostsOptions) -> "LaunchOutcome":
 
 def _settled(config: TrainConfig, payload: str, workers: int) -> str:
     """Check the number of workers, and keep the global batch that it comes to for all attempts."""
-    from paceline.cli.start import check_workers
 
     check_workers(config, workers)
     request = TrainRequest.from_json(payload)

@@ -2,18 +2,15 @@
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from paceline.errors import InfrastructureError, UsageError
 from paceline.results.run_directory import RunDirectory
-
-if TYPE_CHECKING:
-    from paceline.cli.start import Launch
+from paceline.runtime.spec import Launch
 
 _KEY = "run-directory"
 
 
-def agree_on_run(launch: "Launch") -> "Launch":
+def agree_on_run(launch: Launch) -> Launch:
     """Have rank 0 name and make the run directory, and every other worker take it over.
 
     Every worker calls it. Opens the store in which the workers will meet.
@@ -72,7 +69,7 @@ def make_on_this_node(run: RunDirectory) -> None:
         ) from error
 
 
-def _make(launch: "Launch") -> str:
+def _make(launch: Launch) -> str:
     """Make the run directory of a new training. Returns what stands in the way."""
     if not launch.makes:
         return ""

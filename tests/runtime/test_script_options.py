@@ -1,7 +1,7 @@
 import pytest
 
-from paceline.cli.script_options import script_options, settled
 from paceline.errors import UsageError
+from paceline.runtime.script_options import script_options, settled
 from paceline.training.config import training_options
 
 

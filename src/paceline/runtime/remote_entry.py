@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.cli.start import local_place
-from paceline.cli.train import absolute_reference
 from paceline.distributed.environment import chosen_interface, surroundings
 from paceline.distributed.interface import (
     Route,
@@ -18,7 +16,9 @@ from paceline.distributed.interface import (
 )
 from paceline.errors import UsageError
 from paceline.results.run_directory import RunDirectory
+from paceline.runtime.placement import local_place
 from paceline.training.config import TrainConfig
+from paceline.training.recipe import absolute_reference
 from paceline.training.request import TrainRequest
 from paceline.training.startup_facts import code_and_versions
 

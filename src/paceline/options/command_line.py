@@ -16,9 +16,9 @@ from cyclopts.exceptions import (
     UnusedCliTokensError,
 )
 
-from paceline.cli.int_parsing import plain, strict
 from paceline.errors import ExitCode, UsageError
 from paceline.options.fields import OptionField, OptionValue, check_values, unknown_name
+from paceline.options.int_parsing import plain, strict
 from paceline.options.text import printable
 
 _ENVIRONMENT_PREFIX = "PACELINE_"
@@ -211,3 +211,19 @@ def note(line: str) -> None:
 def wants_help(tokens: Sequence[str]) -> bool:
     """Tell whether `--help` stands anywhere on a command line."""
     return any(token in ("--help", "-h") for token in tokens)
+
+
+def words(given: Mapping[str, OptionValue]) -> list[str]:
+    """Write options as the words of a command line."""
+    return [word for name, value in given.items() for word in _words(name, value)]
+
+
+def _words(name: str, value: OptionValue) -> Iterable[str]:
+    if isinstance(value, bool):
+        yield flag(name) if value else flag(f"no_{name}")
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from (flag(name), str(item))
+    elif value is not None:
+        text = str(value)
+        yield from (f"{flag(name)}={text}",) if text.startswith("-") else (flag(name), text)

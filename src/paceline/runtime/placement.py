@@ -1,0 +1,193 @@
+"""Where the workers of a training run, and how many: in this process, on this machine, on hosts."""
+
+import os
+from dataclasses import replace
+
+from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
+from paceline.distributed.environment import Findings, look, read_placement, surroundings
+from paceline.distributed.options import DistOptions
+from paceline.distributed.placement import NodePlacement, Placement
+from paceline.errors import UsageError
+from paceline.launch.options import LaunchOptions
+from paceline.launch.ssh.options import HostsOptions
+from paceline.launch.worker_count import (
+    choose_workers,
+    may_have_gpus,
+    threads_per_worker,
+    usable_cores,
+)
+from paceline.runtime.spec import Place
+from paceline.training.config import TrainConfig
+from paceline.training.sync.shard_validation import check_reproducible
+from paceline.training.sync.validation import check_method
+
+_INTERACTIVE = ("slurm", "openmpi", "mpich")
+"""Where a world of one may be no more than a shell: `--workers` then starts workers locally."""
+
+
+def choose_place(
+    config: TrainConfig,
+    usual_workers: int | None = None,
+    hosts: HostsOptions | None = None,
+) -> Place:
+    """Decide where the workers run and how many there are; checks what can be checked by now.
+
+    Args:
+        config: The options.
+        usual_workers: How many to start here where the options don't say: as many as before.
+        hosts: Hosts to train on instead of this one, if they are named.
+
+    Raises:
+        UsageError: There aren't as many GPUs as asked for, or more workers than samples in a batch.
+    """
+    if hosts is not None and hosts.named:
+        if config.launch.on != "auto":
+            raise UsageError(f"--on {config.launch.on} and --hosts can't be combined")
+        return Place(here=False, hosts=hosts)
+    place = _here(config) or _on_node(config) or local_place(config, usual=usual_workers)
+    check_workers(config, place.workers)
+    return place
+
+
+def check_workers(config: TrainConfig, workers: int) -> None:
+    """Check what depends on the number of workers.
+
+    Raises:
+        UsageError: There are more of them than samples in a batch, or than shards.
+    """
+    choose_global_batch(config.data, DEFAULT_GLOBAL_BATCH, workers)
+    check_reproducible(config, workers)
+    check_method(config)
+
+
+def _here(config: TrainConfig) -> Place | None:
+    found = worker_here(config.launch, config.dist)
+    if found is None:
+        return None
+    threads_per_worker(config.launch.threads, 1, usable_cores())  # refuses too many
+    return Place(
+        here=True,
+        rank=found.rank,
+        local_rank=found.local_rank,
+        workers=found.world_size,
+        nodes=found.nodes,
+        attempt=found.attempt,
+        started_apart=found.world_size > 1 and (found.source == "options" or not found.on_one_node),
+    )
+
+
+def _on_node(config: TrainConfig) -> Place | None:
+    node = node_here(config.launch, config.dist)
+    if node is None:
+        return None
+    place = local_place(config, asked=node.workers)
+    return replace(place, rank=node.node_rank, nodes=node.nodes, node=node)
+
+
+def local_place(
+    config: TrainConfig, *, asked: int | None = None, usual: int | None = None
+) -> Place:
+    """Choose how many workers this machine gets, and their threads.
+
+    Args:
+        config: The options.
+        asked: A number that counts before that of the options.
+        usual: How many where nobody says.
+
+    Raises:
+        UsageError: There aren't as many GPUs as asked for.
+    """
+    options = config.dist
+    if options.backend == "mpi":
+        raise UsageError("--backend mpi: start the workers by mpirun, or choose another backend")
+    gpus, cores = _gpus_for(options), usable_cores()
+    by_device = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
+    backend = by_device.get(options.device, options.backend)
+    if usual is not None and gpus and backend != "gloo":
+        usual = min(usual, gpus)  # this machine may have fewer than the last one
+    wanted = asked or config.launch.workers or workers_of_node() or usual
+    workers = choose_workers(wanted, gpus, cores, backend)
+    if workers > max(cores, gpus):
+        print(f"{workers} workers share {cores} CPU cores: expect no gain in speed", flush=True)
+    omp = os.environ.get("OMP_NUM_THREADS")
+    return Place(
+        here=False,
+        workers=workers,
+        threads=threads_per_worker(config.worker_threads, workers, cores, omp),
+    )
+
+
+def _gpus_for(options: DistOptions) -> int:
+    """Count the GPUs that workers of this machine may use, without importing torch in vain."""
+    if options.device == "xpu" or (options.backend == "xccl" and options.device == "auto"):
+        from paceline.distributed.device import xpu_count
+
+        return xpu_count()
+    if may_have_gpus() and options.device != "cpu":
+        from paceline.distributed.device import gpu_count
+
+        return gpu_count()
+    if options.device == "cuda":
+        raise UsageError("--device cuda needs a GPU, and this machine has none. Use --device cpu")
+    return 0
+
+
+def worker_here(launch: LaunchOptions, dist: DistOptions) -> Placement | None:
+    """Give this process's place as a worker; None where it is to start workers itself.
+
+    Raises:
+        UsageError: What started this process and the options contradict each other.
+    """
+    if launch.on == "local":
+        return None
+    environment = surroundings()
+    findings = Findings(workers=(), nodes=()) if dist.rank is not None else look(environment)
+    if dist.rank is not None or findings.workers:
+        return _started(read_placement(environment, dist), launch)
+    if findings.node is not None and findings.node.nodes > 1:
+        return findings.node.only_worker() if launch.on == "here" else None
+    if dist.init_method is not None:
+        raise UsageError(
+            f"--init-method {dist.init_method} needs --rank and --world-size, or a launcher that "
+            "says them (torchrun, srun, mpirun). Workers of this machine alone need none of them"
+        )
+    return Placement() if launch.on == "here" else None
+
+
+def workers_of_node() -> int | None:
+    """Give the number of workers that a service wants on this node, where it is the only one."""
+    node = look(surroundings()).node
+    return node.workers if node is not None and node.nodes == 1 else None
+
+
+def _started(found: Placement, launch: LaunchOptions) -> Placement | None:
+    if launch.workers in (None, found.world_size):
+        return found
+    if found.world_size == 1 and found.source in _INTERACTIVE and launch.on == "auto":
+        return None
+    raise UsageError(
+        f"--workers {launch.workers}, but {found.world_size} worker(s) have been started "
+        "already. Leave --workers out here"
+    )
+
+
+def node_here(launch: LaunchOptions, dist: DistOptions) -> NodePlacement | None:
+    """Give this node's place, where a service has started one process on each of several nodes.
+
+    Returns:
+        With the number of workers that this node is to start; None where there is no such service.
+    """
+    if launch.on != "auto" or dist.rank is not None:
+        return None
+    node = look(surroundings()).node
+    if node is None or node.nodes == 1:
+        return None
+    return replace(node, workers=launch.workers or node.workers or _gpus(dist) or 1)
+
+
+def _gpus(dist: DistOptions) -> int:
+    if dist.device == "cpu" or dist.backend == "gloo" or not may_have_gpus():
+        return 0
+    from paceline.distributed.device import gpu_count
+
+    return gpu_count()

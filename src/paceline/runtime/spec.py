@@ -1,0 +1,68 @@
+"""A training about to start: what is trained, with which options, and where its workers run."""
+
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from paceline.distributed.placement import NodePlacement
+from paceline.launch.ssh.options import HostsOptions
+from paceline.results.run_directory import RunDirectory
+from paceline.training.config import TrainConfig
+from paceline.training.request import TrainRequest
+
+RECIPE_ENTRY = "paceline.training.worker:run_training"
+# Every optimizer imports torch._dynamo when it is built: here it is done once, for all workers.
+PRELOAD = ("paceline.training.worker", "torch._dynamo")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where the workers of this training run."""
+
+    here: bool
+    """This process is a worker: torchrun (or the like) has started it, or the user asked for it."""
+    rank: int = 0
+    local_rank: int = 0
+    workers: int = 1
+    """Of this node, or of all where `here`."""
+    nodes: int = 1
+    threads: int = 1
+    attempt: int = 0
+    node: NodePlacement | None = None
+    """This node's place, where each of several nodes starts its own workers."""
+    hosts: HostsOptions | None = None
+    """Hosts to reach by ssh; each then chooses its own workers."""
+    started_apart: bool = False
+    """Nobody has started all workers together: they agree on the run directory when they meet."""
+
+    def started_at(self) -> datetime:
+        """When the training was started; the same for all workers of a node."""
+        if not self.here or self.workers == 1:
+            return datetime.now(UTC)
+        import psutil
+
+        starter = os.getppid() or os.getpid()  # 0: it is outside of this container
+        return datetime.fromtimestamp(psutil.Process(starter).create_time(), UTC)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A training about to start."""
+
+    request: TrainRequest
+    config: TrainConfig
+    run: RunDirectory
+    place: Place
+    is_new: bool
+    """Whether this begins a training, rather than going on with one."""
+    entry: str = RECIPE_ENTRY
+    """What every worker runs."""
+    is_named: bool = True
+    """Whether the user has named the run directory."""
+    paths: tuple[str, ...] = ()
+    """Names of the recipe's arguments that are paths."""
+
+    @property
+    def makes(self) -> bool:
+        """Whether the run directory is to be made now: nothing has been trained in it yet."""
+        return self.is_new and not (self.place.attempt and self.run.run_json.exists())

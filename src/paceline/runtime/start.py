@@ -1,0 +1,132 @@
+"""Starts the workers of a training, waits for them, and says how it ended."""
+
+import json
+import sys
+import time
+from collections.abc import Collection, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+from paceline.distributed.environment import set_variables, thread_variables
+from paceline.errors import ExitCode, InfrastructureError
+from paceline.launch.error_records import describe
+from paceline.launch.signals import signals_raised
+from paceline.metrics.tensorboard import require_tensorboard
+from paceline.runtime.outcome import announce, announce_end, announce_failure
+from paceline.runtime.run_dir_agreement import agree_on_run
+from paceline.runtime.spec import PRELOAD, Launch, Place
+from paceline.runtime.start_node import start_on_node
+from paceline.runtime.start_ssh import start_on_hosts
+from paceline.runtime.write_report import write_report_apart
+
+_WAIT_FOR_RUN_DIR_S = 60.0
+
+
+def warn_of_no_effect(place: Place, given: Collection[str]) -> None:
+    """Say which given options mean nothing where something else has started the workers."""
+    if place.here and "max_restarts" in given:
+        print(
+            "--max-restarts has no effect here: what started this process restarts it "
+            "(torchrun has an option of the same name)",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def start(launch: Launch) -> int:
+    """Run a training to its end. Returns the exit code.
+
+    Raises:
+        UsageError: Something that can be checked by now is missing or in the way.
+        InfrastructureError: The workers could not be started.
+    """
+    run = replace(launch.run, shared=launch.config.metrics.share_run_dir)
+    launch = replace(launch, run=run)
+    if launch.config.metrics.tensorboard:
+        require_tensorboard()
+    if launch.place.hosts is not None:
+        return start_on_hosts(launch, launch.place.hosts)
+    if launch.place.node is not None:
+        return start_on_node(launch, launch.place.node)
+    return _start_here(launch) if launch.place.here else _start_local(launch)
+
+
+def _start_local(launch: Launch) -> int:
+    from paceline.launch.local.launcher import launch_local, prepare
+
+    run, place = launch.run, launch.place
+    if launch.makes:
+        run.create()
+    with run.lock(), run.swept():
+        run.summary_json.unlink(missing_ok=True)  # of an earlier start
+        try:
+            with signals_raised():  # until the launch catches them itself
+                prepare(PRELOAD, place.threads)
+                outcome = launch_local(
+                    launch.entry,
+                    launch.request.to_json(),
+                    workers=place.workers,
+                    threads=place.threads,
+                    policy=launch.config.policy(),
+                    log_dir=run.logs,
+                    progress=run.newest_step,
+                )
+        except KeyboardInterrupt:
+            return announce_end(run, interrupted=True)
+        return announce(run, outcome)
+
+
+def _start_here(launch: Launch) -> int:
+    if launch.place.started_apart:
+        launch = agree_on_run(launch)
+    elif not _made_on_one_node(launch):
+        return ExitCode.USAGE  # the first worker says why
+    run, place = launch.run, launch.place
+    _wait_for(run.logs)
+    with run.lock() if place.rank == 0 else nullcontext():
+        if place.rank == 0:
+            run.summary_json.unlink(missing_ok=True)  # of an earlier start
+        try:
+            stopped_because = _work_here(launch)
+        except Exception as error:  # noqa: BLE001  # the process boundary: told and recorded
+            failure = describe(error, place.rank)
+            return announce_failure(run, [failure], write_report_apart if place.rank == 0 else None)
+        interrupted = stopped_because == "signal"
+        if place.rank == 0:
+            return announce_end(run, interrupted=interrupted, write=write_report_apart)
+        return ExitCode.RESUMABLE if interrupted else ExitCode.DONE
+
+
+def _made_on_one_node(launch: Launch) -> bool:
+    """Have the node's first worker make the run directory; False where an old one is in the way."""
+    run, place = launch.run, launch.place
+    if not launch.makes:
+        return True
+    if place.local_rank == 0:
+        run.create()
+        return True
+    return not run.run_json.exists()  # it is written once all workers have met
+
+
+def _work_here(launch: Launch) -> object:
+    from paceline.launch.local.worker import run_here
+
+    payload, logs, place = launch.request.to_json(), launch.run.logs, launch.place
+    threads = launch.config.worker_threads
+    if threads is not None:  # before torch and NumPy are imported, which read it
+        set_variables(thread_variables(threads))
+    text = run_here(
+        launch.entry, payload, logs, place.rank, place.attempt, world_size=place.workers
+    )
+    result: Mapping[str, object] = json.loads(text)
+    return result["stopped_because"]
+
+
+def _wait_for(directory: Path) -> None:
+    """Wait for the run directory, which the first worker of the node makes."""
+    deadline_s = time.monotonic() + _WAIT_FOR_RUN_DIR_S
+    while not directory.is_dir():
+        if time.monotonic() > deadline_s:
+            raise InfrastructureError(f"{directory} was not made by the first worker of this node")
+        time.sleep(0.05)

@@ -172,7 +172,7 @@ KILLER = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from paceline.checkpoint import overwriting
+from paceline.checkpoint import file_writer
 from paceline.checkpoint.format import Snapshot, copy_to_host
 from paceline.checkpoint.store import SnapshotStore
 
@@ -194,7 +194,7 @@ def deadly(number):
         setattr(os, name, call)
     for name in ("write", "fsync", "fdatasync", "rename", "ftruncate"):
         wrap(name, getattr(os, name))
-    overwriting._sync = os.fdatasync
+    file_writer._sync = os.fdatasync
 
 torch.set_num_threads(1)
 for published in (4, 5):

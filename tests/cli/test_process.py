@@ -77,13 +77,13 @@ def test_an_interrupted_command_ends_with_its_exit_code(times: str, out: str) ->
 _STOPPED_EARLY = """
 import os, sys
 import paceline.__main__ as process
-from paceline.launch import local
+from paceline.launch.local import launcher
 
 def stopped(*_):
     os.kill(os.getpid(), number)
 
 number = int(sys.argv.pop())
-local.prepare = stopped
+launcher.prepare = stopped
 process.run()
 """
 

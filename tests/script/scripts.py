@@ -75,8 +75,8 @@ def at_step(step: int, rank: int, what: str) -> str:
     """Make the hook that does something once, at a step (from 0) of a rank's first start."""
     return f"""
 import os, signal
-from paceline.training import agreement
-agreement._EVERY_S = 0.0  # the workers exchange news after every step
+from paceline.training import status_exchange
+status_exchange._EVERY_S = 0.0  # the workers exchange news after every step
 def hook(s):
     engine = s.engine
     first = not engine.group.placement.attempt and not os.path.exists("happened")

@@ -71,10 +71,11 @@ def test_release_ends_it_and_can_be_repeated() -> None:
 def test_preparing_imports_no_torch() -> None:
     code = (
         "import sys\n"
-        "from paceline.launch import local, options, placement\n"
-        "local.prepare((), 1)\n"
+        "from paceline.launch import options, worker_count\n"
+        "from paceline.launch.local import launcher\n"
+        "launcher.prepare((), 1)\n"
         "print('torch' in sys.modules)\n"
-        "from paceline.launch import forkserver\n"
+        "from paceline.launch.local import forkserver\n"
         "forkserver.release()\n"
     )
     result = subprocess.run(

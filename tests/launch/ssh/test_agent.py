@@ -131,7 +131,7 @@ with os.fdopen(int(os.environ["PACELINE_GUARD_FD"]), "w") as said:
 """,
     )
     hasty = (
-        "from paceline.launch.ssh import guard as g; g._ORPHAN_S = 0.0; g._BACKLOG = 10; g.main()"
+        "from paceline.launch.ssh import agent as a; a._ORPHAN_S = 0.0; a._BACKLOG = 10; a.main()"
     )
     with _guard(("-c", hasty)) as guard:
         where = {"directory": str(tmp_path), "environment": {"PYTHONPATH": str(tmp_path)}}

@@ -26,10 +26,10 @@ QUICK = ("siamese", "multigpu")
 USUAL = "--threads 1 --loader-workers 0 --progress off".split()
 PAUSE = """
 import os as _os, signal as _signal
-from paceline.training import agreement as _agreement
+from paceline.training import status_exchange as _exchange
 from paceline.training.session import Session as _Session
 
-_agreement._EVERY_S = 0.0
+_exchange._EVERY_S = 0.0
 _backward = _Session.backward
 _step = _Session.step
 

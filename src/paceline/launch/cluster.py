@@ -3,13 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
 
 from paceline.errors import UsageError
 from paceline.options.durations import parse_duration_s
-
-ClusterKind = Literal["slurm", "kubernetes", "skypilot", "sagemaker"]
-CLUSTERS: tuple[str, ...] = get_args(ClusterKind)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,43 +1,39 @@
-"""Shows what is appended to a file, line by line, as it comes."""
+"""Reads what is appended to a file, as it comes."""
 
 import codecs
 from pathlib import Path
-from typing import TextIO, final
+from typing import final
 
 
 @final
 class Tail:
     """A file that grows; it may not be there yet."""
 
-    def __init__(self, path: Path, out: TextIO) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._out = out
         self._position = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._unfinished = ""
 
     @property
     def seen(self) -> bool:
-        """Whether there was anything to show."""
+        """Whether there was anything to read."""
         return self._position > 0
 
-    def pump(self) -> None:
-        """Show the lines that have come since the last time."""
-        text = self._unfinished + self._decoder.decode(self._read())
-        *lines, self._unfinished = text.split("\n")
-        if lines:
-            self._out.write("".join(f"{line}\n" for line in lines))
-            self._out.flush()
+    def read(self, *, whole_lines: bool = True) -> str:
+        """Give what has come since the last time.
 
-    def finish(self) -> None:
-        """Show the rest, a last line without an end too."""
-        self.pump()
-        if self._unfinished:
-            self._out.write(f"{self._unfinished}\n")
-            self._out.flush()
-            self._unfinished = ""
+        Args:
+            whole_lines: Keep a line without an end for the next time; else it is ended here.
+        """
+        text = self._unfinished + self._decoder.decode(self._new_bytes())
+        lines, newline, self._unfinished = text.rpartition("\n")
+        if self._unfinished and not whole_lines:
+            text, self._unfinished = f"{text}\n", ""
+            return text
+        return lines + newline
 
-    def _read(self) -> bytes:
+    def _new_bytes(self) -> bytes:
         # Opened anew each time: only then do network file systems look how long the file is now.
         try:
             with self._path.open("rb") as file:

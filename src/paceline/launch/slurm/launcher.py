@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
+from typing import final
 
-from paceline.errors import ExitCode, UsageError
+from paceline.errors import UsageError
+from paceline.launch.base import Launcher
 from paceline.launch.cluster import ClusterJob, ClusterOptions
+from paceline.launch.signals import StopRequests
 from paceline.launch.slurm import commands
 from paceline.launch.slurm.files import budget_path, ended_path, script_path
-from paceline.launch.slurm.follow import Submitted, follow
+from paceline.launch.slurm.job import SlurmJob
 from paceline.launch.slurm.options import SlurmOptions
-from paceline.launch.slurm.requests import requests_noted
 from paceline.launch.slurm.script import (
     Submission,
     make_submission,
@@ -22,7 +24,6 @@ from paceline.launch.slurm.script import (
     workers_per_node,
 )
 from paceline.options.figures import plural
-from paceline.options.shell import command_line
 from paceline.results.run_directory import RunDirectory
 
 _OF_ONE_HOST = ("/tmp", "/var/tmp", "/dev/shm", "/run")
@@ -30,34 +31,36 @@ _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 _BEGINNING = ("train", "run")
 
 
-def submit(job: ClusterJob, options: SlurmOptions) -> int:
-    """Submit a training and, unless detached, follow it to its end. Returns the exit code.
+@final
+class SlurmLauncher(Launcher):
+    """Hands a training to Slurm as a batch job that queues itself again."""
 
-    Raises:
-        UsageError: Slurm isn't here or refuses the job; a run directory is in the way.
-        InfrastructureError: Slurm does not answer.
-    """
-    submission = make_submission(job, options, sys.executable)
-    run = run_directory(job)
-    if job.dry_run:
-        print(_preview(submission, run), end="")
-        return ExitCode.DONE
-    if job.command[1:2] and job.command[1] in _BEGINNING:
-        run.refuse_to_overwrite()
-    _advise(run)
-    with requests_noted() as requests:
+    hangup_stops = False  # the job outlives the terminal that it was submitted from
+
+    def __init__(self, options: SlurmOptions) -> None:
+        self._options = options
+
+    def render(self, job: ClusterJob) -> str:
+        """Write the script, and the command that submits it."""
+        submission, run = make_submission(job, self._options, sys.executable), run_directory(job)
+        words = shlex.join(("sbatch", *submission.options, str(script_path(run))))
+        made = shlex.quote(str(run.slurm))
+        return f"{submission.script}\n# submitted by: mkdir -p {made} && {words}\n"
+
+    def submit(self, job: ClusterJob, stop: StopRequests) -> SlurmJob:
+        """Submit the script; a signal meanwhile stops the job that comes of it."""
+        submission, run = make_submission(job, self._options, sys.executable), run_directory(job)
+        if job.command[1:2] and job.command[1] in _BEGINNING:
+            run.refuse_to_overwrite()
+        _advise(run)
         job_id = _hand_over(submission, run, job_environment(os.environ, job.environment))
-        submitted = Submitted(job_id=job_id, run=run, python=sys.executable)
+        submitted = SlurmJob(job_id, run, sys.executable)
         workers = plural(workers_per_node(job), "worker")
         print(
             f"Submitted as Slurm job {job_id}: {plural(job.nodes, 'node')}, {workers} on each. "
-            f"Output: {submitted.output}",
-            flush=True,
+            f"Output: {submitted.output}"
         )
-        if job.detach:
-            print(_how_to_stop(submitted))
-            return ExitCode.DONE
-        return follow(submitted, requests)
+        return submitted
 
 
 def job_environment(environment: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
@@ -114,20 +117,3 @@ def _advise(run: RunDirectory) -> None:
             file=sys.stderr,
             flush=True,
         )
-
-
-def _preview(submission: Submission, run: RunDirectory) -> str:
-    words = shlex.join(("sbatch", *submission.options, str(script_path(run))))
-    return (
-        f"{submission.script}\n# submitted by: mkdir -p {shlex.quote(str(run.slurm))} && {words}\n"
-    )
-
-
-def _how_to_stop(job: Submitted) -> str:
-    number = job.job_id
-    return (
-        f"Follow it:  {shlex.join(('tail', '-F', str(job.output)))}\n"
-        f"Stop it, resumable:  scontrol update jobid={number} requeue=0 && "
-        f"scancel --signal=TERM {number}\n"
-        f"Go on with it:  {command_line('resume', job.run.path)}"
-    )

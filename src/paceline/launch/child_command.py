@@ -3,7 +3,7 @@
 import codecs
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import final
 
 _PIECE_BYTES = 65536
@@ -19,20 +19,17 @@ class ChildCommand:
         words: Sequence[str],
         *,
         is_read: bool = False,
-        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start it.
 
         Args:
             words: The command.
             is_read: Whether `read` gives its output; else it goes where ours goes.
-            environment: All of it. Default: this process's.
         """
         self._process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if is_read else None,
-            env=environment,
             start_new_session=True,
         )
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -56,10 +53,6 @@ class ChildCommand:
             if not piece:
                 return text or None
             text += self._decoder.decode(piece)
-
-    def terminate(self) -> None:
-        """Send it SIGTERM, if it still runs."""
-        self._process.terminate()
 
     def end(self) -> None:
         """End it, if it still runs; waits some seconds at most."""

@@ -17,7 +17,7 @@ from paceline._version import __version__
 from paceline.errors import ExitCode, InfrastructureError, UsageError
 from paceline.launch.cluster import ClusterJob
 from paceline.launch.follow import launch
-from paceline.launch.skypilot.launcher import SkypilotLauncher, exit_code
+from paceline.launch.skypilot.launcher import SkypilotLauncher
 from paceline.launch.skypilot.options import SkypilotOptions
 from paceline.launch.skypilot.task import task
 from tests.launch.cluster_jobs import a_job
@@ -150,6 +150,13 @@ def test_the_script_tells_its_exit_code(code: int, tmp_path: Path) -> None:
     assert done.stdout.endswith(f"paceline: exit code {code}\n")
 
 
+@pytest.fixture
+def sky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
+    played = Played(tmp_path / "bin", "sky")
+    monkeypatch.setenv("PATH", f"{played.directory}:{os.environ['PATH']}")
+    return played
+
+
 @pytest.mark.parametrize(
     ("own", "told", "expected"),
     [
@@ -157,19 +164,15 @@ def test_the_script_tells_its_exit_code(code: int, tmp_path: Path) -> None:
         (100, [70, 65], 65),
         (100, [70, 75], 70),
         (100, [75, 75], 75),
+        (100, [0], 70),
         (1, [], 70),
         (100, [1], 70),
     ],
 )
-def test_the_exit_code(own: int, told: list[int], expected: int) -> None:
-    assert exit_code(own, told) == expected
-
-
-@pytest.fixture
-def sky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
-    played = Played(tmp_path / "bin", "sky")
-    monkeypatch.setenv("PATH", f"{played.directory}:{os.environ['PATH']}")
-    return played
+def test_the_exit_code(own: int, told: list[int], expected: int, sky: Played) -> None:
+    text = "".join(f"(head, rank={n}) paceline: exit code {c}\n" for n, c in enumerate(told))
+    sky.play({"launch": Answer(text, code=own)})
+    assert submit(a_job(), SkypilotOptions()) == expected
 
 
 def test_it_is_launched_and_its_exit_code_found(

@@ -1,6 +1,7 @@
 """Submitting without a Slurm: what is handed over, shown and refused; what is left behind."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,10 @@ import pytest
 from paceline.errors import UsageError
 from paceline.launch.cluster import ClusterJob
 from paceline.launch.follow import launch
+from paceline.launch.slurm import commands
 from paceline.launch.slurm.launcher import SlurmLauncher, job_environment
 from paceline.launch.slurm.options import SlurmOptions
-from paceline.launch.slurm.tail import Tail
+from paceline.launch.tail import Tail
 from tests.launch.slurm.test_commands import put
 from tests.launch.slurm.test_script import job
 
@@ -73,7 +75,7 @@ def test_the_jobs_environment() -> None:
         "SLURM_JOB_ID": "7",
         "SBATCH_QOS": "high",
     }
-    assert job_environment(here, {"TOKEN": "x"}) == {
+    assert job_environment(job(environment={"TOKEN": "x"}), here) == {
         "HOME": "/me",
         "PACELINE_LR": "0.1",
         "SLURM_CONF": "/etc/slurm.conf",
@@ -95,3 +97,19 @@ def test_output_is_read_line_by_line(tmp_path: Path) -> None:
     assert tail.read(whole_lines=False) == "three\n"
     assert tail.read(whole_lines=False) == ""
     assert tail.seen
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_job_outlives_the_terminal(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, while_submitted = signal.getsignal(number), []
+
+    def note(*words: object) -> str:
+        while_submitted.append(signal.getsignal(number))
+        return "7"
+
+    monkeypatch.setattr(commands, "submit_script", note)
+    asked = job(directory=tmp_path, run_dir="run", detach=True)
+    assert submit(asked, SlurmOptions()) == 0
+    assert (while_submitted == [before]) == (number == signal.SIGHUP)

@@ -3,7 +3,6 @@
 import re
 import secrets
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import final
@@ -12,7 +11,7 @@ from paceline.errors import ExitCode, UsageError
 from paceline.launch.base import JobLostError, Launcher, Outcome, SubmittedJob
 from paceline.launch.child_command import ChildCommand
 from paceline.launch.cluster import ClusterJob
-from paceline.launch.node_command import label
+from paceline.launch.node_command import exit_code_of_nodes, label
 from paceline.launch.scratch import own_directory
 from paceline.launch.signals import StopRequests
 from paceline.launch.skypilot.options import SkypilotOptions
@@ -21,7 +20,6 @@ from paceline.launch.yaml_text import to_yaml
 
 _MOST_OF_A_NAME = 30
 _EXITED = re.compile(re.escape(EXIT_LINE) + r"(\d+)")
-_BY_WEIGHT = (ExitCode.JOB, ExitCode.USAGE, ExitCode.INFRASTRUCTURE, ExitCode.RESUMABLE)
 
 
 @final
@@ -93,9 +91,10 @@ class SkypilotJob(SubmittedJob):
         code = self._launch.code
         if self._cancellation is not None or code is None or not self._is_read:
             return ""
-        ended = exit_code(code, self._told)
-        why = "" if ended == ExitCode.DONE else f"sky ended with exit code {code}"
-        return Outcome(code=ended, reason=why)
+        if code == 0:
+            return Outcome(code=ExitCode.DONE)
+        told = {given for given in self._told if given}  # of all attempts: one may have succeeded
+        return Outcome(code=exit_code_of_nodes(told), reason=f"sky ended with exit code {code}")
 
     def logs(self) -> str | None:
         """Give what SkyPilot prints, and note the nodes' exit codes in it."""
@@ -146,19 +145,6 @@ def cancel_words(options: SkypilotOptions, name: str) -> list[str]:
     if options.use_spot:
         return ["jobs", "cancel", "--yes", "-n", name]
     return ["cancel", "--yes", "--all", name]
-
-
-def exit_code(own: int, told: Iterable[int]) -> int:
-    """Choose the exit code of a training.
-
-    Args:
-        own: Of the `sky` command.
-        told: What the nodes printed, of all attempts.
-    """
-    if own == 0:
-        return ExitCode.DONE
-    codes = set(told)
-    return next((int(code) for code in _BY_WEIGHT if code in codes), ExitCode.INFRASTRUCTURE)
 
 
 def find_sky() -> str:

@@ -11,7 +11,7 @@ from paceline.launch.base import Outcome, SubmittedJob
 from paceline.launch.slurm import commands
 from paceline.launch.slurm.files import ended_path, output_path
 from paceline.launch.slurm.states import JobState, code_of, why_ended
-from paceline.launch.slurm.tail import Tail
+from paceline.launch.tail import Tail
 from paceline.options.shell import command_line
 from paceline.results.run_directory import RunDirectory
 

@@ -5,13 +5,12 @@ import shlex
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import final
 
 from paceline.errors import UsageError
 from paceline.launch.base import Launcher
-from paceline.launch.cluster import ClusterJob, ClusterOptions
+from paceline.launch.cluster import ClusterJob, environment_for
 from paceline.launch.signals import StopRequests
 from paceline.launch.slurm import commands
 from paceline.launch.slurm.files import budget_path, ended_path, script_path
@@ -53,7 +52,7 @@ class SlurmLauncher(Launcher):
         if job.command[1:2] and job.command[1] in _BEGINNING:
             run.refuse_to_overwrite()
         _advise(run)
-        job_id = _hand_over(submission, run, job_environment(os.environ, job.environment))
+        job_id = _hand_over(submission, run, job_environment(job, os.environ))
         submitted = SlurmJob(job_id, run, sys.executable)
         workers = plural(workers_per_node(job), "worker")
         print(
@@ -63,24 +62,17 @@ class SlurmLauncher(Launcher):
         return submitted
 
 
-def job_environment(environment: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+def job_environment(job: ClusterJob, environment: Mapping[str, str]) -> dict[str, str]:
     """Give sbatch's environment, which becomes the job's.
 
-    Without what another job has left there, whose sizes would count for this one, and without the
-    options that chose the cluster: the workers would submit themselves again.
+    Without what another job has left there, whose sizes would count for this one.
 
     Args:
+        job: The training.
         environment: Of this process.
-        own: The job's own variables.
     """
-    said_here = {field.name for part in (ClusterOptions, SlurmOptions) for field in fields(part)}
-    dropped = {f"PACELINE_{name.upper()}" for name in (*said_here, "on", "workers", "max_restarts")}
-    kept = {
-        name: value
-        for name, value in environment.items()
-        if name not in dropped and (name in _KEPT or not name.startswith("SLURM_"))
-    }
-    return kept | dict(own)
+    kept = environment_for(job, environment, SlurmOptions)
+    return {n: v for n, v in kept.items() if n in _KEPT or not n.startswith("SLURM_")}
 
 
 def _hand_over(submission: Submission, run: RunDirectory, environment: Mapping[str, str]) -> str:

@@ -154,7 +154,7 @@ def test_another_packages_launcher_is_in_the_help(tmp_path: Path) -> None:
     shown = python("train", "--help", site=tmp_path / "site", cwd=tmp_path).stdout
     assert "sagemaker, parallel]" in " ".join(shown.split())
     assert "--parallel-python" in shown
-    wrong = python("train", "--on", "paralel", site=tmp_path / "site", cwd=tmp_path)
+    wrong = python("train", "--on", "parallel-2", site=tmp_path / "site", cwd=tmp_path)
     assert wrong.returncode == ExitCode.USAGE
     assert "parallel" in wrong.stderr
 

@@ -81,6 +81,14 @@ def label(name: str, submission: str, most: int = _MOST_OF_A_LABEL) -> str:
     return f"{plain[: most - len(submission) - 1].rstrip('-')}-{submission}"
 
 
+def how_to_resume(run_dir: str) -> str:
+    """Say how a training is resumed whose run directory only the cluster sees."""
+    return (
+        "To go on from the newest snapshot, give the same command with --resume and "
+        f"--run-dir {run_dir}"
+    )
+
+
 def exit_code_of_nodes(codes: Iterable[int | None]) -> int:
     """Choose a training's exit code: one that is its own fault counts before its consequences.
 

@@ -12,6 +12,7 @@ from paceline.launch.child_command import ChildCommand
 from paceline.launch.kubernetes.kubectl import Kubectl
 from paceline.launch.kubernetes.outcome import Pod, describe_wait, outcome, read_pods
 from paceline.launch.kubernetes.pods import Submission
+from paceline.launch.node_command import how_to_resume
 
 POLL_S = 2.0
 _DELETING_S = 60.0
@@ -132,10 +133,7 @@ class KubernetesJob(SubmittedJob):
         """Give the options, where a volume has kept the run directory."""
         if not self._submission.options.volume:
             return "There was no --volume, so nothing is left to go on from"
-        return (
-            "To go on from the newest snapshot, give the same command with --resume and "
-            f"--run-dir {self._submission.run_dir}"
-        )
+        return how_to_resume(self._submission.run_dir)
 
     def close(self) -> None:
         """End the commands that wait for output, and for the deletion."""

@@ -11,6 +11,7 @@ from paceline.errors import ExitCode, UsageError
 from paceline.launch.aws_client import Aws, AwsError
 from paceline.launch.base import JobLostError, Outcome, SubmittedJob
 from paceline.launch.json_fields import Answer
+from paceline.launch.node_command import how_to_resume
 from paceline.launch.sagemaker.request import Submission
 
 POLL_S = 5.0
@@ -172,10 +173,7 @@ class SagemakerJob(SubmittedJob):
 
     def resume_hint(self) -> str:
         """Give the options."""
-        return (
-            "To go on from the newest snapshot, give the same command with --resume and "
-            f"--run-dir {self._submission.run_uri}"
-        )
+        return how_to_resume(self._submission.run_uri)
 
     def close(self) -> None:
         """Nothing runs here."""

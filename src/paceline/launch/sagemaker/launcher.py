@@ -35,8 +35,9 @@ class SagemakerLauncher(Launcher):
     def submit(self, job: ClusterJob, stop: StopRequests) -> SagemakerJob:
         """Upload the code and create the job; what was uploaded for nothing is removed."""
         submission = _submission(job, self._options)
-        code = pack(job.directory, code_files(job.directory))
+        listed = code_files(job.directory)
         aws = open_account(self._options)
+        code = pack(job.directory, listed)
         _create(aws, submission, files(submission, code), stop)
         print(f"Created training job {submission.name}; results: {submission.run_uri}")
         return SagemakerJob(aws, submission)

@@ -11,7 +11,7 @@ from paceline.errors import ExitCode, UsageError
 from paceline.launch.base import JobLostError, Launcher, Outcome, SubmittedJob
 from paceline.launch.child_command import ChildCommand
 from paceline.launch.cluster import ClusterJob
-from paceline.launch.node_command import exit_code_of_nodes, label
+from paceline.launch.node_command import exit_code_of_nodes, how_to_resume, label
 from paceline.launch.scratch import own_directory
 from paceline.launch.signals import StopRequests
 from paceline.launch.skypilot.options import SkypilotOptions
@@ -122,10 +122,7 @@ class SkypilotJob(SubmittedJob):
         """Give the options, where a bucket has kept the run directory."""
         if self._options.keep_in is None:
             return "There was no --keep-in: the run directory is on the machines alone"
-        return (
-            "To go on from the newest snapshot, give the same command with --resume and "
-            f"--run-dir {run_dir(self._job, self._options)}"
-        )
+        return how_to_resume(run_dir(self._job, self._options))
 
     def close(self) -> None:
         """End the commands, if they still run; the training goes on or not."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.doctor.bandwidth import Link as Way
+from paceline.doctor.bandwidth import HostLink as Way
 from paceline.doctor.checks.speed import AllReduce
 from paceline.errors import DataError, UsageError
 from paceline.gradient_sync.network_model import Network

@@ -18,10 +18,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="on Linux alone"
 
 _WORKER = """
 import os, signal, sys, time
-from paceline.launch.watchdog.sidecar import Party, watched
+from paceline.launch.watchdog.sidecar import WatchedWorkers, watched
 from paceline.launch.heartbeat import StepNote
 
-party, starts, steps = Party.from_json(sys.argv[1]), sys.argv[2] == "True", int(sys.argv[3])
+party, starts, steps = WatchedWorkers.from_json(sys.argv[1]), sys.argv[2] == "True", int(sys.argv[3])
 note = StepNote()
 with watched(note, party, starts=starts):
     for step in range(1, steps):

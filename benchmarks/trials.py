@@ -23,7 +23,7 @@ from paceline.distributed.group import Group, joined
 from paceline.doctor.facts import EPHEMERAL
 from paceline.doctor.probes.client import Peer, measure
 from paceline.doctor.probes.handshake import Tokens
-from paceline.doctor.probes.server import Listener
+from paceline.doctor.probes.server import ProbeServer
 from paceline.options.fields import OptionValue
 from paceline.results.profile import StepProfile
 from paceline.results.run_directory import RunDirectory
@@ -275,7 +275,7 @@ def _small_all_reduce(seat: Seat, workers: int, meeting: str) -> Answer:
 
 
 def _listen(seat: Seat, tokens: Tokens) -> Answer:
-    listener = Listener(seat.address, tokens, EPHEMERAL)
+    listener = ProbeServer(seat.address, tokens, EPHEMERAL)
     _listeners.append(listener)
     ports = list(listener.ports)
     return {"address": seat.address, "ports": ports, "datagram_port": listener.datagram_port}
@@ -292,5 +292,5 @@ def _mean(answers: Sequence[Answer], name: str) -> float:
     return fmean(cast(float, answer[name]) for answer in answers)
 
 
-_listeners: list[Listener] = []
+_listeners: list[ProbeServer] = []
 """In a worker: they listen until it ends."""

@@ -190,7 +190,7 @@ KINDS: Sequence[Kind] = (
         "the disk full for a moment",
         _fill_for_a_while,
         before=_small_disk,
-        says="Done: ",
+        says="Finished",
         needs=no_mounts,
     ),
     struck(

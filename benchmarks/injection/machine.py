@@ -134,12 +134,12 @@ KINDS: Sequence[Kind] = (
     struck(
         "the clock jumps, twice", _jump, before=_with_clock, after=_without_clock, needs=no_compiler
     ),
-    _closed("standard input closed", "<&-", "Done: "),
+    _closed("standard input closed", "<&-", "Finished"),
     _closed("standard output closed", ">&-"),
-    _closed("standard error closed", "2>&-", "Done: "),
+    _closed("standard error closed", "2>&-", "Finished"),
     _closed("all standard streams closed", "<&- >&- 2>&-"),
     _closed("standard output to /dev/full", ">/dev/full"),
-    _closed("standard error to /dev/full", "2>/dev/full", "Done: "),
+    _closed("standard error to /dev/full", "2>/dev/full", "Finished"),
     struck(
         "standard output a pipe that nobody reads",
         lambda training: None,
@@ -151,10 +151,10 @@ KINDS: Sequence[Kind] = (
         lambda training: None,
         before=_squat,
         after=_leave_ports,
-        says="Done: ",
+        says="Finished",
     ),
-    struck("a second training in the directory", _start_another("train"), says="Done: "),
-    struck("a resume while it trains", _start_another("resume"), says="Done: "),
+    struck("a second training in the directory", _start_another("train"), says="Finished"),
+    struck("a resume while it trains", _start_another("resume"), says="Finished"),
     Kind(name="two trainings begun in one directory at once", play=_two_at_once),
     struck("a load of four processes a core", _load),
 )

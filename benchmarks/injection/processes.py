@@ -171,7 +171,7 @@ def _crash(name: str) -> Kind:
     return struck(f"{name} to a worker", _worker(number), says=_KILLS.format(name=name), codes=(0,))
 
 
-_ENDED = r"Done: |Stopped"
+_ENDED = "Finished|Stopped"
 
 KINDS: Sequence[Kind] = (
     *map(_crash, ("SIGKILL", "SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE")),

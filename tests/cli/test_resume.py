@@ -58,7 +58,7 @@ def test_signals_stop_at_once_and_resume_exactly(
         stopped = paceline.finish(process)
         assert stopped.code == ExitCode.RESUMABLE, stopped.err
         step = newest_step(run)
-        assert f"It can go on from step {step}: paceline resume {run}" in stopped.out
+        assert f"Resume from step {step}: paceline resume {run}" in stopped.out
         assert summary(run)["stopped_because"] == "signal"
         _, alive = psutil.wait_procs(family, timeout=patient(30))
         assert not alive

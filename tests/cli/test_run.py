@@ -30,7 +30,7 @@ def test_stopped_inside_an_epoch_and_resumed_changes_no_bit(
     assert whole.out.count("epoch 0 accuracy") == 1
     first = paceline.run("run", "stopped.py", "--workers", "2", "--run-dir", "legs")
     assert first.code == 75, first.err
-    assert "It can go on from step 10: paceline resume" in first.out
+    assert "Resume from step 10: paceline resume" in first.out
     then = paceline.run("resume", "legs")
     assert then.code == 0, then.err
     assert "epoch 2, 3 of 7 steps done" in then.out

@@ -167,7 +167,7 @@ def test_a_launcher_that_ends_leaves_nothing_on_any_host(
     wait_until(lambda: not any(_runs(p) for p in started), "every process to end")
     if end == "SIGINT":
         assert finished.code == 75, finished.err
-        assert f"Stopped. It can go on: paceline resume {tmp_path}/r --hostfile" in finished.out
+        assert f"Stopped. Resume: paceline resume {tmp_path}/r --hostfile" in finished.out
 
 
 @pytest.mark.slow

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from torch._C._distributed_c10d import FileStore
 
-from paceline.distributed.startup_facts import Told, compare_by_store, disagreement
+from paceline.distributed.startup_facts import WorkerFacts, compare_by_store, disagreement
 from paceline.errors import InfrastructureError, JobError
 
 
-def told(*facts: Mapping[str, str]) -> list[Told]:
-    return [Told(f"node{rank // 2}", own) for rank, own in enumerate(facts)]
+def told(*facts: Mapping[str, str]) -> list[WorkerFacts]:
+    return [WorkerFacts(f"node{rank // 2}", own) for rank, own in enumerate(facts)]
 
 
 def test_workers_that_agree() -> None:
@@ -49,8 +49,8 @@ def test_many_differences_are_counted_and_long_values_cut() -> None:
 
 
 def test_what_is_told_survives_json() -> None:
-    one = Told("node", {"lr": "0.1", "names": "é\n"})
-    assert Told.from_json(one.to_json()) == one
+    one = WorkerFacts("node", {"lr": "0.1", "names": "é\n"})
+    assert WorkerFacts.from_json(one.to_json()) == one
 
 
 def compare(path: Path, facts: Sequence[Mapping[str, str]], timeout_s: float = 60.0) -> list[str]:

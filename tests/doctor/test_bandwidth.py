@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from paceline.doctor.bandwidth import (
-    Link,
+    HostLink,
     measuring_s,
     rounds,
     slow_hosts,
@@ -17,11 +17,11 @@ from paceline.doctor.bandwidth import (
 FAST, SLOW = 110e6, 12e6
 
 
-def link(source: str, target: str, rate: float | None = FAST, time_s: float = 1e-4) -> Link:
-    return Link(source=source, target=target, bandwidth_bytes_per_s=rate, round_trip_s=time_s)
+def link(source: str, target: str, rate: float | None = FAST, time_s: float = 1e-4) -> HostLink:
+    return HostLink(source=source, target=target, bandwidth_bytes_per_s=rate, round_trip_s=time_s)
 
 
-def all_links(hosts: str, slow: Collection[str] = ()) -> list[Link]:
+def all_links(hosts: str, slow: Collection[str] = ()) -> list[HostLink]:
     """All ways; those to and from the slow hosts are slow."""
     return [
         link(a, b, SLOW if a in slow or b in slow else FAST) for a in hosts for b in hosts if a != b
@@ -85,7 +85,7 @@ def test_what_is_alike_is_not_slow(rates: Sequence[float]) -> None:
 
 
 def test_a_long_round_trip_is_found_unless_it_is_short_all_the_same() -> None:
-    def ways(far_s: float) -> list[Link]:
+    def ways(far_s: float) -> list[HostLink]:
         near = [k for k in all_links("abc") if "c" not in (k.source, k.target)]
         return [*near, *(link(a, b, FAST, far_s) for a, b in ("ac", "ca", "bc", "cb"))]
 
@@ -97,13 +97,13 @@ def test_a_long_round_trip_is_found_unless_it_is_short_all_the_same() -> None:
 
 
 def test_several_streams_may_be_what_a_way_can() -> None:
-    one = Link(source="a", target="b", bandwidth_bytes_per_s=SLOW, several_bytes_per_s=FAST)
+    one = HostLink(source="a", target="b", bandwidth_bytes_per_s=SLOW, several_bytes_per_s=FAST)
     assert slow_links([one, link("b", "a")]) == []
     assert one.best_bytes_per_s == FAST
 
 
 def test_what_could_not_be_measured_is_neither_slow_nor_usual() -> None:
-    broken = Link(source="a", target="b", problem="no answer")
+    broken = HostLink(source="a", target="b", problem="no answer")
     assert slow_links([broken, link("b", "a")]) == []
     assert slow_links([broken]) == []
     assert slowest([broken]) is None

@@ -13,7 +13,7 @@ import pytest
 from paceline.doctor.diagnosis import Wish
 from paceline.doctor.host_pool import Patient, Ward
 from paceline.doctor.probes.handshake import Tokens
-from paceline.doctor.runner import Place, examine_here, examine_hosts
+from paceline.doctor.runner import TrainingPlace, examine_here, examine_hosts
 from paceline.doctor.transport import LocalLine
 from paceline.errors import ExitCode, InfrastructureError
 from paceline.launch.ssh.hostfile import Host
@@ -26,7 +26,7 @@ DIGITS = {"reference": "paceline.recipes.digits:digits", "arguments": {}, "seed"
 @pytest.mark.slow
 def test_this_machine(tmp_path: Path) -> None:
     said: list[str] = []
-    place = Place(directory=str(tmp_path), runs="runs")
+    place = TrainingPlace(directory=str(tmp_path), runs="runs")
     found = examine_here(Wish(on_gpus=False, recipe=DIGITS), place, 1, said.append)
     (host,) = found.hosts
     facts = found.facts[host]
@@ -146,7 +146,7 @@ def test_a_host_that_cannot_be_reached_and_one_that_can(
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     hosts = (Host(name="up", slots=1), Host(name="down", slots=1, directory="/"))
-    place = Place(directory=str(tmp_path / "gone"), runs="runs")
+    place = TrainingPlace(directory=str(tmp_path / "gone"), runs="runs")
     found = examine_hosts(hosts, HostsOptions(), Wish(), place, lambda text: None)
     assert found.hosts == ("up", "down")
     assert found.unreachable == ("down",)

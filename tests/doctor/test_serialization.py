@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from paceline.doctor.facts import Contact, GpuFacts, HostFacts, Interface, NetworkFacts
-from paceline.doctor.probes.data import Asked
+from paceline.doctor.probes.data import DataRequest
 from paceline.doctor.serialization import read
 
 FULL = HostFacts(
@@ -24,10 +24,10 @@ def test_there_and_back(facts: HostFacts) -> None:
 
 
 def test_any_option_comes_back_as_it_was() -> None:
-    asked = Asked(
+    asked = DataRequest(
         reference="x:y", arguments={"a": 1, "b": "1", "c": (1, 2.5), "d": None, "e": True}
     )
-    assert read(Asked, json.loads(json.dumps(asdict(asked)))) == asked
+    assert read(DataRequest, json.loads(json.dumps(asdict(asked)))) == asked
 
 
 def test_another_version_may_say_more_or_less() -> None:

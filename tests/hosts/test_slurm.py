@@ -78,7 +78,7 @@ def test_a_job_is_followed_to_its_end(training: Training, undisturbed: object) -
     command = training.submit(env=said)
     assert command.end() == 0, command.err
     assert "2 nodes, 2 workers on each" in command.out
-    assert "Done: all epochs are done" in command.out
+    assert "Finished " in command.out
     assert "runs" in command.err
     assert training.summary()["weights_sha256"] == undisturbed
     assert training.summary()["world_size"] == 4
@@ -94,7 +94,7 @@ def test_stopped_by_a_signal_and_gone_on_with_by_srun(
     command.wait_for(lambda: "Stopping job" in command.err)
     training.open_gates()
     assert command.end() == 75, command.err
-    assert "Stopped. It can go on from step" in command.out
+    assert "Stopped. Resume from step" in command.out
     assert training.summary()["stopped_because"] == "signal"
     assert slurm.field(command.job_id, "Restarts") == "0"
 

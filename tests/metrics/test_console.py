@@ -75,13 +75,13 @@ EXPECTED = ["opening", *(line.rstrip() for line in table_of(ROW, replace(ROW, ep
 
 
 def test_one_line_of_progress() -> None:
-    assert ADVANCE.text() == "loss 0.5123  acc 87.65%  12,346 img/s  lr 0.05  left 1:15"
+    assert ADVANCE.text() == "loss 0.5123  acc 87.65%  12,346 img/s  lr 0.05  ETA 1:15"
     assert "acc" not in replace(ADVANCE, accuracy=None).text()
 
 
 def test_a_loop_of_unknown_length_shows_what_is_known() -> None:
     free = replace(ADVANCE, step=30, steps=0, images_per_s=0.0)
-    assert free.text() == "loss 0.5123  acc 87.65%  lr 0.05  left 1:15"
+    assert free.text() == "loss 0.5123  acc 87.65%  lr 0.05  ETA 1:15"
     assert (free.position(), ADVANCE.position()) == ("step 30", "30/120")
 
 
@@ -149,7 +149,7 @@ def test_the_bar_uses_the_room_there_is() -> None:
         assert "2/5" in line
         assert "30/120" in line
         assert "loss 0.5123" in line
-        assert line.endswith("left 1:15")
+        assert line.endswith("ETA 1:15")
     text = ADVANCE.text()
     assert ADVANCE.bar_line(120) == f"epoch 2/5 {'━' * 6}{'─' * 18} 30/120 {text}"
     assert ADVANCE.bar_line(120, plain=True) == f"epoch 2/5 {'#' * 6}{'-' * 18} 30/120 {text}"
@@ -158,11 +158,11 @@ def test_the_bar_uses_the_room_there_is() -> None:
 @pytest.mark.parametrize(
     ("width", "figures"),
     [
-        (80, "loss 0.5123 acc 87.65% 12,346 img/s lr 0.05 left 1:15"),
-        (60, "loss 0.5123 acc 87.65% 12,346 img/s left 1:15"),
-        (50, "loss 0.5123 12,346 img/s left 1:15"),
-        (40, "loss 0.5123 left 1:15"),
-        (10, "loss 0.5123 left 1:15"),
+        (79, "loss 0.5123 acc 87.65% 12,346 img/s lr 0.05 ETA 1:15"),
+        (60, "loss 0.5123 acc 87.65% 12,346 img/s ETA 1:15"),
+        (50, "loss 0.5123 12,346 img/s ETA 1:15"),
+        (40, "loss 0.5123 ETA 1:15"),
+        (10, "loss 0.5123 ETA 1:15"),
     ],
 )
 def test_a_narrow_terminal_shows_whole_figures(width: int, figures: str) -> None:
@@ -172,10 +172,10 @@ def test_a_narrow_terminal_shows_whole_figures(width: int, figures: str) -> None
 @pytest.mark.parametrize(
     ("width", "figures"),
     [
-        (100, "img/s comm 12% 1.2 GB/step lr 0.05 left 1:15"),
-        (80, "img/s comm 12% lr 0.05 left 1:15"),
-        (70, "acc 87.65% 12,346 img/s comm 12% left 1:15"),
-        (60, "acc 87.65% 12,346 img/s left 1:15"),
+        (100, "img/s comm 12% 1.2 GB/step lr 0.05 ETA 1:15"),
+        (80, "img/s comm 12% lr 0.05 ETA 1:15"),
+        (70, "acc 87.65% 12,346 img/s comm 12% ETA 1:15"),
+        (60, "acc 87.65% 12,346 img/s ETA 1:15"),
     ],
 )
 def test_several_workers_see_what_communication_costs(width: int, figures: str) -> None:
@@ -261,7 +261,7 @@ def test_no_line_of_the_bar_is_cut(
     bar = BarConsole(tmp_path / "rank-0.log")
     bar.advance(ADVANCE)
     expected = ADVANCE.bar_line(width)
-    until(lambda: "left 1:15" in terminal.getvalue())
+    until(lambda: "ETA 1:15" in terminal.getvalue())
     bar.close()
     assert expected in terminal.getvalue()
     assert "…" not in terminal.getvalue()

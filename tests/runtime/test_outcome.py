@@ -49,7 +49,7 @@ def test_a_stopped_training_ends_with_75_and_says_how_to_go_on(
         run.summary_json.write_text(json.dumps(summary))
     assert announce_end(run, interrupted=True, write=unwritten) == 75
     said = capsys.readouterr().out
-    assert f"Stopped. It can go on from step 7: paceline resume {run.path}" in said
+    assert f"Stopped. Resume from step 7: paceline resume {run.path}" in said
 
 
 def test_a_training_that_ended_before_the_signal_is_done(
@@ -58,7 +58,7 @@ def test_a_training_that_ended_before_the_signal_is_done(
     figures = {"steps": 5, "epochs": 1, "train_time_s": 2.0, "images_per_s": 20.0}
     run.summary_json.write_text(json.dumps({"stopped_because": "epochs", **figures}))
     assert announce_end(run, interrupted=True, write=unwritten) == 0
-    assert "Done: all epochs are done. 1 epoch, 5 steps" in capsys.readouterr().out
+    assert "Finished 1 of 1 epoch. 5 steps" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -83,4 +83,4 @@ def test_a_failure_says_how_to_go_on_where_that_may_help(
     assert announce_failure(run, [cause], write=unwritten) == code
     said = capsys.readouterr().err
     assert "ValueError: wrong" in said
-    assert ("Go on from the newest good snapshot: paceline resume" in said) is goes_on
+    assert ("Resume from the newest good snapshot: paceline resume" in said) is goes_on

@@ -11,7 +11,7 @@ from paceline.results.profile import EpochCosts, Spread, StepProfile, WorkerTime
 from paceline.scaling.forecast import Outlook, Question, look_out
 from paceline.scaling.predict_options import PredictOptions
 from paceline.scaling.prediction import Assumptions
-from paceline.scaling.prediction_inputs import Link, stated_link
+from paceline.scaling.prediction_inputs import NetworkLink, stated_link
 from paceline.scaling.recommending import recommend, recommended
 from tests.scaling.vgg import STEP_S, profile_of
 
@@ -20,7 +20,7 @@ STUDY = "6.4gbit"
 ALL, PLAIN = PredictOptions(), PredictOptions(methods="allreduce")
 
 
-def link(speed: str, round_trip: str = "50us") -> Link:
+def link(speed: str, round_trip: str = "50us") -> NetworkLink:
     return stated_link(speed, round_trip, "nccl")
 
 

@@ -44,7 +44,7 @@ def write(directory: Path, *, session: str = SESSION, before: str = "", after: s
 def test_a_script_at_module_level_is_finished(session: str, after: str, tmp_path: Path) -> None:
     done = plain(write(tmp_path, session=session, after=after))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Done: all epochs are done. 3 epochs, 21 steps") == 1
+    assert done.stdout.count("Finished 3 of 3 epochs. 21 steps") == 1
     assert summary(tmp_path / "r")["stopped_because"] == "epochs"
     assert done.stdout.endswith("more\n") == ("more" in after)
 
@@ -69,7 +69,7 @@ def test_a_script_that_raises_ends_with_1_and_its_traceback(tmp_path: Path) -> N
     done = command([sys.executable, str(script)], tmp_path)
     assert done.returncode == 1
     assert done.stderr.count("KeyError: 'mine'") == 1
-    assert "Go on from the newest good snapshot: paceline resume" in done.stderr
+    assert "Resume from the newest good snapshot: paceline resume" in done.stderr
     assert "Done" not in done.stdout
     assert (tmp_path / "r" / "logs" / "failure-rank-0.json").exists()
     assert not (tmp_path / "r" / "summary.json").exists()
@@ -112,7 +112,7 @@ def test_a_signal_saves_and_the_script_goes_on_with_the_same_bits(tmp_path: Path
     script = write(tmp_path, before=at_step(9, 0, "os.kill(os.getpid(), signal.SIGTERM)"))
     first = plain(script)
     assert first.returncode == 75, first.stderr
-    assert "It can go on from step 10" in first.stdout
+    assert "Resume from step 10" in first.stdout
     then = plain(script)
     assert then.returncode == 0, then.stderr
     one, two = summary(tmp_path / "whole" / "r"), summary(tmp_path / "r")
@@ -163,6 +163,6 @@ for _ in range(21):
     path.write_text(POINTS + SESSION + loop)
     done = plain(path)
     assert done.returncode == 0, done.stderr
-    assert "Done: the script's loop is over. 0 epochs, 21 steps in" in done.stdout
+    assert "Finished: the script's loop is over. 21 steps in" in done.stdout
     assert "nan" not in done.stdout
     assert [p.name for p in (tmp_path / "r" / "snapshots").glob("step-*")] == [f"step-{21:012}"]

@@ -31,7 +31,7 @@ def test_a_plain_process_trains_stops_and_goes_on(tmp_path: Path) -> None:
     script = write_script(tmp_path, fault, run=resumed)
     first = plain(script)
     assert first.returncode == 75, first.stderr
-    assert "It can go on from step 10" in first.stdout
+    assert "Resume from step 10" in first.stdout
     then = plain(script)
     assert then.returncode == 0, then.stderr
     one, two = summary(tmp_path / "whole"), summary(tmp_path / "legs")
@@ -48,7 +48,7 @@ def test_torchrun_trains_as_one_process_does(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = summary(tmp_path / "r")
     assert (found["world_size"], found["steps"], found["samples_seen"]) == (2, 21, 162)
-    assert done.stdout.count("Done: all epochs are done") == 1
+    assert done.stdout.count("Finished ") == 1
     assert done.stdout.count("epoch 0 accuracy") == 1
 
 
@@ -83,7 +83,7 @@ def test_an_error_leaves_the_way_back(tmp_path: Path) -> None:
     done = plain(script)
     assert done.returncode == 1
     assert "KeyError: 'mine'" in done.stderr
-    assert "Go on from the newest good snapshot: paceline resume" in done.stderr
+    assert "Resume from the newest good snapshot: paceline resume" in done.stderr
     assert (tmp_path / "r" / "logs" / "failure-rank-0.json").exists()
 
 

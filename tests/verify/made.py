@@ -6,7 +6,7 @@ import torch
 
 from paceline.verify.events import Backward, Drawn, Event, PassBegun, PassEnded, Printed, Stepped
 from paceline.verify.tensor_sketch import mark
-from paceline.verify.trace import Story, tell
+from paceline.verify.trace import Trace, tell
 
 
 def tensor_of(value: float) -> torch.Tensor:
@@ -42,7 +42,7 @@ def trained(
     return [drawn, Backward(loss), stepped(gradient, weight)]
 
 
-def launch(steps: Sequence[Sequence[Event]], *lines: str) -> Story:
+def launch(steps: Sequence[Sequence[Event]], *lines: str) -> Trace:
     """Make a launch of one worker whose epoch has these steps, and which prints."""
     events: list[Event] = [begun(0, 0), *(e for step in steps for e in step)]
     events += [PassEnded(0, 0, False), *map(Printed, lines)]

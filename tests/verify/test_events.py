@@ -13,7 +13,7 @@ from paceline.verify.events import (
     Stepped,
     read_events,
 )
-from paceline.verify.tensor_sketch import Mark, mark
+from paceline.verify.tensor_sketch import TensorSketch, mark
 from tests.verify.made import tensor_of
 
 EVENTS: list[Event] = [
@@ -21,7 +21,7 @@ EVENTS: list[Event] = [
     Stepped(
         optimizer=0,
         names=("w", "b"),
-        before=(mark(tensor_of(1.0), whole=True), Mark("ab")),
+        before=(mark(tensor_of(1.0), whole=True), TensorSketch("ab")),
         gradients=(mark(tensor_of(2.0), whole=True), None),
         weights=(),
         buffers={"center": "0f"},

@@ -6,7 +6,7 @@ from paceline.verify.compare import compare
 from paceline.verify.comparison_case import Case
 from paceline.verify.detectors.figures import metrics
 from paceline.verify.events import Drawn, Event, PassEnded, Printed
-from paceline.verify.trace import Story, tell
+from paceline.verify.trace import Trace, tell
 from tests.verify.made import trained
 
 
@@ -25,7 +25,7 @@ def test_evaluations_that_were_cut_off_have_other_sums(is_cut: bool) -> None:
     assert len(list(metrics(case))) == (not is_cut)
 
 
-def printing(workers: int, *lines: str) -> Story:
+def printing(workers: int, *lines: str) -> Trace:
     ranks: list[list[Event]] = [list(trained(["1"], 1.0, 1.0)) for _ in range(workers)]
     ranks[0] += map(Printed, lines)
     return tell(ranks)

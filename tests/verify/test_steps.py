@@ -6,11 +6,11 @@ from paceline.verify.compare import compare, given_limits
 from paceline.verify.comparison_case import Case
 from paceline.verify.detectors.steps import batchnorm_share
 from paceline.verify.events import Backward, Drawn, Event, Normalised
-from paceline.verify.trace import Story, tell
+from paceline.verify.trace import Trace, tell
 from tests.verify.made import stepped
 
 
-def normalising(ranks: int, parts: int, gradient: float) -> Story:
+def normalising(ranks: int, parts: int, gradient: float) -> Trace:
     """Make a session's step of `parts` batches on every rank, with a BatchNorm."""
     events: list[list[Event]] = [
         [

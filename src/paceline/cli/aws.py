@@ -15,8 +15,8 @@ from paceline.provision.aws.options import AskOptions, ClusterPlace, NetworkOpti
 
 if TYPE_CHECKING:
     from paceline.launch.aws_client import Aws
-    from paceline.provision.aws.nodes import Node
-    from paceline.provision.aws.plan import Plan
+    from paceline.provision.aws.nodes import Instance
+    from paceline.provision.aws.plan import ClusterPlan
     from paceline.provision.aws.stack import Stack
 
 _COMMAND = "paceline aws"
@@ -103,7 +103,7 @@ def _up(place: ClusterPlace, given: Given) -> int:
     return ExitCode.DONE
 
 
-def _print_plan(plan: "Plan") -> int:
+def _print_plan(plan: "ClusterPlan") -> int:
     content = {"template": json.loads(plan.template()), "parameters": plan.parameters()}
     print(json.dumps(content, indent=2))
     return ExitCode.DONE
@@ -116,7 +116,7 @@ def _confirm() -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _tell_use(name: str, nodes: Sequence["Node"]) -> None:
+def _tell_use(name: str, nodes: Sequence["Instance"]) -> None:
     from paceline.provision.aws.files import kept
 
     files = kept(name)
@@ -173,7 +173,7 @@ def _hosts(place: ClusterPlace, given: Given) -> int:
 
 
 def _write_files(
-    aws: "Aws", stack: "Stack", nodes: Sequence["Node"], hostfile: Path, text: str
+    aws: "Aws", stack: "Stack", nodes: Sequence["Instance"], hostfile: Path, text: str
 ) -> None:
     from paceline.files import write_atomic
     from paceline.provision.aws.files import keep, kept

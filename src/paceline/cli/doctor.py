@@ -26,7 +26,7 @@ from paceline.training.config import TrainConfig, merge, training_options
 from paceline.training.recipe import Recipe, absolute_reference, load_recipe
 
 if TYPE_CHECKING:
-    from paceline.distributed.environment_check import Finding
+    from paceline.distributed.environment_check import CheckLine
     from paceline.doctor.diagnosis import Diagnosis, Wish
 
 _COMMAND = "paceline doctor"
@@ -62,7 +62,7 @@ _OPTIONS = (*_OWN, *_OF_HOSTS, RUN_DIR)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
+class _DoctorRequest:
     given: Mapping[str, OptionValue]
     config: TrainConfig
     recipe: Mapping[str, object] | None
@@ -97,18 +97,18 @@ def _training() -> list[OptionField]:
     return [option for name, option in training_options().items() if name in _OF_TRAINING]
 
 
-def _read(tokens: Sequence[str]) -> _Asked:
+def _read(tokens: Sequence[str]) -> _DoctorRequest:
     given = parse_options(_COMMAND, _ABOUT, tokens, [*_OPTIONS, *_training()])
     settings = {name: value for name, value in given.items() if name in _OF_TRAINING}
-    return _Asked(given=given, config=TrainConfig.from_settings(settings), recipe=None)
+    return _DoctorRequest(given=given, config=TrainConfig.from_settings(settings), recipe=None)
 
 
-def _read_recipe(name: str, tokens: Sequence[str]) -> _Asked:
+def _read_recipe(name: str, tokens: Sequence[str]) -> _DoctorRequest:
     recipe = load_recipe(reference_of(name))
     given = parse_recipe_options(command_line("doctor", name), recipe, tokens, _OPTIONS)
     settings = {n: v for n, v in given.items() if n in training_options()}
     config = TrainConfig.from_settings(merge(settings, recipe.settings))
-    return _Asked(given=given, config=config, recipe=_data_of(name, recipe, given, config))
+    return _DoctorRequest(given=given, config=config, recipe=_data_of(name, recipe, given, config))
 
 
 def _data_of(
@@ -132,7 +132,7 @@ def _from_here(path: str) -> str:
     return path.removeprefix(f"{Path.cwd()}/")
 
 
-def _examine_here(asked: _Asked) -> int:
+def _examine_here(asked: _DoctorRequest) -> int:
     from paceline.distributed.environment_check import examine
 
     findings = examine(surroundings(), asked.config.dist)
@@ -144,11 +144,11 @@ def _examine_here(asked: _Asked) -> int:
     return ExitCode.JOB if faulty else ExitCode.DONE
 
 
-def _lines(findings: Sequence["Finding"]) -> list[str]:
+def _lines(findings: Sequence["CheckLine"]) -> list[str]:
     return [f"{f.state:8}{f.what:11} {f.text}" for f in findings]
 
 
-def _examine(asked: _Asked, hosts: HostsOptions) -> int:
+def _examine(asked: _DoctorRequest, hosts: HostsOptions) -> int:
     from paceline.doctor.diagnosis import as_json
     from paceline.doctor.text_report import as_text
 
@@ -161,18 +161,18 @@ def _examine(asked: _Asked, hosts: HostsOptions) -> int:
     return found.exit_code
 
 
-def _found(asked: _Asked, options: HostsOptions) -> "Diagnosis":
-    from paceline.doctor.runner import Place, examine_here, examine_hosts
+def _found(asked: _DoctorRequest, options: HostsOptions) -> "Diagnosis":
+    from paceline.doctor.runner import TrainingPlace, examine_here, examine_hosts
 
     run_dir = asked.given.get("run_dir")
     runs = str(Path(str(run_dir)).parent) if run_dir is not None else "runs"
-    place = Place(directory=str(Path.cwd()), runs=runs)
+    place = TrainingPlace(directory=str(Path.cwd()), runs=runs)
     if not options.named:
         return examine_here(_wish(asked), place, asked.config.launch.workers, note)
     return examine_hosts(options.read(), options, _wish(asked), place, note)
 
 
-def _wish(asked: _Asked) -> "Wish":
+def _wish(asked: _DoctorRequest) -> "Wish":
     from paceline.doctor.diagnosis import Wish
 
     config = asked.config

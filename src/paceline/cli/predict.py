@@ -18,7 +18,7 @@ from paceline.scaling.predict_options import PredictOptions
 if TYPE_CHECKING:
     from paceline.scaling.forecast import Question
     from paceline.scaling.prediction import Assumptions
-    from paceline.scaling.prediction_inputs import Evidence, Link
+    from paceline.scaling.prediction_inputs import Evidence, NetworkLink
 
 _OPTIONS = option_fields(PredictOptions, "Predict")
 _ABOUT = (
@@ -76,7 +76,7 @@ def _question(evidence: "Evidence", options: PredictOptions) -> "Question":
     )
 
 
-def _link(evidence: "Evidence", options: PredictOptions) -> "Link":
+def _link(evidence: "Evidence", options: PredictOptions) -> "NetworkLink":
     from paceline.scaling.prediction import library_of
     from paceline.scaling.prediction_inputs import examined_link, fitted_link, stated_link
 

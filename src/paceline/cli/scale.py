@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paceline._version import __version__
 from paceline.cli.scale_commands import fills
-from paceline.cli.scale_options import ABOUT, USAGE, Asked, listed_options, read
+from paceline.cli.scale_options import ABOUT, USAGE, ScaleRequest, listed_options, read
 from paceline.errors import ExitCode, PacelineError, UsageError
 from paceline.launch.signals import signals_raised
 from paceline.options.command_line import show_help, wants_help
@@ -35,7 +35,7 @@ def main(tokens: Sequence[str]) -> int:
     return ExitCode.DONE if asked is None else _in_its_directory(asked)
 
 
-def _in_its_directory(asked: Asked) -> int:
+def _in_its_directory(asked: ScaleRequest) -> int:
     was_there = asked.place.path.is_dir()
     shared = asked.commands.given.get("share_run_dir") is True
     is_new = asked.place.prepare(asked.settled, asked.methods, shared=shared)
@@ -48,7 +48,7 @@ def _in_its_directory(asked: Asked) -> int:
             raise
 
 
-def _scale(asked: Asked) -> int:
+def _scale(asked: ScaleRequest) -> int:
     options, place = asked.options, asked.place
     study = Study(
         recipe=asked.commands.target,
@@ -88,7 +88,7 @@ def _scale(asked: Asked) -> int:
     return _end(asked, _as_it_stands(asked, study, runner), runner, interrupted=interrupted)
 
 
-def _as_it_stands(asked: Asked, study: Study, runner: Runner) -> Study:
+def _as_it_stands(asked: ScaleRequest, study: Study, runner: Runner) -> Study:
     sizes = asked.place.sizes_besides(asked.sizes, asked.commands.hosts)
     plan = make_plan(sizes, asked.place.rounds(asked.options.repeats))
     options: dict[str, Mapping[str, object]] = {}
@@ -99,7 +99,7 @@ def _as_it_stands(asked: Asked, study: Study, runner: Runner) -> Study:
     return replace(told, notes=(*told.notes, *runner.problems))
 
 
-def _announce(asked: Asked) -> None:
+def _announce(asked: ScaleRequest) -> None:
     counts = sorted({size.workers for size in asked.sizes})
     batch = "its own batch" if asked.batch is None else f"batch {asked.batch:,}"
     _say(
@@ -109,7 +109,7 @@ def _announce(asked: Asked) -> None:
     )
 
 
-def _end(asked: Asked, study: Study, runner: Runner, *, interrupted: bool) -> int:
+def _end(asked: ScaleRequest, study: Study, runner: Runner, *, interrupted: bool) -> int:
     """Write and tell what was found. Returns the exit code."""
     asked.place.write(study)
     study = _with_prediction(asked.place, study)
@@ -150,7 +150,7 @@ def _write_report(place: StudyDirectory) -> Path | None:
         return None
 
 
-def _again(asked: Asked) -> str:
+def _again(asked: ScaleRequest) -> str:
     tokens = list(asked.tokens)
     if asked.options.study_dir is None:
         place = tokens.index("--") if "--" in tokens else len(tokens)

@@ -70,7 +70,7 @@ _BATCHES = {"weak": "batch_per_worker", "strong": "global_batch"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ScaleRequest:
     """What the command line says."""
 
     tokens: tuple[str, ...]
@@ -90,7 +90,7 @@ class Asked:
         return make_plan(self.sizes, self.options.repeats)
 
 
-def read(tokens: Sequence[str]) -> Asked | None:
+def read(tokens: Sequence[str]) -> ScaleRequest | None:
     """Read the command line; None where help was asked for and shown."""
     own, script_args = part_script_args(tokens)
     target, own = take_word(own, USAGE, "what to measure")
@@ -134,7 +134,7 @@ def _asked(
     given: dict[str, OptionValue],
     recipe: Recipe | None,
     script_args: tuple[str, ...],
-) -> Asked:
+) -> ScaleRequest:
     """Settle what follows from the command line.
 
     Raises:
@@ -168,7 +168,7 @@ def _asked(
         seconds=options.seconds,
         script_args=script_args,
     )
-    asked = Asked(
+    asked = ScaleRequest(
         tokens=tokens,
         options=options,
         commands=commands,
@@ -241,7 +241,7 @@ def _check(
         )
 
 
-def _check_recipe(asked: Asked, recipe: Recipe) -> None:
+def _check_recipe(asked: ScaleRequest, recipe: Recipe) -> None:
     """Check each size's settings before anything is trained.
 
     Raises:

@@ -45,8 +45,8 @@ from paceline.training.request import TrainRequest
 from paceline.verify.landlock import landlock_version
 
 if TYPE_CHECKING:
-    from paceline.verify.text_report import Outcome
-    from paceline.verify.trace import Story
+    from paceline.verify.text_report import VerifyResult
+    from paceline.verify.trace import Trace
 
 ENTRY = "paceline.script.verified:run_watched"
 PRELOAD = ("paceline.script.verified", "torch._dynamo")
@@ -103,7 +103,7 @@ _REFUSED_WRITES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
+class _VerifyRequest:
     request: TrainRequest
     config: TrainConfig
     workers: tuple[int, ...]
@@ -123,7 +123,7 @@ def main(tokens: Sequence[str]) -> int:
         return _verify(asked, place)
 
 
-def _read(tokens: Sequence[str]) -> _Asked | None:
+def _read(tokens: Sequence[str]) -> _VerifyRequest | None:
     """Read the command line; None where help was asked for and shown."""
     own, script_args = part_script_args(tokens)
     target, own = take_word(own, _USAGE, "what to verify")
@@ -149,7 +149,7 @@ def _read(tokens: Sequence[str]) -> _Asked | None:
     for count in workers if recipe is not None else ():
         choose_global_batch(config.data, DEFAULT_GLOBAL_BATCH, count)
     tolerance, where = given.get("tolerance"), given.get("json")
-    asked = _Asked(
+    asked = _VerifyRequest(
         request=request,
         config=config,
         workers=workers,
@@ -186,7 +186,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _checked(asked: _Asked) -> _Asked:
+def _checked(asked: _VerifyRequest) -> _VerifyRequest:
     """Refuse what would fail after minutes of training only."""
     shards, most = asked.config.data.shards, max(asked.workers)
     if shards is not None and most > shards:
@@ -240,7 +240,7 @@ def _recipe_request(target: str, recipe: Recipe, given: Mapping[str, OptionValue
     )
 
 
-def _verify(asked: _Asked, place: Path) -> int:
+def _verify(asked: _VerifyRequest, place: Path) -> int:
     from paceline.verify.text_report import as_json, as_text
 
     outcome = _study(_Launcher(asked, place, _is_on_cpu(asked)))
@@ -250,7 +250,7 @@ def _verify(asked: _Asked, place: Path) -> int:
     return ExitCode.DONE if outcome.is_good else ExitCode.JOB
 
 
-def _is_on_cpu(asked: _Asked) -> bool:
+def _is_on_cpu(asked: _VerifyRequest) -> bool:
     if asked.config.dist.device == "cpu" or not may_have_gpus():
         return True
     from paceline.distributed.device import gpu_count
@@ -258,9 +258,9 @@ def _is_on_cpu(asked: _Asked) -> bool:
     return gpu_count() < max(asked.workers)
 
 
-def _study(launcher: "_Launcher") -> "Outcome":
+def _study(launcher: "_Launcher") -> "VerifyResult":
     from paceline.verify.compare import compare, given_limits, measured_limits
-    from paceline.verify.text_report import Outcome
+    from paceline.verify.text_report import VerifyResult
     from paceline.verify.verdict import judge, judge_first, needs_yardstick, not_run, unseen
 
     asked = launcher.asked
@@ -280,7 +280,7 @@ def _study(launcher: "_Launcher") -> "Outcome":
     dropout = not (launcher.keeps_dropout and first.in_session) and any(
         drew.by == "dropout" for story in (first, *others) for rank in story.drew for drew in rank
     )
-    return Outcome(
+    return VerifyResult(
         judgements=tuple(judgements),
         limits=limits,
         unseen=tuple(unseen([first, *others], limits, cut_at=asked.steps, dropout=dropout)),
@@ -292,7 +292,7 @@ def _study(launcher: "_Launcher") -> "Outcome":
 class _Launcher:
     """Launches the training that is verified, again and again."""
 
-    asked: _Asked
+    asked: _VerifyRequest
     place: Path
     on_cpu: bool
 
@@ -301,7 +301,7 @@ class _Launcher:
         """Whether the training promises the same dropout on any number of workers."""
         return self.asked.config.data.shards is not None
 
-    def launch(self, workers: int, *, disturbed: bool = False) -> "Story":
+    def launch(self, workers: int, *, disturbed: bool = False) -> "Trace":
         """Train on a number of workers, and read what they saw.
 
         Raises:

@@ -34,7 +34,7 @@ State = Literal["ok", "warning", "fault"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class CheckLine:
     """One line of what was found."""
 
     what: str
@@ -44,21 +44,21 @@ class Finding:
     """What was found and, where it isn't ok, how to mend it."""
 
 
-def examine(environment: Environment, options: DistOptions) -> tuple[Finding, ...]:
+def examine(environment: Environment, options: DistOptions) -> tuple[CheckLine, ...]:
     """Find out what a worker started here would find.
 
     Args:
         environment: Normally `surroundings()`.
         options: As they would be given to `paceline train`.
     """
-    findings: list[Finding] = []
+    findings: list[CheckLine] = []
     seen = Findings(workers=(), nodes=())
     placement = Placement()
     try:
         seen = look(environment)
         placement = read_placement(environment, options)
     except PacelineError as error:
-        findings.append(Finding(what="place", state="fault", text=str(error)))
+        findings.append(CheckLine(what="place", state="fault", text=str(error)))
     else:
         findings.append(_place(placement))
     findings += _other_sources(placement, seen, environment)
@@ -71,20 +71,20 @@ def examine(environment: Environment, options: DistOptions) -> tuple[Finding, ..
     return tuple(findings)
 
 
-def _attempted(what: str, look_at: Callable[[], Iterator[Finding]]) -> list[Finding]:
+def _attempted(what: str, look_at: Callable[[], Iterator[CheckLine]]) -> list[CheckLine]:
     """Collect findings; an error that a worker would meet is the last of them."""
-    found: list[Finding] = []
+    found: list[CheckLine] = []
     try:
         found.extend(look_at())
     except PacelineError as error:
-        found.append(Finding(what=what, state="fault", text=str(error)))
+        found.append(CheckLine(what=what, state="fault", text=str(error)))
     return found
 
 
-def _place(placement: Placement) -> Finding:
+def _place(placement: Placement) -> CheckLine:
     if placement.source == "alone":
         text = "no launcher and no --rank: `paceline train` starts the workers of this machine"
-        return Finding(what="place", state="ok", text=text)
+        return CheckLine(what="place", state="ok", text=text)
     text = (
         f"{placement.source}: rank {placement.rank} of {placement.world_size}, local rank "
         f"{placement.local_rank}"
@@ -95,16 +95,16 @@ def _place(placement: Placement) -> Finding:
         text += "; workers per node are counted when they meet"
     if placement.attempt:
         text += f", restart {placement.attempt}"
-    return Finding(what="place", state="ok", text=text)
+    return CheckLine(what="place", state="ok", text=text)
 
 
 def _other_sources(
     placement: Placement, seen: Findings, environment: Environment
-) -> Iterator[Finding]:
+) -> Iterator[CheckLine]:
     for other in seen.workers:
         same = (other.rank, other.world_size) == (placement.rank, placement.world_size)
         if other.source != placement.source:
-            yield Finding(
+            yield CheckLine(
                 what="also found",
                 state="ok" if same else "warning",
                 text=f"{other.source}: rank {other.rank} of {other.world_size}"
@@ -113,18 +113,18 @@ def _other_sources(
     for node in seen.nodes:
         yield _node(node, placement)
     for problem in seen.problems:
-        yield Finding(what="also found", state="warning", text=f"{problem}; it doesn't count")
+        yield CheckLine(what="also found", state="warning", text=f"{problem}; it doesn't count")
     lonely = {"RANK", "WORLD_SIZE"} & environment.keys()
     if len(lonely) == 1:
         (name,) = lonely
-        yield Finding(
+        yield CheckLine(
             what="variables",
             state="warning",
             text=f"{name} is set alone and doesn't count: set RANK and WORLD_SIZE, or neither",
         )
 
 
-def _node(node: NodePlacement, placement: Placement) -> Finding:
+def _node(node: NodePlacement, placement: Placement) -> CheckLine:
     text = f"{node.source}: node {node.node_rank} of {node.nodes}"
     if node.workers is not None:
         text += f", workers on each: {node.workers}"
@@ -133,13 +133,13 @@ def _node(node: NodePlacement, placement: Placement) -> Finding:
             ". Paceline starts several workers on one node only: start it by torchrun with "
             f"--nproc-per-node {node.workers}"
         )
-        return Finding(what="node", state="fault", text=text)
-    return Finding(what="node", state="ok", text=text)
+        return CheckLine(what="node", state="fault", text=text)
+    return CheckLine(what="node", state="ok", text=text)
 
 
 def _meeting(
     environment: Environment, options: DistOptions, placement: Placement
-) -> Iterator[Finding]:
+) -> Iterator[CheckLine]:
     address = meeting_address(placement, options, environment)
     if address.scheme == "file":
         yield _file(address)
@@ -147,51 +147,53 @@ def _meeting(
     where = reachable_address(address.host)
     shown = f"{address} ({where})" if where != address.host else str(address)
     if misleads(address.host):
-        yield Finding(
+        yield CheckLine(
             what="meeting",
             state="warning",
             text=f"{address.host} is a loopback address on this host (see /etc/hosts); {where} of "
             "the default route is taken. Better give rank 0's address instead of its name",
         )
     if address.scheme == "agent":
-        yield Finding(what="meeting", state="ok", text=f"{shown}, a store of torch's agent")
+        yield CheckLine(what="meeting", state="ok", text=f"{shown}, a store of torch's agent")
     elif placement.rank == 0:
         yield _listening(options, address, where)
     else:
-        yield Finding(what="meeting", state="ok", text=f"{shown}, where rank 0 will listen")
+        yield CheckLine(what="meeting", state="ok", text=f"{shown}, where rank 0 will listen")
 
 
-def _listening(options: DistOptions, address: Address, where: str) -> Finding:
+def _listening(options: DistOptions, address: Address, where: str) -> CheckLine:
     host = address_on(options.interface) if options.interface else where
     if host not in own_addresses() and not host.startswith("127."):
         text = (
             f"rank 0 is to listen at {address}, which is none of this host's addresses "
             f"({', '.join(sorted(own_addresses()))}). Name this host, or say --interface NAME"
         )
-        return Finding(what="meeting", state="fault", text=text)
+        return CheckLine(what="meeting", state="fault", text=text)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, address.port), family=family).close()
     except OSError as error:
         text = f"rank 0 can't listen at {address}: {error.strerror}. Choose another port"
-        return Finding(what="meeting", state="fault", text=text)
-    return Finding(what="meeting", state="ok", text=f"rank 0 will listen at {host}:{address.port}")
+        return CheckLine(what="meeting", state="fault", text=text)
+    return CheckLine(
+        what="meeting", state="ok", text=f"rank 0 will listen at {host}:{address.port}"
+    )
 
 
-def _file(address: Address) -> Finding:
+def _file(address: Address) -> CheckLine:
     path = Path(address.path)
     if path.exists():
         text = f"{path} is there already: remove it, or name a new file for each training"
-        return Finding(what="meeting", state="fault", text=text)
+        return CheckLine(what="meeting", state="fault", text=text)
     if not path.parent.is_dir():
         text = f"there is no directory {path.parent} here: name one that all workers share"
-        return Finding(what="meeting", state="fault", text=text)
-    return Finding(what="meeting", state="ok", text=f"{path}, to be made by the first worker")
+        return CheckLine(what="meeting", state="fault", text=text)
+    return CheckLine(what="meeting", state="ok", text=f"{path}, to be made by the first worker")
 
 
 def _interface(
     environment: Environment, options: DistOptions, placement: Placement
-) -> Iterator[Finding]:
+) -> Iterator[CheckLine]:
     chosen = chosen_interface(environment)
     if placement.on_one_node and not options.interface and not chosen:
         route = loopback_route()
@@ -199,21 +201,21 @@ def _interface(
         address = meeting_address(placement, options, environment)
         route = find_route(address.host, options.interface, chosen)
     text = f"{route.interface}, {route.address}, by {route.chosen_by}"
-    yield Finding(what="interface", state="ok", text=text)
+    yield CheckLine(what="interface", state="ok", text=text)
 
 
-def _device(options: DistOptions, placement: Placement) -> Iterator[Finding]:
+def _device(options: DistOptions, placement: Placement) -> Iterator[CheckLine]:
     from paceline.distributed.device import describe_device, pick_device, resolve_backend
 
     device = pick_device(options, placement)
-    yield Finding(what="device", state="ok", text=f"{device}: {describe_device(device)}")
+    yield CheckLine(what="device", state="ok", text=f"{device}: {describe_device(device)}")
     if placement.world_size == 1 and options.backend == "auto":
         return
     yield from _attempted("backend", lambda: _backend(resolve_backend(options, device), device))
 
 
-def _backend(backend: str, device: "torch.device") -> Iterator[Finding]:
+def _backend(backend: str, device: "torch.device") -> Iterator[CheckLine]:
     from paceline.distributed.backends import load_backend
 
     load_backend(backend, device)
-    yield Finding(what="backend", state="ok", text=backend)
+    yield CheckLine(what="backend", state="ok", text=backend)

@@ -28,14 +28,14 @@ from paceline.distributed.interface import Route, find_route, loopback_route
 from paceline.distributed.options import DistOptions
 from paceline.distributed.rendezvous import arrive, leave, of_attempt, open_store
 from paceline.distributed.rendezvous_address import meeting_address
-from paceline.distributed.startup_facts import Facts, Told, compare_by_store, disagreement
+from paceline.distributed.startup_facts import Facts, WorkerFacts, compare_by_store, disagreement
 from paceline.errors import JobError
 
 _REMEMBERED = 16
 """Tensors of the last collectives that are kept."""
 
 
-class Listener(Protocol):
+class CollectiveListener(Protocol):
     """Is told of every collective before it may block, and when it is over."""
 
     def enter(self, collective: str) -> None:
@@ -69,7 +69,7 @@ class Group:
         self.route = route
         self.has_few_operations = has_few_operations(backend)
         """Whether the backend offers only all_reduce, broadcast, reduce, all_gather, barrier."""
-        self.listener: Listener | None = None
+        self.listener: CollectiveListener | None = None
         """Is told of this worker's collectives."""
         self._control = control_device(backend, device)
         # A thread of the backend may let go of a tensor after the call is over. Would it be the
@@ -272,7 +272,7 @@ def _joined_by_mpi(
 
 def _compare(group: Group, facts: Facts) -> None:
     """Compare facts by the group itself, where there is no store. Collective."""
-    told = map(Told.from_json, group.gather_texts(Told.here(facts).to_json()))
+    told = map(WorkerFacts.from_json, group.gather_texts(WorkerFacts.here(facts).to_json()))
     found = disagreement(list(told))
     if found:
         raise JobError(found)

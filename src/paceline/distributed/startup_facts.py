@@ -24,7 +24,7 @@ _KEY = "accord"
 
 @final
 @dataclass(frozen=True)
-class Told:
+class WorkerFacts:
     """What one worker says of itself."""
 
     host: str
@@ -46,7 +46,7 @@ class Told:
         return cls(str(host), {str(name): str(value) for name, value in facts.items()})
 
 
-def disagreement(told: Sequence[Told]) -> str:
+def disagreement(told: Sequence[WorkerFacts]) -> str:
     """Say in what the workers differ from rank 0; empty where they don't. Pure.
 
     Args:
@@ -81,7 +81,7 @@ def compare_by_store(
         InfrastructureError: A worker went away meanwhile.
     """
     try:
-        store.set(f"{_KEY}/{rank}", Told.here(facts).to_json())
+        store.set(f"{_KEY}/{rank}", WorkerFacts.here(facts).to_json())
         found = _found_by_rank_0(store, world_size) if rank == 0 else ""
         found = common_text(store, rank, f"{_KEY}/found", found)
     except RuntimeError as error:
@@ -97,10 +97,10 @@ def compare_by_store(
 
 def _found_by_rank_0(store: Store, world_size: int) -> str:
     texts = store.multi_get([f"{_KEY}/{rank}" for rank in range(world_size)])
-    return disagreement([Told.from_json(text.decode()) for text in texts])
+    return disagreement([WorkerFacts.from_json(text.decode()) for text in texts])
 
 
-def _differences(told: Sequence[Told]) -> Iterator[str]:
+def _differences(told: Sequence[WorkerFacts]) -> Iterator[str]:
     """Name each fact in which workers differ, with the first worker of each other value."""
     first = told[0]
     names = dict.fromkeys(name for worker in told for name in worker.facts)

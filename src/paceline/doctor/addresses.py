@@ -8,7 +8,7 @@ from paceline.doctor.facts import Interface, NetworkFacts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class AddressChoice:
     """The address at which the others are to reach a host."""
 
     address: str
@@ -19,7 +19,7 @@ class Choice:
 
 def choose_address(
     facts: NetworkFacts, given: str | None, meanings: Sequence[str | None], interface: str | None
-) -> Choice:
+) -> AddressChoice:
     """Choose the address of one of several hosts.
 
     Args:
@@ -31,7 +31,7 @@ def choose_address(
     if interface is not None:
         known = next((known for known in facts.interfaces if known.name == interface), None)
         address = known.addresses[0] if known is not None else ""
-        return Choice(address=address, chosen_by=f"--interface {interface}", interface=known)
+        return AddressChoice(address=address, chosen_by=f"--interface {interface}", interface=known)
     own = [a for known in facts.interfaces for a in known.addresses if not is_loopback(a)]
     candidates: list[tuple[str | None, str]] = [
         (given, "the hostfile"),
@@ -42,8 +42,8 @@ def choose_address(
     ]
     for found, by in candidates:
         if found is not None and found in own:
-            return Choice(address=found, chosen_by=by, interface=facts.interface_with(found))
-    return Choice(address="", chosen_by="nothing", interface=None)
+            return AddressChoice(address=found, chosen_by=by, interface=facts.interface_with(found))
+    return AddressChoice(address="", chosen_by="nothing", interface=None)
 
 
 def meanings_of(

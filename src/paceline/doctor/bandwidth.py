@@ -18,7 +18,7 @@ Pair = tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
+class HostLink:
     """The way from one host to another."""
 
     source: str
@@ -47,7 +47,7 @@ class Link:
 class Slow:
     """A way that is much slower than the others."""
 
-    link: Link
+    link: HostLink
     share: float | None = None
     """Its bandwidth as a share of the usual one; None where the bandwidth isn't what is bad."""
     times: float | None = None
@@ -76,7 +76,7 @@ def measuring_s(hosts: int) -> float:
     return min(_MOST_S, max(_LEAST_S, _MEASURING_S / games))
 
 
-def slow_links(links: Sequence[Link]) -> list[Slow]:
+def slow_links(links: Sequence[HostLink]) -> list[Slow]:
     """Find the ways that are much slower than usual.
 
     What is usual is the median of all hosts' best ways. The median of all ways wouldn't do: of
@@ -88,7 +88,7 @@ def slow_links(links: Sequence[Link]) -> list[Slow]:
     return [slow for slow in found if slow.share is not None or slow.times is not None]
 
 
-def _compared(link: Link, usual_rate: float, usual_time: float) -> Slow:
+def _compared(link: HostLink, usual_rate: float, usual_time: float) -> Slow:
     rate, time = link.best_bytes_per_s, link.round_trip_s
     is_slow = rate is not None and rate < SLOW * usual_rate
     is_far = time is not None and time > max(FAR * usual_time, usual_time + _LEAST_FAR_S)
@@ -100,7 +100,7 @@ def _compared(link: Link, usual_rate: float, usual_time: float) -> Slow:
 
 
 def _usual(
-    values: Sequence[tuple[Link, float | None]], best_of: Callable[[Sequence[float]], float]
+    values: Sequence[tuple[HostLink, float | None]], best_of: Callable[[Sequence[float]], float]
 ) -> float:
     """Give the median of all hosts' best values; 0 where nothing was measured."""
     by_host: dict[str, list[float]] = {}
@@ -127,7 +127,7 @@ def slow_hosts(slow: Sequence[Slow], hosts: Sequence[str]) -> list[str]:
     return found if len(found) < len(hosts) else []
 
 
-def slowest(links: Sequence[Link]) -> Link | None:
+def slowest(links: Sequence[HostLink]) -> HostLink | None:
     """Give the way with the least bandwidth."""
     known = [link for link in links if link.best_bytes_per_s is not None]
     return min(known, key=lambda link: link.best_bytes_per_s or 0.0, default=None)

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from itertools import permutations
 from typing import final
 
-from paceline.doctor.addresses import Choice, choose_address, meanings_of
-from paceline.doctor.bandwidth import Link, Pair, measuring_s, rounds
+from paceline.doctor.addresses import AddressChoice, choose_address, meanings_of
+from paceline.doctor.bandwidth import HostLink, Pair, measuring_s, rounds
 from paceline.doctor.check_result import Found, fault, has_fault
 from paceline.doctor.checks.gpus import judge_gpus, judge_same_gpus
 from paceline.doctor.checks.machine import Wants, judge_machine, workers_on
@@ -70,7 +70,7 @@ class Diagnosis:
     findings: tuple[Found, ...]
     facts: Mapping[str, HostFacts] = field(default_factory=dict)
     addresses: Mapping[str, str] = field(default_factory=dict)
-    links: tuple[Link, ...] = ()
+    links: tuple[HostLink, ...] = ()
     all_reduce: AllReduce | None = None
     unreachable: tuple[str, ...] = ()
     """Hosts that couldn't be reached at all."""
@@ -101,9 +101,9 @@ class Examination:
         self._named = tuple(ward.names)
         self._findings: list[Found] = []
         self._facts: dict[str, HostFacts] = {}
-        self._choices: dict[str, Choice] = {}
+        self._choices: dict[str, AddressChoice] = {}
         self._contacts: dict[Pair, Contact] = {}
-        self._links: list[Link] = []
+        self._links: list[HostLink] = []
         self._all_reduce: AllReduce | None = None
 
     def run(self) -> Diagnosis:
@@ -232,7 +232,7 @@ class Examination:
                     {a: self._measurement(a, b, duration_s) for a, b in way if self._meets(a, b)},
                     _MEASURE_S + 4 * duration_s,
                 )
-                self._links += [read(Link, answer) for answer in answers.values()]
+                self._links += [read(HostLink, answer) for answer in answers.values()]
         self._ward.ask({host: {"ask": "close"} for host in self._peers}, _LISTEN_S)
         self._links.sort(key=lambda link: (hosts.index(link.source), hosts.index(link.target)))
         self._findings += judge_links(self._links, hosts, self._choices)

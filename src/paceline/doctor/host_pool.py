@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from paceline.doctor.check_result import Found, fault
-from paceline.doctor.transport import Line
+from paceline.doctor.transport import ProbeTransport
 from paceline.errors import InfrastructureError
 
 Answers = dict[str, Mapping[str, object]]
@@ -18,7 +18,7 @@ class Patient:
 
     name: str
     """As the user has named it."""
-    line: Line
+    line: ProbeTransport
     slots: int | None = None
     """Workers it is to have; None: one for each GPU, or as many as Paceline chooses."""
     address: str | None = None
@@ -93,7 +93,7 @@ class Ward:
         return self.ask(dict.fromkeys(self.names, question), timeout_s)
 
 
-def _answer(line: Line, number: int, deadline_s: float) -> Mapping[str, object]:
+def _answer(line: ProbeTransport, number: int, deadline_s: float) -> Mapping[str, object]:
     while True:
         said = line.hear(max(0.05, deadline_s - time.monotonic()))
         if said.get("number") == number:

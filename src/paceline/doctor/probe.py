@@ -14,9 +14,9 @@ from paceline.doctor.facts import (
     HostFacts,
 )
 from paceline.doctor.probes import client, gpus, machine, network, software, storage
-from paceline.doctor.probes.data import Asked, data_facts
+from paceline.doctor.probes.data import DataRequest, data_facts
 from paceline.doctor.probes.handshake import Tokens
-from paceline.doctor.probes.server import Listener
+from paceline.doctor.probes.server import ProbeServer
 from paceline.doctor.serialization import read
 from paceline.launch.ssh import agent_io
 
@@ -64,7 +64,7 @@ class Probe:
         self._tokens = tokens
         self._work = work
         self._directory = str(work / Path(place).expanduser())
-        self._listener: Listener | None = None
+        self._listener: ProbeServer | None = None
         self._store: TCPStore | None = None
         self._answers: Mapping[str, Callable[[Question], Answer]] = {
             "facts": self._facts,
@@ -133,7 +133,7 @@ class Probe:
     def _listen(self, question: Question) -> Answer:
         self.close()
         ports = network.network_facts().port_range
-        self._listener = Listener(str(question.get("address")), self._tokens, ports)
+        self._listener = ProbeServer(str(question.get("address")), self._tokens, ports)
         return {"ports": self._listener.ports, "datagram_port": self._listener.datagram_port}
 
     def _contacts(self, question: Question) -> Answer:
@@ -163,10 +163,10 @@ class Probe:
         return {"port": port}
 
     def _all_reduce(self, question: Question) -> Answer:
-        from paceline.doctor.probes.collective import Plan, all_reduce
+        from paceline.doctor.probes.collective import AllReducePlan, all_reduce
 
         store, self._store = self._store, None
-        return asdict(all_reduce(read(Plan, question), store))
+        return asdict(all_reduce(read(AllReducePlan, question), store))
 
     def _mark(self, question: Question) -> Answer:
         path, text = storage.leave_mark(self._directory)
@@ -180,7 +180,7 @@ class Probe:
         return {}
 
     def _data(self, question: Question) -> Answer:
-        return data_facts(read(Asked, question))
+        return data_facts(read(DataRequest, question))
 
 
 def main() -> None:

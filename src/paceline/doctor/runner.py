@@ -21,7 +21,7 @@ _ROOT = "/"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class TrainingPlace:
     """Where a training would work, on every host."""
 
     directory: str
@@ -35,7 +35,7 @@ class Place:
 
 
 def examine_here(
-    wish: Wish, place: Place, workers: int | None, say: Callable[[str], None]
+    wish: Wish, place: TrainingPlace, workers: int | None, say: Callable[[str], None]
 ) -> Diagnosis:
     """Examine this machine, in a process apart.
 
@@ -57,7 +57,7 @@ def examine_hosts(
     hosts: Sequence[Host],
     options: HostsOptions,
     wish: Wish,
-    place: Place,
+    place: TrainingPlace,
     say: Callable[[str], None],
 ) -> Diagnosis:
     """Examine hosts; those that can't be reached are named, the others examined.

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
-from paceline.doctor.bandwidth import Link, slow_links
+from paceline.doctor.bandwidth import HostLink, slow_links
 from paceline.doctor.check_result import ORDER, Found, folded
 from paceline.doctor.diagnosis import Diagnosis
 from paceline.options.figures import plural
@@ -95,7 +95,9 @@ def _ways(diagnosis: Diagnosis) -> str:
     )
 
 
-def _tables(links: Sequence[Link], hosts: Sequence[str], marks: tuple[set[Link], set[Link]]) -> str:
+def _tables(
+    links: Sequence[HostLink], hosts: Sequence[str], marks: tuple[set[HostLink], set[HostLink]]
+) -> str:
     known = {(link.source, link.target): link for link in links}
     short = all(len(host) < _CELL for host in hosts)
     names = {host: host if short else f"[{n}]" for n, host in enumerate(hosts)}
@@ -114,24 +116,24 @@ def _tables(links: Sequence[Link], hosts: Sequence[str], marks: tuple[set[Link],
     return "\n\n".join([*tables, *legend])
 
 
-def _megabits(link: Link) -> str:
+def _megabits(link: HostLink) -> str:
     rate = link.best_bytes_per_s
     return "?" if rate is None else f"{rate * 8 / 1e6:.0f}"
 
 
-def _milliseconds(link: Link) -> str:
+def _milliseconds(link: HostLink) -> str:
     return "?" if link.round_trip_s is None else f"{link.round_trip_s * 1e3:.3g}"
 
 
-def _bandwidth(link: Link) -> str:
+def _bandwidth(link: HostLink) -> str:
     return show_bandwidth(link.best_bytes_per_s) if link.best_bytes_per_s else "?"
 
 
-def _round_trip(link: Link) -> str:
+def _round_trip(link: HostLink) -> str:
     return show_time(link.round_trip_s) if link.round_trip_s is not None else "?"
 
 
-def _mark(link: Link, marked: set[Link]) -> str:
+def _mark(link: HostLink, marked: set[HostLink]) -> str:
     return "*" if link in marked else ""
 
 

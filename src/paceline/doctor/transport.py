@@ -20,7 +20,7 @@ _END_S = 3.0
 _TAIL_LINES = 20
 
 
-class Line(Protocol):
+class ProbeTransport(Protocol):
     """A probe's line to the doctor."""
 
     def say(self, message: Message) -> None:

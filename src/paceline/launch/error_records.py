@@ -31,7 +31,8 @@ _WORLD_ERRNOS = {
     errno.EADDRINUSE,
 }
 _FROM_LOADER = re.compile(r"Caught (\w+) in \w+ (?:worker )?process \d+\.\nOriginal Traceback")
-_HERE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
+_CALLERS = (_PACKAGE / "launch", _PACKAGE / "launch" / "local", _PACKAGE / "script")
 
 
 def failure_path(log_dir: Path, rank: int) -> Path:
@@ -103,7 +104,7 @@ def _traceback(error: BaseException) -> str:
 
 
 def _only_calls(file: str) -> bool:
-    return file.endswith("runpy>") or Path(file).parent in (_HERE, _HERE.parent / "script")
+    return file.endswith("runpy>") or Path(file).parent in _CALLERS
 
 
 def run_guarded(function: Callable[[str], str], payload: str, log_dir: Path, rank: int) -> str:

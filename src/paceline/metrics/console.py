@@ -96,7 +96,7 @@ class Advance:
             "comm": f"comm {spent.exposed + spent.waiting:3.0%}" if spent else "",
             "wire": f"{show_bytes(spent.wire_bytes)}/step" if spent else "",
             "lr": f"lr {show_rate(self.lr)}",
-            "left": f"left {format_duration(self.eta_s)}",
+            "left": f"ETA {format_duration(self.eta_s)}",
         }
 
     def _bar(self, length: int, plain: bool) -> str:

@@ -20,7 +20,7 @@ _CLOSING = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending:
+class RunOutcome:
     """How a run ended."""
 
     state: Literal["finished", "interrupted", "failed", "running"]
@@ -29,7 +29,7 @@ class Ending:
     """The command that goes on from the newest snapshot; empty where there is none or no need."""
 
 
-def describe_ending(report: RunReport) -> Ending:
+def describe_ending(report: RunReport) -> RunOutcome:
     """Say how a run ended: its summary counts first, then its failures; else whether it runs."""
     usable = any(not snapshot.damaged for snapshot in report.snapshots)
     resume = command_line("resume", report.path) if usable else ""
@@ -37,16 +37,16 @@ def describe_ending(report: RunReport) -> Ending:
         reason = text(report.summary, "stopped_because")
         if reason == "signal":
             sentence = f"interrupted by a signal{_where(report)}"
-            return Ending(state="interrupted", sentence=sentence, resume=resume)
-        return Ending(state="finished", sentence=_finish(report, reason), resume="")
+            return RunOutcome(state="interrupted", sentence=sentence, resume=resume)
+        return RunOutcome(state="finished", sentence=_finish(report, reason), resume="")
     if report.failures:
         sentence = f"failed: {describe_failure(report.failures[0])}"
-        return Ending(state="failed", sentence=sentence, resume=resume)
+        return RunOutcome(state="failed", sentence=sentence, resume=resume)
     if not report.locked:
         sentence = f"interrupted without a word (its launcher was killed), {_done(report)}"
-        return Ending(state="interrupted", sentence=sentence, resume=resume)
+        return RunOutcome(state="interrupted", sentence=sentence, resume=resume)
     sentence = f"still running when this page was written, {_done(report)}"
-    return Ending(state="running", sentence=sentence, resume=resume)
+    return RunOutcome(state="running", sentence=sentence, resume=resume)
 
 
 def describe_failure(failure: WorkerFailure) -> str:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from paceline.launch.local.launcher import LaunchOutcome
 
 _REASONS = {
-    "epochs": "all epochs are done",
     "target": "the target accuracy is reached",
     "patience": "the validation result no longer improves",
     "time": "the time budget is used up",
@@ -116,7 +115,7 @@ def announce_failure(
         kept = bool(again) or any(run.snapshots.glob("step-*"))  # with hosts: on them
         if kept and not _would_fail_again(cause):
             command = command_line("resume", run.path, *again)
-            line = f"Go on from the newest good snapshot: {printable(command)}"
+            line = f"Resume from the newest good snapshot: {printable(command)}"
             print(line, file=sys.stderr)
     elif expected and write is not None:
         run.discard()
@@ -150,23 +149,22 @@ def _print_interrupted(run: RunDirectory, again: Sequence[str]) -> None:
     step = max(0, run.newest_step())
     if not run.run_json.exists():
         if step:
-            text = f"Stopped. It can't go on: {run.run_json} is gone. What is left: {run.snapshots}"
-            print(printable(text), flush=True)
+            why = f"{run.run_json} is gone. What is left: {run.snapshots}"
+            print(printable(f"Stopped. It can't be resumed: {why}"), flush=True)
             return
         run.discard()
         print("Stopped before the training began; nothing is left of it.", flush=True)
         return
-    what = f"It can go on from step {step}" if step else "It can start again"
+    what = f"Resume from step {step}" if step else "Start again"
     if again:  # its snapshots are on the hosts
-        what = "It can go on"
+        what = "Resume"
     command = printable(command_line("resume", run.path, *again))
     print(f"Stopped. {what}: {command}", flush=True)
 
 
 def _summary_text(summary: Mapping[str, object], run: RunDirectory) -> str:
-    reason = _REASONS.get(str(summary.get("stopped_because")), "it ended")
     lines = [
-        f"Done: {reason}. {_count(summary, 'epoch')}, {_count(summary, 'step')} in "
+        f"Finished{_how_far(summary, run)}. {_count(summary, 'step')} in "
         f"{format_duration(_number(summary, 'train_time_s'))}{_speed(summary)}",
         f"  validation  {_validation(summary)}",
     ]
@@ -183,6 +181,21 @@ def _summary_text(summary: Mapping[str, object], run: RunDirectory) -> str:
     if run.read_run().get("kind") == "recipe":
         lines.append(f"  evaluate    {command_line('evaluate', run.path)}")
     return "\n".join(lines)
+
+
+def _how_far(summary: Mapping[str, object], run: RunDirectory) -> str:
+    """Say how many epochs are finished, of how many, and why no more."""
+    ended, epochs = str(summary.get("stopped_because")), summary.get("epochs")
+    found = run.read_run()
+    settings = found.get("settings")
+    limit: object = epochs if ended == "epochs" else None
+    if limit is None and found.get("kind") == "recipe" and isinstance(settings, dict):
+        limit = settings.get("epochs")
+    text = ""
+    if epochs:
+        text = f" {epochs} of {plural(limit, 'epoch')}" if isinstance(limit, int) else ""
+        text = text or f" {_count(summary, 'epoch')}"
+    return text if ended == "epochs" else f"{text}: {_REASONS.get(ended, 'it ended')}"
 
 
 def _start(run: RunDirectory) -> str:

@@ -16,7 +16,7 @@ from paceline.scaling.prediction import (
     predict,
     predict_band,
 )
-from paceline.scaling.prediction_inputs import Link
+from paceline.scaling.prediction_inputs import NetworkLink
 
 _TARGET = 0.9
 """What local steps are chosen to reach, where less is enough to pay as well."""
@@ -28,7 +28,7 @@ class Question:
     """What is to be predicted."""
 
     profile: StepProfile
-    link: Link
+    link: NetworkLink
     nodes: tuple[int, ...]
     """Ascending."""
     gpus_per_node: int = 1

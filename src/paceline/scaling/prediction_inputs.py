@@ -51,7 +51,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
+class NetworkLink:
     """The network that a prediction is for."""
 
     network: Network
@@ -166,7 +166,7 @@ def _method(size: Mapping[str, Any]) -> SyncOptions:
     return SyncOptions(**told | {"sync": size["method"], "sync_warmup_steps": None})
 
 
-def stated_link(link: str, round_trip: str | None, library: Library) -> Link:
+def stated_link(link: str, round_trip: str | None, library: Library) -> NetworkLink:
     """Take the network as the user states it.
 
     Args:
@@ -187,7 +187,7 @@ def stated_link(link: str, round_trip: str | None, library: Library) -> Link:
     return _link(usable, round_trip_s, text, _STATED_DOUBT)
 
 
-def examined_link(path: Path, round_trip: str | None, library: Library) -> Link:
+def examined_link(path: Path, round_trip: str | None, library: Library) -> NetworkLink:
     """Take the network that `paceline doctor --json` has measured.
 
     Its all-reduce counts where it went well and by the same library; otherwise the slowest way
@@ -227,7 +227,7 @@ def _speeds(ways: Sequence[Mapping[str, float | None]], library: Library) -> Ite
         yield from (speed for speed in [one if library == "gloo" else max(one, several)] if speed)
 
 
-def fitted_link(evidence: Evidence, round_trip: str | None, library: Library) -> Link:
+def fitted_link(evidence: Evidence, round_trip: str | None, library: Library) -> NetworkLink:
     """Take the bandwidth that explains what a study has measured on several nodes.
 
     Raises:
@@ -257,8 +257,8 @@ def fitted_link(evidence: Evidence, round_trip: str | None, library: Library) ->
     return _link(speed, round_trip_s, text, max(_MEASURED_DOUBT, fitted.misfit))
 
 
-def _link(speed: float, round_trip_s: float, text: str, doubt: float) -> Link:
-    return Link(
+def _link(speed: float, round_trip_s: float, text: str, doubt: float) -> NetworkLink:
+    return NetworkLink(
         network=Network(bandwidth_bytes_per_s=speed, round_trip_s=round_trip_s),
         source=f"{text}; round-trip {show_time(round_trip_s)}",
         doubt=doubt,

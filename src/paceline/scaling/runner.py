@@ -23,7 +23,12 @@ from paceline.scaling.plan import (
     Size,
     global_batch_of,
 )
-from paceline.scaling.subprocess_runner import PROGRAM, Ended, InterruptedStudyError, run_command
+from paceline.scaling.subprocess_runner import (
+    PROGRAM,
+    CommandResult,
+    InterruptedStudyError,
+    run_command,
+)
 
 _STARTING_S = 10.0
 """What starting and ending a training takes, until it is known."""
@@ -34,7 +39,7 @@ _TELL_S = 60.0
 _SIGNAL = "signal"
 
 
-class Commands(Protocol):
+class CommandWriter(Protocol):
     """Writes the commands of a study, without the word `paceline`."""
 
     def measure(self, size: Size, run_dir: Path, batch: int | None) -> Sequence[str]:
@@ -60,7 +65,7 @@ class Runner:
 
     place: Path
     """The study's directory."""
-    commands: Commands
+    commands: CommandWriter
     mode: Mode
     seconds: float
     batch: int | None
@@ -209,7 +214,7 @@ class Runner:
         if record.exit_code != ExitCode.INFRASTRUCTURE:
             self._hopeless.add(size)  # it would fail again
 
-    def _train(self, size: Size) -> Ended:
+    def _train(self, size: Size) -> CommandResult:
         name = f"trained/{size.name}"
         run = RunDirectory.named(self.place / name)
         if run.run_json.exists():

@@ -28,7 +28,7 @@ _LONGEST = 400
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class CommandResult:
     """How a command ended."""
 
     exit_code: int
@@ -43,7 +43,7 @@ class InterruptedStudyError(BaseException):
 
 def run_command(
     command: Sequence[str], log: Path, most_s: float | None, look: Callable[[], bool]
-) -> Ended:
+) -> CommandResult:
     """Run a command to its end. Blocks.
 
     Args:
@@ -79,11 +79,11 @@ def run_command(
     code = process.returncode
     if is_enough is None:
         problem = f"it had not ended after {wall_s:.0f} s, and was ended"
-        return Ended(exit_code=ExitCode.INFRASTRUCTURE, wall_s=wall_s, problem=problem)
+        return CommandResult(exit_code=ExitCode.INFRASTRUCTURE, wall_s=wall_s, problem=problem)
     if code == 0 or (is_enough and code == ExitCode.RESUMABLE):
-        return Ended(exit_code=0, wall_s=wall_s, problem=None)
+        return CommandResult(exit_code=0, wall_s=wall_s, problem=None)
     known = code if code in list(ExitCode) else ExitCode.INFRASTRUCTURE
-    return Ended(exit_code=known, wall_s=wall_s, problem=problem_in(log, code))
+    return CommandResult(exit_code=known, wall_s=wall_s, problem=problem_in(log, code))
 
 
 def _wait(

@@ -239,7 +239,7 @@ def _closing(run: RunDirectory, rank: int) -> Iterator[None]:
         except Exception:
             if any(run.snapshots.glob("step-*")):
                 again = command_line("resume", run.path)
-                print(f"Go on from the newest good snapshot: {again}", file=sys.stderr)
+                print(f"Resume from the newest good snapshot: {again}", file=sys.stderr)
             elif not run.run_json.exists():
                 run.discard()
             raise

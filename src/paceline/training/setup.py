@@ -12,7 +12,7 @@ from paceline.distributed.shared_storage import shared_between_nodes
 from paceline.distributed.work_division import Division
 from paceline.gradient_sync.replica_consistency import DriftGuard
 from paceline.launch.heartbeat import note
-from paceline.launch.watchdog.sidecar import Party, watched
+from paceline.launch.watchdog.sidecar import WatchedWorkers, watched
 from paceline.metrics.console import Console, make_console
 from paceline.metrics.counters import StepCounters
 from paceline.results.run_directory import RunDirectory
@@ -95,7 +95,7 @@ def _watched(config: TrainConfig, run: RunDirectory, group: Group) -> AbstractCo
     limits, place = config.hang_limits(), group.placement
     if limits is None or place.source == "alone" or group.world_size == 1:
         return nullcontext()
-    party = Party(
+    party = WatchedWorkers(
         log_dir=run.logs,
         rank=group.rank,
         workers=place.local_world_size,

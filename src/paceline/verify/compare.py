@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from paceline.verify.tensor_sketch import Mark, distance, relative_distance
-from paceline.verify.trace import Step, Story
+from paceline.verify.tensor_sketch import TensorSketch, distance, relative_distance
+from paceline.verify.trace import Step, Trace
 
 FACTOR = 32.0
 """How much further apart than the yardstick a launch may be. Two orders of one sum differ by some
@@ -92,7 +92,7 @@ class Comparison:
         return None
 
 
-def compare(first: Story, other: Story) -> Comparison:
+def compare(first: Trace, other: Trace) -> Comparison:
     """Compare two launches, as far as both go."""
     pairs = list(zip(first.steps, other.steps, strict=False))
     differences = tuple(_difference(n, one, two) for n, (one, two) in enumerate(pairs))
@@ -146,7 +146,7 @@ def _difference(number: int, one: Step, two: Step) -> StepDifference:
     )
 
 
-def _furthest(gradients: Sequence[tuple[str, Mark, Mark]]) -> str:
+def _furthest(gradients: Sequence[tuple[str, TensorSketch, TensorSketch]]) -> str:
     apart = [(distance(a, b) / a.norm if a.norm else 0.0, name) for name, a, b in gradients]
     size, name = max(apart, default=(0.0, ""))
     return name if size else ""

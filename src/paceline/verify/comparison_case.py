@@ -6,7 +6,7 @@ from typing import final
 
 from paceline.verify.compare import Comparison, StepDifference
 from paceline.verify.finding import Cause, Finding
-from paceline.verify.trace import Pass, Step, Story
+from paceline.verify.trace import Pass, Step, Trace
 
 
 @final
@@ -14,8 +14,8 @@ from paceline.verify.trace import Pass, Step, Story
 class Case:
     """One number of workers, to be explained."""
 
-    first: Story
-    other: Story
+    first: Trace
+    other: Trace
     comparison: Comparison
     beyond: StepDifference | None
     """The first step in which more than rounding stands between the two."""

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import final
 
-from paceline.verify.tensor_sketch import Mark
+from paceline.verify.tensor_sketch import TensorSketch
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,10 @@ class Stepped:
     optimizer: int
     names: tuple[str, ...]
     """Of the parameters, in the optimizer's order."""
-    before: tuple[Mark, ...]
+    before: tuple[TensorSketch, ...]
     """The weights that the first step began with; empty in later ones."""
-    gradients: tuple[Mark | None, ...]
-    weights: tuple[Mark, ...]
+    gradients: tuple[TensorSketch | None, ...]
+    weights: tuple[TensorSketch, ...]
     buffers: Mapping[str, str]
     """Hashes by name."""
     rates: tuple[float, ...]
@@ -212,5 +212,5 @@ def _read(path: Path) -> Iterator[Event]:
 
 def _restored(name: str, value: object) -> object:
     if name in ("before", "gradients", "weights") and isinstance(value, list):
-        return tuple(Mark(**v) if isinstance(v, dict) else v for v in value)
+        return tuple(TensorSketch(**v) if isinstance(v, dict) else v for v in value)
     return tuple(value) if isinstance(value, list) else value

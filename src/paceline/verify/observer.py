@@ -28,7 +28,7 @@ from paceline.verify.events import (
 from paceline.verify.perturbation import disturb_gradients, disturb_weights
 from paceline.verify.rng_tracking import chance_states
 from paceline.verify.sample_hash import content_hashes
-from paceline.verify.tensor_sketch import Mark, mark
+from paceline.verify.tensor_sketch import TensorSketch, mark
 from paceline.verify.trial import EnoughSeenError, Trial
 
 _MOST_REDUCED = 16
@@ -57,8 +57,8 @@ class Observer:
     _optimizers: list[Optimizer] = field(default_factory=list)
     _taken: list[int] = field(default_factory=list)
     """Steps of each optimizer."""
-    _before: tuple[Mark, ...] = ()
-    _gradients: tuple[Mark | None, ...] = ()
+    _before: tuple[TensorSketch, ...] = ()
+    _gradients: tuple[TensorSketch | None, ...] = ()
     _normalised: set[int] = field(default_factory=set)
     _met: set[bool] = field(default_factory=set)
     _judged_at: int = -1

@@ -25,7 +25,7 @@ _PACKING = struct.Struct(f"<{BUCKETS}d")
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TensorSketch:
     """What is kept of one tensor."""
 
     sha256: str
@@ -36,7 +36,7 @@ class Mark:
     """(BUCKETS,) float64 in base64."""
 
 
-def mark(tensor: Tensor, *, whole: bool) -> Mark:
+def mark(tensor: Tensor, *, whole: bool) -> TensorSketch:
     """Take a tensor's mark. Blocks for its copy to the CPU.
 
     Args:
@@ -46,7 +46,7 @@ def mark(tensor: Tensor, *, whole: bool) -> Mark:
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     sha256 = hash_of(flat, f"{tensor.dtype} {tuple(tensor.shape)}")
     if not whole:
-        return Mark(sha256)
+        return TensorSketch(sha256)
     buckets, squares = torch.zeros(BUCKETS, dtype=torch.float64), 0.0
     for number, start in enumerate(range(0, flat.numel(), _BLOCK)):
         block = flat[start : start + _BLOCK].to(torch.float64)
@@ -55,7 +55,7 @@ def mark(tensor: Tensor, *, whole: bool) -> Mark:
         padded[: block.numel()] = block * sign_block()[: block.numel()]
         buckets += padded.view(-1, BUCKETS).sum(0) * float(sign_block()[_place_of(number)])
     packed = base64.b64encode(_PACKING.pack(*buckets.tolist())).decode()
-    return Mark(sha256, math.sqrt(squares), packed)
+    return TensorSketch(sha256, math.sqrt(squares), packed)
 
 
 def hash_of(tensor: Tensor, label: str = "") -> str:
@@ -66,7 +66,7 @@ def hash_of(tensor: Tensor, label: str = "") -> str:
     return digest.hexdigest()[:16]
 
 
-def distance(one: Mark, other: Mark) -> float:
+def distance(one: TensorSketch, other: TensorSketch) -> float:
     """Estimate the L2 distance of two tensors; exactly 0 where the bits are the same."""
     if one.sha256 == other.sha256:
         return 0.0
@@ -74,7 +74,7 @@ def distance(one: Mark, other: Mark) -> float:
     return math.sqrt(sum((a - b) ** 2 for a, b in pairs))
 
 
-def relative_distance(pairs: Iterable[tuple[Mark, Mark]]) -> float:
+def relative_distance(pairs: Iterable[tuple[TensorSketch, TensorSketch]]) -> float:
     """Estimate how far two lists of tensors are apart, relative to the first one's norm."""
     apart = size = 0.0
     for one, other in pairs:
@@ -85,7 +85,7 @@ def relative_distance(pairs: Iterable[tuple[Mark, Mark]]) -> float:
     return math.sqrt(apart / size) if size > 0 else math.inf
 
 
-def best_factor(pairs: Iterable[tuple[Mark, Mark]]) -> tuple[float, float]:
+def best_factor(pairs: Iterable[tuple[TensorSketch, TensorSketch]]) -> tuple[float, float]:
     """Find by what the second tensors have to be multiplied to come closest to the first.
 
     Returns:
@@ -103,7 +103,7 @@ def best_factor(pairs: Iterable[tuple[Mark, Mark]]) -> tuple[float, float]:
     return factor, rest / mine
 
 
-def _unpacked(taken: Mark) -> tuple[float, ...]:
+def _unpacked(taken: TensorSketch) -> tuple[float, ...]:
     return _PACKING.unpack(base64.b64decode(taken.sketch))
 
 

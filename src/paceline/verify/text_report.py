@@ -10,7 +10,7 @@ from paceline.options.figures import plural
 from paceline.verify.compare import FACTOR, Comparison, Limits
 from paceline.verify.finding import Finding
 from paceline.verify.remedies import ADVICE
-from paceline.verify.verdict import Judgement, Verdict
+from paceline.verify.verdict import CountVerdict, Verdict
 
 _WIDTH = 100
 _CONCLUSIONS = {
@@ -27,10 +27,10 @@ _HEADINGS = ("workers", "steps", "samples", "loss", "gradients", "weights", "ver
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class VerifyResult:
     """All that a verification has found."""
 
-    judgements: tuple[Judgement, ...]
+    judgements: tuple[CountVerdict, ...]
     """The first is what the others were held against."""
     limits: Limits
     unseen: tuple[str, ...]
@@ -56,7 +56,7 @@ class Outcome:
         )
 
 
-def as_text(outcome: Outcome) -> str:
+def as_text(outcome: VerifyResult) -> str:
     """Write it for people."""
     parts = [_table(outcome)]
     if any(
@@ -73,7 +73,7 @@ def as_text(outcome: Outcome) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def conclusion(outcome: Outcome) -> str:
+def conclusion(outcome: VerifyResult) -> str:
     """Say in words what has come out."""
     first, *others = outcome.judgements
     start = plural(first.workers, "worker")
@@ -92,7 +92,7 @@ def conclusion(outcome: Outcome) -> str:
     return f"{told} {plural(len(faults), 'fault')} to mend: {', '.join(faults)}."
 
 
-def as_json(outcome: Outcome) -> dict[str, object]:
+def as_json(outcome: VerifyResult) -> dict[str, object]:
     """Write it for programs."""
     return {
         "is_good": outcome.is_good,
@@ -113,7 +113,7 @@ def as_json(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def _judgement(judgement: Judgement) -> dict[str, object]:
+def _judgement(judgement: CountVerdict) -> dict[str, object]:
     found = judgement.comparison
     return {
         "workers": judgement.workers,
@@ -130,7 +130,7 @@ def _finite(sizes: Sequence[float]) -> list[float | None]:
     return [size if math.isfinite(size) else None for size in sizes]
 
 
-def _table(outcome: Outcome) -> str:
+def _table(outcome: VerifyResult) -> str:
     rows = [_HEADINGS, *(_row(judgement) for judgement in outcome.judgements)]
     found = outcome.yardstick
     if found is not None:
@@ -141,7 +141,7 @@ def _table(outcome: Outcome) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _row(judgement: Judgement) -> tuple[str, ...]:
+def _row(judgement: CountVerdict) -> tuple[str, ...]:
     found, steps = judgement.comparison, str(len(judgement.story.steps))
     if judgement.verdict == Verdict.NOT_RUN:
         steps = "-"
@@ -155,7 +155,7 @@ def _sizes(found: Comparison) -> list[str]:
     return [_size(found, name) for name in ("loss", "gradients", "weights")]
 
 
-def _samples(judgement: Judgement) -> str:
+def _samples(judgement: CountVerdict) -> str:
     found = judgement.comparison
     if not any(any(step.shares) for step in judgement.story.steps):
         return "?"

@@ -94,7 +94,7 @@ class Pass:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Story:
+class Trace:
     """One launch."""
 
     workers: int
@@ -141,7 +141,7 @@ class Story:
 
 
 @dataclass
-class _Told:
+class _RankEvents:
     """One rank's events, sorted."""
 
     steps: list[tuple[Stepped, list[Drawn], list[Backward]]] = field(default_factory=list)
@@ -154,7 +154,7 @@ def tell(
     failure: str = "",
     whereabouts: Sequence[str] = (),
     programs: Sequence[str] = (),
-) -> Story:
+) -> Trace:
     """Put the events of all ranks of one launch together.
 
     Args:
@@ -166,7 +166,7 @@ def tell(
     ranks = [trained_in_order(events) for events in ranks]
     training = _training_loaders(ranks)
     first = ranks[0] if ranks else ()
-    return Story(
+    return Trace(
         workers=len(ranks),
         steps=tuple(_steps(ranks, training)),
         passes=tuple(_passes(ranks, training)),
@@ -244,8 +244,8 @@ def _loss_of(backwards: Sequence[Backward]) -> float:
     return sum(b.loss * b.weight for b in backwards if b.weight) / weight
 
 
-def _sorted(events: Sequence[Event], training: set[int]) -> _Told:
-    told = _Told()
+def _sorted(events: Sequence[Event], training: set[int]) -> _RankEvents:
+    told = _RankEvents()
     for event in events:
         if isinstance(event, Drawn) and event.loader in training:
             told.pending.append(event)

@@ -10,7 +10,7 @@ from paceline.verify.compare import CHAOS, FACTOR, Comparison, Limits, compare
 from paceline.verify.comparison_case import Case, Detector
 from paceline.verify.detectors import figures, ranks, samples, steps
 from paceline.verify.finding import Cause, Finding
-from paceline.verify.trace import Story
+from paceline.verify.trace import Trace
 
 DETECTORS: tuple[Detector, ...] = (
     ranks.models,
@@ -66,17 +66,17 @@ class Verdict(StrEnum):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
+class CountVerdict:
     """One number of workers."""
 
     workers: int
     verdict: Verdict
     comparison: Comparison | None
     findings: tuple[Finding, ...]
-    story: Story
+    story: Trace
 
 
-def judge(first: Story, other: Story, limits: Limits) -> Judgement:
+def judge(first: Trace, other: Trace, limits: Limits) -> CountVerdict:
     """Compare a launch with the first one, and look for causes."""
     comparison = compare(first, other)
     case = Case(
@@ -86,7 +86,7 @@ def judge(first: Story, other: Story, limits: Limits) -> Judgement:
         beyond=comparison.first_beyond(limits),
     )
     findings = tuple(_search(case))
-    return Judgement(
+    return CountVerdict(
         workers=other.workers,
         verdict=_verdict(case, findings),
         comparison=comparison,
@@ -95,7 +95,7 @@ def judge(first: Story, other: Story, limits: Limits) -> Judgement:
     )
 
 
-def judge_first(first: Story) -> Judgement:
+def judge_first(first: Trace) -> CountVerdict:
     """Say how the first launch went, beside which the others are held."""
     findings = []
     if first.failure:
@@ -103,7 +103,7 @@ def judge_first(first: Story) -> Judgement:
         alone = Case(first=first, other=first, comparison=compare(first, first), beyond=None)
         for detector in (steps.no_gradient, ranks.unequal_steps, ranks.waits_apart):
             findings += detector(alone)
-    return Judgement(
+    return CountVerdict(
         workers=first.workers,
         verdict=Verdict.FAILED if first.failure else Verdict.FIRST,
         comparison=None,
@@ -112,7 +112,7 @@ def judge_first(first: Story) -> Judgement:
     )
 
 
-def failed(story: Story) -> Finding:
+def failed(story: Trace) -> Finding:
     """Say why a launch failed."""
     is_gpu = any(word in story.failure for word in _WITHOUT_GPU)
     if not is_gpu:
@@ -121,24 +121,24 @@ def failed(story: Story) -> Finding:
     return Finding(cause=Cause.NEEDS_GPU, workers=story.workers, what=what)
 
 
-def not_run(workers: int) -> Judgement:
+def not_run(workers: int) -> CountVerdict:
     """Stand for a launch that wasn't made, since there is nothing it could be held against."""
-    return Judgement(
+    return CountVerdict(
         workers=workers,
         verdict=Verdict.NOT_RUN,
         comparison=None,
         findings=(),
-        story=Story(workers=workers),
+        story=Trace(workers=workers),
     )
 
 
-def needs_yardstick(first: Story, others: Sequence[Story]) -> bool:
+def needs_yardstick(first: Trace, others: Sequence[Trace]) -> bool:
     """Tell whether it has to be measured how far rounding alone goes."""
     found = [compare(first, other) for other in others if not other.failure]
     return any(c.differences and c.differences[0].same_samples and not c.same_bits for c in found)
 
 
-def unseen(stories: Sequence[Story], limits: Limits, *, cut_at: int, dropout: bool) -> list[str]:
+def unseen(stories: Sequence[Trace], limits: Limits, *, cut_at: int, dropout: bool) -> list[str]:
     """Say what could not be seen, one sentence each."""
     return list(_unseen(stories, limits, cut_at, dropout=dropout))
 
@@ -190,7 +190,7 @@ def _verdict(case: Case, findings: Sequence[Finding]) -> Verdict:
 
 
 def _unseen(
-    stories: Sequence[Story], limits: Limits, cut_at: int, *, dropout: bool
+    stories: Sequence[Trace], limits: Limits, cut_at: int, *, dropout: bool
 ) -> Iterator[str]:
     first = stories[0]
     if any(story.failure for story in stories):
@@ -229,7 +229,7 @@ def _unseen(
         yield f"after step {chaos} rounding alone takes the weights far apart: not compared"
 
 
-def _unseen_of_loaders(stories: Sequence[Story], cut_at: int) -> Iterator[str]:
+def _unseen_of_loaders(stories: Sequence[Trace], cut_at: int) -> Iterator[str]:
     epochs = [story.training() for story in stories]
     if not all(found and found[0].is_whole for found in epochs):
         yield (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.doctor.addresses import Choice, choose_address, meanings_of
+from paceline.doctor.addresses import AddressChoice, choose_address, meanings_of
 from paceline.doctor.checks.network import (
     Meanings,
     judge_address,
@@ -100,9 +100,9 @@ def test_a_name_of_ssh_alone_is_no_trouble() -> None:
 
 def test_addresses_are_told_in_one_line() -> None:
     choices = {
-        "a": Choice(address="10.0.0.5", chosen_by="ssh", interface=ETH0),
-        "b": Choice(address="10.0.0.6", chosen_by="ssh", interface=ETH0),
-        "c": Choice(address="", chosen_by="nothing", interface=None),
+        "a": AddressChoice(address="10.0.0.5", chosen_by="ssh", interface=ETH0),
+        "b": AddressChoice(address="10.0.0.6", chosen_by="ssh", interface=ETH0),
+        "c": AddressChoice(address="", chosen_by="nothing", interface=None),
     }
     (found,) = judge_addresses(choices)
     assert found.text == "by ssh: a 10.0.0.5 on eth0, b 10.0.0.6 on eth0"
@@ -168,8 +168,8 @@ def test_the_congestion_control_of_each_host_is_told() -> None:
 
 
 def test_interfaces_of_different_mtu() -> None:
-    big = Choice(address="x", chosen_by="ssh", interface=ETH1)
-    small = Choice(address="x", chosen_by="ssh", interface=ETH0)
+    big = AddressChoice(address="x", chosen_by="ssh", interface=ETH1)
+    small = AddressChoice(address="x", chosen_by="ssh", interface=ETH0)
     found = list(judge_mtu({"a": big, "b": small, "c": big}))
     assert [(f.hosts[0], f.state) for f in found] == [("a", "ok"), ("b", "warning"), ("c", "ok")]
     assert "1500" in found[1].text

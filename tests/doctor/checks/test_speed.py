@@ -2,8 +2,8 @@
 
 import pytest
 
-from paceline.doctor.addresses import Choice
-from paceline.doctor.bandwidth import Link
+from paceline.doctor.addresses import AddressChoice
+from paceline.doctor.bandwidth import HostLink
 from paceline.doctor.checks.speed import (
     AllReduce,
     judge_all_reduce,
@@ -16,7 +16,9 @@ from tests.doctor.test_bandwidth import FAST, SLOW, all_links, link
 HOSTS = ["a", "b", "c", "d"]
 
 
-def judged(links: list[Link], hosts: list[str] = HOSTS) -> list[tuple[tuple[str, ...], str, str]]:
+def judged(
+    links: list[HostLink], hosts: list[str] = HOSTS
+) -> list[tuple[tuple[str, ...], str, str]]:
     return [(f.hosts, f.what, f.state) for f in judge_links(links, hosts, {})]
 
 
@@ -60,14 +62,14 @@ def test_many_slow_ways_are_told_together() -> None:
     ],
 )
 def test_ways_that_break(problem: str, what: str) -> None:
-    broken = Link(source="a", target="b", problem=problem)
+    broken = HostLink(source="a", target="b", problem=problem)
     found = judged([broken, link("b", "a")], ["a", "b"])
     assert found[0] == (("a", "b"), what, "fault")
 
 
 def test_an_interface_that_says_more_than_it_does() -> None:
     fast = Interface(name="eth0", addresses=("10.0.0.1",), speed_bytes_per_s=1.25e9)
-    choices = {"a": Choice(address="10.0.0.1", chosen_by="ssh", interface=fast)}
+    choices = {"a": AddressChoice(address="10.0.0.1", chosen_by="ssh", interface=fast)}
     found = list(judge_links([link("a", "b"), link("b", "a")], ["a", "b"], choices))
     assert [(f.hosts, f.state) for f in found[1:]] == [(("a",), "warning")]
     assert "says 10 Gbit/s, and it sends 880 Mbit/s" in found[1].text

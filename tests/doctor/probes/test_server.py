@@ -12,7 +12,7 @@ import pytest
 from paceline.doctor.probes import server as listening
 from paceline.doctor.probes.client import Caller, Peer, contact, measure
 from paceline.doctor.probes.handshake import Tokens
-from paceline.doctor.probes.server import Listener
+from paceline.doctor.probes.server import ProbeServer
 from tests.launch.waiting import patient
 
 HERE = "127.0.0.1"
@@ -21,17 +21,17 @@ RANGE = (42000, 43000)
 
 
 @pytest.fixture
-def listener() -> Iterator[Listener]:
-    found = Listener(HERE, TOKENS, RANGE)
+def listener() -> Iterator[ProbeServer]:
+    found = ProbeServer(HERE, TOKENS, RANGE)
     yield found
     found.close()
 
 
-def peer_of(listener: Listener) -> Peer:
+def peer_of(listener: ProbeServer) -> Peer:
     return Peer(name="b", address=HERE, ports=listener.ports, datagram_port=listener.datagram_port)
 
 
-def answer_to(listener: Listener, content: bytes) -> bytes:
+def answer_to(listener: ProbeServer, content: bytes) -> bytes:
     with socket.create_connection((HERE, listener.ports[0]), timeout=patient(10)) as stream:
         with suppress(OSError):  # the connection may be closed before all is sent
             stream.sendall(content)
@@ -41,7 +41,7 @@ def answer_to(listener: Listener, content: bytes) -> bytes:
     return b""
 
 
-def test_it_listens_on_one_address_and_at_both_ends_of_the_range(listener: Listener) -> None:
+def test_it_listens_on_one_address_and_at_both_ends_of_the_range(listener: ProbeServer) -> None:
     first, low, high = listener.ports
     assert 42000 <= low < 42040
     assert 42960 < high <= 43000
@@ -62,18 +62,18 @@ def test_it_listens_on_one_address_and_at_both_ends_of_the_range(listener: Liste
     ],
     ids=["nothing", "http", "noise", "another token", "almost the token", "the answer"],
 )
-def test_a_stranger_gets_not_a_byte(listener: Listener, content: bytes) -> None:
+def test_a_stranger_gets_not_a_byte(listener: ProbeServer, content: bytes) -> None:
     assert answer_to(listener, content) == b""
     assert Caller(peer_of(listener), TOKENS).try_port(listener.ports[0]) == ""
 
 
-def test_a_strangers_datagram_is_not_answered(listener: Listener) -> None:
+def test_a_strangers_datagram_is_not_answered(listener: ProbeServer) -> None:
     strangers = Caller(peer_of(listener), Tokens.made())
     assert strangers.largest_packet(1500) is None
 
 
 def test_a_probe_without_tokens_admits_nobody() -> None:
-    found = Listener(HERE, Tokens(), RANGE)
+    found = ProbeServer(HERE, Tokens(), RANGE)
     try:
         assert answer_to(found, b'{"do": "meet"}\n') == b""
     finally:
@@ -81,12 +81,16 @@ def test_a_probe_without_tokens_admits_nobody() -> None:
 
 
 @pytest.mark.parametrize("words", [b"nonsense\n", b'{"do": "fly"}\n', b"x" * 5000])
-def test_nonsense_of_a_friend_ends_its_connection_alone(listener: Listener, words: bytes) -> None:
+def test_nonsense_of_a_friend_ends_its_connection_alone(
+    listener: ProbeServer, words: bytes
+) -> None:
     assert answer_to(listener, TOKENS.asks.encode() + words).startswith(TOKENS.answers.encode())
     assert Caller(peer_of(listener), TOKENS).try_port(listener.ports[1]) == ""
 
 
-def test_who_says_nothing_is_sent_away(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_says_nothing_is_sent_away(
+    listener: ProbeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(listening, "_WAIT_S", 0.05)
     with socket.create_connection((HERE, listener.ports[0]), timeout=patient(10)) as stream:
         assert stream.recv(1) == b""
@@ -109,7 +113,7 @@ def test_somebody_else_who_listens_is_found_out() -> None:
         thread.join()
 
 
-def test_a_contact_and_a_closed_port(listener: Listener) -> None:
+def test_a_contact_and_a_closed_port(listener: ProbeServer) -> None:
     with socket.create_server((HERE, 0)) as server:
         shut = server.getsockname()[1]
     peer = peer_of(listener)
@@ -131,7 +135,9 @@ def test_a_contact_and_a_closed_port(listener: Listener) -> None:
     assert found.largest_packet == 1500
 
 
-def test_a_clock_that_is_ahead_is_seen(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_is_ahead_is_seen(
+    listener: ProbeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Ahead:
         monotonic = staticmethod(time.monotonic)
 
@@ -145,7 +151,7 @@ def test_a_clock_that_is_ahead_is_seen(listener: Listener, monkeypatch: pytest.M
     assert 0 <= error_s < 0.5
 
 
-def test_a_measurement(listener: Listener) -> None:
+def test_a_measurement(listener: ProbeServer) -> None:
     found = measure(peer_of(listener), TOKENS, 0.1, "a")
     assert (found.source, found.target, found.problem) == ("a", "b", "")
     assert found.bandwidth_bytes_per_s is not None
@@ -163,9 +169,9 @@ def test_nobody_there_is_a_problem_and_no_exception() -> None:
     assert found.best_bytes_per_s is None
 
 
-def test_nothing_listens_any_more_after_the_end(listener: Listener) -> None:
+def test_nothing_listens_any_more_after_the_end(listener: ProbeServer) -> None:
     ports = listener.ports
-    second = Listener(HERE, TOKENS, RANGE)
+    second = ProbeServer(HERE, TOKENS, RANGE)
     freed = second.ports[0]
     second.close()
     assert Caller(peer_of(listener), TOKENS).try_port(ports[0]) == ""
@@ -175,7 +181,7 @@ def test_nothing_listens_any_more_after_the_end(listener: Listener) -> None:
 
 def test_ipv6_works_as_well() -> None:
     try:
-        found = Listener("::1", TOKENS, RANGE)
+        found = ProbeServer("::1", TOKENS, RANGE)
     except OSError:
         pytest.skip("this machine has no IPv6")
     try:

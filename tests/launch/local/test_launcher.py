@@ -87,7 +87,7 @@ def test_plain_pytorch_meets_without_a_port_too(launch: Launch) -> None:
 @pytest.mark.slow
 def test_output_of_rank_0_is_shown_and_logged_that_of_others_only_logged(tmp_path: Path) -> None:
     logs, outcome = tmp_path / "logs", tmp_path / "outcome.json"
-    script = Path(__file__).with_name("launcher.py")
+    script = Path(__file__).parents[1] / "launcher.py"
     shown = subprocess.run(
         [sys.executable, str(script), "describe", str(tmp_path), str(logs), str(outcome), "4"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},

@@ -13,7 +13,7 @@ import pytest
 
 from paceline import __version__
 from paceline.launch.ssh import agent as ours
-from paceline.launch.ssh.agent import Guard
+from paceline.launch.ssh.agent import Agent
 from tests.launch.waiting import alive, patient, until
 
 pytestmark = pytest.mark.ranks
@@ -182,7 +182,7 @@ def _serving(lease_s: float, leave: Callable[[], None]) -> Iterator[tuple[int, i
     source, speaks = os.pipe()
     hears, target = os.pipe()
     try:
-        guard = Guard(source, target, leave, lease_s=lease_s)
+        guard = Agent(source, target, leave, lease_s=lease_s)
         thread = threading.Thread(target=guard.run)
         thread.start()
         yield speaks, hears
@@ -206,7 +206,7 @@ def test_it_ends_by_a_signal_that_interrupts_nothing() -> None:
     hears, target = os.pipe()
     ending, ends = os.pipe()
     try:
-        thread = threading.Thread(target=Guard(source, target, lambda: None, ending=ending).run)
+        thread = threading.Thread(target=Agent(source, target, lambda: None, ending=ending).run)
         thread.start()
         os.write(speaks, b'{"do": "beat", "n": 1}\n')
         assert json.loads(os.read(hears, 1000))["n"] == 1

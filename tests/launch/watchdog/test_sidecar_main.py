@@ -11,17 +11,17 @@ import pytest
 
 from paceline.launch.heartbeat import StepNote, read_note
 from paceline.launch.watchdog.hang_detector import HangLimits
-from paceline.launch.watchdog.sidecar import Party, watched
+from paceline.launch.watchdog.sidecar import WatchedWorkers, watched
 from tests.launch.waiting import patient, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="on Linux alone")
 
 _WORKER = """
 import os, signal, sys, time
-from paceline.launch.watchdog.sidecar import Party, watched
+from paceline.launch.watchdog.sidecar import WatchedWorkers, watched
 from paceline.launch.heartbeat import StepNote
 
-party, starts, steps = Party.from_json(sys.argv[1]), sys.argv[2] == "True", int(sys.argv[3])
+party, starts, steps = WatchedWorkers.from_json(sys.argv[1]), sys.argv[2] == "True", int(sys.argv[3])
 note = StepNote()
 with watched(note, party, starts=starts):
     for step in range(1, steps):
@@ -44,7 +44,7 @@ def start() -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
     def run(rank: int, world_size: int, log_dir: Path, steps: int) -> subprocess.Popen[str]:
-        party = Party(
+        party = WatchedWorkers(
             log_dir=log_dir,
             rank=rank,
             workers=2,
@@ -131,7 +131,7 @@ def test_a_note_that_a_launcher_reads_isnt_watched_from_beside(tmp_path: Path) -
     before = psutil.Process().children()
     note = StepNote()
     note.share(tmp_path / "note")
-    party = Party(
+    party = WatchedWorkers(
         log_dir=tmp_path,
         rank=0,
         workers=2,

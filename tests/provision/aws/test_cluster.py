@@ -15,7 +15,7 @@ from paceline.provision.aws.files import kept
 from paceline.provision.aws.nodes import find_nodes
 from paceline.provision.aws.options import NetworkOptions, NodeOptions
 from paceline.provision.aws.orphaned_resources import find_leftovers
-from paceline.provision.aws.plan import Plan, check_quotas, make_plan
+from paceline.provision.aws.plan import ClusterPlan, check_quotas, make_plan
 from paceline.provision.aws.stack import explain, find_stack
 from paceline.provision.aws.template import CLUSTER_TAG
 from tests.provision.aws.account import Account
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.xdist_group("aws")
 NAME = "paceline"
 
 
-def planned(aws: Aws, *, efa: bool | None = False, **options: object) -> Plan:
+def planned(aws: Aws, *, efa: bool | None = False, **options: object) -> ClusterPlan:
     network = NetworkOptions(allow_ssh_from="192.0.2.7", efa=efa)
     return make_plan(aws, NAME, NodeOptions(**options), network)  # type: ignore[arg-type]
 
 
-def make(aws: Aws, plan: Plan, said: list[str] | None = None) -> list[str]:
+def make(aws: Aws, plan: ClusterPlan, said: list[str] | None = None) -> list[str]:
     nodes = make_nodes(aws, plan, wait=False, say=(said if said is not None else []).append)
     return [node.id for node in nodes]
 
@@ -259,7 +259,7 @@ def test_what_is_not_there(account: Account, ask: Ask, what: str) -> None:
         ask(account.aws())
 
 
-def network(aws: Aws, **options: str) -> Plan:
+def network(aws: Aws, **options: str) -> ClusterPlan:
     asked = NetworkOptions(allow_ssh_from="192.0.2.7", **options)  # type: ignore[arg-type]
     return make_plan(aws, NAME, NodeOptions(), asked)
 

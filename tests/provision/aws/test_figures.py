@@ -8,7 +8,7 @@ import pytest
 from paceline.launch.json_fields import Answer
 from paceline.provision.aws.formatting import price_line, status_lines
 from paceline.provision.aws.instance_type import read_type
-from paceline.provision.aws.nodes import Node, read_node
+from paceline.provision.aws.nodes import Instance, read_node
 from paceline.provision.aws.plan import stop_after_minutes
 from paceline.provision.aws.price import Price, read_price_list
 from paceline.provision.aws.quota import Quota, quota_family
@@ -98,8 +98,8 @@ def test_life_times_are_rounded_up() -> None:
 NOW = datetime(2026, 11, 21, 15, 0, tzinfo=UTC)
 
 
-def node(name: str, state: str, *, stopped: datetime | None = None) -> Node:
-    return Node(
+def node(name: str, state: str, *, stopped: datetime | None = None) -> Instance:
+    return Instance(
         id=f"i-{name}",
         name=name,
         state=state,

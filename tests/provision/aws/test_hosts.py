@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from paceline.launch.ssh.hostfile import parse_hostfile
-from paceline.provision.aws.files import Kept
+from paceline.provision.aws.files import ClusterFiles
 from paceline.provision.aws.hostfile import hostfile_text, identity_in, quoted, ssh_config_text
 from paceline.provision.aws.hostkeys import known_hosts_lines, read_host_keys
-from paceline.provision.aws.nodes import Node
+from paceline.provision.aws.nodes import Instance
 from tests.launch.waiting import patient
 from tests.support.needs import SSH, need
 
 
-def node(index: int, public: str) -> Node:
-    return Node(
+def node(index: int, public: str) -> Instance:
+    return Instance(
         id=f"i-{index}",
         name=f"Node{index}",
         state="running",
@@ -109,7 +109,7 @@ def test_a_console_that_does_not_show_them_yet(console: str) -> None:
 
 
 def test_files_are_forgotten_with_the_nodes(tmp_path: Path) -> None:
-    files = Kept(directory=tmp_path / "a")
+    files = ClusterFiles(directory=tmp_path / "a")
     files.directory.mkdir()
     files.known_hosts.write_text("192.0.2.1 ssh-ed25519 AAAA\n192.0.2.1 ssh-rsa BBBB\n")
     assert files.known() == {"192.0.2.1": ("ssh-ed25519 AAAA", "ssh-rsa BBBB")}

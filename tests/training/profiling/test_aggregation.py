@@ -4,7 +4,7 @@ from dataclasses import astuple, replace
 import pytest
 
 from paceline.results.profile import Spread
-from paceline.training.profiling.aggregation import Told, parts_of, spread_of
+from paceline.training.profiling.aggregation import WorkerTimes, parts_of, spread_of
 from paceline.training.profiling.step_profiler import Lap
 
 
@@ -13,9 +13,9 @@ def told(
     averagings_s: Sequence[float] = (),
     agreements_s: Sequence[float] = (),
     **more: float,
-) -> Told:
+) -> WorkerTimes:
     usual = {"data_s": 1.0, "forward_s": 2.0, "backward_s": 4.0, "optimizer_s": 1.0}
-    return Told(
+    return WorkerTimes(
         host="here",
         steps=len(waits_s),
         waits_s=waits_s,
@@ -99,4 +99,4 @@ def test_the_step_that_waits_for_an_average_counts_too() -> None:
 
 def test_what_is_told_arrives() -> None:
     sent = replace(told({"1": 0.25}), compute_s=3.0)
-    assert Told.from_json(sent.to_json()) == sent
+    assert WorkerTimes.from_json(sent.to_json()) == sent

@@ -11,7 +11,18 @@ def test_json_and_back() -> None:
     assert TrainState.from_json(json.loads(json.dumps(state.to_json()))) == state
 
 
-@pytest.mark.parametrize("content", [None, [], {}, {**TrainState().to_json(), "more": 1}])
-def test_what_another_version_wrote(content: object) -> None:
-    with pytest.raises(SnapshotError, match="another Paceline version"):
+@pytest.mark.parametrize("content", [None, [], {}, {"step": 1}])
+def test_without_a_position_nothing_can_go_on(content: object) -> None:
+    with pytest.raises(SnapshotError, match="doesn't say where the training stands"):
         TrainState.from_json(content)
+
+
+def test_what_a_later_version_has_added_is_named() -> None:
+    with pytest.raises(SnapshotError, match="has more, which this version"):
+        TrainState.from_json({**TrainState().to_json(), "more": 1})
+
+
+def test_what_an_earlier_version_did_not_have_is_as_it_was_then() -> None:
+    content = TrainState(step=3, epochs_without_gain=2).to_json()
+    del content["epochs_without_gain"]
+    assert TrainState.from_json(content) == TrainState(step=3)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from paceline.distributed.interface import is_loopback
-from paceline.doctor.addresses import Choice
+from paceline.doctor.addresses import AddressChoice
 from paceline.doctor.bandwidth import Pair
 from paceline.doctor.check_result import Found, common, fault, ok, warning
 from paceline.doctor.facts import Contact, HostFacts
@@ -83,7 +83,7 @@ def _misunderstanding(means: str | None, own: set[str], others: set[str]) -> str
 
 
 def judge_address(
-    host: str, choice: Choice, facts: HostFacts, given: str | None
+    host: str, choice: AddressChoice, facts: HostFacts, given: str | None
 ) -> Iterator[Found]:
     """Judge at which address the others are to reach a host."""
     known = ", ".join(f"{i.name} {i.addresses[0]}" for i in facts.network.interfaces if i.addresses)
@@ -103,7 +103,7 @@ def judge_address(
         )
 
 
-def judge_addresses(choices: Mapping[str, Choice]) -> Iterator[Found]:
+def judge_addresses(choices: Mapping[str, AddressChoice]) -> Iterator[Found]:
     """Name the addresses that hosts are reached at, in one line for each way to choose them."""
     for by in dict.fromkeys(choice.chosen_by for choice in choices.values()):
         named = {h: c for h, c in choices.items() if c.chosen_by == by and c.address}
@@ -189,7 +189,7 @@ def judge_congestion(facts: Mapping[str, HostFacts]) -> Iterator[Found]:
             yield ok(host, "TCP", f"congestion control {name}{hint}")
 
 
-def judge_mtu(choices: Mapping[str, Choice]) -> Iterator[Found]:
+def judge_mtu(choices: Mapping[str, AddressChoice]) -> Iterator[Found]:
     """Compare the sizes of packets that the hosts' interfaces take."""
     sizes = {h: (c.interface.mtu, c.interface.name) for h, c in choices.items() if c.interface}
     usual = common([str(size) for size, _ in sizes.values()]) if sizes else ""

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.distributed.environment_check import State
-from paceline.doctor.addresses import Choice
-from paceline.doctor.bandwidth import Link, Slow, slow_hosts, slow_links, slowest
+from paceline.doctor.addresses import AddressChoice
+from paceline.doctor.bandwidth import HostLink, Slow, slow_hosts, slow_links, slowest
 from paceline.doctor.check_result import Found
 from paceline.options.units import show_bandwidth, show_size, show_time
 
@@ -53,7 +53,7 @@ class AllReduce:
         }
 
 
-def size_to_reduce(links: Sequence[Link]) -> int:
+def size_to_reduce(links: Sequence[HostLink]) -> int:
     """Choose how much to add up so that it takes a moment on the slowest link."""
     found = slowest(links)
     rate = (found.best_bytes_per_s or 0.0) if found is not None else 0.0
@@ -61,7 +61,7 @@ def size_to_reduce(links: Sequence[Link]) -> int:
 
 
 def judge_links(
-    links: Sequence[Link], hosts: Sequence[str], choices: Mapping[str, Choice]
+    links: Sequence[HostLink], hosts: Sequence[str], choices: Mapping[str, AddressChoice]
 ) -> Iterator[Found]:
     """Judge the ways between hosts."""
     for link in links:
@@ -82,7 +82,7 @@ def judge_links(
     yield from _below_interface(links, others)
 
 
-def _bandwidth(slowest_link: Link, hosts: Sequence[str]) -> Found:
+def _bandwidth(slowest_link: HostLink, hosts: Sequence[str]) -> Found:
     rate = slowest_link.best_bytes_per_s or 0.0
     ring_s = 2 * (len(hosts) - 1) / len(hosts) * _GRADIENTS_BYTES / max(rate, 1.0)
     text = (
@@ -95,7 +95,7 @@ def _bandwidth(slowest_link: Link, hosts: Sequence[str]) -> Found:
     return Found(hosts=tuple(hosts), what="bandwidth", state="warning", text=text)
 
 
-def _broken(link: Link) -> Found:
+def _broken(link: HostLink) -> Found:
     pair = (link.source, link.target)
     if "nothing went through" in link.problem or "too little" in link.problem:
         text = (
@@ -141,7 +141,9 @@ def _slow_host(host: str, slow: Sequence[Slow]) -> Found:
     )
 
 
-def _below_interface(links: Sequence[Link], choices: Mapping[str, Choice]) -> Iterator[Found]:
+def _below_interface(
+    links: Sequence[HostLink], choices: Mapping[str, AddressChoice]
+) -> Iterator[Found]:
     """Compare the best way from each host with what its interface says it can."""
     for host, choice in choices.items():
         speed = choice.interface.speed_bytes_per_s if choice.interface is not None else None
@@ -157,7 +159,7 @@ def _below_interface(links: Sequence[Link], choices: Mapping[str, Choice]) -> It
             )
 
 
-def judge_all_reduce(found: AllReduce, links: Sequence[Link], hosts: Sequence[str]) -> Found:
+def judge_all_reduce(found: AllReduce, links: Sequence[HostLink], hosts: Sequence[str]) -> Found:
     """Judge the all-reduce over all hosts, against the slowest way."""
 
     def said(state: State, text: str) -> Found:

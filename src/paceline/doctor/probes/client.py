@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import final
 
-from paceline.doctor.bandwidth import Link
+from paceline.doctor.bandwidth import HostLink
 from paceline.doctor.facts import Contact
 from paceline.doctor.probes.handshake import (
     Tokens,
@@ -85,10 +85,10 @@ def contact(peer: Peer, tokens: Tokens, mtu: int) -> Contact:
     return replace(found, largest_packet=usable.largest_packet(mtu))
 
 
-def measure(peer: Peer, tokens: Tokens, duration_s: float, own_name: str) -> Link:
+def measure(peer: Peer, tokens: Tokens, duration_s: float, own_name: str) -> HostLink:
     """Measure the bandwidth to a host and the round-trip. Blocks, twice `duration_s` and a bit."""
     caller = Caller(peer, tokens)
-    link = Link(source=own_name, target=peer.name)
+    link = HostLink(source=own_name, target=peer.name)
     try:
         link = replace(link, round_trip_s=caller.round_trip())
         link = replace(link, bandwidth_bytes_per_s=caller.bandwidth(1, duration_s))

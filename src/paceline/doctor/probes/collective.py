@@ -22,7 +22,7 @@ _PERIOD = 251
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class AllReducePlan:
     """One host's part in the all-reduce."""
 
     rank: int = 0
@@ -38,7 +38,7 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reduced:
+class AllReduceResult:
     """What came of it on one host."""
 
     seconds: float = 0.0
@@ -66,7 +66,7 @@ def open_store(address: str, timeout_s: float) -> tuple[TCPStore, int]:
     return store, port
 
 
-def all_reduce(plan: Plan, kept: TCPStore | None = None) -> Reduced:
+def all_reduce(plan: AllReducePlan, kept: TCPStore | None = None) -> AllReduceResult:
     """Join the others, add up, compare with the known result, leave. Collective; blocks.
 
     Args:
@@ -97,7 +97,7 @@ def all_reduce(plan: Plan, kept: TCPStore | None = None) -> Reduced:
         dist.destroy_process_group()
 
 
-def _measured(plan: Plan, device: torch.device) -> Reduced:
+def _measured(plan: AllReducePlan, device: torch.device) -> AllReduceResult:
     times, is_right = [], True
     pattern = torch.arange(plan.size_bytes // 4, device=device, dtype=torch.float32) % _PERIOD
     expected = pattern * (plan.world_size * (plan.world_size + 1) // 2)  # exact in float32
@@ -112,4 +112,4 @@ def _measured(plan: Plan, device: torch.device) -> Reduced:
             times.append(time.monotonic() - began_s)
         is_right = is_right and torch.equal(summed, expected)
     dist.barrier()  # nobody leaves, and takes the store along, before all are done
-    return Reduced(seconds=median(times), is_right=is_right)
+    return AllReduceResult(seconds=median(times), is_right=is_right)

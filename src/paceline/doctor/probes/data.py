@@ -7,7 +7,7 @@ from paceline.options.fields import OptionValue
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class DataRequest:
     """A recipe whose data is to be looked at."""
 
     reference: str = ""
@@ -16,7 +16,7 @@ class Asked:
     seed: int = 0
 
 
-def data_facts(asked: Asked) -> dict[str, str]:
+def data_facts(asked: DataRequest) -> dict[str, str]:
     """Build a recipe's job, and say what its data sets are: by `training`, `validation`, `test`.
 
     Raises:

@@ -27,7 +27,7 @@ _TRIES = 40
 
 
 @final
-class Listener:
+class ProbeServer:
     """Ports on which peers try whether they get through, and measure how fast."""
 
     def __init__(self, address: str, tokens: Tokens, port_range: tuple[int, int]) -> None:

@@ -11,7 +11,7 @@ from paceline.doctor.facts import SoftwareFacts
 _LIBRARIES = ("torch", "numpy", "torchvision")
 _DRIVER = Path("/proc/driver/nvidia/version")
 _FIRST = 12
-_PACKAGE = Path(__file__).parents[3]
+_PACKAGE = Path(__file__).parents[2]
 
 
 def software_facts() -> SoftwareFacts:

@@ -79,7 +79,7 @@ class _Child:
 
 
 @final
-class Guard:
+class Agent:
     """The host's end of one connection.
 
     The main thread hears and never waits for anything else; what may take time has threads.
@@ -325,7 +325,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: _leave())
     adopt_orphans(True)
     try:
-        Guard(0, target, _leave, ending=ending).run()
+        Agent(0, target, _leave, ending=ending).run()
     finally:
         _leave()
 

@@ -14,7 +14,7 @@ from paceline.launch.ssh.artifact_transfer import keep_file
 from paceline.launch.ssh.connection import Connection
 from paceline.launch.ssh.failure_attribution import Problems, blame, problem_of
 from paceline.launch.ssh.launch_spec import Order
-from paceline.launch.ssh.participants import Ending, Member, Stopping, tell_all
+from paceline.launch.ssh.participants import OrderlyEnd, Participant, Stopping, tell_all
 from paceline.launch.ssh.protocol import Message
 from paceline.launch.ssh.rank_assignment import (
     Sight,
@@ -34,7 +34,7 @@ _POLL_S = 0.1
 
 
 @final
-class Party:
+class AttemptCoordinator:
     """The hosts that take part in one attempt."""
 
     def __init__(
@@ -61,12 +61,12 @@ class Party:
         self._show = show
         self._stopping = stopping
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._members: list[Member] = []
+        self._members: list[Participant] = []
         self._problems: Problems = {}
         self._told: set[str] = set()
 
     @property
-    def members(self) -> Sequence[Member]:
+    def members(self) -> Sequence[Participant]:
         """Those that take part, in the order of their ranks."""
         return self._members
 
@@ -77,7 +77,7 @@ class Party:
             InterruptedStartError: The user wants to stop.
         """
         self._members = [
-            Member(
+            Participant(
                 remote=connection.start(
                     MODULE, self._order.message(connection, self._attempt), inbox=self._inbox
                 )
@@ -162,7 +162,7 @@ class Party:
 
     def watch(self) -> None:
         """Wait until every host's part is over; the others' is ended once one has failed."""
-        end = Ending()
+        end = OrderlyEnd()
         try:
             while not all(member.ended for member in self._members):
                 self._take_next()
@@ -221,13 +221,15 @@ class Party:
     def _sights(self) -> list[Sight]:
         return [member.sight for member in self._members if member.sight is not None]
 
-    def _has_failed(self, member: Member) -> bool:
+    def _has_failed(self, member: Participant) -> bool:
         if member.done is not None:
             late = member.done_s is not None and time.monotonic() > member.done_s + EXIT_S
             return bool(member.done.get("failures")) or late
         return member.ended
 
-    def _wait_for(self, is_done: Callable[[Member], bool], limit_s: float, what: str) -> Problems:
+    def _wait_for(
+        self, is_done: Callable[[Participant], bool], limit_s: float, what: str
+    ) -> Problems:
         """Wait until each host has done something. Returns what is wrong with those that haven't.
 
         Raises:
@@ -253,7 +255,7 @@ class Party:
         if member is not None:
             self._take(member, event)
 
-    def _take(self, member: Member, event: Event) -> None:
+    def _take(self, member: Participant, event: Event) -> None:
         if event.kind == "said":
             self._hear(member, event.message)
         elif event.kind in ("ended", "lost"):
@@ -265,7 +267,7 @@ class Party:
             if member.sight is not None or not is_error:  # an error of the start is told as such
                 self._show(member.name, text, is_error)
 
-    def _hear(self, member: Member, said: Message) -> None:
+    def _hear(self, member: Participant, said: Message) -> None:
         if "seen" in said:
             seen = said["seen"]
             assert isinstance(seen, dict)

@@ -11,7 +11,7 @@ from paceline.launch.failures import WorkerFailure
 from paceline.launch.local.launcher import LaunchOutcome, restart_line, set_aside, to_stderr
 from paceline.launch.restart_policy import Policy, RestartBudget
 from paceline.launch.signals import InterruptedStartError, Interrupts
-from paceline.launch.ssh.attempt_coordinator import Party
+from paceline.launch.ssh.attempt_coordinator import AttemptCoordinator
 from paceline.launch.ssh.connection_pool import Fleet, connect
 from paceline.launch.ssh.failure_attribution import raise_first
 from paceline.launch.ssh.host_recovery import MakeReady, Returning
@@ -135,7 +135,9 @@ class _Attempts:
             say(restart_line(failures[0], step, budget))
             self._returning.take_in(self._options.min_hosts, self._stopping, say)
 
-    def _gather(self, attempt: int, settle: Settle, say: Callable[[str], None]) -> Party | None:
+    def _gather(
+        self, attempt: int, settle: Settle, say: Callable[[str], None]
+    ) -> AttemptCoordinator | None:
         """Have the hosts look around, compare them, and start the workers.
 
         The first time everything has to be right; later a host that isn't is left out.
@@ -149,7 +151,9 @@ class _Attempts:
         width = max((len(connection.host.name) for connection in hosts), default=0)
         limits, run = self._order.hang, self._order.run
         oversight = None if limits is None else Oversight(limits, run, attempt, say)
-        party = Party(self._order, attempt, show_line(width), self._stopping, oversight)
+        party = AttemptCoordinator(
+            self._order, attempt, show_line(width), self._stopping, oversight
+        )
         try:
             party.look(hosts)
             checks = (party.problems, partial(party.differing, self._took_part), party.reach)
@@ -173,7 +177,9 @@ class _Attempts:
         self._took_part = frozenset(member.name for member in party.members)
         return party
 
-    def _finish(self, party: Party) -> tuple[dict[int, str], tuple[WorkerFailure, ...]]:
+    def _finish(
+        self, party: AttemptCoordinator
+    ) -> tuple[dict[int, str], tuple[WorkerFailure, ...]]:
         party.watch()
         results = party.results()
         if len(results) == party.workers:

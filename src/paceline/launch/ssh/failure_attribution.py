@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from paceline.errors import ExitCode, InfrastructureError, JobError, PacelineError, UsageError
 from paceline.launch.failures import WorkerFailure, root_cause
-from paceline.launch.ssh.participants import Member
+from paceline.launch.ssh.participants import Participant
 from paceline.launch.ssh.rank_assignment import first_ranks
 
 Problems = Mapping[str, PacelineError]
@@ -14,7 +14,7 @@ Problems = Mapping[str, PacelineError]
 _KINDS = {ExitCode.USAGE: UsageError, ExitCode.JOB: JobError}
 
 
-def problem_of(member: Member, late: str) -> PacelineError:
+def problem_of(member: Participant, late: str) -> PacelineError:
     """Say what is wrong with a host that hasn't done what it should.
 
     Args:
@@ -44,7 +44,7 @@ def raise_first(problems: Problems) -> None:
         raise type(errors[0])("\n".join(dict.fromkeys(map(str, errors))))
 
 
-def blame(members: Sequence[Member], *, stopping: bool) -> tuple[WorkerFailure, ...]:
+def blame(members: Sequence[Participant], *, stopping: bool) -> tuple[WorkerFailure, ...]:
     """List an attempt's failures, the root cause first.
 
     Args:
@@ -67,7 +67,7 @@ def blame(members: Sequence[Member], *, stopping: bool) -> tuple[WorkerFailure, 
     return root_cause(found)
 
 
-def _told(member: Member) -> Iterator[WorkerFailure]:
+def _told(member: Participant) -> Iterator[WorkerFailure]:
     """Give a host's failures under the name that the user has for it, in our clock's time."""
     listed = (member.done or {}).get("failures")
     ahead_s = member.remote.connection.clock_offset_s or 0.0
@@ -77,7 +77,7 @@ def _told(member: Member) -> Iterator[WorkerFailure]:
         yield replace(failure, host=member.name, time_s=time_s)
 
 
-def _of_host(member: Member, first_rank: int) -> WorkerFailure:
+def _of_host(member: Participant, first_rank: int) -> WorkerFailure:
     """Describe a host that went away, as a failure of its first worker."""
     words = "\n".join(member.last_words)
     refusal, code = member.refused or ("", ExitCode.INFRASTRUCTURE)

@@ -111,7 +111,7 @@ def _take_part(order: Message, orders: Orders, interrupts: Interrupts) -> None:
         go = orders.next("go")["go"]
         listener.shutdown(socket.SHUT_RDWR)  # closing alone doesn't wake the one who accepts
     assert isinstance(go, dict)
-    place = Place(run=run, shared=shared, seat=_seat(go, str(seen["interface"])))
+    place = HostPlace(run=run, shared=shared, seat=_seat(go, str(seen["interface"])))
     if isinstance(limits := order["hang"], dict):
         orders.lookouts = Lookouts(HangLimits(**limits), run.logs)
     agent_io.tell(_run(order, seen, go, place, interrupts, orders.lookouts))
@@ -160,7 +160,7 @@ def _answers(host: tuple[str, str, int]) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class HostPlace:
     """Where this host stands, and where it writes."""
 
     run: RunDirectory
@@ -183,7 +183,7 @@ def _run(
     order: Message,
     seen: Mapping[str, object],
     go: Mapping[str, object],
-    place: Place,
+    place: HostPlace,
     interrupts: Interrupts,
     lookouts: Lookouts | None,
 ) -> Message:

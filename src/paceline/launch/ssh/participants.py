@@ -16,7 +16,7 @@ _KILL_S = 5.0
 
 
 @dataclass(kw_only=True)
-class Member:
+class Participant:
     """One host's part of an attempt."""
 
     remote: Remote
@@ -63,7 +63,7 @@ class Stopping:
 
 
 @final
-class Ending:
+class OrderlyEnd:
     """Ends an attempt in order: hosts are asked first, then told, then their guards kill."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Ending:
         self._told = False
         self._killed = False
 
-    def advance(self, members: Sequence[Member], stopping: Stopping, *, failed: bool) -> None:
+    def advance(self, members: Sequence[Participant], stopping: Stopping, *, failed: bool) -> None:
         """Do what is due now."""
         now_s = time.monotonic()
         if self._asked_s is None:
@@ -95,7 +95,7 @@ class Ending:
                 member.ended = True
 
 
-def tell_all(members: Sequence[Member], message: Mapping[str, object]) -> None:
+def tell_all(members: Sequence[Participant], message: Mapping[str, object]) -> None:
     """Send a message to every part that still runs."""
     for member in members:
         if not member.ended:

@@ -13,7 +13,7 @@ from paceline.launch.ssh.protocol import Message
 _TAIL_LINES = 30
 
 
-class Link(Protocol):
+class HostChannel(Protocol):
     """What leads to a process's host."""
 
     host: Host
@@ -41,7 +41,9 @@ class Event:
 class Remote:
     """A process on a host."""
 
-    def __init__(self, connection: Link, name: str, inbox: "queue.SimpleQueue[Event]") -> None:
+    def __init__(
+        self, connection: HostChannel, name: str, inbox: "queue.SimpleQueue[Event]"
+    ) -> None:
         self.connection = connection
         self.inbox = inbox
         self._name = name

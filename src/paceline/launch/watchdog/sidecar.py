@@ -26,7 +26,7 @@ _PACKAGES = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Party:
+class WatchedWorkers:
     """The workers that one process watches."""
 
     log_dir: Path
@@ -45,11 +45,11 @@ class Party:
         return json.dumps({**asdict(self), "log_dir": str(self.log_dir)})
 
     @staticmethod
-    def from_json(text: str) -> "Party":
+    def from_json(text: str) -> "WatchedWorkers":
         """Read what `to_json` wrote."""
         content = json.loads(text)
         limits, log_dir = HangLimits(**content.pop("limits")), Path(content.pop("log_dir"))
-        return Party(**content, limits=limits, log_dir=log_dir)
+        return WatchedWorkers(**content, limits=limits, log_dir=log_dir)
 
 
 def notice_path(log_dir: Path, rank: int) -> Path:
@@ -58,7 +58,7 @@ def notice_path(log_dir: Path, rank: int) -> Path:
 
 
 @contextmanager
-def watched(note: StepNote, party: Party, *, starts: bool) -> Iterator[None]:
+def watched(note: StepNote, party: WatchedWorkers, *, starts: bool) -> Iterator[None]:
     """Have this worker watched while the block runs, from outside its interpreter.
 
     Does nothing where its launcher watches it already, or the system can't share a note.
@@ -101,7 +101,7 @@ def _stacks_on_request(path: Path) -> Iterator[None]:
             faulthandler.unregister(signal.SIGUSR1)
 
 
-def _start(party: Party) -> subprocess.Popen[bytes]:
+def _start(party: WatchedWorkers) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "paceline.launch.watchdog", str(os.getpid()), party.to_json()],

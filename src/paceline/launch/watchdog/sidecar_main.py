@@ -20,7 +20,7 @@ from paceline.launch.watchdog.live_stats import live_path, remove_live
 from paceline.launch.watchdog.local_watchdog import logs_of, look_every_s, tell_speeds, write_report
 from paceline.launch.watchdog.peer_status import Comrades
 from paceline.launch.watchdog.report import failures_of
-from paceline.launch.watchdog.sidecar import Party, notice_path
+from paceline.launch.watchdog.sidecar import WatchedWorkers, notice_path
 from paceline.launch.watchdog.stack_dump import collect_stacks
 from paceline.launch.watchdog.stragglers import Speeds
 from paceline.launch.watchdog.worker_poller import Lookout
@@ -34,7 +34,7 @@ _NICENESS = 5
 
 def main(arguments: Sequence[str]) -> int:
     """Watch until the worker that started this process ends, or asks for the end by SIGTERM."""
-    parent, party = int(arguments[0]), Party.from_json(arguments[1])
+    parent, party = int(arguments[0]), WatchedWorkers.from_json(arguments[1])
     ended = threading.Event()
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
 class NodeWatch:
     """Watches over the workers of one node."""
 
-    def __init__(self, party: Party, parent: int, ended: threading.Event) -> None:
+    def __init__(self, party: WatchedWorkers, parent: int, ended: threading.Event) -> None:
         """Args:
         party: The workers.
         parent: The worker with which the watch ends.

@@ -9,9 +9,9 @@ from paceline.launch.signals import Interrupts
 from paceline.launch.ssh.output import quietly
 from paceline.provision.aws.files import keep, kept
 from paceline.provision.aws.hostkeys import fetch_host_keys, wait_for_ssh
-from paceline.provision.aws.nodes import Node, find_nodes
+from paceline.provision.aws.nodes import Instance, find_nodes
 from paceline.provision.aws.orphaned_resources import find_leftovers
-from paceline.provision.aws.plan import Plan
+from paceline.provision.aws.plan import ClusterPlan
 from paceline.provision.aws.stack import (
     Stack,
     create_stack,
@@ -29,7 +29,7 @@ GONE_TIMEOUT_S = 2 * 60.0
 Say = Callable[[str], None]
 
 
-def make_nodes(aws: Aws, plan: Plan, *, wait: bool, say: Say) -> list[Node]:
+def make_nodes(aws: Aws, plan: ClusterPlan, *, wait: bool, say: Say) -> list[Instance]:
     """Make the nodes, and wait until they can be used; blocks for minutes.
 
     Phases: ask for the stack; wait for it; give each node its elastic address; wait for ssh; read
@@ -67,7 +67,7 @@ def make_nodes(aws: Aws, plan: Plan, *, wait: bool, say: Say) -> list[Node]:
             raise
 
 
-def _address_nodes(aws: Aws, plan: Plan, stack: Stack) -> list[Node]:
+def _address_nodes(aws: Aws, plan: ClusterPlan, stack: Stack) -> list[Instance]:
     """Give nodes with several interfaces their elastic addresses; AWS does it for all others."""
     nodes = [node for node in find_nodes(aws, plan.name) if node.running]
     if len(nodes) != plan.options.nodes:
@@ -87,7 +87,7 @@ def _address_nodes(aws: Aws, plan: Plan, stack: Stack) -> list[Node]:
 
 
 def _wait_for_nodes(
-    aws: Aws, nodes: Sequence[Node], patience: Patience, say: Say
+    aws: Aws, nodes: Sequence[Instance], patience: Patience, say: Say
 ) -> dict[str, tuple[str, ...]]:
     say(f"waiting for ssh at {', '.join(node.address for node in nodes)}")
     wait_for_ssh([node.address for node in nodes], patience, _SSH_TIMEOUT_S)
@@ -102,7 +102,7 @@ def _wait_for_nodes(
     return keys
 
 
-def _take_back(aws: Aws, plan: Plan, token: str, error: BaseException, say: Say) -> None:
+def _take_back(aws: Aws, plan: ClusterPlan, token: str, error: BaseException, say: Say) -> None:
     """Delete what this attempt has made, and nothing else.
 
     Raises:

@@ -7,12 +7,12 @@ from pathlib import Path
 from paceline.files import write_atomic
 from paceline.provision.aws.hostfile import hostfile_text, identity_in, quoted, ssh_config_text
 from paceline.provision.aws.hostkeys import known_hosts_lines
-from paceline.provision.aws.nodes import Node
+from paceline.provision.aws.nodes import Instance
 from paceline.provision.aws.stack import Stack
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class ClusterFiles:
     """The files of one cluster."""
 
     directory: Path
@@ -58,12 +58,12 @@ class Kept:
             self.directory.rmdir()
 
 
-def kept(name: str) -> Kept:
+def kept(name: str) -> ClusterFiles:
     """Say where a cluster's files are."""
-    return Kept(directory=Path.home() / ".paceline" / "aws" / name)
+    return ClusterFiles(directory=Path.home() / ".paceline" / "aws" / name)
 
 
-def read_hostfile(stack: Stack, nodes: Sequence[Node]) -> str:
+def read_hostfile(stack: Stack, nodes: Sequence[Instance]) -> str:
     """Write the hostfile of a stack's running nodes."""
     outputs = stack.outputs
     return hostfile_text(
@@ -75,9 +75,9 @@ def read_hostfile(stack: Stack, nodes: Sequence[Node]) -> str:
 
 
 def keep(
-    files: Kept,
+    files: ClusterFiles,
     stack: Stack,
-    nodes: Sequence[Node],
+    nodes: Sequence[Instance],
     keys: Mapping[str, Sequence[str]],
     private_key: Path | None,
 ) -> None:

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from paceline.provision.aws.nodes import Node
-from paceline.provision.aws.plan import Plan
+from paceline.provision.aws.nodes import Instance
+from paceline.provision.aws.plan import ClusterPlan
 from paceline.provision.aws.price import Price
 from paceline.provision.aws.quota import Quota
 
 
-def plan_lines(plan: Plan) -> list[str]:
+def plan_lines(plan: ClusterPlan) -> list[str]:
     """Say what is going to be made, and what it costs."""
     options, kind = plan.options, plan.type
     capacity = "spot" if options.spot else "on demand"
@@ -44,7 +44,7 @@ def price_line(price: Price, nodes: int, hours: float) -> str:
 
 
 def status_lines(
-    nodes: Sequence[Node], price: Price, stop_after_minutes: float, now: datetime
+    nodes: Sequence[Instance], price: Price, stop_after_minutes: float, now: datetime
 ) -> list[str]:
     """Say of each node how it is, where, and when it stops itself; then what all have cost."""
     lines = []

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.launch.ssh.hostfile import Host, hostfile_line
-from paceline.provision.aws.nodes import Node
+from paceline.provision.aws.nodes import Instance
 
 _IDENTITY = "  IdentityFile "
 
 
-def hostfile_text(nodes: Sequence[Node], *, slots: int, login: str, python: str) -> str:
+def hostfile_text(nodes: Sequence[Instance], *, slots: int, login: str, python: str) -> str:
     """Write the hostfile of some nodes, for `paceline train --hostfile`.
 
     Args:
@@ -33,7 +33,7 @@ def hostfile_text(nodes: Sequence[Node], *, slots: int, login: str, python: str)
 
 
 def ssh_config_text(
-    nodes: Sequence[Node],
+    nodes: Sequence[Instance],
     *,
     login: str,
     known_hosts: Path,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.errors import InfrastructureError
 from paceline.launch.aws_client import Aws, AwsError
-from paceline.provision.aws.nodes import Node
+from paceline.provision.aws.nodes import Instance
 from paceline.provision.aws.waiter import Patience
 
 _BEGIN, _END = "-----BEGIN SSH HOST KEY KEYS-----", "-----END SSH HOST KEY KEYS-----"
@@ -35,7 +35,7 @@ def known_hosts_lines(keys: Mapping[str, Sequence[str]]) -> str:
 
 
 def fetch_host_keys(
-    aws: Aws, nodes: Iterable[Node], patience: Patience, timeout_s: float
+    aws: Aws, nodes: Iterable[Instance], patience: Patience, timeout_s: float
 ) -> dict[str, tuple[str, ...]]:
     """Read the nodes' host keys from their consoles; blocks until all are there or time is up.
 

@@ -11,7 +11,7 @@ _GONE = ("shutting-down", "terminated")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class Instance:
     """One instance."""
 
     id: str
@@ -47,7 +47,7 @@ class Node:
         return self.public_address or self.private_address
 
 
-def find_nodes(aws: Aws, cluster: str) -> list[Node]:
+def find_nodes(aws: Aws, cluster: str) -> list[Instance]:
     """List a cluster's nodes, ended ones too as long as AWS shows them; in their order."""
     filters = [
         {"Name": f"tag:{CLUSTER_TAG}", "Values": [cluster]},
@@ -58,13 +58,13 @@ def find_nodes(aws: Aws, cluster: str) -> list[Node]:
     return sorted(found, key=lambda node: (len(node.name), node.name, node.id))
 
 
-def read_node(answer: Answer) -> Node:
+def read_node(answer: Answer) -> Instance:
     """Read one instance of describe_instances."""
     interfaces = {
         each["Attachment"].count("DeviceIndex"): each.text("NetworkInterfaceId")
         for each in answer["NetworkInterfaces"]
     }
-    return Node(
+    return Instance(
         id=answer.text("InstanceId"),
         name=answer.tags().get(NODE_TAG, answer.text("InstanceId")),
         state=answer["State"].text("Name"),

@@ -22,7 +22,7 @@ from paceline.provision.aws.template import Shape, build_template
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ClusterPlan:
     """All that is known before anything is made."""
 
     name: str
@@ -80,7 +80,7 @@ class Plan:
         }
 
 
-def make_plan(aws: Aws, name: str, options: NodeOptions, network: NetworkOptions) -> Plan:
+def make_plan(aws: Aws, name: str, options: NodeOptions, network: NetworkOptions) -> ClusterPlan:
     """Look up all that is needed; makes nothing.
 
     Raises:
@@ -99,7 +99,7 @@ def make_plan(aws: Aws, name: str, options: NodeOptions, network: NetworkOptions
     shape = _shape(options.nodes, kind, site, network.efa)
     vcpus = vcpu_quota(aws, kind.name, options.nodes * kind.vcpus, spot=options.spot)
     addresses = (address_quota(aws, options.nodes),) if shape.elastic_addresses else ()
-    return Plan(
+    return ClusterPlan(
         name=name,
         region=aws.region,
         options=options,
@@ -119,7 +119,7 @@ def make_plan(aws: Aws, name: str, options: NodeOptions, network: NetworkOptions
     )
 
 
-def check_quotas(plan: Plan) -> None:
+def check_quotas(plan: ClusterPlan) -> None:
     """Refuse what AWS would refuse half-way.
 
     Raises:

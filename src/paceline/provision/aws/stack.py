@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from paceline.errors import InfrastructureError, PacelineError, UsageError
 from paceline.launch.aws_client import Aws, AwsError, permission_named
 from paceline.launch.json_fields import Answer
-from paceline.provision.aws.plan import Plan
+from paceline.provision.aws.plan import ClusterPlan
 from paceline.provision.aws.template import CLUSTER_TAG, as_parameters
 from paceline.provision.aws.waiter import Patience
 
@@ -50,7 +50,7 @@ def find_stack(aws: Aws, name: str) -> Stack | None:
     return None
 
 
-def create_stack(aws: Aws, plan: Plan, token: str) -> None:
+def create_stack(aws: Aws, plan: ClusterPlan, token: str) -> None:
     """Ask for the stack. AWS deletes it by itself should it fail.
 
     Args:
@@ -89,7 +89,7 @@ def exists_already(name: str, region: str) -> str:
     )
 
 
-def wait_until_made(aws: Aws, plan: Plan, patience: Patience) -> Stack:
+def wait_until_made(aws: Aws, plan: ClusterPlan, patience: Patience) -> Stack:
     """Wait until the stack is there; blocks.
 
     Raises:
@@ -151,7 +151,7 @@ def read_failures(events: Sequence[Answer]) -> list[str]:
     ]
 
 
-def explain(reasons: Sequence[str], plan: Plan) -> PacelineError:
+def explain(reasons: Sequence[str], plan: ClusterPlan) -> PacelineError:
     """Say why a stack couldn't be made, and what to do."""
     first = reasons[0] if reasons else "AWS gave no reason"
     permission = permission_named(first)

@@ -3,26 +3,26 @@
 from paceline.options.figures import plural
 from paceline.report.formatting import length, listed
 from paceline.report.load_run import number
-from paceline.report.run_outcome import Ending
+from paceline.report.run_outcome import RunOutcome
 from paceline.report.scaling.model import Study
 from paceline.report.scaling.series import find_methods
 
 
-def describe_state(study: Study) -> Ending:
+def describe_state(study: Study) -> RunOutcome:
     """Say what was measured, and whether that is all."""
     there = len(study.measured)
     if not study.sizes:
-        return Ending(state="running", sentence="nothing is measured yet", resume="")
+        return RunOutcome(state="running", sentence="nothing is measured yet", resume="")
     if not there:
         sizes = plural(len(study.sizes), "size")
-        return Ending(state="failed", sentence=f"none of {sizes} could be measured", resume="")
+        return RunOutcome(state="failed", sentence=f"none of {sizes} could be measured", resume="")
     if there < len(study.sizes):
         done = f"{there:,} of {plural(len(study.sizes), 'size')} measured: {_what(study)}"
-        return Ending(state="interrupted", sentence=done, resume="")
+        return RunOutcome(state="interrupted", sentence=done, resume="")
     if study.not_reliable:
         sentence = f"not reliable; measured {_what(study)}"
-        return Ending(state="interrupted", sentence=sentence, resume="")
-    return Ending(state="finished", sentence=f"measured {_what(study)}", resume="")
+        return RunOutcome(state="interrupted", sentence=sentence, resume="")
+    return RunOutcome(state="finished", sentence=f"measured {_what(study)}", resume="")
 
 
 def _what(study: Study) -> str:

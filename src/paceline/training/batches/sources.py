@@ -24,7 +24,7 @@ from paceline.data.prepared import PreparedSource, RawImages
 from paceline.data.source import BatchSource
 from paceline.data.stream import StreamSource
 from paceline.distributed.group import Group
-from paceline.distributed.startup_facts import Told, disagreement
+from paceline.distributed.startup_facts import WorkerFacts, disagreement
 from paceline.errors import JobError, UsageError
 from paceline.training.batches.plan import TrainPlan
 from paceline.training.config import TrainConfig
@@ -106,8 +106,8 @@ def compare_data(served: Served, group: Group, plan: TrainPlan | None = None) ->
     if plan is not None:
         facts["global_batch"] = str(plan.global_batch)
         facts["drop_last"], facts["shuffle"] = str(plan.drop_last), str(plan.shuffle)
-    texts = group.gather_texts(Told.here(facts).to_json())
-    found = disagreement(list(map(Told.from_json, texts)))
+    texts = group.gather_texts(WorkerFacts.here(facts).to_json())
+    found = disagreement(list(map(WorkerFacts.from_json, texts)))
     if found:
         raise JobError(found)
 

@@ -34,7 +34,7 @@ _BATCH = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
+class EvaluationResult:
     """How a snapshot's model does on the validation set."""
 
     snapshot: Path
@@ -70,7 +70,7 @@ def judge(
     path: Path,
     arguments: Mapping[str, OptionValue] | None = None,
     device_kind: DeviceKind = "auto",
-) -> Judgement:
+) -> EvaluationResult:
     """Evaluate a snapshot's model on the recipe's validation set, each sample once.
 
     Args:
@@ -114,7 +114,7 @@ def judge(
         totals, confusion = evaluator.run(job.model.to(device), source, group, classes)
     finally:
         source.close()
-    return Judgement(
+    return EvaluationResult(
         snapshot=path,
         step=snapshot.step,
         totals=totals,

@@ -15,7 +15,7 @@ _LAPS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class WorkerTimes:
     """What one worker tells of its steps: seconds, medians over the steps it looked at."""
 
     host: str
@@ -60,7 +60,7 @@ def told_of(
     averagings_s: Mapping[int, float],
     averaging_steps: int,
     syncing_s: float,
-) -> Told:
+) -> WorkerTimes:
     """Say what a worker has to tell.
 
     Args:
@@ -71,7 +71,7 @@ def told_of(
         syncing_s: Of a step: what else there is to do for them.
     """
     laps, seen = pace.laps()[-_LAPS:], pace.looks()
-    found = Told(
+    found = WorkerTimes(
         host=host,
         steps=len(seen),
         waits_s={str(step): look.wait_s for step, look in seen.items()},
@@ -97,7 +97,7 @@ def told_of(
     )
 
 
-def parts_of(told: Sequence[Told], step_s: float) -> StepParts:
+def parts_of(told: Sequence[WorkerTimes], step_s: float) -> StepParts:
     """Share a step out, so that its parts together are the step.
 
     The times of single steps are medians, and a whole step's is a mean over many: what a busy
@@ -167,7 +167,7 @@ def _median(values: Iterable[float]) -> float:
     return median(listed) if listed else 0.0
 
 
-def workers_of(told: Sequence[Told]) -> tuple[WorkerTime, ...]:
+def workers_of(told: Sequence[WorkerTimes]) -> tuple[WorkerTime, ...]:
     """List what each worker computes by itself."""
     return tuple(
         WorkerTime(rank=rank, host=each.host, compute_s=each.compute_s, spread_s=each.spread_s)
@@ -175,7 +175,7 @@ def workers_of(told: Sequence[Told]) -> tuple[WorkerTime, ...]:
     )
 
 
-def step_of(told: Told) -> Spread:
+def step_of(told: WorkerTimes) -> Spread:
     """Take the steps that were looked at for all, where there was no other."""
     return Spread(median=told.total_s, low=told.total_s, high=told.total_s)
 

@@ -16,7 +16,7 @@ from paceline.results.profile import EpochCosts, StepProfile
 from paceline.training.components import Parts
 from paceline.training.optimizer_step import Stepper
 from paceline.training.profiling.aggregation import (
-    Told,
+    WorkerTimes,
     parts_of,
     spread_of,
     step_of,
@@ -287,7 +287,7 @@ class Profiler:
             averaging_steps=max(1, course.state.step - self._waits_from),
             syncing_s=max(0.0, self._synced_s) / max(1, self._synced_steps),
         )
-        told = [Told.from_json(text) for text in self.group.gather_texts(own.to_json())]
+        told = [WorkerTimes.from_json(text) for text in self.group.gather_texts(own.to_json())]
         return self._made(course, told) if any(each.steps for each in told) else None
 
     def _note_wait(self, step: int) -> float:
@@ -320,7 +320,7 @@ class Profiler:
             return Communication(exposed=0.0, waiting=0.0, wire_bytes=0.0)
         return sums.communication()
 
-    def _made(self, course: Course, told: list[Told]) -> StepProfile:
+    def _made(self, course: Course, told: list[WorkerTimes]) -> StepProfile:
         averages = self.averaging is not None
         step_s = spread_of(self.pace.laps(), by_mean=averages) or step_of(told[0])
         parts = parts_of(told, step_s.median)

@@ -6,6 +6,9 @@ from typing import Literal, Self
 
 from paceline.errors import SnapshotError
 
+_POSITION = {"epoch", "step", "step_in_epoch", "samples_seen", "train_samples", "global_batch"}
+"""Without these nobody knows which sample comes next."""
+
 StopReason = Literal["epochs", "target", "patience", "time", "signal", "script"]
 
 
@@ -14,7 +17,8 @@ class TrainState:
     """Position, clock and best results of a training; the same on every worker.
 
     Positions are counted in steps and samples of the whole training, never by worker, so that any
-    number of workers can go on from them.
+    number of workers can resume from them. A field that is added here needs nothing else: its
+    default is what trainings have that began before there was such a field.
     """
 
     epoch: int = 0
@@ -62,11 +66,15 @@ class TrainState:
         """Read what `to_json` gave.
 
         Raises:
-            SnapshotError: It isn't what this version of Paceline writes.
+            SnapshotError: It has no position, or one with more than this version knows.
         """
-        known = {field.name for field in fields(cls)}
-        if not isinstance(content, dict) or content.keys() != known:
-            raise SnapshotError("the snapshot's position was written by another Paceline version")
+        if not isinstance(content, dict) or not content.keys() >= _POSITION:
+            raise SnapshotError("the snapshot doesn't say where the training stands")
+        if unknown := content.keys() - {field.name for field in fields(cls)}:
+            raise SnapshotError(
+                f"the snapshot has {', '.join(sorted(unknown))}, which this version of Paceline "
+                "doesn't know: resume with the version that wrote it, or a newer one"
+            )
         return cls(**content)
 
 

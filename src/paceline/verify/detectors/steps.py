@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from paceline.options.figures import plural
 from paceline.verify.comparison_case import Case
 from paceline.verify.finding import Cause, Finding
-from paceline.verify.tensor_sketch import Mark, best_factor
+from paceline.verify.tensor_sketch import TensorSketch, best_factor
 from paceline.verify.trace import Step
 
 _RATES_APART = 1e-6
@@ -69,7 +69,7 @@ def _is_sum(mine: Step, theirs: Step, ratio: float) -> bool:
     return bool(total) and abs(other / total - 1) < _NOISY and abs(ratio - 1) > 2 * _NOISY
 
 
-def _norms_tell(pairs: Sequence[tuple[Mark, Mark]], ratio: float) -> bool:
+def _norms_tell(pairs: Sequence[tuple[TensorSketch, TensorSketch]], ratio: float) -> bool:
     """Tell the same by sizes, where noise or BatchNorm makes gradients differ besides."""
     mine, theirs = (math.hypot(*(pair[n].norm for pair in pairs)) for n in (0, 1))
     return bool(theirs) and abs(mine / theirs / ratio - 1) < _ROUGH

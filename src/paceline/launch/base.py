@@ -100,7 +100,7 @@ class SubmittedJob(ABC):
 
     @abstractmethod
     def resume_hint(self) -> str:
-        """Say how to go on with it from its newest snapshot; empty for nothing to say."""
+        """Say how to resume it from its newest snapshot; empty for nothing to say."""
 
     @abstractmethod
     def close(self) -> None:

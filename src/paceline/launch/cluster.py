@@ -1,4 +1,4 @@
-"""A training that a cluster is to start: what every kind of cluster is told of it."""
+"""A training that a cluster is to start: what every kind of cluster needs to know of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -36,7 +36,7 @@ class ClusterOptions:
     """Print what would be submitted, and submit nothing."""
 
     resume: bool = False
-    """Go on with the training that the run directory holds already, where the nodes see it."""
+    """Resume the training that the run directory holds already, where the nodes see it."""
 
     def __post_init__(self) -> None:
         """Check the ranges.
@@ -80,7 +80,7 @@ class ClusterJob:
     shared: bool = False
     """Whether others may read the run directory, where it is made before the command runs."""
     resume: bool = False
-    """Go on with what the run directory holds, if it holds a training."""
+    """Resume what the run directory holds, if it holds a training."""
 
 
 def environment_for(

@@ -124,7 +124,7 @@ class _Following:
         except JobLostError:
             raise
         except InfrastructureError as error:
-            self._bear(error)
+            self._tolerate(error)
             return None
         self._answered_s = now_s
         if isinstance(found, Outcome):
@@ -135,8 +135,8 @@ class _Following:
             raise self._lost(f"it hasn't stopped within {self._job.stop_limit_s:g} s")
         return None
 
-    def _bear(self, error: InfrastructureError) -> None:
-        """Go on though the cluster doesn't answer: for a while, and unless the user wants to leave.
+    def _tolerate(self, error: InfrastructureError) -> None:
+        """Bear with a cluster that doesn't answer, for a while, unless the user wants to leave.
 
         Raises:
             JobLostError: The while is over.

@@ -84,7 +84,7 @@ def label(name: str, submission: str, most: int = _MOST_OF_A_LABEL) -> str:
 def how_to_resume(run_dir: str) -> str:
     """Say how a training is resumed whose run directory only the cluster sees."""
     return (
-        "To go on from the newest snapshot, give the same command with --resume and "
+        "To resume from the newest snapshot, give the same command with --resume and "
         f"--run-dir {run_dir}"
     )
 

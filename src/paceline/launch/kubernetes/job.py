@@ -132,7 +132,7 @@ class KubernetesJob(SubmittedJob):
     def resume_hint(self) -> str:
         """Give the options, where a volume has kept the run directory."""
         if not self._submission.options.volume:
-            return "There was no --volume, so nothing is left to go on from"
+            return "There was no --volume, so nothing is left to resume from"
         return how_to_resume(self._submission.run_dir)
 
     def close(self) -> None:

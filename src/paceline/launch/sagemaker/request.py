@@ -82,7 +82,7 @@ def check(submission: Submission) -> None:
             raise UsageError(f"--on sagemaker needs {flag}: {example}")
     if job.run_dir.startswith("s3://") and not job.resume:
         raise UsageError(
-            f"--run-dir {job.run_dir} is that of an earlier job: give --resume to go on with it"
+            f"--run-dir {job.run_dir} is that of an earlier job: give --resume to resume it"
         )
     if job.resume and not job.run_dir.startswith("s3://"):
         raise UsageError(

@@ -91,7 +91,7 @@ def _requeued(verdict: Verdict, path: Path, job_id: str) -> Verdict:
         objection = str(error)
     if objection:
         return Verdict(budget=verdict.budget, note=f"the job can't be queued again: {objection}")
-    print("Queued again: the training goes on from its newest snapshot.", flush=True)
+    print("Queued again: the training resumes from its newest snapshot.", flush=True)
     return verdict
 
 

@@ -90,10 +90,10 @@ class SlurmJob(SubmittedJob):
         self._stops = 2
 
     def resume_hint(self) -> str:
-        """Give the command, once there is something to go on with."""
+        """Give the command, once there is something to resume."""
         if not self._run.run_json.exists():
             return ""
-        return f"Go on with it: {command_line('resume', self._run.path)}"
+        return f"Resume it: {command_line('resume', self._run.path)}"
 
     def close(self) -> None:
         """Nothing runs here."""
@@ -167,5 +167,5 @@ def _how_to_stop(number: str, run: RunDirectory) -> str:
         f"Follow it:  {shlex.join(('tail', '-F', str(output_path(run, number))))}\n"
         f"Stop it, resumable:  scontrol update jobid={number} requeue=0 && "
         f"scancel --signal=TERM {number}\n"
-        f"Go on with it:  {command_line('resume', run.path)}"
+        f"Resume it:  {command_line('resume', run.path)}"
     )

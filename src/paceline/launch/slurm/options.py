@@ -66,7 +66,7 @@ class SlurmOptions:
 
     slurm_requeue: bool = True
     """Queue the job again after preemption, at its time limit, and where the infrastructure failed;
-    it then goes on exactly."""
+    it then resumes exactly."""
 
     slurm_arg: tuple[str, ...] = ()
     """Any other option of sbatch, verbatim: --slurm-arg=--constraint=a100. Repeat it for each."""

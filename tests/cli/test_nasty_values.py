@@ -10,14 +10,13 @@ from paceline.cli import train
 from paceline.cli.app import main
 from paceline.cli.aws import _OPTIONS as AWS_OPTIONS
 from paceline.cli.cluster_submit import (
-    _SUBMITTERS,
-    _options_class,
     elsewhere_options,
     take_elsewhere,
 )
 from paceline.cli.pack import _OPTIONS as PACK_OPTIONS
 from paceline.data.pack_options import PackOptions
 from paceline.errors import ExitCode, UsageError
+from paceline.launch.registry import launchers
 from paceline.options.command_line import flag, parse_options
 from paceline.options.fields import OptionField, OptionValue, option_fields
 from paceline.options.text import printable, shortened
@@ -51,7 +50,7 @@ def _made(*components: Callable[..., object]) -> Callable[[Given], object]:
 
 def _elsewhere(given: Given) -> None:
     take_elsewhere(dict(given)).hosts.read()
-    _made(*map(_options_class, _SUBMITTERS))(given)
+    _made(*(entry.options_class() for entry in launchers().values()))(given)
 
 
 _TAKERS: Mapping[str, tuple[Sequence[OptionField], Callable[[Given], object]]] = {

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from paceline.errors import ExitCode
+from paceline.launch.kubernetes.launcher import manifests
 from paceline.launch.kubernetes.options import KubernetesOptions
 from paceline.launch.kubernetes.pods import Submission
-from paceline.launch.kubernetes.submit import manifests
 from paceline.launch.sagemaker.options import SagemakerOptions
 from paceline.launch.sagemaker.request import Submission as TrainingJob
 from paceline.launch.sagemaker.request import files, request

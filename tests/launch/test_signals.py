@@ -14,7 +14,12 @@ import pytest
 from paceline.launch import signals
 from paceline.launch.processes import WorkerGuard
 from paceline.launch.restart_policy import STOP_S
-from paceline.launch.signals import InterruptedStartError, Interrupts
+from paceline.launch.signals import (
+    InterruptedStartError,
+    Interrupts,
+    StopRequestedError,
+    stop_requests,
+)
 from tests.launch.waiting import alive, patient, until
 from tests.support.tiers import slow
 
@@ -207,3 +212,26 @@ def test_an_ignored_hangup_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_requests_to_stop_that_are_close_together_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with stop_requests(hangup=True) as stop:
+        stop.check()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(number)
+        assert stop.count == 1
+        with pytest.raises(StopRequestedError):
+            stop.check()
+        monkeypatch.setattr(signals, "SAME_S", 0.0)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.raise_signal(number)
+        assert stop.count == 4
+
+
+@pytest.mark.parametrize("hangup", [True, False])
+def test_a_closed_terminal_is_a_request_where_that_is_said(hangup: bool) -> None:
+    before = {n: signal.getsignal(n) for n in signals.STOP_SIGNALS}
+    with stop_requests(hangup=hangup) as stop:
+        taken = {n for n in before if signal.getsignal(n) == stop.note}
+        assert taken == {*before} - (set() if hangup else {signal.SIGHUP})
+    assert {n: signal.getsignal(n) for n in before} == before

@@ -1,6 +1,5 @@
 """Options that send a training elsewhere: to hosts by ssh, or to a cluster that starts it."""
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -8,20 +7,14 @@ from functools import cache
 from pathlib import Path
 
 from paceline.errors import UsageError
-from paceline.launch.cluster import CLUSTERS, ClusterJob, ClusterOptions
+from paceline.launch.cluster import ClusterJob, ClusterOptions
+from paceline.launch.follow import launch
+from paceline.launch.registry import launchers
 from paceline.launch.ssh.options import HostsOptions
 from paceline.options.command_line import flag
 from paceline.options.durations import parse_duration_s
 from paceline.options.fields import OptionField, OptionValue, option_fields
 from paceline.training.config import TrainConfig
-
-_SUBMITTERS: Mapping[str, tuple[str, str, str]] = {
-    "slurm": ("Slurm", "paceline.launch.slurm", "SlurmOptions"),
-    "kubernetes": ("Kubernetes", "paceline.launch.kubernetes", "KubernetesOptions"),
-    "skypilot": ("SkyPilot", "paceline.launch.skypilot", "SkypilotOptions"),
-    "sagemaker": ("SageMaker", "paceline.launch.sagemaker", "SagemakerOptions"),
-}
-"""By kind of cluster: heading for `--help`, module, and the name of its dataclass of options."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +35,10 @@ class Elsewhere:
         Raises:
             UsageError: Such an option was given.
         """
-        if on in CLUSTERS and self.hosts.named:
+        if on in launchers() and self.hosts.named:
             raise UsageError(f"--on {on} and --hosts can't be combined")
         useful = {field.name for field in fields(HostsOptions)} if self.hosts.named else set()
-        if on in CLUSTERS:
+        if on in launchers():
             useful = {field.name for field in fields(ClusterOptions)}
             useful |= {option.name for option in _own_options(on)}
         for name in self.given:
@@ -57,7 +50,7 @@ class Elsewhere:
 def elsewhere_options() -> tuple[OptionField, ...]:
     """List the options, by heading."""
     listed = [*option_fields(HostsOptions, "Hosts"), *option_fields(ClusterOptions, "Cluster")]
-    for kind in _SUBMITTERS:
+    for kind in launchers():
         listed += _own_options(kind)
     return tuple(listed)
 
@@ -91,9 +84,6 @@ def submit(
     """
     elsewhere.check(config.launch.on)
     options = elsewhere.cluster
-    if options.resume and config.launch.on == "slurm":
-        raise UsageError("--resume isn't for Slurm, where `paceline resume` sees the run directory")
-    submitter = importlib.import_module(f"{_SUBMITTERS[config.launch.on][1]}.submit")
     limit = options.time_limit
     job = ClusterJob(
         command=command,
@@ -111,9 +101,9 @@ def submit(
         shared=config.metrics.share_run_dir,
         resume=options.resume or command[1] == "resume",
     )
-    own = _options_class(config.launch.on)
-    code: int = submitter.submit(job, own(**_of(own, elsewhere.given)))
-    return code
+    entry = launchers()[config.launch.on]
+    own = entry.options_class()
+    return launch(entry.make(own(**_of(own, elsewhere.given))), job)
 
 
 def run_dir_there(name: str) -> str:
@@ -126,14 +116,8 @@ def run_dir_there(name: str) -> str:
 
 
 def _own_options(kind: str) -> tuple[OptionField, ...]:
-    heading = _SUBMITTERS[kind][0]
-    return option_fields(_options_class(kind), heading)
-
-
-def _options_class(kind: str) -> type:
-    _, package, name = _SUBMITTERS[kind]
-    found: type = getattr(importlib.import_module(f"{package}.options"), name)
-    return found
+    entry = launchers()[kind]
+    return option_fields(entry.options_class(), entry.heading)
 
 
 def _of(component: type, given: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
@@ -144,7 +128,8 @@ def _of(component: type, given: Mapping[str, OptionValue]) -> dict[str, OptionVa
 def _needed(name: str) -> str:
     if name in {field.name for field in fields(HostsOptions)}:
         return "--hosts or --hostfile"
-    for kind in _SUBMITTERS:
+    for kind in launchers():
         if name in {option.name for option in _own_options(kind)}:
             return f"--on {kind}"
-    return f"--on {', '.join(CLUSTERS[:-1])} or {CLUSTERS[-1]}"
+    *names, last = launchers()
+    return f"--on {', '.join(names)} or {last}"

@@ -10,7 +10,7 @@ from paceline.cli.run import SCRIPT_ENTRY
 from paceline.cli.train import file_name, parse_recipe_options
 from paceline.errors import UsageError
 from paceline.gradient_sync.options import without_other_methods
-from paceline.launch.cluster import CLUSTERS
+from paceline.launch.registry import launchers
 from paceline.options.command_line import parse_options, show_help, take_word, wants_help, words
 from paceline.options.fields import OptionField, OptionValue
 from paceline.results.run_directory import RunDirectory
@@ -61,7 +61,7 @@ def main(tokens: Sequence[str]) -> int:
     refuse_idle(config, given)
     if "epochs" in given:
         past.check_epochs(config.loop.epochs, run.newest_step())
-    if config.launch.on in CLUSTERS:
+    if config.launch.on in launchers():
         return _submit(elsewhere, config, run, given | _allowing(names))
     elsewhere.check(config.launch.on)
     place = choose_place(config, usual_workers=past.world_size, hosts=elsewhere.hosts)
@@ -107,7 +107,7 @@ def _resume_script(run: RunDirectory, past: PastRun, where: str, tokens: Sequenc
     before = without_other_methods(before, given)
     settings = before | given
     config = TrainConfig.from_settings(settings)
-    if config.launch.on in CLUSTERS:
+    if config.launch.on in launchers():
         return _submit(elsewhere, config, run, given | _allowing(allowed))
     elsewhere.check(config.launch.on)
     place = choose_place(config, usual_workers=past.world_size, hosts=elsewhere.hosts)

@@ -8,7 +8,7 @@ from pathlib import Path
 from paceline.cli.cluster_submit import elsewhere_options, run_dir_there, submit, take_elsewhere
 from paceline.cli.train import RUN_DIR, file_name
 from paceline.errors import UsageError
-from paceline.launch.cluster import CLUSTERS
+from paceline.launch.registry import launchers
 from paceline.options.command_line import (
     parse_options,
     part_script_args,
@@ -47,7 +47,7 @@ def main(tokens: Sequence[str]) -> int:
     where = given.pop("run_dir", None)
     config = TrainConfig.from_settings(given)
     name = file_name(Path(script).stem)
-    if config.launch.on in CLUSTERS:
+    if config.launch.on in launchers():
         run_dir = str(where or run_dir_there(name))
         sent = {n: v for n, v in given.items() if n != "on"} | {"run_dir": run_dir}
         command = ("paceline", "run", script, *words(sent), "--", *arguments)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from paceline.cli.cluster_submit import elsewhere_options, run_dir_there, submit, take_elsewhere
 from paceline.errors import ExitCode, UsageError
-from paceline.launch.cluster import CLUSTERS
+from paceline.launch.registry import launchers
 from paceline.options.command_line import HelpShown, parse_options, with_defaults, words
 from paceline.options.fields import OptionField, OptionValue
 from paceline.recipes.registry import DEFAULT, reference_of
@@ -49,7 +49,7 @@ def main(tokens: Sequence[str]) -> int:
     settings = merge(options, recipe.settings)
     config = TrainConfig.from_settings(settings)
     refuse_idle(config, options)
-    if config.launch.on in CLUSTERS:
+    if config.launch.on in launchers():
         run_dir = str(where or run_dir_there(file_name(name)))
         sent = {n: v for n, v in given.items() if n != "on"} | {"run_dir": run_dir}
         command = ("paceline", "train", name, *words(sent))

@@ -1,15 +1,11 @@
 """A training that a cluster is to start: what every kind of cluster is told of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal, get_args
 
 from paceline.errors import UsageError
 from paceline.options.durations import parse_duration_s
-
-ClusterKind = Literal["slurm", "kubernetes", "skypilot", "sagemaker"]
-CLUSTERS: tuple[str, ...] = get_args(ClusterKind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,3 +81,21 @@ class ClusterJob:
     """Whether others may read the run directory, where it is made before the command runs."""
     resume: bool = False
     """Go on with what the run directory holds, if it holds a training."""
+
+
+def environment_for(
+    job: ClusterJob, environment: Mapping[str, str], options: type
+) -> dict[str, str]:
+    """Give the environment of a job that inherits this process's.
+
+    Without the options that chose the cluster: the nodes would submit the training themselves.
+
+    Args:
+        job: The training, whose own variables count.
+        environment: Of this process.
+        options: The dataclass of the launcher's options.
+    """
+    said_here = {option.name for part in (ClusterOptions, options) for option in fields(part)}
+    dropped = {f"PACELINE_{name.upper()}" for name in (*said_here, "on", "workers", "max_restarts")}
+    kept = {name: value for name, value in environment.items() if name not in dropped}
+    return kept | dict(job.environment)

@@ -1,16 +1,18 @@
 """What a cluster runs on each node: the words, and the names that a cluster takes. Pure."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from paceline.errors import ExitCode
 from paceline.launch.cluster import ClusterJob
 from paceline.launch.continuing import without_option
 
 CONTINUING = ("-P", "-m", "paceline.launch.continuing")
 _RUN_DIR, _WORKERS = "--run-dir", "--workers"
 _MOST_OF_A_LABEL = 63
+_BY_WEIGHT = (ExitCode.JOB, ExitCode.USAGE, ExitCode.INFRASTRUCTURE, ExitCode.RESUMABLE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,26 @@ def label(name: str, submission: str, most: int = _MOST_OF_A_LABEL) -> str:
     if not plain[:1].isalpha():  # a Service's name begins with a letter (RFC 1035)
         plain = f"job-{plain}".strip("-")
     return f"{plain[: most - len(submission) - 1].rstrip('-')}-{submission}"
+
+
+def how_to_resume(run_dir: str) -> str:
+    """Say how a training is resumed whose run directory only the cluster sees."""
+    return (
+        "To go on from the newest snapshot, give the same command with --resume and "
+        f"--run-dir {run_dir}"
+    )
+
+
+def exit_code_of_nodes(codes: Iterable[int | None]) -> int:
+    """Choose a training's exit code: one that is its own fault counts before its consequences.
+
+    Args:
+        codes: Of the nodes, of all attempts; None where one isn't known.
+    """
+    found = set(codes)
+    if found == {0}:
+        return ExitCode.DONE
+    return next((int(code) for code in _BY_WEIGHT if code in found), ExitCode.INFRASTRUCTURE)
 
 
 def _has(words: Sequence[str], flag: str) -> bool:

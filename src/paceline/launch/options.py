@@ -1,11 +1,17 @@
 """Options of launching: how many workers, with how many threads, restarted how often."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from paceline.errors import UsageError
+from paceline.launch.registry import PLACES, launcher_names
 from paceline.launch.worker_count import check_count
 from paceline.options.durations import MOST_WAIT_S
+
+if TYPE_CHECKING:
+    On = str
+else:
+    On = Literal[*PLACES, *launcher_names()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +39,7 @@ class LaunchOptions:
     write a snapshot; then they are killed. Default: 3.5, and 60 on nodes where a service such as
     Kubernetes has started this process (its own limit has to be longer)."""
 
-    on: Literal["auto", "local", "here", "slurm", "kubernetes", "skypilot", "sagemaker"] = "auto"
+    on: On = "auto"
     """Where workers run: local starts them on this machine, here makes this process the worker,
     auto picks here when torchrun (or the like) started it and local otherwise. The others hand the
     training to a cluster."""

@@ -1,4 +1,4 @@
-"""Signals while workers run: the first is a request to stop, the second an order to kill."""
+"""Signals while workers, or a job, run: the first asks to stop, the second to end at once."""
 
 import signal
 import time
@@ -17,12 +17,14 @@ SAME_S = 0.5
 
 
 @contextmanager
-def stops_handled(handler: Handler) -> Iterator[Sequence[signal.Signals]]:
+def stops_handled(
+    handler: Handler, numbers: Sequence[signal.Signals] = STOP_SIGNALS
+) -> Iterator[Sequence[signal.Signals]]:
     """Handle the signals that ask to stop in the block; those that are ignored (nohup) stay so.
 
     Gives those that the handler receives. For the main thread alone.
     """
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    before = {number: signal.getsignal(number) for number in numbers}
     heeded = [number for number, usual in before.items() if usual is not signal.SIG_IGN]
     try:
         for number in heeded:
@@ -40,6 +42,48 @@ def signals_raised() -> AbstractContextManager[object]:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+class StopRequestedError(BaseException):
+    """The user wants to stop. Not an Exception: nothing on the way may swallow it."""
+
+
+@final
+class StopRequests:
+    """Counts how often a command that waits for a job elsewhere was asked to stop.
+
+    Nothing is raised by the handler itself: an exception in the middle of a library is lost, or
+    leaves it broken.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._last_s = float("-inf")
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Count a signal; those close together are one."""
+        now_s = time.monotonic()
+        if now_s - self._last_s >= SAME_S:
+            self.count += 1
+        self._last_s = now_s
+
+    def check(self) -> None:
+        """Raise StopRequestedError if a signal came."""
+        if self.count:
+            raise StopRequestedError
+
+
+@contextmanager
+def stop_requests(*, hangup: bool) -> Iterator[StopRequests]:
+    """Count signals in the block instead of ending by them.
+
+    Args:
+        hangup: Whether SIGHUP is one of them; else it ends the process as usual.
+    """
+    requests = StopRequests()
+    numbers = [n for n in STOP_SIGNALS if hangup or n != signal.SIGHUP]
+    with stops_handled(requests.note, numbers):
+        yield requests
 
 
 class Stoppable(Protocol):

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from paceline.errors import ExitCode
+from paceline.launch.base import Outcome
 from paceline.launch.json_fields import Answer
 from paceline.launch.kubernetes.indexed_job import INDEX
 from paceline.launch.kubernetes.pods import CONTAINER
@@ -12,15 +13,6 @@ from paceline.launch.kubernetes.pods import CONTAINER
 _EXITED = re.compile(r"failed with exit code (\d+)")
 _PATIENT = ("ContainerCreating", "PodInitializing")
 _OF_TIME = "DeadlineExceeded"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How a job ended."""
-
-    code: int
-    reason: str
-    """Kubernetes' own words; empty where all is well."""
 
 
 @dataclass(frozen=True, kw_only=True)

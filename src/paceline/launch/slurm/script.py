@@ -147,6 +147,8 @@ def _minutes(limit_s: float) -> str:
 
 
 def _check(job: ClusterJob, options: SlurmOptions) -> None:
+    if job.resume and job.command[1:2] != ("resume",):
+        raise UsageError("--resume isn't for Slurm, where `paceline resume` sees the run directory")
     if job.image is not None:
         raise UsageError(
             f"--image {job.image}: Slurm's nodes run the Python that you submit with. Where the "

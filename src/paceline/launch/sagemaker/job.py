@@ -1,33 +1,25 @@
-"""Follows a training job at SageMaker: its state, and what all of its hosts print."""
+"""A training job that SageMaker has: its state, and what all of its hosts print."""
 
 import re
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import final
 
-from paceline.errors import ExitCode, InfrastructureError, UsageError
+from paceline.errors import ExitCode, UsageError
 from paceline.launch.aws_client import Aws, AwsError
+from paceline.launch.base import JobLostError, Outcome, SubmittedJob
 from paceline.launch.json_fields import Answer
-from paceline.launch.stop_signals import StopRequests
+from paceline.launch.node_command import how_to_resume
+from paceline.launch.sagemaker.request import Submission
 
 POLL_S = 5.0
 """Between two questions to AWS."""
 _GROUP = "/aws/sagemaker/TrainingJobs"
-_PATIENCE_S = 600.0
-_LATE_S = 15.0
-"""Lines come to CloudWatch some seconds after they were printed."""
 _ENDED = frozenset({"Completed", "Failed", "Stopped"})
 _EXITED = re.compile(r"exit code:? (\d+)", re.IGNORECASE)
 _FINAL = frozenset({ExitCode.USAGE, ExitCode.JOB})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How a job ended."""
-
-    code: int
-    reason: str
 
 
 @final
@@ -40,19 +32,19 @@ class HostLogs:
         self._tokens: dict[str, str] = {}
         self._may_be_read = True
 
-    def show_new(self) -> int:
-        """Print the new lines of all hosts, each with its host. Returns how many there were."""
+    def read(self) -> str:
+        """Give the new lines of all hosts, each with its host."""
         if not self._may_be_read:
-            return 0
+            return ""
         try:
-            return sum(self._show(stream) for stream in self._streams())
+            return "".join(line for stream in self._streams() for line in self._lines(stream))
         except UsageError as error:
             print(f"The hosts' output can't be shown: {error}", file=sys.stderr, flush=True)
             self._may_be_read = False
         except AwsError as error:
             if error.code != "ResourceNotFoundException":  # nothing was printed yet
                 raise
-        return 0
+        return ""
 
     def _streams(self) -> list[str]:
         names: list[str] = []
@@ -70,9 +62,8 @@ class HostLogs:
                 return names
             more = {"nextToken": answer.text("nextToken")}
 
-    def _show(self, stream: str) -> int:
+    def _lines(self, stream: str) -> Iterator[str]:
         host = host_of(stream)
-        shown = 0
         while True:
             token = self._tokens.get(stream)
             answer = self._aws.call(
@@ -84,12 +75,11 @@ class HostLogs:
                 **({"nextToken": token} if token else {}),
             )
             for event in answer["events"]:
-                print(f"[{host}] {event.text('message')}", flush=True)
-                shown += 1
+                yield f"[{host}] {event.text('message')}\n"
             # at the end AWS gives the token that it was given
             self._tokens[stream] = answer.text("nextForwardToken")
             if self._tokens[stream] == token or not answer["events"]:
-                return shown
+                return
 
 
 def host_of(stream: str) -> str:
@@ -117,43 +107,6 @@ def outcome(described: Answer) -> Outcome | None:
     return Outcome(code=final_code, reason=reason or detail)
 
 
-def follow(aws: Aws, name: str, stop: StopRequests) -> Outcome:
-    """Print a job's states and its hosts' lines until it ends. Blocks.
-
-    Args:
-        aws: The account.
-        name: Of the job.
-        stop: Ends it, by StopRequestedError.
-
-    Raises:
-        InfrastructureError: AWS can't be asked for minutes.
-    """
-    logs = HostLogs(aws, name)
-    told, since_s = "", time.monotonic()
-    while True:
-        try:
-            described = aws.call("sagemaker", "describe_training_job", TrainingJobName=name)
-            logs.show_new()
-            since_s = time.monotonic()
-        except InfrastructureError as error:
-            if time.monotonic() - since_s > _PATIENCE_S:
-                raise InfrastructureError(
-                    f"{error}\nThe training job {name} may still run, and cost: aws sagemaker "
-                    f"stop-training-job --training-job-name {name}"
-                ) from error
-            stop.sleep(POLL_S)
-            continue
-        state = describe(described)
-        if state != told:
-            print(f"{name}: {state}", file=sys.stderr, flush=True)
-            told = state
-        ended = outcome(described)
-        if ended is not None:
-            _show_late(logs, stop)
-            return ended
-        stop.sleep(POLL_S)
-
-
 def describe(described: Answer) -> str:
     """Say what a job is doing, in AWS's words."""
     changes = list(described["SecondaryStatusTransitions"])
@@ -162,10 +115,65 @@ def describe(described: Answer) -> str:
     return f"{state}: {message}" if message else state
 
 
-def _show_late(logs: HostLogs, stop: StopRequests) -> None:
-    """Print the lines that come to CloudWatch after the job's end."""
-    deadline_s = time.monotonic() + min(_LATE_S, 3 * POLL_S)
-    while time.monotonic() < deadline_s:
-        stop.sleep(POLL_S / 2)
-        if not logs.show_new():
-            return
+@final
+class SagemakerJob(SubmittedJob):
+    """A training job."""
+
+    patience_s = 600.0
+    stop_limit_s = 600.0
+
+    def __init__(self, aws: Aws, submission: Submission) -> None:
+        """Note where it is."""
+        name = submission.name
+        super().__init__(name, f"aws sagemaker stop-training-job --training-job-name {name}")
+        self._aws = aws
+        self._submission = submission
+        self._logs = HostLogs(aws, name)
+        self._read_s = float("-inf")
+        self._has_ended = False
+
+    @property
+    def poll_s(self) -> float:
+        """Always the same."""
+        return POLL_S
+
+    def poll(self) -> str | Outcome:
+        """Describe the job."""
+        described = self._aws.call("sagemaker", "describe_training_job", TrainingJobName=self.name)
+        ended = outcome(described)
+        if ended is None:
+            return f"{self.name}: {describe(described)}"
+        self._has_ended = True
+        if ended.code == ExitCode.DONE:
+            return replace(ended, reason=f"The run directory is {self._submission.run_uri}")
+        return ended
+
+    def logs(self) -> str | None:
+        """Ask CloudWatch, as often as for the state; after the end until it has nothing new."""
+        now_s = time.monotonic()
+        if now_s - self._read_s < (POLL_S / 2 if self._has_ended else POLL_S):
+            return ""
+        self._read_s = now_s
+        text = self._logs.read()
+        return None if self._has_ended and not text else text
+
+    def stop(self) -> None:
+        """Stop it: its containers get SIGTERM, and two minutes to write a snapshot."""
+        try:
+            self._aws.call("sagemaker", "stop_training_job", TrainingJobName=self.name)
+        except AwsError as error:
+            if error.code not in ("ValidationException", "ResourceNotFound"):
+                raise  # else it has ended by itself
+
+    def cancel(self) -> Outcome | None:
+        """SageMaker has no faster way."""
+        raise JobLostError(
+            f"not waiting any longer. {self.name} may still run, and cost: {self.stop_command}"
+        )
+
+    def resume_hint(self) -> str:
+        """Give the options."""
+        return how_to_resume(self._submission.run_uri)
+
+    def close(self) -> None:
+        """Nothing runs here."""

@@ -12,9 +12,11 @@ from kubeflow_trainer_api.models.trainer_v1alpha1_training_runtime import (
 )
 
 from paceline.errors import ExitCode, UsageError
+from paceline.launch.cluster import ClusterJob
+from paceline.launch.follow import launch
+from paceline.launch.kubernetes.launcher import KubernetesLauncher, manifests
 from paceline.launch.kubernetes.options import KubernetesOptions
 from paceline.launch.kubernetes.pods import Submission
-from paceline.launch.kubernetes.submit import manifests, submit
 from tests.launch.cluster_jobs import a_job
 
 MODELS = {"TrainJob": TrainerV1alpha1TrainJob, "TrainingRuntime": TrainerV1alpha1TrainingRuntime}
@@ -35,6 +37,10 @@ ASKED: dict[str, Any] = {
     "time_limit_s": 3600.0,
     "environment": {"NCCL_DEBUG": "INFO"},
 }
+
+
+def submit(job: ClusterJob, options: KubernetesOptions) -> int:
+    return launch(KubernetesLauncher(options), job)
 
 
 def written(kind: str, job: dict[str, Any], options: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,5 @@
 """Submitting without a Slurm: what is handed over, shown and refused; what is left behind."""
 
-import io
 import os
 import signal
 from pathlib import Path
@@ -8,12 +7,18 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UsageError
+from paceline.launch.cluster import ClusterJob
+from paceline.launch.follow import launch
+from paceline.launch.slurm import commands
+from paceline.launch.slurm.launcher import SlurmLauncher, job_environment
 from paceline.launch.slurm.options import SlurmOptions
-from paceline.launch.slurm.requests import requests_noted
-from paceline.launch.slurm.submit import job_environment, submit
-from paceline.launch.slurm.tail import Tail
+from paceline.launch.tail import Tail
 from tests.launch.slurm.test_commands import put
 from tests.launch.slurm.test_script import job
+
+
+def submit(job: ClusterJob, options: SlurmOptions) -> int:
+    return launch(SlurmLauncher(options), job)
 
 
 def test_without_slurm_it_says_so_and_leaves_nothing(
@@ -70,7 +75,7 @@ def test_the_jobs_environment() -> None:
         "SLURM_JOB_ID": "7",
         "SBATCH_QOS": "high",
     }
-    assert job_environment(here, {"TOKEN": "x"}) == {
+    assert job_environment(job(environment={"TOKEN": "x"}), here) == {
         "HOME": "/me",
         "PACELINE_LR": "0.1",
         "SLURM_CONF": "/etc/slurm.conf",
@@ -79,35 +84,32 @@ def test_the_jobs_environment() -> None:
     }
 
 
-def test_output_is_shown_line_by_line(tmp_path: Path) -> None:
-    path, shown = tmp_path / "log", io.StringIO()
-    tail = Tail(path, shown)
-    tail.pump()  # not there yet
+def test_output_is_read_line_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    tail, shown = Tail(path), ""
+    assert tail.read() == ""  # not there yet
     assert not tail.seen
     text = "one\ntwö\nthree".encode()
     for end in (2, 6, 7, len(text)):  # in the middle of a line, and of a character
         path.write_bytes(text[:end])
-        tail.pump()
-    assert shown.getvalue() == "one\ntwö\n"
-    tail.finish()
-    assert shown.getvalue() == "one\ntwö\nthree\n"
+        shown += tail.read()
+    assert shown == "one\ntwö\n"
+    assert tail.read(whole_lines=False) == "three\n"
+    assert tail.read(whole_lines=False) == ""
     assert tail.seen
 
 
-def test_signals_close_together_are_one_request() -> None:
-    with requests_noted() as requests:
-        for _ in range(2):
-            signal.raise_signal(signal.SIGINT)
-        assert requests.count == 1
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_job_outlives_the_terminal(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, while_submitted = signal.getsignal(number), []
 
+    def note(*words: object) -> str:
+        while_submitted.append(signal.getsignal(number))
+        return "7"
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_both_signals_that_ask_to_stop_are_noted(number: signal.Signals) -> None:
-    """Not SIGHUP: the job outlives the terminal."""
-    before = {n: signal.getsignal(n) for n in (number, signal.SIGHUP)}
-    with requests_noted() as requests:
-        assert signal.getsignal(number) not in (before[number], signal.SIG_DFL)
-        assert signal.getsignal(signal.SIGHUP) == before[signal.SIGHUP]
-        signal.raise_signal(number)
-        assert requests.count == 1
-    assert signal.getsignal(number) == before[number]
+    monkeypatch.setattr(commands, "submit_script", note)
+    asked = job(directory=tmp_path, run_dir="run", detach=True)
+    assert submit(asked, SlurmOptions()) == 0
+    assert (while_submitted == [before]) == (number == signal.SIGHUP)

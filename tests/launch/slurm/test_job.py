@@ -7,11 +7,13 @@ import pytest
 
 from paceline.errors import InfrastructureError
 from paceline.files import write_json
+from paceline.launch import follow as following
+from paceline.launch.follow import follow
+from paceline.launch.signals import StopRequests
 from paceline.launch.slurm import commands
-from paceline.launch.slurm import follow as following
+from paceline.launch.slurm import job as slurm_job
 from paceline.launch.slurm.files import ended_path
-from paceline.launch.slurm.follow import Submitted, follow
-from paceline.launch.slurm.requests import Requests
+from paceline.launch.slurm.job import SlurmJob
 from paceline.launch.slurm.states import JobState
 from paceline.results.run_directory import RunDirectory
 
@@ -24,14 +26,14 @@ class Played:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *states: JobState | None) -> None:
         self._states: Iterator[JobState | None] = iter(states)
-        self.requests = Requests()
+        self.requests = StopRequests()
         self.told: list[str] = []
         self.asked = 0
         self.second_at = 0
         """At which question the user asks to stop a second time; 0 for never."""
-        monkeypatch.setattr(following, "_ASK_S", (0.0, 0.0))
-        monkeypatch.setattr(following, "_LOOK_S", 0.0)
-        monkeypatch.setattr(following, "_SETTLE_S", 0.0)
+        monkeypatch.setattr(slurm_job, "_ASK_S", (0.0, 0.0))
+        monkeypatch.setattr(following, "LOOK_S", 0.0)
+        monkeypatch.setattr(slurm_job, "_SETTLE_S", 0.0)
         monkeypatch.setattr(commands, "ask", self._ask)
         monkeypatch.setattr(commands, "has_workers", lambda job_id: self.asked > 1)
         for name in ("forbid_requeue", "signal_workers", "cancel"):
@@ -45,14 +47,14 @@ class Played:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Submitted:
+def job(tmp_path: Path) -> SlurmJob:
     run = RunDirectory.named(tmp_path / "run")
     run.slurm.mkdir(parents=True)
-    return Submitted(job_id="7", run=run, python="/py")
+    return SlurmJob("7", run, "/py")
 
 
 def test_workers_are_told_once_there_are_any(
-    job: Submitted, monkeypatch: pytest.MonkeyPatch
+    job: SlurmJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm = Played(monkeypatch, RUNNING, RUNNING, RUNNING, CANCELLED)
     slurm.requests.count = 1
@@ -60,7 +62,7 @@ def test_workers_are_told_once_there_are_any(
     assert slurm.told == ["forbid_requeue", "signal_workers"]
 
 
-def test_a_second_signal_cancels_at_once(job: Submitted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_signal_cancels_at_once(job: SlurmJob, monkeypatch: pytest.MonkeyPatch) -> None:
     slurm = Played(monkeypatch, RUNNING, RUNNING, RUNNING, RUNNING, CANCELLED)
     slurm.requests.count, slurm.second_at = 1, 3
     assert follow(job, slurm.requests) == 75
@@ -68,7 +70,7 @@ def test_a_second_signal_cancels_at_once(job: Submitted, monkeypatch: pytest.Mon
 
 
 def test_a_job_that_waits_is_taken_out(
-    job: Submitted, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    job: SlurmJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slurm = Played(monkeypatch, WAITING, CANCELLED)
     slurm.requests.count = 1
@@ -78,13 +80,16 @@ def test_a_job_that_waits_is_taken_out(
 
 
 def test_the_jobs_own_word_counts(
-    job: Submitted, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    job: SlurmJob,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     reason = JobState(state="PENDING", reason="Resources")
     slurm = Played(monkeypatch, reason, reason, RUNNING, JobState(state="FAILED", exit_code=1))
     job.output.write_text("epoch 1\n")
-    write_json(ended_path(job.run, "7"), {"code": 65, "restarts": 0})
-    monkeypatch.setattr(following, "_SETTLE_S", 60.0)
+    write_json(ended_path(RunDirectory.named(tmp_path / "run"), "7"), {"code": 65, "restarts": 0})
+    monkeypatch.setattr(slurm_job, "_SETTLE_S", 60.0)
     assert follow(job, slurm.requests) == 65
     said = capsys.readouterr()
     assert said.out == "epoch 1\n"
@@ -92,13 +97,13 @@ def test_the_jobs_own_word_counts(
     assert slurm.told == []
 
 
-def test_a_job_that_slurm_has_forgotten(job: Submitted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_slurm_has_forgotten(job: SlurmJob, monkeypatch: pytest.MonkeyPatch) -> None:
     slurm = Played(monkeypatch, RUNNING, None, None)
     assert follow(job, slurm.requests) == 70
 
 
 def test_one_can_leave_when_slurm_does_not_answer(
-    job: Submitted, monkeypatch: pytest.MonkeyPatch
+    job: SlurmJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm = Played(monkeypatch)
     slurm.requests.count = 2

@@ -14,15 +14,21 @@ import pytest
 import yaml
 
 from paceline._version import __version__
-from paceline.errors import ExitCode, UsageError
+from paceline.errors import ExitCode, InfrastructureError, UsageError
+from paceline.launch.cluster import ClusterJob
+from paceline.launch.follow import launch
+from paceline.launch.skypilot.launcher import SkypilotLauncher
 from paceline.launch.skypilot.options import SkypilotOptions
-from paceline.launch.skypilot.submit import exit_code, submit
 from paceline.launch.skypilot.task import task
 from tests.launch.cluster_jobs import a_job
 from tests.launch.waiting import patient
 from tests.support.played import Answer, Played
 
 TEXT, WHOLE = {"type": "string"}, {"type": "integer", "minimum": 0}
+
+
+def submit(job: ClusterJob, options: SkypilotOptions) -> int:
+    return launch(SkypilotLauncher(options), job)
 
 
 def closed(**properties: object) -> dict[str, object]:
@@ -144,6 +150,13 @@ def test_the_script_tells_its_exit_code(code: int, tmp_path: Path) -> None:
     assert done.stdout.endswith(f"paceline: exit code {code}\n")
 
 
+@pytest.fixture
+def sky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
+    played = Played(tmp_path / "bin", "sky")
+    monkeypatch.setenv("PATH", f"{played.directory}:{os.environ['PATH']}")
+    return played
+
+
 @pytest.mark.parametrize(
     ("own", "told", "expected"),
     [
@@ -151,19 +164,15 @@ def test_the_script_tells_its_exit_code(code: int, tmp_path: Path) -> None:
         (100, [70, 65], 65),
         (100, [70, 75], 70),
         (100, [75, 75], 75),
+        (100, [0], 70),
         (1, [], 70),
         (100, [1], 70),
     ],
 )
-def test_the_exit_code(own: int, told: list[int], expected: int) -> None:
-    assert exit_code(own, told) == expected
-
-
-@pytest.fixture
-def sky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
-    played = Played(tmp_path / "bin", "sky")
-    monkeypatch.setenv("PATH", f"{played.directory}:{os.environ['PATH']}")
-    return played
+def test_the_exit_code(own: int, told: list[int], expected: int, sky: Played) -> None:
+    text = "".join(f"(head, rank={n}) paceline: exit code {c}\n" for n, c in enumerate(told))
+    sky.play({"launch": Answer(text, code=own)})
+    assert submit(a_job(), SkypilotOptions()) == expected
 
 
 def test_it_is_launched_and_its_exit_code_found(
@@ -211,14 +220,12 @@ def test_ctrl_c_cancels_and_says_how_to_go_on(
     assert "--resume and --run-dir /paceline-runs/runs/a" in capfd.readouterr().out
 
 
-def test_a_cancel_that_fails_says_what_may_still_cost(
-    sky: Played, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cancel_that_fails_says_what_may_still_cost(sky: Played) -> None:
     sky.play({"launch -c": Answer("epoch 1\n", until='"cancel"'), "cancel": Answer(code=1)})
     thread = interrupt_once_called(sky)
-    assert submit(a_job(), SkypilotOptions()) == ExitCode.INFRASTRUCTURE
+    with pytest.raises(InfrastructureError, match=r"cost.* sky down paceline-digits-"):
+        submit(a_job(), SkypilotOptions())
     thread.join()
-    assert "sky down paceline-digits-" in capfd.readouterr().err
 
 
 def test_a_dry_run_prints_the_task(capsys: pytest.CaptureFixture[str]) -> None:

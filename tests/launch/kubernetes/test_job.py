@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 
 from paceline.errors import ExitCode, InfrastructureError, UsageError
+from paceline.launch import follow
+from paceline.launch.cluster import ClusterJob
+from paceline.launch.follow import launch
 from paceline.launch.json_fields import Answer as Json
-from paceline.launch.kubernetes import follow
+from paceline.launch.kubernetes import job as kubernetes_job
+from paceline.launch.kubernetes.launcher import KubernetesLauncher
 from paceline.launch.kubernetes.options import KubernetesOptions
 from paceline.launch.kubernetes.outcome import describe_wait, outcome, read_pods
-from paceline.launch.kubernetes.submit import submit
 from tests.launch.cluster_jobs import a_job
 from tests.launch.waiting import patient
 from tests.support.played import Answer, Played
@@ -25,9 +28,14 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 OPTIONS = KubernetesOptions(kubernetes_kind="job", volume=("snapshots:/snapshots",))
 
 
+def submit(job: ClusterJob, options: KubernetesOptions) -> int:
+    return launch(KubernetesLauncher(options), job)
+
+
 @pytest.fixture
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
-    monkeypatch.setattr(follow, "POLL_S", 0.01)
+    monkeypatch.setattr(kubernetes_job, "POLL_S", 0.01)
+    monkeypatch.setattr(follow, "LOOK_S", 0.01)
     played = Played(tmp_path / "bin", "kubectl")
     monkeypatch.setenv("PATH", f"{played.directory}:{os.environ['PATH']}")
     return played

@@ -1,0 +1,103 @@
+"""The clusters that `--on` can name: ours, and those of other packages that are installed.
+
+Such a package has an entry point of the group `paceline.launchers`, which names a `LauncherEntry`.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from paceline.errors import UsageError
+from paceline.launch.base import Launcher
+
+GROUP = "paceline.launchers"
+PLACES = ("auto", "local", "here")
+"""What `--on` can say beside a cluster."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherEntry:
+    """Where a launcher is: nothing is imported before it is needed."""
+
+    heading: str
+    """Over its options, in `--help`."""
+    options: str
+    """`module:class`: the dataclass of its options, in a small module: every command imports it."""
+    launcher: str
+    """`module:class`: the Launcher, made of these options."""
+
+    def options_class(self) -> type:
+        """Import the dataclass of options."""
+        found: type = _imported(self.options)
+        return found
+
+    def make(self, options: object) -> Launcher:
+        """Import the launcher, and make one."""
+        launcher: Callable[[object], Launcher] = _imported(self.launcher)
+        return launcher(options)
+
+
+_BUILT_IN: Mapping[str, LauncherEntry] = {
+    "slurm": LauncherEntry(
+        heading="Slurm",
+        options="paceline.launch.slurm.options:SlurmOptions",
+        launcher="paceline.launch.slurm.launcher:SlurmLauncher",
+    ),
+    "kubernetes": LauncherEntry(
+        heading="Kubernetes",
+        options="paceline.launch.kubernetes.options:KubernetesOptions",
+        launcher="paceline.launch.kubernetes.launcher:KubernetesLauncher",
+    ),
+    "skypilot": LauncherEntry(
+        heading="SkyPilot",
+        options="paceline.launch.skypilot.options:SkypilotOptions",
+        launcher="paceline.launch.skypilot.launcher:SkypilotLauncher",
+    ),
+    "sagemaker": LauncherEntry(
+        heading="SageMaker",
+        options="paceline.launch.sagemaker.options:SagemakerOptions",
+        launcher="paceline.launch.sagemaker.launcher:SagemakerLauncher",
+    ),
+}
+
+
+def launcher_names() -> tuple[str, ...]:
+    """List the names that `--on` takes for a cluster. No other package is imported for that."""
+    return tuple(dict.fromkeys((*_BUILT_IN, *sorted(point.name for point in _others()))))
+
+
+@cache
+def launchers() -> Mapping[str, LauncherEntry]:
+    """Give all launchers by their names, ours first.
+
+    Raises:
+        UsageError: Another package's has a name that is taken, or can't be imported.
+    """
+    found = dict(_BUILT_IN)
+    for point in sorted(_others(), key=lambda point: point.name):
+        whose = f"the launcher {point.name!r} ({point.value})"
+        if point.name in (*PLACES, *found):
+            raise UsageError(f"{whose} has a name that is taken: uninstall its package")
+        try:
+            entry = point.load()
+        except (ImportError, AttributeError) as error:
+            raise UsageError(
+                f"{whose} can't be imported: {error}. Uninstall its package"
+            ) from error
+        if not isinstance(entry, LauncherEntry):
+            raise UsageError(f"{whose} is {entry!r}; it should be a LauncherEntry")
+        found[point.name] = entry
+    return found
+
+
+@cache
+def _others() -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=GROUP))
+
+
+def _imported(reference: str) -> Any:
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,159 @@
+"""`--on skypilot`: a training on machines that SkyPilot rents, on whatever cloud."""
+
+import re
+import secrets
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import final
+
+from paceline.errors import ExitCode, UsageError
+from paceline.launch.base import JobLostError, Launcher, Outcome, SubmittedJob
+from paceline.launch.child_command import ChildCommand
+from paceline.launch.cluster import ClusterJob
+from paceline.launch.node_command import exit_code_of_nodes, how_to_resume, label
+from paceline.launch.scratch import own_directory
+from paceline.launch.signals import StopRequests
+from paceline.launch.skypilot.options import SkypilotOptions
+from paceline.launch.skypilot.task import EXIT_LINE, run_dir, task
+from paceline.launch.yaml_text import to_yaml
+
+_MOST_OF_A_NAME = 30
+_EXITED = re.compile(re.escape(EXIT_LINE) + r"(\d+)")
+
+
+@final
+class SkypilotLauncher(Launcher):
+    """Has SkyPilot rent machines and run a task on them."""
+
+    def __init__(self, options: SkypilotOptions) -> None:
+        self._options = options
+
+    def render(self, job: ClusterJob) -> str:
+        """Write the task file."""
+        own = secrets.token_hex(3)
+        return to_yaml(task(job, self._options, label(job.name, own, _MOST_OF_A_NAME), own))
+
+    def submit(self, job: ClusterJob, stop: StopRequests) -> "SkypilotJob":
+        """Start SkyPilot's command, which submits the task and shows its output."""
+        own = secrets.token_hex(3)
+        name = label(job.name, own, _MOST_OF_A_NAME)
+        written = to_yaml(task(job, self._options, name, own))
+        return SkypilotJob(find_sky(), job, self._options, name, written)
+
+
+@final
+class SkypilotJob(SubmittedJob):
+    """A `sky` command that runs, from the first machine that is rented to the training's end."""
+
+    stop_limit_s = 300.0
+
+    def __init__(
+        self, sky: str, job: ClusterJob, options: SkypilotOptions, name: str, written: str
+    ) -> None:
+        """Start the command.
+
+        Args:
+            sky: Path of SkyPilot's command.
+            job: The training.
+            options: Which machines to rent.
+            name: Of the task.
+            written: The task file.
+        """
+        down = "jobs cancel -n" if options.use_spot else "down"
+        super().__init__(name, f"sky {down} {name}", after_detaching=None)
+        self._sky = sky
+        self._job = job
+        self._options = options
+        self._directory = TemporaryDirectory(dir=own_directory())
+        path = Path(self._directory.name, f"{name}.yaml")
+        path.write_text(written)
+        self._launch = ChildCommand([sky, *launch_words(job, options, name, path)], is_read=True)
+        self._cancellation: ChildCommand | None = None
+        self._is_read = False
+        self._line = ""
+        self._told: list[int] = []
+
+    @property
+    def poll_s(self) -> float:
+        """Nobody is asked, but a process here."""
+        return 0.0
+
+    def poll(self) -> str | Outcome:
+        """Look whether the command has ended, or that which cancels the task."""
+        if self._cancellation is not None and self._cancellation.code is not None:
+            if self._cancellation.code:
+                raise JobLostError(
+                    f"{self.name} couldn't be cancelled: it may still run, and cost. Look, and end "
+                    f"it: {self.stop_command}"
+                )
+            return Outcome(code=ExitCode.RESUMABLE, reason="it was cancelled")
+        code = self._launch.code
+        if self._cancellation is not None or code is None or not self._is_read:
+            return ""
+        if code == 0:
+            return Outcome(code=ExitCode.DONE)
+        told = {given for given in self._told if given}  # of all attempts: one may have succeeded
+        return Outcome(code=exit_code_of_nodes(told), reason=f"sky ended with exit code {code}")
+
+    def logs(self) -> str | None:
+        """Give what SkyPilot prints, and note the nodes' exit codes in it."""
+        text = None if self._is_read else self._launch.read()
+        if text is None:
+            self._is_read = True
+            return None
+        *lines, self._line = (self._line + text).split("\n")
+        self._told += [int(found[1]) for line in lines if (found := _EXITED.search(line))]
+        return text
+
+    def stop(self) -> None:
+        """Have SkyPilot cancel the task."""
+        words = cancel_words(self._options, self.name)
+        self._cancellation = ChildCommand([self._sky, *words])
+
+    def cancel(self) -> Outcome | None:
+        """SkyPilot has no faster way."""
+        raise JobLostError(
+            f"not waiting any longer. {self.name} may still run, and cost. Look, and end it: "
+            f"{self.stop_command}"
+        )
+
+    def resume_hint(self) -> str:
+        """Give the options, where a bucket has kept the run directory."""
+        if self._options.keep_in is None:
+            return "There was no --keep-in: the run directory is on the machines alone"
+        return how_to_resume(run_dir(self._job, self._options))
+
+    def close(self) -> None:
+        """End the commands, if they still run; the training goes on or not."""
+        for command in filter(None, (self._launch, self._cancellation)):
+            command.end()
+        self._directory.cleanup()
+
+
+def launch_words(job: ClusterJob, options: SkypilotOptions, name: str, path: Path) -> list[str]:
+    """Write SkyPilot's command after `sky`: a managed job where machines may be taken away."""
+    words = ["jobs", "launch", "-n", name] if options.use_spot else ["launch", "-c", name]
+    return [*words, "--yes", *(["--detach-run"] if job.detach else []), str(path)]
+
+
+def cancel_words(options: SkypilotOptions, name: str) -> list[str]:
+    """Write the command after `sky` that stops the training."""
+    if options.use_spot:
+        return ["jobs", "cancel", "--yes", "-n", name]
+    return ["cancel", "--yes", "--all", name]
+
+
+def find_sky() -> str:
+    """Find SkyPilot's command.
+
+    Raises:
+        UsageError: It isn't installed.
+    """
+    program = shutil.which("sky")
+    if program is None:
+        raise UsageError(
+            "--on skypilot needs SkyPilot, whose command `sky` isn't on the PATH: pip install "
+            "'skypilot[aws]' (or your cloud); or print the task file with --dry-run"
+        )
+    return program

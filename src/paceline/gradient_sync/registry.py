@@ -21,6 +21,9 @@ ENTRY_POINTS = "paceline.gradient_sync"
 class SyncEntry:
     """What is known of a way of combining gradients before it is imported."""
 
+    implementation: str
+    """What makes the `GradientSync` of a `SyncContext`, as `module:name`: a class, or a function.
+    Imported by the workers alone, since it needs torch."""
     help: str
     """What `--help` says of it: a few words, without a full stop."""
     options: tuple[str, ...] = ()
@@ -37,40 +40,49 @@ class SyncEntry:
 
 
 _LOCAL = ("sync_warmup_steps", "sync_every", "sync_delay", "sync_parts", "sync_precision")
+_HERE = "paceline.training.sync"
 
 OURS: Mapping[str, SyncEntry] = {
     "allreduce": SyncEntry(
+        implementation=f"{_HERE}.allreduce:AllReduceSync",
         help="averaged in full in every step",
     ),
     "ordered": SyncEntry(
+        implementation=f"{_HERE}.ordered:OrderedSync",
         help="summed in a fixed order, the same bits on any number of workers (needs --shards)",
         needs_shards=True,
     ),
     "bf16": SyncEntry(
+        implementation=f"{_HERE}.allreduce:average_in_bf16",
         help="half the bytes, rounded to 8 bits of fraction",
         sends_half=True,
     ),
     "fp16": SyncEntry(
+        implementation=f"{_HERE}.allreduce:average_in_fp16",
         help="half the bytes, rounded to 11 bits of fraction, at most 65504",
         sends_half=True,
     ),
     "powersgd": SyncEntry(
+        implementation=f"{_HERE}.powersgd:PowerSGDSync",
         help="two thin matrices instead of each large one, a hundredth of the bytes, an "
         "approximation",
         options=("sync_warmup_steps", "powersgd_rank"),
         label="{sync} of rank {powersgd_rank}",
     ),
     "local": SyncEntry(
+        implementation=f"{_HERE}.local_sgd:make_local",
         help="each worker trains on its own, and weights are averaged every --sync-every steps",
         options=_LOCAL,
         own_weights=True,
     ),
     "diloco": SyncEntry(
+        implementation=f"{_HERE}.local_sgd:make_local",
         help="the same, with momentum over the averages",
         options=(*_LOCAL, "outer_lr", "outer_momentum"),
         own_weights=True,
     ),
     "auto": SyncEntry(
+        implementation=f"{_HERE}.auto:make_auto",
         help="measures the first steps and chooses",
         sends_half=True,
     ),

@@ -12,7 +12,7 @@ from benchmarks.injection.training import BrokenPromiseError, MissedError, Train
 Act = Callable[[Training], object]
 
 STARTS_AGAIN = r"All workers start again from "
-STOPPED = r"Stopped\. It can (go on|start again)"
+STOPPED = r"Stopped\. (Resume|Start again)"
 STOPPED_EARLY = rf"{STOPPED}|Stopped before the training began"
 
 

@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -34,6 +34,7 @@ from paceline.training.rng import seed_everything
 from paceline.training.run_metadata import summarize
 from paceline.training.setup import open_session
 from paceline.training.signals import StopFlag
+from paceline.training.sync.allreduce import ReplicaSync
 
 Settings = Mapping[str, OptionValue]
 MakeJob = Callable[[], Job]
@@ -228,6 +229,8 @@ def run_training_on(
         training.train.source, training.validation.source = trained, evaluated
         engine = session.engine
         engine.console = console
+        if isinstance(engine.sync, ReplicaSync):
+            engine.sync.context = replace(engine.sync.context, console=console)
         with suppress(InterruptedTraining):
             train(training)
         engine.keeper.flush()

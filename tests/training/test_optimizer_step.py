@@ -1,6 +1,7 @@
 """A step: backward, combine, clip, update; beside plain PyTorch in one process."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,12 @@ from paceline.data.order import epoch_order
 from paceline.distributed.group import Group
 from paceline.errors import JobError, UsageError
 from paceline.gradient_sync.powersgd import PowerSGD
-from paceline.gradient_sync.replica import Replica
 from paceline.launch.heartbeat import note
 from paceline.options.fields import OptionValue
 from paceline.training.optimizer_step import LossScaler, Stepper
 from paceline.training.profiling.step_profiler import Pace
 from paceline.training.rng import seed_everything
+from paceline.training.sync.allreduce import ReplicaSync
 from tests.support.ranks import run_ranks
 from tests.support.sessions import (
     BATCH,
@@ -45,15 +46,12 @@ def make_stepper(
     optimizers: list[torch.optim.Optimizer],
     scaler: LossScaler | None = None,
     clip_norm: float | None = None,
-    replicas: tuple[Replica, ...] = (),
 ) -> Stepper:
     return Stepper(
-        world_size=1,
         scaler=scaler,
         clip_norm=clip_norm,
         pace=Pace(note, CPU, 1, dict),
         report=lambda _: None,
-        replicas=list(replicas),
         zero_grads=[optimizer.zero_grad for optimizer in optimizers],
     )
 
@@ -97,7 +95,7 @@ def test_a_loss_scaler_is_used_in_the_order_of_pytorchs_examples(early: bool) ->
     optimizer = sgd(model)
     stepper = make_stepper([optimizer], scaler, clip_norm=0.1)
     for step in range(ROUNDS):
-        stepper.backward(losses(model, step), whole(points()[0][:BATCH]))
+        stepper.run_backward(losses(model, step), 1.0, completes=True)
         if early:
             stepper.unscale([optimizer])
         stepper.update([optimizer])
@@ -113,12 +111,11 @@ def test_once_unscaled_gradients_take_no_more() -> None:
     model = net()
     optimizer = sgd(model)
     stepper = make_stepper([optimizer], make_scaler())
-    batch = whole(points()[0][:BATCH])
-    stepper.backward(losses(model, 0), batch)
-    stepper.backward(losses(model, 1), batch)
+    stepper.run_backward(losses(model, 0), 1.0, completes=True)
+    stepper.run_backward(losses(model, 1), 1.0, completes=True)
     stepper.unscale([optimizer])
     with pytest.raises(UsageError, match="with fp16 the gradients have their true size"):
-        stepper.backward(losses(model, 2), batch)
+        stepper.run_backward(losses(model, 2), 1.0, completes=True)
 
 
 def test_the_optimizers_that_arent_asked_keep_their_weights_and_lose_their_gradients() -> None:
@@ -127,7 +124,7 @@ def test_the_optimizers_that_arent_asked_keep_their_weights_and_lose_their_gradi
     optimizers: list[torch.optim.Optimizer] = [sgd(first), sgd(second)]
     before = weights_of(second)
     stepper = make_stepper(optimizers)
-    stepper.backward(losses(first, 0) + losses(second, 0), whole(points()[0][:BATCH]))
+    stepper.run_backward(losses(first, 0) + losses(second, 0), 1.0, completes=True)
     stepper.update(optimizers[:1])
     assert_weights(weights_of(second), before, atol=0)
     assert all(p.grad is None for p in second.parameters())
@@ -204,23 +201,24 @@ class Two(nn.Module):
 
 
 @pytest.mark.ranks
-def test_what_an_abandoned_step_reached_counts_for_nothing() -> None:
+def test_what_an_abandoned_step_reached_counts_for_nothing(tmp_path: Path) -> None:
     def body(group: Group) -> bool:
-        torch.manual_seed(0)
-        model = Two()
-        replica = Replica(model, group)
-        replica.defer_to(PowerSGD(group.world_size, 1))
-        stepper = make_stepper([sgd(model)], replicas=(replica,))
-        inputs = points()[0][:BATCH]
-        model(inputs, deep=True).backward()
-        replica.settle()
-        stepper.hold_back(syncing=False)
-        model(inputs, deep=True).backward()  # the first piece of a step that the script leaves
-        stepper.abandon()
-        model(inputs, deep=False).backward()
-        with pytest.raises(JobError, match=r"second\..* got no gradient in this step"):
+        with session_on(group, tmp_path, {"sync": "powersgd", "powersgd_rank": 1}) as s:
+            torch.manual_seed(0)
+            model, sync = s.model(Two()), s.engine.sync
+            assert isinstance(sync, ReplicaSync)
+            replica = sync.replicas[0]
+            replica.defer_to(PowerSGD(group.world_size, 1))
+            inputs = points()[0][:BATCH]
+            model(inputs, deep=True).backward()
             replica.settle()
-        return replica.syncing
+            sync.begin_piece(replace(whole(inputs), last=False))
+            model(inputs, deep=True).backward()  # the first piece of a step that the script leaves
+            sync.abandon_step()
+            model(inputs, deep=False).backward()
+            with pytest.raises(JobError, match=r"second\..* got no gradient in this step"):
+                replica.settle()
+            return replica.syncing
 
     assert run_ranks(2, body) == [True, True]
 

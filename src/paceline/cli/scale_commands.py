@@ -11,6 +11,7 @@ from paceline.launch.ssh.options import HostsOptions
 from paceline.options.command_line import flag, words
 from paceline.options.fields import OptionValue
 from paceline.scaling.cleanup import sweep
+from paceline.scaling.options import METHODS, PLAIN
 from paceline.scaling.plan import (
     ENDED_FROM_OUTSIDE,
     Size,
@@ -148,5 +149,4 @@ def usual_method(given: Mapping[str, OptionValue], recipe: Mapping[str, OptionVa
     if given.get("shards") is not None:
         return "ordered"
     own = recipe.get("sync")
-    known: tuple[SyncMethod, ...] = ("ordered", "bf16", "fp16", "powersgd", "local", "diloco")
-    return next((method for method in known if method == own), "allreduce")
+    return next((method for method in METHODS if method == own != "auto"), PLAIN)

@@ -1,41 +1,37 @@
-"""What a user may say about how the workers' gradients become one. Imports no torch."""
+"""What a user may say about how the workers' gradients are combined. Imports no torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from paceline.errors import UsageError
+from paceline.gradient_sync.registry import describe_choices, sync_methods
 from paceline.options.fields import LARGEST_NUMBER, OptionValue
 
-SyncMethod = Literal["allreduce", "ordered", "bf16", "fp16", "powersgd", "local", "diloco", "auto"]
+if TYPE_CHECKING:
+    SyncMethod = str  # a checker can't know which packages are installed
+else:
+    SyncMethod = Literal[tuple(sync_methods())]
 SyncPrecision = Literal["fp32", "bf16", "int8"]
 
-LOCAL_METHODS = ("local", "diloco")
+LOCAL_METHODS = tuple(name for name, entry in sync_methods().items() if entry.own_weights)
 """Methods that average weights every few steps instead of gradients in each."""
 POWERSGD_BUCKETS = 4
 """Into as many PowerSGD cuts a model's gradients at most: what all but the last one take hides
 behind the backward pass, and each costs two rounds of small messages."""
 
-_LOCAL = ("sync_warmup_steps", "sync_every", "sync_delay", "sync_parts", "sync_precision")
 OWN_OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "powersgd": ("sync_warmup_steps", "powersgd_rank"),
-    "local": _LOCAL,
-    "diloco": (*_LOCAL, "outer_lr", "outer_momentum"),
+    name: entry.options for name, entry in sync_methods().items() if entry.options
 }
 """Options that only some methods have, by method."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SyncOptions:
-    """How the workers' gradients become one."""
+    """How the workers' gradients are combined."""
 
-    sync: SyncMethod | None = None
-    """How gradients become one. allreduce: averaged in full in every step. ordered: summed in a
-    fixed order, the same bits on any number of workers (needs --shards). bf16, fp16: half the
-    bytes, rounded. powersgd: two thin matrices instead of each large one, a hundredth of the bytes,
-    an approximation. local: each worker trains on its own, and weights are averaged every
-    --sync-every steps. diloco: the same, with momentum over the averages. auto: measures the first
-    steps and chooses. Default: allreduce; ordered with --shards."""
+    sync: SyncMethod | None = field(default=None, metadata={"help": describe_choices()})
+    """How the workers' gradients are combined. Default: allreduce; ordered with --shards."""
 
     sync_warmup_steps: int | None = None
     """With powersgd, local and diloco: average gradients in full for this many steps first.

@@ -47,7 +47,8 @@ def option_fields(component: type, group: str) -> tuple[OptionField, ...]:
     """List the options of one component in the order of its dataclass.
 
     Args:
-        component: A frozen dataclass whose fields all have defaults and docstrings.
+        component: A frozen dataclass whose fields all have defaults and docstrings. What is known
+            at run time alone comes after the docstring, from a field's metadata `help`.
         group: The heading for `--help`.
 
     Raises:
@@ -59,7 +60,7 @@ def option_fields(component: type, group: str) -> tuple[OptionField, ...]:
     for field in fields(component):
         if field.default is MISSING or not described.get(field.name):
             raise TypeError(f"{component.__name__}.{field.name} needs a default and a docstring")
-        text = " ".join(described[field.name].split())
+        text = " ".join([*described[field.name].split(), *field.metadata.get("help", "").split()])
         listed.append(
             OptionField(
                 name=field.name,

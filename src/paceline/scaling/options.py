@@ -1,15 +1,16 @@
 """What a user may say about a study of scaling. Imports no torch."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from paceline.errors import UsageError
 from paceline.gradient_sync.options import SyncMethod
+from paceline.gradient_sync.registry import sync_methods
 from paceline.options.quantities import parse_sizes
 
 Mode = Literal["weak", "strong"]
 
-METHODS: tuple[str, ...] = get_args(SyncMethod)
+METHODS: tuple[SyncMethod, ...] = tuple(sync_methods())
 PLAIN: SyncMethod = "allreduce"
 """What one worker is always measured with: it combines nothing."""
 
@@ -84,8 +85,7 @@ def parse_methods(text: str | None) -> tuple[SyncMethod, ...]:
             )
         if words.count(word) > 1:
             raise UsageError(f"--methods is {text}: {word} stands there twice")
-    known: tuple[SyncMethod, ...] = get_args(SyncMethod)
-    return tuple(method for word in words for method in known if method == word)
+    return tuple(words)
 
 
 def usual_workers(most: int) -> tuple[int, ...]:

@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import get_args
 
 from paceline.errors import UsageError
 from paceline.gradient_sync.network_model import Library
 from paceline.gradient_sync.options import LOCAL_METHODS, SyncMethod, SyncOptions, SyncPrecision
 from paceline.options.durations import parse_duration_s
 from paceline.options.quantities import parse_sizes
-from paceline.scaling.options import METHODS, Mode
+from paceline.scaling.options import Mode
 
 PREDICTED: tuple[SyncMethod, ...] = (
     "allreduce",
@@ -130,19 +129,13 @@ class PredictOptions:
         if self.methods is None:
             return tuple(self._settled(SyncOptions(sync=name)) for name in PREDICTED)
         words = [word.strip() for word in self.methods.split(",")]
-        known: tuple[SyncMethod, ...] = get_args(SyncMethod)
         for word in words:
-            if word not in METHODS or word == "auto":
+            if word not in PREDICTED:
                 raise UsageError(
                     f"--methods is {self.methods}, but {word!r} can't be predicted. Known: "
                     + ", ".join(PREDICTED)
                 )
-        return tuple(
-            self._settled(SyncOptions(sync=name))
-            for name in known
-            for word in dict.fromkeys(words)
-            if name == word
-        )
+        return tuple(self._settled(SyncOptions(sync=name)) for name in PREDICTED if name in words)
 
     def _settled(self, method: SyncOptions) -> SyncOptions:
         if method.sync == "powersgd":

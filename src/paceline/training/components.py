@@ -1,13 +1,14 @@
 """What a training consists of: what a step changes and a snapshot holds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from paceline.checkpoint.flatten import restore_optimizer
 from paceline.errors import UsageError
 from paceline.training.snapshots.script_state import Kept, PerPart, State, Stateful
 
@@ -95,6 +96,27 @@ class Parts:
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Name the parameters of all models, as snapshots do."""
         return dict(self.model.named_parameters())
+
+    def restore_optimizer(
+        self,
+        optimizer: Optimizer,
+        slots: Mapping[str, Tensor],
+        saved: Mapping[str, object],
+        asked: Sequence[str],
+    ) -> None:
+        """Give an optimizer a state that `flatten_optimizer` took apart. Local to the worker.
+
+        Args:
+            optimizer: One of these.
+            slots: Its tensors.
+            saved: Its other values.
+            asked: Options of its groups that stay as they are: what the user asks for now holds,
+                also where it differs from the snapshot's.
+        """
+        kept = [{n: group[n] for n in asked if n in group} for group in optimizer.param_groups]
+        restore_optimizer(optimizer, self.model.named_parameters(), slots, saved)
+        for group, options in zip(optimizer.param_groups, kept, strict=True):
+            group.update(options)
 
     def drop_gradients(self) -> None:
         """Drop the gradients of all models."""

@@ -21,7 +21,13 @@ from paceline.metrics.counters import StepCounters, Totals
 from paceline.results.run_directory import RunDirectory
 from paceline.training.batches.empty_batch import StandIn
 from paceline.training.batches.load_balancing import SpeedMeter, rebalance
-from paceline.training.batches.loader import EvalLoader, Loader, refuse_eval_batch, refuse_pass
+from paceline.training.batches.loader import (
+    EvalLoader,
+    Loader,
+    refuse_between_shards,
+    refuse_eval_batch,
+    refuse_pass,
+)
 from paceline.training.components import Parts
 from paceline.training.config import TrainConfig
 from paceline.training.early_stopping import describe_too_long
@@ -39,8 +45,7 @@ from paceline.training.snapshots.manager import SnapshotKeeper
 from paceline.training.status_exchange import NOTHING, Agreement, Status, agree, agree_on_pause
 from paceline.training.step_checks import Guard
 from paceline.training.step_counter import FreeSteps
-from paceline.training.sync.base import StepSync
-from paceline.training.sync.sharding import Sharding
+from paceline.training.sync.base import GradientSync, has_hook
 
 _TIMING_S = 2.0
 """For timing an evaluation by its first batches, at most, or one batch."""
@@ -70,10 +75,8 @@ class Engine:
     """Called once the position is known: tells the user what begins."""
     division: Division
     """Which parts of a step each worker goes through."""
-    sharding: Sharding | None = None
-    """Goes through this worker's shards, in reproducible mode."""
-    sync: StepSync | None = None
-    """Makes the workers' work one where that isn't done by every step's all-reduce alone."""
+    sync: GradientSync
+    """Combines the workers' gradients."""
     watcher: Watcher | None = None
     """Is told of every step: what `paceline verify` looks through."""
     meter: SpeedMeter | None = None
@@ -110,11 +113,20 @@ class Engine:
     """Whether the epoch's pass over the training loader has begun."""
     _left: bool = False
     """Whether the script has left its loop early, and the pass hasn't been ended."""
+    _syncs_after_step: bool = field(init=False)
+    """Whether `sync` has anything to do after a step."""
+    _syncs_at_end: bool = field(init=False)
+    """Whether it has at the end of a pass over the training loader."""
     _stand_in: StandIn = field(default_factory=StandIn)
     _trained: Totals | None = None
     _validated: bool = False
     _lr: float | None = None
     """Of the epoch's last step: the script may step its scheduler before the epoch is recorded."""
+
+    def __post_init__(self) -> None:
+        """Look once which hooks there are: what isn't there takes no time in a step."""
+        self._syncs_after_step = has_hook(self.sync, "after_step")
+        self._syncs_at_end = has_hook(self.sync, "end_epoch")
 
     def set_epochs(self, count: int) -> None:
         """Settle how long to train. Local to the worker."""
@@ -125,11 +137,12 @@ class Engine:
         """End a pass that was left; refuse what all do together between two shards of a step."""
         if self._left:
             self._close_pass()
-        if self.sharding is not None:
-            self.sharding.refuse_within(self.batch, call)
+        if self.division.is_fixed:
+            refuse_between_shards(self.batch, call)
 
     def release(self) -> None:
         """End all reader processes, and give the models their own forward pass back. Local."""
+        self.sync.close()
         self.stepper.release()
         for loader in self.loaders:
             loader.close()
@@ -147,8 +160,7 @@ class Engine:
             self.course.resume(restored)
             if restored.step_in_epoch and self.train_loader is not None:
                 self.parts.note_resumed()
-        if self.sync is not None:
-            self.sync.begin(self.course.state.step)
+        self.sync.setup(self.course.state.step)
         if self.guard is not None:
             self.guard.look(0)
         with storing(self.run.metrics_csv):
@@ -226,10 +238,9 @@ class Engine:
         refuse_pass(is_open=self._epoch_is_open and self.free is None, passed=self._passed)
         self._passed, self._left = True, False
         self.parts.put_back()
-        if self.sync is not None:
-            self.sync.begin_pass()
+        self.sync.begin_epoch()
         course, meter, most = self.course, self.meter, loader.plan.micro_batch
-        is_plain = self.sharding is None and self.watcher is None and meter is None
+        is_plain = not self.division.is_fixed and self.watcher is None and meter is None
         whole = most if is_plain else -1  # what has more samples is given in pieces
         state, pace = course.state, self.stepper.pace
         pace.begin_pass(state.step)
@@ -285,7 +296,7 @@ class Engine:
             return self._backward_alone(loss, more=more)
         if self.meter is not None:
             self.meter.end(batch.local)
-        self.stepper.backward(loss, batch, more=more)
+        self.sync.backward(loss, batch, more=more)
         self.holds_pieces = not batch.last
         if self._loss_before is not None:
             loss, self._loss_before = self._loss_before + loss.detach(), None
@@ -305,7 +316,7 @@ class Engine:
         refuse_eval_batch(self.loaders)
         if self.free is not None and self.free.take_due():
             self._do_what_is_due()
-        self.stepper.backward_alone(loss)
+        self.sync.backward(loss, None, more=more)
         step = self.course.state.step
         if self.free is not None and step != self._counted:
             self._counted = step
@@ -371,6 +382,8 @@ class Engine:
     def snapshot(self, *, best: bool = False, must: bool = False) -> None:
         """See `Session.snapshot`."""
         self.before_collective("s.snapshot()")
+        if self.batch is not None:
+            self.sync.note_open_step()
         agreed = self.agree(self.keeper.own_statistics())
         self.note.operation = "snapshot"
         self.course.saved()
@@ -389,6 +402,8 @@ class Engine:
         if save and self.begun and self.course.expects_long_evaluation:
             self.snapshot(must=True)
         self.note.operation = "evaluate"
+        if self.batch is not None:
+            self.sync.note_open_step()
         model = self.parts.model
         with self.keeper.lent(), torch.no_grad(), evaluating(model):
             yield
@@ -432,7 +447,7 @@ class Engine:
             self.before_collective("break")
             self._count_step()
             self._do_what_is_due()
-        if self.sync is not None:
+        if self._syncs_at_end:
             self.note.operation = "average"
             self.profiler.consensus(self.sync, self.course.state.step)
 
@@ -451,14 +466,11 @@ class Engine:
 
         Only the last piece's gradients are exchanged.
         """
-        if self.sharding is not None:
-            self.sharding.begin_step(self.course.state.step, batch)
         while True:
-            if self.sharding is not None:
-                self.sharding.open(batch)
+            self.sync.begin_step(self.course.state.step, batch)
             for piece in pieces(batch, most):
                 self.batch, self._has_gradients = piece, False
-                self.stepper.hold_back(syncing=piece.last)
+                self.sync.begin_piece(piece)
                 if self.meter is not None:
                     self.meter.begin()
                 if self.watcher is not None:
@@ -479,13 +491,12 @@ class Engine:
             self.meter.count_step()
         state.step += 1
         state.step_in_epoch += 1
-        if self.sharding is not None:
-            self.sharding.end_step()
         if batch is not None:
             state.samples_seen += batch.total
             if not batch.last:  # the script left in the middle of a batch
-                self.stepper.abandon()
-        if self.sync is not None:
+                self.stepper.forget()
+                self.sync.abandon_step()
+        if self._syncs_after_step:
             self.profiler.after_step(self.sync, state.step)
         if self.guard is not None:
             self.guard.look(state.step)

@@ -1,4 +1,4 @@
-"""What a step does after the forward pass: backward, combine, update."""
+"""What a step does after the forward pass on this worker alone: backward, clip, update."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -9,16 +9,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.data.batch import Batch
 from paceline.errors import UsageError
 from paceline.gradient_sync.name_list import list_names
-from paceline.gradient_sync.replica import Replica
 from paceline.optim.clip import clip_gradients
 from paceline.training.observer import Watcher
 from paceline.training.optimizer_calls import OwnStep
 from paceline.training.options import Precision
 from paceline.training.profiling.step_profiler import Pace
-from paceline.training.sync.sharding import Sharding
 
 NEVER_STEPPED = (
     "the epoch ended with batches that had no s.step(loss): what a script computes by "
@@ -58,21 +55,16 @@ def autocast(
 @final
 @dataclass(kw_only=True)
 class Stepper:
-    """Turns losses into gradients of the whole global batch, and these into new weights."""
+    """Turns losses into gradients, and these into new weights."""
 
-    world_size: int
-    """Number of workers."""
     scaler: LossScaler | None
     clip_norm: float | None
     pace: Pace
     """Is told when gradients are exchanged."""
     report: Callable[[str], None]
     """Is told once about parameters that get no gradient."""
-    replicas: list[Replica] = field(default_factory=list)
     zero_grads: list[Callable[..., None]] = field(default_factory=list)
     """The optimizers' own, from before the script's calls of it lead to the session."""
-    sharding: Sharding | None = None
-    """In reproducible mode: sums the gradients in place of the replicas."""
     watcher: Watcher | None = None
     counts_batches: bool = False
     """Whether only batches of the training loader may be trained on: where workers train on their
@@ -86,38 +78,11 @@ class Stepper:
     _unscaled: list[Optimizer] = field(default_factory=list)
     """Whose gradients have their true size already, in fp16."""
 
-    def backward(self, loss: Tensor, batch: Batch, *, more: bool = False) -> None:
-        """Add a loss's gradient to what is there. Collective where it is the step's last piece.
-
-        Args:
-            loss: Scalar, the mean over this worker's samples in the batch.
-            batch: What it is about: a worker's share of the global batch, or a piece of it.
-            more: Another backward pass about the same batch will follow.
+    def begin_alone(self) -> None:
+        """Note that the next backward pass isn't about a batch of the training loader.
 
         Raises:
-            UsageError: The gradients have been unscaled: nothing can be added to them any more.
-        """
-        if self.sharding is None:
-            # The workers' gradients are averaged, not summed.
-            self._run(loss, batch.local * self.world_size / batch.total, settles=batch.last)
-            return
-        completes = batch.last and not more
-        if completes:
-            self.pace.begin(loss)
-        self.sharding.before_backward(batch, more=more)
-        self._run(loss, batch.local / batch.total, settles=False)
-        unused = self.sharding.after_backward(batch, more=more)
-        if completes:
-            self.pace.end()
-        if unused:
-            self.report(describe_unused("the models", unused))
-
-    def backward_alone(self, loss: Tensor) -> None:
-        """Add a loss's gradient that isn't about a batch of the session. Collective.
-
-        Raises:
-            UsageError: In reproducible mode, where only a batch says which shard it is about; with
-                local steps, which are counted by batches.
+            UsageError: With local steps, which are counted by batches.
         """
         if self.counts_batches:
             raise UsageError(
@@ -125,34 +90,31 @@ class Stepper:
                 "within the loop over s.loader(...): by these it is counted when weights are "
                 "averaged"
             )
-        if self.sharding is not None:
-            raise UsageError(
-                "with --shards a step is about a batch of the training loader, within the loop "
-                "over s.loader(...): only it knows its shard"
-            )
         self.has_stepped_alone = True
-        self._run(loss, 1.0, settles=True)
 
-    def _run(self, loss: Tensor, weight: float, *, settles: bool) -> None:
+    def run_backward(self, loss: Tensor, weight: float, *, completes: bool) -> None:
+        """Add a loss's gradient to what is there. Collective where the models' replicas average.
+
+        Args:
+            loss: Scalar.
+            weight: Of it: how much of the step's gradient it is.
+            completes: Gradients are exchanged in this pass, or right after it: `pace.end` follows.
+
+        Raises:
+            UsageError: The gradients have been unscaled: nothing can be added to them any more.
+        """
         if self.watcher is not None:
             self.watcher.loss(loss, weight)
         weighted = loss if weight == 1.0 else loss * weight
         if self.scaler is not None:
             weighted = self._scaled(weighted, self.scaler)
-        if settles:
+        if completes:
             self.pace.begin(loss)
         elif self.pace.is_looking:
             self.pace.mark("backward")
         weighted.backward()
-        if not settles:
-            if self.pace.is_looking:
-                self.pace.mark("piece")
-            return
-        for replica in self.replicas:
-            unused = replica.settle()
-            if unused:
-                self.report(describe_unused(type(replica.module).__name__, unused))
-        self.pace.end()
+        if not completes and self.pace.is_looking:
+            self.pace.mark("piece")
 
     def _scaled(self, loss: Tensor, scaler: LossScaler) -> Tensor:
         self.end_update()
@@ -210,13 +172,6 @@ class Stepper:
         for zero_grad in self.zero_grads:
             zero_grad(set_to_none=True)
 
-    def abandon(self) -> None:
-        """Drop what the pieces of an unfinished step have left, of which nothing is averaged."""
-        self.forget()
-        for replica in self.replicas:
-            replica.forget()
-        self.hold_back(syncing=True)
-
     def refuse_a_step_of_its_own(self) -> NoReturn:
         """Refuse an optimizer's step by the script: the workers would grow apart without a word.
 
@@ -230,18 +185,9 @@ class Stepper:
         )
 
     def release(self) -> None:
-        """Give models and parameters back as they were. Local to the worker."""
-        if self.sharding is not None:
-            self.sharding.release()
+        """Give the optimizers back as they were. Local to the worker."""
         for own_step in self.own_steps:
             own_step.release()
-        for replica in self.replicas:
-            replica.release()
-
-    def hold_back(self, *, syncing: bool) -> None:
-        """Say whether the next backward pass completes the step's gradients."""
-        for replica in self.replicas:
-            replica.syncing = syncing
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -30,7 +30,6 @@ from paceline.training.model_setup import compiled, placed, takes_channels_last,
 from paceline.training.optimizer_calls import OwnStep
 from paceline.training.optimizer_step import autocast
 from paceline.training.snapshots.script_state import Kept, Stateful, check_given
-from paceline.training.sync.chosen import replicated
 
 Model = TypeVar("Model", bound=nn.Module)
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
@@ -131,7 +130,7 @@ class Session:
         if compute.precision != "fp32":
             context = autocast(compute.precision, self.device)
             forward = upcasting(forward or ready.forward, context)
-        self.engine.stepper.replicas.append(replicated(self.engine, ready, forward))
+        self.engine.sync.add_model(ready, forward)
         parts.models[name] = ready
         return ready  # type: ignore[return-value]  # another module only where it is a BatchNorm
 

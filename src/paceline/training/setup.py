@@ -1,8 +1,7 @@
 """Builds what a worker trains with, in order."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 
@@ -24,7 +23,7 @@ from paceline.training.metrics_logger import Recorder
 from paceline.training.numerics import NumericsRecord
 from paceline.training.observer import WATCHER
 from paceline.training.optimizer_step import Stepper
-from paceline.training.profiling.profile_writer import Profiler, wire_bytes
+from paceline.training.profiling.profile_writer import Profiler
 from paceline.training.profiling.step_profiler import Pace
 from paceline.training.progress import Course
 from paceline.training.rng import RandomStreams
@@ -32,9 +31,10 @@ from paceline.training.session import Session
 from paceline.training.signals import StopFlag
 from paceline.training.snapshots.manager import SnapshotKeeper, Terms
 from paceline.training.step_checks import Guard
-from paceline.training.sync.chosen import make_sync
+from paceline.training.sync.base import GradientSync
+from paceline.training.sync.buffer_averaging import Statistics
+from paceline.training.sync.context import SyncContext, make_sync
 from paceline.training.sync.shard_validation import check_every
-from paceline.training.sync.sharding import Sharding
 from paceline.training.sync.validation import method_of
 
 
@@ -73,20 +73,13 @@ def open_session(
         restarted=group.placement.attempt > 0,
     )
     group.listener = note
-    engine = _build(config, run, group, stop_flag, console, own_options, announce)
-    try:
-        engine.sync = engine.keeper.sync = make_sync(engine)
+    with ExitStack() as opened:
+        opened.callback(console.close)
+        engine = _build(config, run, group, stop_flag, console, own_options, announce)
+        for close in (engine.release, engine.recorder.close, engine.keeper.close):
+            opened.callback(close)
         with _watched(config, run, group):
             yield Session(engine, given, unseeded=unseeded)
-    finally:
-        try:
-            engine.keeper.close()
-            engine.recorder.close()
-        finally:
-            console.close()
-            if engine.sync is not None:
-                engine.sync.release()
-            engine.release()
 
 
 def _watched(config: TrainConfig, run: RunDirectory, group: Group) -> AbstractContextManager[None]:
@@ -116,58 +109,81 @@ def _build(
     own_options: Sequence[str],
     announce: Callable[[Engine], None],
 ) -> Engine:
-    scaler = _make_scaler(config, group)
     division, parts = Division.of(config.data.shards, group.world_size), Parts()
     counters = StepCounters(top=None, parts=division.parts_of(group.rank))
     numerics = _numerics(config, group, console)
-    keeper = SnapshotKeeper(
-        store=SnapshotStore(run.snapshots, config.snapshots.keep_last),
-        report=console.warn,
+    shared = shared_between_nodes(run.path, group)
+    scaler = _make_scaler(config, group)
+    stepper = _make_stepper(config, group, console, parts, scaler)
+    context = SyncContext(
+        config=config,
         group=group,
+        division=division,
         parts=parts,
-        counters=counters,
+        stepper=stepper,
+        course=_make_course(config),
+        profiler=_make_profiler(config, run, group, parts, stepper),
+        statistics=Statistics(parts, group, division),
+        random=RandomStreams(config.loop.seed, group.rank, group.device),
+        run=run,
+        console=console,
         scaler=scaler,
-        terms=Terms(
-            division=division,
-            own_options=tuple(own_options),
-            shared=shared_between_nodes(run.path, group),
-            method=method_of(config),
-            numerics=numerics,
-        ),
+        writes=group.rank == 0 if shared else group.placement.local_rank == 0,
+        kept_options=tuple(own_options),
     )
-    random = RandomStreams(config.loop.seed, group.rank, group.device)
-    sharding = _make_sharding(division, group, parts, keeper, random)
-    stepper = _make_stepper(config, group, console, parts, scaler, sharding)
+    sync = make_sync(context)
+    context.profiler.wire_bytes = sync.wire_bytes
     return Engine(
         config=config,
         run=run,
         group=group,
-        course=_make_course(config),
+        course=context.course,
         parts=parts,
         stepper=stepper,
-        profiler=_make_profiler(config, run, group, parts, stepper),
+        profiler=context.profiler,
         counters=counters,
-        keeper=keeper,
-        recorder=_make_recorder(config, run, group, console, shared=keeper.shared),
+        keeper=_make_keeper(context, sync, counters, numerics, shared=shared),
+        recorder=_make_recorder(config, run, group, console, shared=shared),
         console=console,
         stop_flag=stop_flag,
         note=note,
         meter=SpeedMeter(group.device) if config.data.balance and group.world_size > 1 else None,
-        random=random,
+        random=context.random,
         guard=_guard(config, group, parts, numerics),
         division=division,
-        sharding=sharding,
+        sync=sync,
         watcher=stepper.watcher,
         announce=announce,
     )
 
 
-def _make_sharding(
-    division: Division, group: Group, parts: Parts, keeper: SnapshotKeeper, random: RandomStreams
-) -> Sharding | None:
-    if not division.is_fixed:
-        return None
-    return Sharding(division, group, parts, keeper.statistics, random)
+def _make_keeper(
+    context: SyncContext,
+    sync: GradientSync,
+    counters: StepCounters,
+    numerics: NumericsRecord | None,
+    *,
+    shared: bool,
+) -> SnapshotKeeper:
+    config = context.config
+    return SnapshotKeeper(
+        store=SnapshotStore(context.run.snapshots, config.snapshots.keep_last),
+        group=context.group,
+        parts=context.parts,
+        counters=counters,
+        scaler=context.scaler,
+        statistics=context.statistics,
+        sync=sync,
+        terms=Terms(
+            report=context.console.warn,
+            division=context.division,
+            own_options=context.kept_options,
+            writes=context.writes,
+            shared=shared,
+            method=method_of(config),
+            numerics=numerics,
+        ),
+    )
 
 
 def _make_stepper(
@@ -176,14 +192,11 @@ def _make_stepper(
     console: Console,
     parts: Parts,
     scaler: torch.amp.GradScaler | None,
-    sharding: Sharding | None,
 ) -> Stepper:
     return Stepper(
-        world_size=group.world_size,
         scaler=scaler,
         clip_norm=config.optim.clip_norm,
         report=console.warn if group.rank == 0 else _nothing,
-        sharding=sharding,
         watcher=WATCHER.get(),
         pace=Pace(note, group.device, group.world_size, parts.named_parameters),
     )
@@ -193,12 +206,7 @@ def _make_profiler(
     config: TrainConfig, run: RunDirectory, group: Group, parts: Parts, stepper: Stepper
 ) -> Profiler:
     return Profiler(
-        path=run.profile_json,
-        pace=stepper.pace,
-        group=group,
-        parts=parts,
-        sync=method_of(config),
-        wire_bytes=partial(wire_bytes, stepper),
+        path=run.profile_json, pace=stepper.pace, group=group, parts=parts, sync=method_of(config)
     )
 
 

@@ -21,7 +21,8 @@ import os, signal, sys, time
 from paceline.launch.watchdog.sidecar import WatchedWorkers, watched
 from paceline.launch.heartbeat import StepNote
 
-party, starts, steps = WatchedWorkers.from_json(sys.argv[1]), sys.argv[2] == "True", int(sys.argv[3])
+party = WatchedWorkers.from_json(sys.argv[1])
+starts, steps = sys.argv[2] == "True", int(sys.argv[3])
 note = StepNote()
 with watched(note, party, starts=starts):
     for step in range(1, steps):

@@ -11,11 +11,11 @@ from torch.utils.data import TensorDataset
 
 from paceline.distributed.group import Group
 from paceline.options.fields import OptionValue
-from paceline.training.engine import Engine
 from paceline.training.profiling.profile_writer import Profiler
 from paceline.training.sync import auto
 from paceline.training.sync.auto import AutoSync
 from paceline.training.sync.auto_policy import Choice
+from paceline.training.sync.context import SyncContext
 from tests.support.ranks import run_ranks
 from tests.support.sessions import net, pair_of, points, session_on, sgd
 from tests.support.tiers import slow
@@ -77,7 +77,7 @@ class Clock:
         self.sync: AutoSync | None = None
 
     def __call__(self) -> float:
-        half = self.sync is not None and self.sync.compression.dtype is torch.bfloat16
+        half = self.sync is not None and self.sync.rounding.dtype is torch.bfloat16
         self._now_s += self._rate * (self._half_s if half else self._full_s)
         return self._now_s
 
@@ -99,8 +99,8 @@ def test_what_it_measures_leads_to_a_choice(
     def body(group: Group) -> Outcome:
         clock, init = Clock(group, 0.1 + exposed_s, half_s), AutoSync.__init__
 
-        def made(self: AutoSync, engine: Engine) -> None:
-            init(self, engine)
+        def made(self: AutoSync, context: SyncContext) -> None:
+            init(self, context)
             clock.sync = self
             auto._LEAST_S = 0.5  # for rank 0's clock eight steps are enough
 
@@ -226,11 +226,11 @@ def test_powersgd_waits_for_the_warm_up_in_half_precision(
             batches, sent = s.loader(TensorDataset(rows, rows), global_batch=4), []
             for _ in s.epochs(2):
                 for batch in batches:
-                    sent.append(s.engine.stepper.replicas[0].wire_bytes)
+                    sent.append(s.engine.sync.wire_bytes())
                     s.step(model(pair_of(batch)[0]).square().mean())
             sync = s.engine.sync
             assert isinstance(sync, AutoSync)
-            assert sync.compression.dtype is None
+            assert sync.rounding.dtype is None
             assert s.engine.profiler.sync == "powersgd"
             return sent
 

@@ -260,6 +260,24 @@ def refuse_further(shards: int | None, *, is_first: bool) -> None:
         )
 
 
+def refuse_between_shards(batch: Batch | None, call: str) -> None:
+    """Refuse what all workers do together while one of them may be between two shards. Local.
+
+    Args:
+        batch: The one that the script has, if any.
+        call: What it wants, for the message.
+
+    Raises:
+        UsageError: The script is within a step.
+    """
+    if batch is not None and not batch.last:
+        raise UsageError(
+            f"{call} between two shards of a step: with --shards the workers have unequal "
+            "numbers of batches, and meet where the weights have been updated: "
+            f"if s.step(loss): {call}. Count steps there too, rather than batches"
+        )
+
+
 def refuse_pass(*, is_open: bool, passed: bool) -> None:
     """Refuse a pass over the training loader that no epoch counts.
 

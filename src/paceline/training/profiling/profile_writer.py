@@ -14,7 +14,6 @@ from paceline.files import write_atomic
 from paceline.metrics.communication import Communication
 from paceline.results.profile import EpochCosts, StepProfile
 from paceline.training.components import Parts
-from paceline.training.optimizer_step import Stepper
 from paceline.training.profiling.aggregation import (
     WorkerTimes,
     parts_of,
@@ -27,7 +26,7 @@ from paceline.training.profiling.step_profiler import Pace
 from paceline.training.progress import Course
 from paceline.training.snapshots.train_state import TrainState
 from paceline.training.status_exchange import Agreement, Status
-from paceline.training.sync.base import StepSync
+from paceline.training.sync.base import GradientSync
 
 _KEPT = 256
 """Waits for averages that are remembered."""
@@ -95,8 +94,8 @@ class Profiler:
     parts: Parts
     sync: str
     """The method that combines gradients."""
-    wire_bytes: Callable[[], float]
-    """Gives what this worker sends for a step's gradients."""
+    wire_bytes: Callable[[], float] = float
+    """Gives what this worker sends for a step's gradients: nothing until that is known."""
     averaging: Averaging | None = None
     """What averages weights, where something does."""
     averages_s: list[float] = field(default_factory=list)
@@ -201,7 +200,7 @@ class Profiler:
         if self.pace.looked == 0:
             self._change_method()
 
-    def after_step(self, sync: StepSync, step: int) -> None:
+    def after_step(self, sync: GradientSync, step: int) -> None:
         """Have what makes the workers' work one do its part after a step. Collective, as that is.
 
         Args:
@@ -226,7 +225,7 @@ class Profiler:
         if self.pace.is_looking:
             self.pace.mark("averaged")
 
-    def consensus(self, sync: StepSync, step: int) -> None:
+    def consensus(self, sync: GradientSync, step: int) -> None:
         """Have the workers' weights made the same at the end of a pass. Collective, as that is.
 
         Args:
@@ -235,7 +234,7 @@ class Profiler:
         """
         self.pace.end_pass(step)
         begun_s = perf_counter()
-        if sync.consensus():
+        if sync.end_epoch():
             self.averages_s.append(perf_counter() - begun_s)
         if self.averaging is not None:
             self._noted_s = self._averaged_s = self.averaging.waited_s
@@ -351,13 +350,6 @@ class Profiler:
                 averaging_s=_usual(self.averages_s),
             ),
         )
-
-
-def wire_bytes(stepper: Stepper) -> float:
-    """Count what one worker sends for a step's gradients, in bytes."""
-    if stepper.sharding is not None:
-        return stepper.sharding.wire_bytes
-    return sum(replica.wire_bytes for replica in stepper.replicas)
 
 
 def _usual(times_s: list[float]) -> float | None:

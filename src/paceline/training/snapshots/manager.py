@@ -3,16 +3,15 @@
 import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from paceline.checkpoint.fingerprint import weights_sha256
-from paceline.checkpoint.flatten import flatten_optimizer, restore_optimizer
+from paceline.checkpoint.flatten import flatten_optimizer
 from paceline.checkpoint.format import Snapshot
 from paceline.checkpoint.state_encoding import decode, encode
 from paceline.checkpoint.store import SnapshotStore
@@ -31,7 +30,7 @@ from paceline.training.snapshots.model_weights import are_finite, load_weights
 from paceline.training.snapshots.per_worker_states import OwnState, gather_states, merged
 from paceline.training.snapshots.train_state import TrainState
 from paceline.training.status_exchange import Agreement
-from paceline.training.sync.base import ON_AVERAGE, StepSync, SyncState, were_apart
+from paceline.training.sync.base import ON_AVERAGE, GradientSync, SyncState, were_apart
 from paceline.training.sync.buffer_averaging import Statistics
 
 
@@ -40,11 +39,15 @@ from paceline.training.sync.buffer_averaging import Statistics
 class Terms:
     """What holds for all snapshots of a training."""
 
+    report: Callable[[str], None]
+    """Is told what the user has to know."""
     division: Division
     """Which parts of a step each worker has."""
     own_options: tuple[str, ...] = ()
     """Options of an optimizer's groups that hold as they are now, also where a snapshot has
     others."""
+    writes: bool = True
+    """Whether this worker writes: one of all workers, or of its node."""
     shared: bool = True
     """Whether all nodes see the store's directory; otherwise one worker of each node writes."""
     method: SyncMethod = "allreduce"
@@ -61,34 +64,34 @@ class SnapshotKeeper:
         self,
         *,
         store: SnapshotStore,
-        report: Callable[[str], None],
         group: Group,
         parts: Parts,
         counters: StepCounters,
         scaler: torch.amp.GradScaler | None,
+        statistics: Statistics,
+        sync: GradientSync,
         terms: Terms,
     ) -> None:
         """Args:
         store: Where snapshots are.
-        report: Is told what the user has to know.
         group: The workers.
         parts: What is saved; may still grow until the first snapshot.
         counters: The epoch's sums, saved as well.
         scaler: The loss scaler, where there is one.
+        statistics: The models' running statistics.
+        sync: Combines gradients; its state is saved as well.
         terms: What holds for all of them.
         """
         self._store = store
-        self._report = report
+        self._report = terms.report
         self._group = group
         self._parts = parts
         self._counters = counters
         self.scaler = scaler
         self._terms = terms
-        self.statistics = Statistics(parts, group, terms.division)
-        self.sync: StepSync | None = None
-        """Whose state is saved as well, where there is one."""
-        writes = group.rank == 0 if terms.shared else group.placement.local_rank == 0
-        self._writer = SnapshotWriter(store, report) if writes else None
+        self.statistics = statistics
+        self._sync = sync
+        self._writer = SnapshotWriter(store, terms.report) if terms.writes else None
         self.restored_rows: tuple[Cells, ...] = ()
         """Of the table of epochs, as the snapshot had them that was gone back to."""
         self._generation, self._start = 1, ""
@@ -98,11 +101,6 @@ class SnapshotKeeper:
     def shared(self) -> bool:
         """Whether all nodes see the snapshots of one of them."""
         return self._terms.shared
-
-    @property
-    def writes(self) -> bool:
-        """Whether this worker writes snapshots."""
-        return self._writer is not None
 
     @property
     def written(self) -> int:
@@ -117,8 +115,7 @@ class SnapshotKeeper:
     @contextmanager
     def lent(self) -> Iterator[None]:
         """Lend the models what stands for all workers: averages. Collective on entry."""
-        weights = nullcontext() if self.sync is None else self.sync.lent()
-        with self.statistics.lent(), weights:
+        with self.statistics.lent(), self._sync.averaged_weights():
             yield
 
     def own_statistics(self) -> Tensor:
@@ -137,7 +134,7 @@ class SnapshotKeeper:
         """Copy the training's state and have it written in the background.
 
         Local to the worker, since what is needed of the others came with the exchange; collective
-        where there is a `sync`, and where each worker has states of its own.
+        where weights may differ, and where each worker has states of its own.
 
         Args:
             state: Where the training stands.
@@ -152,7 +149,7 @@ class SnapshotKeeper:
         model, numerics = self._parts.model, self._terms.numerics
         named = list(model.named_parameters())  # once: walking the modules costs more than sums
         self._check_finite(named, state.step)
-        sync = self.sync.gathered() if self.sync is not None else SyncState()
+        sync = self._sync.state_dict()
         own = self._gathered_own()
         if self._writer is None:
             return
@@ -242,13 +239,13 @@ class SnapshotKeeper:
             self._writer.flush()
 
     def _check_finite(self, named: Sequence[tuple[str, nn.Parameter]], step: int) -> None:
-        """Refuse weights that aren't finite. Collective where there is a `sync`.
+        """Refuse weights that aren't finite. Collective where weights may differ.
 
         Raises:
             NonFiniteLossError: A weight is NaN or infinite; on every worker.
         """
         finite = are_finite([parameter.detach() for _, parameter in named])
-        if self.sync is not None:  # each worker may have weights of its own
+        if self._sync.weights_may_differ:
             finite = bool(self._group.gather_rows(torch.tensor([finite], dtype=torch.uint8)).all())
         if not finite:
             raise NonFiniteLossError(
@@ -295,8 +292,7 @@ class SnapshotKeeper:
 
     def fingerprint(self) -> str:
         """Hash the model's weights, with the running statistics averaged. Collective."""
-        weights = nullcontext() if self.sync is None else self.sync.lent()
-        with weights:
+        with self._sync.averaged_weights():
             tensors = self._model_tensors(self._parts.model, self.statistics.gathered())
             return weights_sha256(tensors)
 
@@ -351,7 +347,8 @@ class SnapshotKeeper:
             )
         for number, optimizer in enumerate(self._parts.optimizers):
             slots = snapshot.tensors.get(_optimizer_file(number), {})
-            self.restore_optimizer(optimizer, slots, _mapping(saved[number]))
+            asked = self._terms.own_options
+            self._parts.restore_optimizer(optimizer, slots, _mapping(saved[number]), asked)
         self._restore_others(_mapping(state.get("others")), snapshot.tensors.get("others", {}))
         parts = state.get("parts", state.get("world_size"))
         self._parts.per_part.restore(
@@ -367,19 +364,6 @@ class SnapshotKeeper:
         self._restore_sync(snapshot)
         self.restored_rows = _rows_of(state.get("rows"))
         return TrainState.from_json(state.get("position"))
-
-    def restore_optimizer(
-        self, optimizer: Optimizer, slots: Mapping[str, Tensor], saved: Mapping[str, object]
-    ) -> None:
-        """Give an optimizer a state that `flatten_optimizer` took apart. Local to the worker."""
-        # What the user asks for now holds, also where it differs from the snapshot's.
-        asked = [
-            {name: group[name] for name in self._terms.own_options if name in group}
-            for group in optimizer.param_groups
-        ]
-        restore_optimizer(optimizer, self._parts.model.named_parameters(), slots, saved)
-        for group, options in zip(optimizer.param_groups, asked, strict=True):
-            group.update(options)
 
     def _restore_others(self, saved: Mapping[str, object], tensors: Mapping[str, Tensor]) -> None:
         parts = self._parts.stateful()
@@ -398,17 +382,17 @@ class SnapshotKeeper:
             found = {"method": "ordered" if self._terms.division.is_fixed else "allreduce"}
         saved = _mapping(found)
         values = _mapping(saved.get("values", {}))
-        if were_apart(values) and (saved.get("method") != now or self.sync is None):
+        if were_apart(values) and saved.get("method") != now:
             self._report(ON_AVERAGE)
         if saved.get("method") != now:
             self._report(
                 f"The snapshot was written with --sync {saved.get('method')}; from here on it is "
                 f"--sync {now}, which begins afresh"
             )
-        elif self.sync is not None:
+        else:
             tensors = snapshot.tensors.get("sync", {})
             state = SyncState(tensors=tensors, values=values)
-            told = self.sync.restore(state, int(str(snapshot.state.get("world_size"))))
+            told = self._sync.load_state_dict(state, int(str(snapshot.state.get("world_size"))))
             if told:
                 self._report(told)
 

@@ -14,9 +14,10 @@ from paceline.gradient_sync.compression import Compression
 from paceline.gradient_sync.local_sgd.schedule import LocalTerms
 from paceline.gradient_sync.options import SyncMethod
 from paceline.results.profile import StepProfile
-from paceline.training.engine import Engine
+from paceline.training.sync.allreduce import AllReduceSync, ReplicaSync
 from paceline.training.sync.auto_policy import Choice, final_choice, first_choice
-from paceline.training.sync.base import ON_AVERAGE, StepSync, SyncState, were_apart
+from paceline.training.sync.base import ON_AVERAGE, GradientSync, SyncState, were_apart
+from paceline.training.sync.context import SyncContext
 from paceline.training.sync.local_sgd import can_be_local, make_local
 from paceline.training.sync.powersgd import PowerSGDSync
 from paceline.training.sync.validation import describe_options, may_choose, warmup_steps
@@ -27,19 +28,19 @@ _ROUND_TRIPS = 5
 
 
 @final
-class AutoSync(StepSync):
+class AutoSync(ReplicaSync):
     """Averages in full, then in half precision where that may help, then chooses.
 
     What is measured differs from start to start; once chosen, a resumed training keeps it.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        """Have nothing measured yet; what `compression` does may change later."""
-        self.compression = Compression(None)
-        """What the gradients of all models travel in."""
+    def __init__(self, context: SyncContext) -> None:
+        """Have nothing measured yet."""
+        self.rounding = Compression(None)
+        """What the gradients of all models travel in; may change later."""
+        super().__init__(context, self.rounding)
         self.choice: Choice | None = None
-        self._engine = engine
-        self._inner: StepSync | None = None
+        self._inner: GradientSync | None = None
         """What was chosen, once it has begun; with all-reduce and bf16 there is nothing to do."""
         self._full: tuple[StepProfile, float] | None = None
         """Once steps that average in full are measured: where their time goes, and how long."""
@@ -52,25 +53,25 @@ class AutoSync(StepSync):
             return "auto: measuring the first steps"
         return f"auto: {describe_options(self.choice.options)}, since {self.choice.why}"
 
-    def begin(self, step: int) -> None:
-        """See `StepSync`."""
+    def setup(self, step: int) -> None:
+        """See `GradientSync`."""
         if self._inner is not None:
-            self._inner.begin(step)
+            self._inner.setup(step)
 
-    def begin_pass(self) -> None:
-        """See `StepSync`."""
+    def begin_epoch(self) -> None:
+        """See `GradientSync`."""
         self._since_s = None
-        course = self._engine.course
+        course = self.context.course
         if course.steps_per_epoch == 1:
             self._since_s = perf_counter()  # else no step would have one before it
         chosen = self._chosen("local")
         if self._inner is None and chosen and course.state.epoch >= chosen.from_epoch:
             self._take_over(course.state.step)
         if self._inner is not None:
-            self._inner.begin_pass()
+            self._inner.begin_epoch()
 
     def after_step(self, step: int) -> None:
-        """See `StepSync`."""
+        """See `GradientSync`."""
         if self._inner is not None:
             self._inner.after_step(step)
         elif self.choice is None:
@@ -78,33 +79,38 @@ class AutoSync(StepSync):
         elif self._chosen("powersgd") and self._is_warm(step):
             self._take_over(step)
 
-    def consensus(self) -> bool:
-        """See `StepSync`."""
-        return self._inner is not None and self._inner.consensus()
+    def end_epoch(self) -> bool:
+        """See `GradientSync`."""
+        return self._inner is not None and self._inner.end_epoch()
 
-    def lent(self) -> AbstractContextManager[None]:
-        """See `StepSync`."""
-        return nullcontext() if self._inner is None else self._inner.lent()
+    def note_open_step(self) -> None:
+        """See `GradientSync`."""
+        if self._inner is not None:
+            self._inner.note_open_step()
 
-    def gathered(self) -> SyncState:
-        """See `StepSync`."""
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """See `GradientSync`."""
+        return nullcontext() if self._inner is None else self._inner.averaged_weights()
+
+    def state_dict(self) -> SyncState:
+        """See `GradientSync`."""
         if self.choice is None:
             return SyncState()
         values: dict[str, object] = {"choice": self.choice.to_json()}
         if self._inner is None:
             return SyncState(values=values)
-        inner = self._inner.gathered()
+        inner = self._inner.state_dict()
         return replace(inner, values={**values, self.choice.method: dict(inner.values)})
 
-    def restore(self, state: SyncState, world_size: int) -> str:
-        """See `StepSync`."""
+    def load_state_dict(self, state: SyncState, world_size: int) -> str:
+        """See `GradientSync`."""
         found = state.values.get("choice")
         if found is None:
             return ""
-        if world_size != self._engine.group.world_size:
+        if world_size != self.context.group.world_size:
             again = (
                 f"--sync auto measures again: it chose for {world_size} workers, and now there are "
-                f"{self._engine.group.world_size}"
+                f"{self.context.group.world_size}"
             )
             return f"{again}. {ON_AVERAGE}" if were_apart(state.values) else again
         choice = Choice.from_json(str(found))
@@ -113,27 +119,28 @@ class AutoSync(StepSync):
         if values is None:
             return ""
         assert isinstance(values, Mapping)
-        if choice.method == "local" and not can_be_local(self._engine):
+        if choice.method == "local" and not can_be_local(self.context):
             told = self._stay_alike()
             return f"{told}. {ON_AVERAGE}" if were_apart(state.values) else told
         self._inner = self._made(choice)
-        return self._inner.restore(replace(state, values=values), world_size)
+        return self._inner.load_state_dict(replace(state, values=values), world_size)
 
-    def release(self) -> None:
-        """See `StepSync`."""
+    def close(self) -> None:
+        """See `GradientSync`."""
         if self._inner is not None:
-            self._inner.release()
+            self._inner.close()
+        super().close()
 
     def _chosen(self, method: SyncMethod) -> Choice | None:
         """Give the choice if it is this one."""
         return self.choice if self.choice and self.choice.method == method else None
 
     def _is_warm(self, step: int) -> bool:
-        return step >= warmup_steps(self._engine.config, self._engine.course.steps_per_epoch)
+        return step >= warmup_steps(self.context.config, self.context.course.steps_per_epoch)
 
     def _measure(self) -> None:
         """Take the time of a step; now and then see whether that is enough. Collective then."""
-        if self._engine.group.device.type != "cpu":
+        if self.context.group.device.type != "cpu":
             torch.accelerator.synchronize()
         now_s = perf_counter()
         if self._since_s is not None:
@@ -144,7 +151,7 @@ class AutoSync(StepSync):
             return  # at 8, 16, 32 and 64
         enough = steps >= _MOST_STEPS or sum(self._times_s) >= _LEAST_S
         own = torch.tensor([enough, median(self._times_s)], dtype=torch.float64)
-        said, step_s = self._engine.group.gather_rows(own)[0].tolist()
+        said, step_s = self.context.group.gather_rows(own)[0].tolist()
         if said:
             self._judge(step_s)
 
@@ -154,9 +161,9 @@ class AutoSync(StepSync):
         Args:
             step_s: Of the steps just measured, by rank 0's clock.
         """
-        engine, group = self._engine, self._engine.group
+        context, group = self.context, self.context.group
         if self._full is None:
-            profile = engine.profiler.profile(engine.course)
+            profile = context.profiler.profile(context.course)
             choice = first_choice(profile) if group.rank == 0 else None
             if profile is not None:
                 self._full = profile, step_s
@@ -164,23 +171,23 @@ class AutoSync(StepSync):
             choice = self._last_word(*self._full, step_s)
         text = group.broadcast_text("" if choice is None else choice.to_json())
         if not text:
-            self.compression.dtype = torch.bfloat16
+            self.rounding.dtype = torch.bfloat16
             self._times_s, self._since_s = [], None
             return
-        state = engine.course.state
+        state = context.course.state
         is_warm = self._is_warm(state.step)
         self._adopt(replace(Choice.from_json(text), from_epoch=state.epoch + is_warm))
         if self._chosen("powersgd" if is_warm else "local"):  # else with the warm-up, or a pass
             self._take_over(state.step)
         if self._inner is not None:
-            self._inner.begin_pass()  # what is left of this one
+            self._inner.begin_epoch()  # what is left of this one
         self._tell()
 
     def _last_word(self, profile: StepProfile, full_s: float, half_s: float) -> Choice | None:
         """Choose, after steps in full and with bf16. Collective; None but on rank 0."""
-        config, may_be_local = self._engine.config, self._can_be_local()
+        config, may_be_local = self.context.config, self._can_be_local()
         trip_s = self._round_trip_s()
-        if self._engine.group.rank != 0:
+        if self.context.group.rank != 0:
             return None
         rank = config.sync.powersgd_rank if may_choose(config, "powersgd") else None
         return final_choice(
@@ -189,25 +196,25 @@ class AutoSync(StepSync):
 
     def _adopt(self, choice: Choice) -> None:
         self.choice = choice
-        self.compression.dtype = torch.bfloat16 if choice.sends_half else None
+        self.rounding.dtype = torch.bfloat16 if choice.sends_half else None
         if choice.method not in ("local", "powersgd"):  # those begin later
-            self._engine.profiler.begin_method(choice.method)
+            self.context.profiler.begin_method(choice.method)
 
     def _take_over(self, step: int) -> None:
         """Begin what was chosen, where nothing has come up that forbids it. Collective."""
         assert self.choice is not None
         if self._chosen("local") and not self._can_be_local():
             told = self._stay_alike()
-            if self._engine.group.rank == 0:
-                self._engine.console.say(told)
+            if self.context.group.rank == 0:
+                self.context.console.say(told)
             return
         self._inner = self._made(self.choice)
-        self._inner.begin(step)
+        self._inner.setup(step)
 
     def _can_be_local(self) -> bool:
         """Learn whether all workers can train on their own. Collective."""
-        own = torch.tensor([can_be_local(self._engine)], dtype=torch.uint8)
-        return bool(self._engine.group.gather_rows(own).all())
+        own = torch.tensor([can_be_local(self.context)], dtype=torch.uint8)
+        return bool(self.context.group.gather_rows(own).all())
 
     def _stay_alike(self) -> str:
         """Put another way in the place of local steps; what to say of it. Local to the worker."""
@@ -216,18 +223,16 @@ class AutoSync(StepSync):
         self._adopt(Choice(method=method, why="local steps don't go with this training any more"))
         return f"--sync {self.describe()}"
 
-    def _made(self, choice: Choice) -> StepSync:
+    def _made(self, choice: Choice) -> GradientSync:
         """Make what sees to a choice from here on. Collective."""
         if choice.method == "powersgd":
-            self.compression.dtype = None
-            return PowerSGDSync(self._engine)
-        made = make_local(self._engine, LocalTerms.of(choice.options))
-        assert made is not None  # there are several workers
-        return made
+            self.rounding.dtype = None
+            return PowerSGDSync(self.context)
+        return make_local(self.context, LocalTerms.of(choice.options))
 
     def _round_trip_s(self) -> float:
         """Measure how long a small message takes to the next worker and back. Collective."""
-        group, times_s = self._engine.group, []
+        group, times_s = self.context.group, []
         for _ in range(_ROUND_TRIPS):
             begun_s = perf_counter()
             group.barrier()
@@ -236,14 +241,19 @@ class AutoSync(StepSync):
 
     def _tell(self) -> None:
         """Say what was chosen, and note it in `run.json`. Rank 0."""
-        engine = self._engine
-        if engine.group.rank != 0:
+        context = self.context
+        if context.group.rank != 0:
             return
-        engine.console.say(f"--sync {self.describe()}")
-        if engine.run.run_json.exists():
-            record = engine.run.read_run()
+        context.console.say(f"--sync {self.describe()}")
+        if context.run.run_json.exists():
+            record = context.run.read_run()
             derived = record.get("derived")
             told = dict(derived) if isinstance(derived, Mapping) else {}
             write_json(
-                engine.run.run_json, {**record, "derived": {**told, "sync": self.describe()}}
+                context.run.run_json, {**record, "derived": {**told, "sync": self.describe()}}
             )
+
+
+def make_auto(context: SyncContext) -> GradientSync:
+    """Have several workers measure; a single one has nothing to combine."""
+    return AllReduceSync(context) if context.group.world_size == 1 else AutoSync(context)

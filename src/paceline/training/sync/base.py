@@ -1,12 +1,19 @@
-"""What makes the workers' work one in other ways than each step's all-reduce."""
+"""`GradientSync`: how the workers' gradients are combined. Read this first to add a way of it.
+
+What is there already stands in `paceline.gradient_sync.registry`, a row each. A class of this
+kind is made from a `SyncContext` before there are models, one on every worker.
+"""
+
+# ruff: noqa: B027  # hooks aren't abstract: those that aren't written do nothing
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from paceline.data.batch import Batch
 from paceline.training.snapshots.per_worker_states import OwnState
 
 ON_AVERAGE = (
@@ -17,7 +24,7 @@ ON_AVERAGE = (
 
 @dataclass(frozen=True, kw_only=True)
 class SyncState:
-    """What a way of combining the workers' work has to remember, for a snapshot."""
+    """What a way of combining gradients has to remember, for a snapshot."""
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     """On the CPU or the device. What is each worker's own has a first dimension of ranks."""
@@ -37,57 +44,121 @@ def were_apart(values: Mapping[str, object]) -> bool:
     return isinstance(inner, Mapping) and bool(inner.get("round"))
 
 
-class StepSync(ABC):
-    """Is told of every step. All is called alike on all workers, and may be collective."""
+class GradientSync(ABC):
+    """Combines the workers' gradients, or their weights where each trains on its own.
+
+    Every method is called alike on all workers, in the same order, and may be collective where it
+    says so. Two have to be written; the others do nothing until they are. The training looks
+    once, at its beginning, which of `after_step` and `end_epoch` there are: what isn't there takes
+    no time in its steps.
+    """
+
+    weights_may_differ = True
+    """Whether workers can have other weights than each other, if only by a fault. Where they can't,
+    snapshots look at one worker's alone."""
 
     @abstractmethod
-    def begin(self, step: int) -> None:
-        """Begin, or go on after `restore`; models and optimizers are complete.
+    def add_model(self, module: nn.Module, forward: Callable[..., object] | None) -> None:
+        """Take a model in, with rank 0's weights on all workers. Collective.
+
+        Args:
+            module: On the worker's device.
+            forward: What a forward pass computes, where not the module's own.
+
+        Raises:
+            JobError: The workers' modules differ in their parameters.
+        """
+
+    def setup(self, step: int) -> None:
+        """Begin: models and optimizers are complete, and `load_state_dict` has been. Collective.
+
+        Args:
+            step: Optimizer steps done; more than 0 where a training is resumed.
+        """
+
+    def begin_epoch(self) -> None:
+        """A pass over the training data begins, or what is left of it. Collective."""
+
+    def begin_step(self, step: int, batch: Batch) -> None:
+        """One of this worker's shares of a step begins. Local to the worker.
+
+        There are several with `--shards`. Called only where a step is given in pieces: with
+        shards, or where a share is too large for the memory.
 
         Args:
             step: Optimizer steps done.
+            batch: The whole share.
         """
 
-    @abstractmethod
-    def begin_pass(self) -> None:
-        """A pass over the training data begins, or what is left of it."""
+    def begin_piece(self, piece: Batch) -> None:
+        """The forward pass on a piece of a share comes next; after `begin_step`. Local."""
 
     @abstractmethod
+    def backward(self, loss: Tensor, batch: Batch | None, *, more: bool = False) -> None:
+        """Run a backward pass. After the step's last one every parameter's `grad` is the gradient
+        of the mean loss over the whole global batch. Collective then.
+
+        Args:
+            loss: Scalar, the mean over this worker's samples in the batch.
+            batch: What it is about, whole or a piece; None where it isn't from the training loader.
+            more: Another backward pass about the same batch will follow.
+
+        Raises:
+            UsageError: The script does what can't be combined with this way.
+        """
+
+    def abandon_step(self) -> None:
+        """Forget the pieces of a step that the script has left in its middle. Collective."""
+
     def after_step(self, step: int) -> None:
-        """A step is over, weights are updated; exchanges of news and snapshots come after this.
+        """A step is over, weights are updated; snapshots come after this. Collective.
 
         Args:
             step: Optimizer steps done.
         """
 
-    @abstractmethod
-    def consensus(self) -> bool:
-        """A pass over the training data is over: make all workers' weights the same.
+    def end_epoch(self) -> bool:
+        """A pass over the training data is over: make all workers' weights the same. Collective.
 
         Returns:
             Whether there was anything to do.
         """
+        return False
 
-    @abstractmethod
-    def lent(self) -> AbstractContextManager[None]:
-        """Lend the models weights that stand for all workers', for an evaluation."""
+    def note_open_step(self) -> None:
+        """An evaluation or a snapshot comes within a step: weights may have changed. Local."""
 
-    @abstractmethod
-    def gathered(self) -> SyncState:
-        """Collect all workers' state for a snapshot; on those that write none it may be empty."""
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """Lend the models weights that stand for all workers', to be evaluated. Collective."""
+        return nullcontext()
 
-    @abstractmethod
-    def restore(self, state: SyncState, world_size: int) -> str:
-        """Take over what `gathered` gave, before `begin`; weights are restored already.
+    def state_dict(self) -> SyncState:
+        """Collect all workers' state for a snapshot. Collective.
+
+        It may be empty on workers that write none (`SyncContext.writes`).
+        """
+        return SyncState()
+
+    def load_state_dict(self, state: SyncState, world_size: int) -> str:
+        """Take over what `state_dict` gave; before `setup`, and weights are restored. Collective.
 
         Args:
-            state: Of a snapshot that this method wrote.
+            state: Of a snapshot that this class wrote.
             world_size: Number of workers then.
 
         Returns:
             What the user should know, or nothing.
         """
+        return ON_AVERAGE if were_apart(state.values) else ""
 
-    @abstractmethod
-    def release(self) -> None:
+    def wire_bytes(self) -> float:
+        """Say what this worker sends for a step's gradients, in bytes. Local."""
+        return 0.0
+
+    def close(self) -> None:
         """The training is over, or has failed: end what was begun. Local to the worker."""
+
+
+def has_hook(sync: GradientSync, name: str) -> bool:
+    """Tell whether a way of combining gradients has written one of the methods."""
+    return getattr(type(sync), name) is not getattr(GradientSync, name)

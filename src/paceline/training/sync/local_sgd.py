@@ -14,10 +14,11 @@ from paceline.errors import SnapshotError, UsageError
 from paceline.gradient_sync.local_sgd.averaging import LocalState, LocalSteps
 from paceline.gradient_sync.local_sgd.layout import has_gaps
 from paceline.gradient_sync.local_sgd.schedule import LocalTerms
-from paceline.training.engine import Engine
 from paceline.training.snapshots.per_worker_states import OwnState, gather_states
 from paceline.training.snapshots.script_state import Stateful
-from paceline.training.sync.base import ON_AVERAGE, StepSync, SyncState
+from paceline.training.sync.allreduce import AllReduceSync, ReplicaSync
+from paceline.training.sync.base import ON_AVERAGE, GradientSync, SyncState
+from paceline.training.sync.context import SyncContext
 from paceline.training.sync.optimizer_averaging import OptimizerMean, mean_state
 from paceline.training.sync.validation import may_choose, method_of, warmup_steps
 
@@ -25,27 +26,27 @@ _WORKERS = "worker-"
 
 
 @final
-class LocalSync(StepSync):
+class LocalSync(ReplicaSync):
     """Lets the workers train on their own, and averages their weights.
 
     Rounds of local steps begin where all workers are alike: with the end of the warm-up, and with
     each pass over the training data. What is due is settled by the step alone.
     """
 
-    def __init__(self, engine: Engine, terms: LocalTerms) -> None:
-        """Connect the workers for averages, and start a thread that `release` ends. Collective.
+    def __init__(self, context: SyncContext, terms: LocalTerms) -> None:
+        """Connect the workers for averages, and start a thread that `close` ends. Collective.
 
         Args:
-            engine: Of the training.
+            context: Of the training.
             terms: How the weights become one.
 
         Raises:
             UsageError: The backend can't carry what is asked for.
         """
-        self._engine = engine
+        super().__init__(context)
         self._terms = terms
-        self._local = LocalSteps(terms, engine.group, engine.parts.named_parameters)
-        self._optimizers = OptimizerMean(engine.group)
+        self._local = LocalSteps(terms, context.group, context.parts.named_parameters)
+        self._optimizers = OptimizerMean(context.group)
         self._warmup_steps = 0
         self._is_alone = False
 
@@ -59,53 +60,56 @@ class LocalSync(StepSync):
         """What it has sent for averages, of weights and of optimizers' states, on the wire."""
         return self._local.sent_bytes + self._optimizers.sent_bytes
 
-    def begin(self, step: int) -> None:
-        """See `StepSync`. Local to the worker; the first round begins with the pass."""
+    def setup(self, step: int) -> None:
+        """See `GradientSync`. Local to the worker; the first round begins with the pass."""
         self._warmup_steps = self._settle_warmup()
         self._is_alone = step >= self._warmup_steps
         if self._is_alone:
             self._set_alone()
         self._say_what_differs()
 
-    def begin_pass(self) -> None:
-        """See `StepSync`. Local to the worker."""
+    def begin_epoch(self) -> None:
+        """See `GradientSync`. Local to the worker."""
         if self._is_alone and not self._local.is_apart:
             self._local.start()
 
     def after_step(self, step: int) -> None:
-        """See `StepSync`. Collective where an average is sent or due."""
+        """See `GradientSync`. Collective where an average is sent or due."""
         if self._is_alone:
-            in_epoch = self._engine.course.state.step_in_epoch
+            in_epoch = self.context.course.state.step_in_epoch
             self._local.after(min(in_epoch, step - self._warmup_steps))
         elif step >= self._warmup_steps:  # each worker goes on alone
             self._is_alone = True
             self._set_alone()
             self._local.start()
 
-    def consensus(self) -> bool:
-        """See `StepSync`: weights and optimizers' states become their means."""
+    def end_epoch(self) -> bool:
+        """See `GradientSync`: weights and optimizers' states become their means."""
         if not self._local.is_apart:
             return False
         self._local.agree()
-        parameters = self._engine.parts.named_parameters()
-        for optimizer in self._engine.parts.optimizers:
+        parameters = self.context.parts.named_parameters()
+        for optimizer in self.context.parts.optimizers:
             self._optimizers.agree(optimizer, parameters)
         self._agree_on_scale()
         return True
 
-    def lent(self) -> AbstractContextManager[None]:
-        """See `StepSync`."""
-        self._heed_step()
+    def note_open_step(self) -> None:
+        """Heed that the script may have moved this worker's weights already."""
+        if self._is_alone:
+            self._local.moved()
+
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """See `GradientSync`."""
         return self._local.lent()
 
-    def gathered(self) -> SyncState:
-        """See `StepSync`. Collective; a copy of every worker's own state travels to all others."""
-        self._heed_step()
+    def state_dict(self) -> SyncState:
+        """See `GradientSync`: a copy of every worker's own state travels to all others."""
         saved = self._local.state()
         if not self._local.is_apart:
             return SyncState(tensors=saved.shared)
-        keeps = self._engine.keeper.writes
-        states = gather_states(self._engine.group, self._own(saved), keeps=keeps)
+        keeps = self.context.writes
+        states = gather_states(self.context.group, self._own(saved), keeps=keeps)
         with self._local.lent():
             model = self._weights() if keeps else {}
         if not keeps:
@@ -124,16 +128,16 @@ class LocalSync(StepSync):
             model=model,
             optimizers=[
                 mean_state([_optimizer_of(state, number) for state in states])
-                for number in range(len(self._engine.parts.optimizers))
+                for number in range(len(self.context.parts.optimizers))
             ],
             scaler=min(scalers, key=lambda scaler: float(str(scaler.get("scale", 0)))),
         )
 
-    def restore(self, state: SyncState, world_size: int) -> str:
-        """See `StepSync`. Local to the worker."""
+    def load_state_dict(self, state: SyncState, world_size: int) -> str:
+        """See `GradientSync`. Local to the worker."""
         shared = {n: t for n, t in state.tensors.items() if not n.startswith(_WORKERS)}
-        of_round, rank = _mapping(state.values.get("round", {})), self._engine.group.rank
-        same = world_size == self._engine.group.world_size
+        of_round, rank = _mapping(state.values.get("round", {})), self.context.group.rank
+        same = world_size == self.context.group.world_size
         same = same and state.values.get("warmup_steps") == self._settle_warmup()
         if not (of_round and same and self._local.fits(of_round)):
             self._local.restore(LocalState(shared=shared, own={}, values={}))
@@ -147,110 +151,108 @@ class LocalSync(StepSync):
             values=_mapping(workers[rank]),
         )
         self._local.restore(LocalState(shared=shared, own=dict(own.tensors), values=dict(of_round)))
-        for number, optimizer in enumerate(self._engine.parts.optimizers):
+        for number, optimizer in enumerate(self.context.parts.optimizers):
             found = _optimizer_of(own, number)
-            self._engine.keeper.restore_optimizer(optimizer, found.tensors, found.values)
-        if self._scaler is not None:
-            self._scaler.load_state_dict(dict(_mapping(own.values["scaler"])))
+            kept = self.context.kept_options
+            self.context.parts.restore_optimizer(optimizer, found.tensors, found.values, kept)
+        if self.context.scaler is not None:
+            self.context.scaler.load_state_dict(dict(_mapping(own.values["scaler"])))
         return ""
 
-    def release(self) -> None:
-        """See `StepSync`."""
+    def close(self) -> None:
+        """See `GradientSync`."""
         self._local.release()
-
-    @property
-    def _scaler(self) -> torch.amp.GradScaler | None:
-        return self._engine.keeper.scaler
-
-    def _heed_step(self) -> None:
-        """Within a step the script may have moved this worker's weights already."""
-        if self._is_alone and self._engine.batch is not None:
-            self._local.moved()
+        super().close()
 
     def _settle_warmup(self) -> int:
-        return warmup_steps(self._engine.config, self._engine.course.steps_per_epoch)
+        return warmup_steps(self.context.config, self.context.course.steps_per_epoch)
 
     def _set_alone(self) -> None:
-        method = method_of(self._engine.config)
-        self._engine.profiler.begin_method("local" if method == "auto" else method)
-        for replica in self._engine.stepper.replicas:
+        method = method_of(self.context.config)
+        self.context.profiler.begin_method("local" if method == "auto" else method)
+        for replica in self.replicas:
             replica.alone = True
 
     def _say_what_differs(self) -> None:
         """Tell the user once what may be expected otherwise. Rank 0."""
-        engine, plan = self._engine, self._terms.plan
-        if engine.group.rank != 0:
+        context, plan = self.context, self._terms.plan
+        if context.group.rank != 0:
             return
-        steps = engine.course.steps_per_epoch
+        steps = context.course.steps_per_epoch
         if steps is not None and plan.every > steps:
             outer = "" if self._terms.is_plain else ", by their mean alone: without an outer step"
-            engine.console.say(
+            context.console.say(
                 f"--sync-every {plan.every} is more than the {steps} steps of an epoch: what isn't "
                 f"averaged within it is averaged at its end{outer}"
             )
-        own = [n for n, part in engine.parts.others.items() if _has_numbers(part, n)]
-        if own and engine.group.world_size > 1:
-            engine.console.say(
+        own = [n for n, part in context.parts.others.items() if _has_numbers(part, n)]
+        if own and context.group.world_size > 1:
+            context.console.say(
                 f"{', '.join(own)}, given to s.keep, holds tensors that follow each worker's own "
                 "weights: they aren't averaged, and snapshots hold those of the worker that writes"
             )
 
     def _own(self, saved: LocalState) -> OwnState:
         """Put together what a snapshot needs of this worker."""
-        parameters = self._engine.parts.named_parameters()
+        parameters = self.context.parts.named_parameters()
         tensors, values = dict(saved.own), []
-        for number, optimizer in enumerate(self._engine.parts.optimizers):
+        for number, optimizer in enumerate(self.context.parts.optimizers):
             slots, plain = flatten_optimizer(optimizer, parameters.items())
             tensors |= {f"{_optimizer(number)}{name}": slot for name, slot in slots.items()}
             values.append(plain)
-        scaler = {} if self._scaler is None else self._scaler.state_dict()
+        scaler = {} if self.context.scaler is None else self.context.scaler.state_dict()
         return OwnState(tensors=tensors, values={"optimizers": values, "scaler": scaler})
 
     def _weights(self) -> dict[str, Tensor]:
         """Copy the parameters under all their names."""
-        every = self._engine.parts.model.named_parameters(remove_duplicate=False)
+        every = self.context.parts.model.named_parameters(remove_duplicate=False)
         return {name: parameter.detach().clone() for name, parameter in every}
 
     def _agree_on_scale(self) -> None:
         """Go on with the smallest of the workers' loss scales: it overflows on none of them."""
-        if self._scaler is None:
+        if self.context.scaler is None:
             return
-        state = dict(self._scaler.state_dict())
+        state = dict(self.context.scaler.state_dict())
         names = ("scale", "_growth_tracker")
         own = torch.tensor([float(state[name]) for name in names], dtype=torch.float64)
-        scale, tracker = self._engine.group.gather_rows(own).amin(0).tolist()
-        self._scaler.load_state_dict({**state, "scale": scale, "_growth_tracker": int(tracker)})
+        scale, tracker = self.context.group.gather_rows(own).amin(0).tolist()
+        self.context.scaler.load_state_dict(
+            {**state, "scale": scale, "_growth_tracker": int(tracker)}
+        )
 
 
-def make_local(engine: Engine, terms: LocalTerms) -> LocalSync | None:
-    """Have the workers train on their own; None where a single one has nothing to average.
+def make_local(context: SyncContext, terms: LocalTerms | None = None) -> GradientSync:
+    """Have the workers train on their own, unless a single one has nothing to average. Collective.
 
-    Collective.
+    Args:
+        context: Of the training.
+        terms: How the weights become one; by default as the options say.
 
     Raises:
         UsageError: The backend can't carry what is asked for, or somebody compares the workers'
             steps.
     """
-    if engine.watcher is not None:
+    if context.stepper.watcher is not None:
         raise UsageError(
             "with --sync local or diloco each worker has weights of its own for some steps, so "
             "that there is nothing to verify: leave --sync out to verify all the rest"
         )
-    engine.stepper.counts_batches = True
-    if engine.group.world_size == 1 and terms.is_plain:
-        return None
-    made = LocalSync(engine, terms)
-    engine.profiler.begin_averaging(made)
+    context.stepper.counts_batches = True
+    settled = LocalTerms.of(context.config.sync) if terms is None else terms
+    if context.group.world_size == 1 and settled.is_plain:
+        return AllReduceSync(context)
+    made = LocalSync(context, settled)
+    context.profiler.begin_averaging(made)
     return made
 
 
-def can_be_local(engine: Engine) -> bool:
+def can_be_local(context: SyncContext) -> bool:
     """Tell whether `make_local` would do, for one who may choose it. Local to the worker."""
-    parameters = engine.parts.named_parameters().values()
+    parameters = context.parts.named_parameters().values()
     return (
-        may_choose(engine.config, "local")
-        and engine.watcher is None
-        and not engine.stepper.has_stepped_alone
+        may_choose(context.config, "local")
+        and context.stepper.watcher is None
+        and not context.stepper.has_stepped_alone
         and not any(has_gaps(parameter) for parameter in parameters)
     )
 

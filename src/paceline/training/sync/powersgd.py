@@ -1,7 +1,6 @@
 """PowerSGD in a training: full averages first, then approximations; in snapshots it is exact."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import final
 
 import torch
@@ -9,61 +8,52 @@ from torch import Tensor
 
 from paceline.gradient_sync.low_rank import Thin
 from paceline.gradient_sync.powersgd import PowerSGD
-from paceline.gradient_sync.replica import Replica
-from paceline.training.engine import Engine
 from paceline.training.snapshots.per_worker_states import OwnState, gather_states
-from paceline.training.sync.base import StepSync, SyncState
+from paceline.training.sync.allreduce import ReplicaSync
+from paceline.training.sync.base import SyncState
+from paceline.training.sync.context import SyncContext
 from paceline.training.sync.validation import warmup_steps
 
 
 @final
-class PowerSGDSync(StepSync):
+class PowerSGDSync(ReplicaSync):
     """Has every model's gradients approximated from the end of the warm-up on."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, context: SyncContext) -> None:
         """Begin with full averages."""
-        self._engine = engine
+        super().__init__(context)
         self._averagers: dict[str, PowerSGD] = {}
         """By the model's name."""
         self._warmup_steps = 0
         self._is_warm = False
 
-    def begin(self, step: int) -> None:
-        """See `StepSync`."""
-        self._warmup_steps = warmup_steps(self._engine.config, self._engine.course.steps_per_epoch)
+    def setup(self, step: int) -> None:
+        """See `GradientSync`."""
+        context = self.context
+        self._warmup_steps = warmup_steps(context.config, context.course.steps_per_epoch)
         self._make()
         self.after_step(step)
 
     def after_step(self, step: int) -> None:
-        """See `StepSync`. Local to the worker."""
+        """See `GradientSync`. Local to the worker."""
         if self._is_warm or step < self._warmup_steps:
             return
         self._is_warm = True
-        self._engine.profiler.begin_method("powersgd")
-        for averager, replica in zip(self._averagers.values(), self._replicas, strict=True):
+        self.context.profiler.begin_method("powersgd")
+        for averager, replica in zip(self._averagers.values(), self.replicas, strict=True):
             replica.defer_to(averager)
 
-    def begin_pass(self) -> None:
-        """See `StepSync`: nothing is due."""
-
-    def consensus(self) -> bool:
-        """See `StepSync`: the weights are the same all the time."""
-        return False
-
-    def lent(self) -> AbstractContextManager[None]:
-        """See `StepSync`: they stand for all already."""
-        return nullcontext()
-
-    def release(self) -> None:
-        """See `StepSync`."""
+    def close(self) -> None:
+        """See `GradientSync`."""
         for averager in self._averagers.values():
             averager.release()
+        super().close()
 
-    def gathered(self) -> SyncState:
-        """See `StepSync`. Collective: all workers' errors travel."""
-        remembered, keeps = dict(self._remembered()), self._engine.keeper.writes
+    def state_dict(self) -> SyncState:
+        """See `GradientSync`. Collective: all workers' errors travel."""
+        remembered, keeps = dict(self._remembered()), self.context.writes
         own = OwnState(tensors={key: thin.error for key, thin in remembered.items()})
-        states = gather_states(self._engine.group, own, keeps=keeps) if remembered else []
+        states = gather_states(self.context.group, own, keeps=keeps) if remembered else []
         tensors = {}
         if keeps:
             for key, thin in remembered.items():
@@ -72,13 +62,13 @@ class PowerSGDSync(StepSync):
         scales = {name: averager.scale for name, averager in self._averagers.items()}
         return SyncState(tensors=tensors, values={"scales": scales})
 
-    def restore(self, state: SyncState, world_size: int) -> str:
-        """See `StepSync`. Local to the worker."""
+    def load_state_dict(self, state: SyncState, world_size: int) -> str:
+        """See `GradientSync`. Local to the worker."""
         self._make()
         scales = state.values.get("scales")
         assert isinstance(scales, dict)
-        group = self._engine.group
-        for name, model in self._engine.parts.models.items():
+        group = self.context.group
+        for name, model in self.context.parts.models.items():
             averager, own = self._averagers[name], dict(model.named_parameters())
             averager.scale = float(scales.get(name, 1.0))
             for parameter, errors in _of_model(state.tensors, "error", name).items():
@@ -95,17 +85,13 @@ class PowerSGDSync(StepSync):
             f"{world_size} workers had left to add to its gradients is shared out equally"
         )
 
-    @property
-    def _replicas(self) -> list[Replica]:
-        return self._engine.stepper.replicas
-
     def _make(self) -> None:
         """Make what is missing: one averager for each model."""
-        options, workers = self._engine.config.sync, self._engine.group.world_size
-        scaler = self._engine.stepper.scaler
+        context, scaler = self.context, self.context.scaler
+        options, workers = context.config.sync, context.group.world_size
         scale = (lambda: 1.0) if scaler is None else scaler.get_scale
-        waiting = self._engine.stepper.pace.waiting
-        for name in self._engine.parts.models:
+        waiting = context.stepper.pace.waiting
+        for name in self.context.parts.models:
             if name not in self._averagers:
                 self._averagers[name] = PowerSGD(workers, options.powersgd_rank, scale, waiting)
 

@@ -4,12 +4,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from paceline.errors import UsageError
-from paceline.gradient_sync.options import LOCAL_METHODS, OWN_OPTIONS, SyncMethod, SyncOptions
+from paceline.gradient_sync.options import OWN_OPTIONS, SyncMethod, SyncOptions
+from paceline.gradient_sync.registry import sync_methods
 from paceline.options.fields import OptionValue
 from paceline.training.config import TrainConfig
 
-_HALF = ("bf16", "fp16", "auto")
-"""Methods that send, or may choose to send, half precision."""
 _WITHOUT_HALF = ("mpi", "smddp")
 _STREAM_WARMUP_STEPS = 100
 """Steps of warm-up where an epoch has no known length."""
@@ -30,21 +29,22 @@ def check_method(config: TrainConfig) -> None:
         UsageError: Two options contradict, or one has no effect.
     """
     method = method_of(config)
-    if config.data.shards is not None and method != "ordered":
+    entry = sync_methods()[method]
+    if config.data.shards is not None and not entry.needs_shards:
         raise UsageError(
             f"--shards can't be combined with --sync {method}: the same bits on any number of "
             "workers need gradients that are summed in full, in one order. Leave one of the two out"
         )
-    if method == "ordered" and config.data.shards is None:
+    if entry.needs_shards and config.data.shards is None:
         raise UsageError(
-            "--sync ordered needs --shards V: gradients are summed in the order of V fixed shards"
+            f"--sync {method} needs --shards V: gradients are summed in the order of V fixed shards"
         )
     for name, value in _settings(config.sync).items():
-        if value != _DEFAULTS[name] and name not in OWN_OPTIONS.get(method, ()):
+        if value != _DEFAULTS[name] and name not in entry.options:
             raise _without_effect(name, method)
     refuse_backend(method, config.dist.backend)
-    if method in LOCAL_METHODS:
-        _check_local(config, method)
+    if entry.own_weights:
+        _check_own_weights(config, method)
 
 
 def refuse_idle(config: TrainConfig, given: Collection[str]) -> None:
@@ -90,7 +90,7 @@ def refuse_backend(method: SyncMethod, backend: str) -> None:
     Raises:
         UsageError: It lacks half precision.
     """
-    if backend in _WITHOUT_HALF and method in _HALF:
+    if backend in _WITHOUT_HALF and sync_methods()[method].sends_half:
         raise UsageError(
             f"--sync {method} can't be combined with --backend {backend}, which carries no half "
             "precision. Use --sync allreduce, powersgd or local, or --backend nccl or gloo"
@@ -119,20 +119,19 @@ def describe_method(config: TrainConfig) -> str:
 
 def describe_options(options: SyncOptions) -> str:
     """Say what these come to. Pure."""
-    method = options.sync or "allreduce"
-    if method == "powersgd":
-        return f"powersgd of rank {options.powersgd_rank}"
-    if method not in LOCAL_METHODS:
-        return method
+    entry = sync_methods()[options.sync or "allreduce"]
+    said = entry.label.format(**{**vars(options), "sync": options.sync or "allreduce"})
+    if "sync_every" not in entry.options:
+        return said
     parts = f" in {options.sync_parts} parts" if options.sync_parts > 1 else ""
     outer = f", outer rate {options.outer_lr:g} and momentum {options.outer_momentum:g}"
     return (
-        f"{method}, averaged every {options.sync_every} steps{parts} in {options.sync_precision}, "
-        f"{options.delay} steps late{outer if method == 'diloco' else ''}"
+        f"{said}, averaged every {options.sync_every} steps{parts} in {options.sync_precision}, "
+        f"{options.delay} steps late{outer if 'outer_lr' in entry.options else ''}"
     )
 
 
-def _check_local(config: TrainConfig, method: SyncMethod) -> None:
+def _check_own_weights(config: TrainConfig, method: SyncMethod) -> None:
     """Refuse what needs workers that are alike, or that talk, in every step."""
     if config.loop.check_every:
         raise UsageError(

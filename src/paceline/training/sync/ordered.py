@@ -1,51 +1,49 @@
-"""Reproducible mode: a worker goes through fixed shards of every batch, one after another.
+"""`--shards`: a worker goes through fixed shards of every batch, one after another.
 
 What a shard computes depends on its number alone: its samples, random numbers and running
 statistics. How the shards' gradients are summed depends on their number alone too. So the result
 has the same bits whoever goes through which shard.
 """
 
+from collections.abc import Callable
 from typing import final
 
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.data.batch import Batch
-from paceline.distributed.group import Group
-from paceline.distributed.work_division import Division
 from paceline.errors import UsageError
 from paceline.gradient_sync.ordered.reduce import OrderedSum
-from paceline.training.components import Parts
-from paceline.training.rng import RandomStreams
-from paceline.training.sync.buffer_averaging import Statistics
+from paceline.gradient_sync.replica import Replica
+from paceline.training.optimizer_step import describe_unused
+from paceline.training.sync.base import GradientSync
+from paceline.training.sync.context import SyncContext
 
 
 @final
-class Sharding:
-    """One worker's way through its shards."""
+class OrderedSync(GradientSync):
+    """Sums the shards' gradients along one tree, whoever goes through which shard.
 
-    def __init__(
-        self,
-        division: Division,
-        group: Group,
-        parts: Parts,
-        statistics: Statistics,
-        random: RandomStreams,
-    ) -> None:
+    Of a step: 1. each shard is opened, gone through, and its gradient taken, one after another;
+    2. with the worker's last backward pass all workers exchange sums; 3. `after_step` leaves the
+    generators alike.
+    """
+
+    weights_may_differ = False
+
+    def __init__(self, context: SyncContext) -> None:
         """Args:
-        division: Which shards each worker has.
-        group: The workers.
-        parts: The models; may grow until the first step.
-        statistics: Of the models, by shard.
-        random: This worker's generators.
+        context: Of the training; its models may grow until the first step.
         """
-        self._division = division
-        self._mine = division.parts_of(group.rank)
-        self._parts = parts
-        self._statistics = statistics
-        self._random = random
-        self._ordered = OrderedSum(group, division.parts)
+        self._context = context
+        self._division = context.division
+        self._mine = self._division.parts_of(context.group.rank)
+        self._parts = context.parts
+        self._random = context.random
+        self._ordered = OrderedSum(context.group, self._division.parts)
         self._parameters: dict[str, nn.Parameter] = {}
         self._step = 0
+        self._is_open = False
+        """Whether a shard of the step has been opened."""
         self._schedule: list[object] | None = None
         """Learning rates and positions of schedules in the step's first backward pass."""
         self._filled: list[int] = []
@@ -53,9 +51,28 @@ class Sharding:
         self._to_come = -1
         """Samples of the open shard that no backward pass has been about; -1 where none is open."""
 
+    def add_model(self, module: nn.Module, forward: Callable[..., object] | None) -> None:
+        """See `GradientSync`."""
+        self._context.replicas.append(Replica(module, self._context.group, forward))
+
     def begin_step(self, step: int, batch: Batch) -> None:
-        """Begin a step with its first batch. Local to the worker."""
-        self._step = step
+        """Make everything a shard's own before its first forward pass. Local to the worker.
+
+        Raises:
+            UsageError: The shard before isn't complete.
+        """
+        if not self._is_open:
+            self._begin(step, batch)
+        self._check_complete()
+        self._parts.per_part.enter(batch.part)
+        self._to_come = batch.local
+        self._stands_in = batch.local == 0
+        self._context.statistics.enter(batch.part)
+        self._random.at_shard(step, batch.part)
+
+    def _begin(self, step: int, batch: Batch) -> None:
+        """Begin a step with the worker's first shard of it."""
+        self._step, self._is_open = step, True
         cuts = list(self._division.cuts(batch.total))
         self._filled = [part for part in self._mine if cuts[part][0] < cuts[part][1]]
         self._to_come = -1
@@ -64,20 +81,25 @@ class Sharding:
         self._parameters = self._parameters or self._parts.named_parameters()
         self._ordered.begin_step(self._parameters)
 
-    def open(self, batch: Batch) -> None:
-        """Make everything a shard's own before its first forward pass. Local to the worker.
+    def backward(self, loss: Tensor, batch: Batch | None, *, more: bool = False) -> None:
+        """See `GradientSync`: a sum in the order of the shards."""
+        if batch is None:
+            raise UsageError(
+                "with --shards a step is about a batch of the training loader, within the loop "
+                "over s.loader(...): only it knows its shard"
+            )
+        stepper, completes = self._context.stepper, batch.last and not more
+        if completes:
+            stepper.pace.begin(loss)
+        self._before_backward(batch, more=more)
+        stepper.run_backward(loss, batch.local / batch.total, completes=False)
+        unused = self._after_backward(batch, more=more)
+        if completes:
+            stepper.pace.end()
+        if unused:
+            stepper.report(describe_unused("the models", unused))
 
-        Raises:
-            UsageError: The shard before isn't complete.
-        """
-        self._check_complete()
-        self._parts.per_part.enter(batch.part)
-        self._to_come = batch.local
-        self._stands_in = batch.local == 0
-        self._statistics.enter(batch.part)
-        self._random.at_shard(self._step, batch.part)
-
-    def before_backward(self, batch: Batch, *, more: bool) -> None:
+    def _before_backward(self, batch: Batch, *, more: bool) -> None:
         """Say whether the coming backward pass completes the shard's gradient. Local.
 
         Args:
@@ -99,7 +121,7 @@ class Sharding:
             complete = not more and batch.local == self._to_come
             self._ordered.open_shard(batch.part, last=complete)
 
-    def after_backward(self, batch: Batch, *, more: bool) -> tuple[str, ...]:
+    def _after_backward(self, batch: Batch, *, more: bool) -> tuple[str, ...]:
         """Take a shard's gradient; after the worker's last shard put the sum in its place.
 
         Collective where the batch is the worker's last of the step, and no pass will follow.
@@ -123,41 +145,26 @@ class Sharding:
                 self._ordered.skip(part)
         return self._ordered.finish()
 
-    def end_step(self) -> None:
+    def after_step(self, step: int) -> None:
         """Leave the generators alike on all workers. Local to the worker.
 
         Raises:
             UsageError: The last shard isn't complete.
         """
+        self._is_open = False
         self._check_complete()
         self._parts.per_part.end_step()
         self._random.at_shard(self._step, self._division.parts)
 
-    def refuse_within(self, batch: Batch | None, call: str) -> None:
-        """Refuse what all workers do together while one of them may be between two shards. Local.
-
-        Args:
-            batch: The one that the script has, if any.
-            call: What it wants, for the message.
-
-        Raises:
-            UsageError: The script is within a step.
-        """
-        if batch is not None and not batch.last:
-            raise UsageError(
-                f"{call} between two shards of a step: with --shards the workers have unequal "
-                "numbers of batches, and meet where the weights have been updated: "
-                f"if s.step(loss): {call}. Count steps there too, rather than batches"
-            )
-
-    @property
     def wire_bytes(self) -> float:
-        """What this worker sends in a step, in bytes; 0 before the first one."""
+        """See `GradientSync`; 0 before the first step."""
         return self._ordered.wire_bytes
 
-    def release(self) -> None:
-        """Take hooks off the parameters. Local to the worker."""
+    def close(self) -> None:
+        """Take hooks off the parameters, and give the models back as they were."""
         self._ordered.release()
+        for replica in self._context.replicas:
+            replica.release()
 
     def _check_schedule(self) -> None:
         """Refuse other learning rates than the step's first shard had.

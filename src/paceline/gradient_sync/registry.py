@@ -1,0 +1,130 @@
+"""The ways of combining the workers' gradients, a row each: ours and those of other packages.
+
+`--sync`, its help, the checks of options and what is made for a training follow from the rows.
+Imports no torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import final
+
+from paceline.errors import UsageError
+
+ENTRY_POINTS = "paceline.gradient_sync"
+"""Group of the entry points by which other packages add rows: a name -> a `SyncEntry`."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SyncEntry:
+    """What is known of a way of combining gradients before it is imported."""
+
+    implementation: str
+    """What makes the `GradientSync` of a `SyncContext`, as `module:name`: a class, or a function.
+    Imported by the workers alone, since it needs torch."""
+    help: str
+    """What `--help` says of it: a few words, without a full stop."""
+    options: tuple[str, ...] = ()
+    """Those of `SyncOptions` that have an effect with it, beside `sync`."""
+    label: str = "{sync}"
+    """How one line describes it, with the options in braces."""
+    needs_shards: bool = False
+    """Goes with `--shards`, and nothing else does."""
+    sends_half: bool = False
+    """Sends half precision, or may choose to: some backends carry none."""
+    own_weights: bool = False
+    """Each worker has weights of its own for some steps: nothing may compare them, or need them to
+    be alike."""
+
+
+_LOCAL = ("sync_warmup_steps", "sync_every", "sync_delay", "sync_parts", "sync_precision")
+_HERE = "paceline.training.sync"
+
+OURS: Mapping[str, SyncEntry] = {
+    "allreduce": SyncEntry(
+        implementation=f"{_HERE}.allreduce:AllReduceSync",
+        help="averaged in full in every step",
+    ),
+    "ordered": SyncEntry(
+        implementation=f"{_HERE}.ordered:OrderedSync",
+        help="summed in a fixed order, the same bits on any number of workers (needs --shards)",
+        needs_shards=True,
+    ),
+    "bf16": SyncEntry(
+        implementation=f"{_HERE}.allreduce:average_in_bf16",
+        help="half the bytes, rounded to 8 bits of fraction",
+        sends_half=True,
+    ),
+    "fp16": SyncEntry(
+        implementation=f"{_HERE}.allreduce:average_in_fp16",
+        help="half the bytes, rounded to 11 bits of fraction, at most 65504",
+        sends_half=True,
+    ),
+    "powersgd": SyncEntry(
+        implementation=f"{_HERE}.powersgd:PowerSGDSync",
+        help="two thin matrices instead of each large one, a hundredth of the bytes, an "
+        "approximation",
+        options=("sync_warmup_steps", "powersgd_rank"),
+        label="{sync} of rank {powersgd_rank}",
+    ),
+    "local": SyncEntry(
+        implementation=f"{_HERE}.local_sgd:make_local",
+        help="each worker trains on its own, and weights are averaged every --sync-every steps",
+        options=_LOCAL,
+        own_weights=True,
+    ),
+    "diloco": SyncEntry(
+        implementation=f"{_HERE}.local_sgd:make_local",
+        help="the same, with momentum over the averages",
+        options=(*_LOCAL, "outer_lr", "outer_momentum"),
+        own_weights=True,
+    ),
+    "auto": SyncEntry(
+        implementation=f"{_HERE}.auto:make_auto",
+        help="measures the first steps and chooses",
+        sends_half=True,
+    ),
+}
+
+
+@cache
+def sync_methods() -> Mapping[str, SyncEntry]:
+    """List all that can be chosen: ours, then those of installed packages in order of name.
+
+    Raises:
+        UsageError: A package's row can't be had.
+    """
+    found = dict(OURS)
+    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
+        if point.name in found:
+            raise UsageError(f"{_from(point)}, which there is already: uninstall one of the two")
+        found[point.name] = _loaded(point)
+    return found
+
+
+def _loaded(point: EntryPoint) -> SyncEntry:
+    try:
+        entry = point.load()
+    except Exception as error:  # whatever another package's code may raise
+        raise UsageError(
+            f"{_from(point)}, which can't be imported ({type(error).__name__}: {error}): mend or "
+            "uninstall it"
+        ) from error
+    if not isinstance(entry, SyncEntry):
+        raise UsageError(
+            f"{_from(point)} as a {type(entry).__name__}; it should be a "
+            "paceline.gradient_sync.registry.SyncEntry"
+        )
+    return entry
+
+
+def _from(point: EntryPoint) -> str:
+    package = point.dist.name if point.dist else "a package"
+    return f"{package} adds --sync {point.name} ({point.value})"
+
+
+def describe_choices() -> str:
+    """Say for `--help` what each way is."""
+    return " ".join(f"{name}: {entry.help}." for name, entry in sync_methods().items())

@@ -7,7 +7,7 @@ goes through DistributedDataParallel.
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import final
+from typing import Protocol, final
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,21 @@ from paceline.gradient_sync.network_model import ring_bytes
 from paceline.gradient_sync.powersgd import PowerSGD
 
 Forward = Callable[..., object]
+
+
+class Averager(Protocol):
+    """Combines gradients in the place of DistributedDataParallel."""
+
+    def average_(self, gradients: Mapping[str, Tensor]) -> None:
+        """Replace gradients by what all workers' come to. Collective.
+
+        Args:
+            gradients: Of one model, by parameter, in the same order on all workers: this worker's,
+                weighted so that their mean over the workers is that over the global batch.
+        """
+
+    def wire_bytes(self, tensors: Sequence[Tensor]) -> float:
+        """Count what one worker sends for gradients of these parameters, in bytes. Local."""
 
 
 @final
@@ -62,7 +77,7 @@ class Replica:
         self._looked = False
         self._group = group
         self._compression = compression
-        self._averager: PowerSGD | None = None
+        self._averager: Averager | None = None
         self._alone = group.world_size == 1
         self._reached: dict[str, int] = {}
         """Parameters that backward passes have reached since the last averaging, where deferred;
@@ -96,14 +111,14 @@ class Replica:
         self._looked = self._looked or self._settled  # what gets no gradient has been said
         self._parallel, self.used = None, False
 
-    def defer_to(self, averager: PowerSGD | None) -> None:
+    def defer_to(self, averager: Averager | None) -> None:
         """Leave it to another than DistributedDataParallel to average gradients.
 
         To be called alike on all workers, between two steps.
 
         Args:
-            averager: What does so: after the backward pass, and during it once a pass has shown
-                that every parameter gets one gradient. None: DistributedDataParallel does again.
+            averager: What does so: after the backward pass; PowerSGD during it, once a pass has
+                shown that every parameter gets one gradient. None: DistributedDataParallel again.
         """
         self._averager = averager
         self._parallel, self.used = None, False
@@ -178,7 +193,7 @@ class Replica:
         self._replay(without, twice=not self._partly)
         return tuple(without)
 
-    def _average(self, averager: PowerSGD) -> tuple[str, ...]:
+    def _average(self, averager: Averager) -> tuple[str, ...]:
         """Average what the last backward passes have left in the parameters. Collective."""
         if self._is_frozen():
             return ()
@@ -199,7 +214,8 @@ class Replica:
         else:
             self._recall()
             averager.average_(gradients)
-        if not self._has_looked_at_a_pass and not self._partly:
+        is_first = not self._has_looked_at_a_pass and not self._partly
+        if is_first and isinstance(averager, PowerSGD):  # what may leave during the next passes
             self._prepare_departures(averager, once=once)
         return () if was_settled else tuple(without)
 

@@ -1,7 +1,6 @@
 """The walks of docs/internals: the diff of each fits the source of today and does what is said."""
 
 import json
-from pathlib import Path
 
 from tests.docs.pages import ROOT, blocks
 from tests.training.snapshots.test_golden import GOLDEN
@@ -30,8 +29,3 @@ def test_a_field_of_snapshots_needs_one_place() -> None:
     assert loaded.to_json() == {**position, "skipped_steps": 0}
     loaded.skipped_steps = 3
     assert state.from_json(loaded.to_json()).skipped_steps == 3  # type: ignore[attr-defined]
-
-
-def test_every_walk_is_listed() -> None:
-    listed = (ROOT / "docs" / "design.md").read_text()
-    assert [p.name for p in Path(WALKS).glob("*.md") if f"internals/{p.name}" not in listed] == []

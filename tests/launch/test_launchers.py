@@ -90,6 +90,7 @@ def test_every_launcher_stands_in_the_table(installed: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.JOB])
+@pytest.mark.core_cases(5)
 def test_output_is_shown_and_the_exit_code_is_the_trainings(
     code: ExitCode, cluster: Cluster, launch: Launch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,7 +102,7 @@ def test_output_is_shown_and_the_exit_code_is_the_trainings(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.core_cases(5)
+@pytest.mark.core_cases(4)
 def test_a_signal_stops_the_job_for_a_resume(
     number: signal.Signals, cluster: Cluster, launch: Launch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_signal_stops_the_job_for_a_resume(
 
 
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # meant to
+@pytest.mark.core_cases(2)
 def test_detached_the_job_runs_on(cluster: Cluster, launch: Launch) -> None:
     cluster.play("epoch 1\n", None, detached=True)
     assert launch(detach=True) == ExitCode.DONE
@@ -183,6 +185,7 @@ BROKEN: Mapping[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
+@pytest.mark.core_cases(1)
 def test_a_broken_package_is_named(case: str, tmp_path: Path, installed: Path) -> None:
     point, said = BROKEN[case]
     name, _, value = point.partition(" = ")

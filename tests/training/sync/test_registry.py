@@ -55,9 +55,8 @@ def trained(env: dict[str, str], run: Path, *words: str) -> dict[str, object]:
     return summary
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n == "signs" else pytest.mark.slow) for n in TABLE]
-)
+@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.slow
 def test_a_resumed_training_ends_with_the_same_bits(
     name: str, installed: dict[str, str], tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """What the pages say is so: links, options, commands, code, contracts."""
 
 import csv
+import difflib
 import importlib.util
 import json
 import re
@@ -54,6 +55,8 @@ from tests.docs.running import train_here
 from tests.support.image_files import write_image_folder
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
+TUTORIAL = DOCS / "tutorial" / "first-training.md"
+EXAMPLES = ROOT / "examples"
 pytestmark = pytest.mark.xdist_group("pages")
 
 PYTHON = [b for page in PAGES if page.parent != COMING_FROM for b in blocks(page, "python")]
@@ -65,9 +68,9 @@ def name_of(page: Path) -> str:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The recipes of the pages, and `runs/first`: the README's own, trained as it stands there."""
+    """The recipes of the pages, and `runs/first`: the tutorial's own, as it stands there."""
     place = tmp_path_factory.mktemp("pages")
-    (place / "bars.py").write_text(blocks(README, "python")[0].text)
+    (place / "bars.py").write_text(blocks(TUTORIAL, "python")[0].text)
     (place / "clouds.py").write_text(blocks(DOCS / "recipes.md", "python")[0].text)
     (place / "train.py").touch()
     shutil.copy(DOCS / "vgg19-t4.json", place)
@@ -264,3 +267,15 @@ def test_the_readme_shows_the_tree() -> None:
     packages = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
     assert shown.keys() == packages | {"errors.py", "files.py"}
     assert all(len(words.split()) <= 5 for words in shown.values())
+
+
+def test_the_readmes_diff_is_that_of_the_example() -> None:
+    (shown,) = blocks(README, "diff")
+    before, after = (
+        (EXAMPLES / f"mnist_cnn_{name}.py").read_text().splitlines() for name in ("before", "after")
+    )
+    whole = list(difflib.unified_diff(before, after, n=len(before)))
+    position = 0
+    for line in (line for line in shown.text.splitlines() if line != " ..."):
+        position = whole.index(line, position) + 1
+    assert {line[0] for line in shown.text.splitlines()} == {" ", "+", "-"}

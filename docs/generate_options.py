@@ -1,4 +1,4 @@
-"""Writes options.md from the option dataclasses: python docs/generate_options.py."""
+"""Writes reference/options.md from the option dataclasses: python docs/generate_options.py."""
 
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from paceline.recipes.registry import BUILT_IN
 from paceline.training.config import training_options
 from paceline.training.recipe import load_recipe
 
-PAGE = Path(__file__).with_name("options.md")
+PAGE = Path(__file__).parent / "reference" / "options.md"
 
 _INTRODUCTION = """\
 # Options
@@ -25,7 +25,7 @@ _INTRODUCTION = """\
 All options of `paceline train`, as `paceline train RECIPE --help` shows them. In Python (in
 `@paceline.recipe(...)`) and in `run.json` the same names are written with underscores:
 `--global-batch` is `global_batch`. Switches take `--no-`: `--no-drop-last`. An option that isn't
-given keeps the recipe's setting, else the default below. How they work: [train.md](train.md).
+given keeps the recipe's setting, else the default below. How they work: [training.md](training.md).
 """
 
 

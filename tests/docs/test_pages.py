@@ -71,9 +71,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The recipes of the pages, and `runs/first`: the tutorial's own, as it stands there."""
     place = tmp_path_factory.mktemp("pages")
     (place / "bars.py").write_text(blocks(TUTORIAL, "python")[0].text)
-    (place / "clouds.py").write_text(blocks(DOCS / "recipes.md", "python")[0].text)
+    (place / "clouds.py").write_text(blocks(DOCS / "reference" / "recipes.md", "python")[0].text)
     (place / "train.py").touch()
-    shutil.copy(DOCS / "vgg19-t4.json", place)
+    shutil.copy(DOCS / "how-to" / "vgg19-t4.json", place)
     write_image_folder(place / "photos")
     train_here(place, "bars.py:build", "--width", "16", "--run-dir", "runs/first")
     return place
@@ -209,7 +209,9 @@ def test_python_runs(block: Block) -> None:
 
 
 def test_the_augmentation_of_the_page_augments() -> None:
-    (block,) = (b for b in blocks(DOCS / "recipes.md", "python") if "RandomInvert" in b.text)
+    (block,) = (
+        b for b in blocks(DOCS / "reference" / "recipes.md", "python") if "RandomInvert" in b.text
+    )
     found: dict[str, Callable[[], RandomFlip]] = {}
     exec(block.text, found)
     invert = found["RandomInvert"]()
@@ -229,7 +231,7 @@ def test_the_recipe_of_the_page_trains(workplace: Path) -> None:
 def test_the_weights_can_be_hashed_as_the_page_says(
     inside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (block,) = blocks(DOCS / "run-directory.md", "python")
+    (block,) = blocks(DOCS / "reference" / "run-directory.md", "python")
     found: dict[str, Callable[[str], str]] = {}
     exec(block.text, found)
     assert main(["export", "runs/first", "all.safetensors", "--snapshot", "last"]) == ExitCode.DONE
@@ -239,7 +241,7 @@ def test_the_weights_can_be_hashed_as_the_page_says(
 
 
 def test_the_contract_names_every_field(workplace: Path) -> None:
-    page = (DOCS / "run-directory.md").read_text()
+    page = (DOCS / "reference" / "run-directory.md").read_text()
     run = workplace / "runs" / "first"
     described = json.loads((run / "run.json").read_text())
     named = [*described, *described["derived"], *described["versions"], *described["hosts"][0]]
@@ -251,12 +253,14 @@ def test_the_contract_names_every_field(workplace: Path) -> None:
 
 
 def test_the_exit_codes_are_the_pages() -> None:
-    codes = re.findall(r"^\| (\d+) \|", (DOCS / "failures.md").read_text(), re.MULTILINE)
+    codes = re.findall(
+        r"^\| (\d+) \|", (DOCS / "reference" / "failures.md").read_text(), re.MULTILINE
+    )
     assert [int(code) for code in codes] == [int(code) for code in ExitCode]
 
 
 def test_what_can_never_change_is_named() -> None:
-    page = (DOCS / "snapshots.md").read_text()
+    page = (DOCS / "reference" / "snapshots.md").read_text()
     assert all(f"`{name}`" in page for name in FIXED)
 
 

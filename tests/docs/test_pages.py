@@ -71,7 +71,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The recipes of the pages, and `runs/first`: the tutorial's own, as it stands there."""
     place = tmp_path_factory.mktemp("pages")
     (place / "bars.py").write_text(blocks(TUTORIAL, "python")[0].text)
-    (place / "clouds.py").write_text(blocks(DOCS / "reference" / "recipes.md", "python")[0].text)
+    (place / "clouds.py").write_text(
+        blocks(DOCS / "how-to" / "write-a-recipe.md", "python")[0].text
+    )
     (place / "train.py").touch()
     shutil.copy(DOCS / "how-to" / "vgg19-t4.json", place)
     write_image_folder(place / "photos")
@@ -210,7 +212,9 @@ def test_python_runs(block: Block) -> None:
 
 def test_the_augmentation_of_the_page_augments() -> None:
     (block,) = (
-        b for b in blocks(DOCS / "reference" / "recipes.md", "python") if "RandomInvert" in b.text
+        b
+        for b in blocks(DOCS / "how-to" / "write-a-recipe.md", "python")
+        if "RandomInvert" in b.text
     )
     found: dict[str, Callable[[], RandomFlip]] = {}
     exec(block.text, found)

@@ -66,7 +66,7 @@ class Observer:
     _disturbed_at: int = -1
     _dropped_at: int = -1
     _chance: str = ""
-    """State of the generator after the last batch or dropout; empty where it isn't looked at."""
+    """State of the generator after the last batch, dropout or backward pass; empty before them."""
 
     # Told by Paceline's session: training/observer.py
 
@@ -200,9 +200,12 @@ class Observer:
             self.tell(Met(joined_only))
 
     def _look_for_draws(self) -> None:
-        if self._chance and chance_states()["torch"] != self._chance:
+        if not self._chance:
+            return
+        state = chance_states()["torch"]
+        if state != self._chance:
             self.writer.write(Drew("step", self._chance))
-        self._chance = ""
+        self._chance = state  # a step may have several backward passes, and draw between them
 
     def _name(self, module: nn.Module, prefix: str = "") -> None:
         self.roots[id(module)] = module

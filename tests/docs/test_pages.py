@@ -264,7 +264,7 @@ def test_the_exit_codes_are_the_pages() -> None:
 
 
 def test_what_can_never_change_is_named() -> None:
-    page = (DOCS / "reference" / "snapshots.md").read_text()
+    page = (DOCS / "how-to" / "resume.md").read_text()
     assert all(f"`{name}`" in page for name in FIXED)
 
 

@@ -73,7 +73,8 @@ def _kind(annotation: object) -> str:
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(annotation))
     if get_origin(annotation) is tuple:
-        return f"{len(get_args(annotation))} numbers"
+        members = get_args(annotation)
+        return "text, repeatable" if members[-1] is Ellipsis else f"{len(members)} numbers"
     names = {int: "whole number", float: "number", str: "text", bool: "switch"}
     return names[annotation] if isinstance(annotation, type) else str(annotation)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection
-from typing import final
+from typing import Literal, final
 
 import psutil
 
@@ -19,6 +19,10 @@ EXIT_S = 15.0
 """From the first worker's exit after all delivered results until the slowest is killed."""
 _REAP_S = 2.0
 _NEVER_S = float("inf")
+_TRACED = {"t", "tracing-stop", psutil.STATUS_TRACING_STOP}
+
+ProcessState = Literal["running", "stopped", "traced", "gone"]
+"""How the system sees a process; traced: a debugger holds it."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class WorkerGuard:
             workers: By rank.
             delivered: Whether the worker of this rank delivered its result.
         """
-        self._processes = {rank: _process(worker.pid) for rank, worker in workers.items()}
+        self._processes = {rank: find_process(worker.pid) for rank, worker in workers.items()}
         self._sentinels = {worker.sentinel: rank for rank, worker in workers.items()}
         self._delivered = delivered
         self._deadline_s = _NEVER_S
@@ -140,24 +144,32 @@ def reap(spared: set[int]) -> None:
     remove_directories(directories)
 
 
-def is_running(pid: int) -> bool:
-    """Tell whether a process is there and hasn't ended; one that nobody has waited for has."""
+def find_process(pid: int) -> psutil.Process | None:
+    """Find a process; it remembers its start time, so that a reused id is never signalled."""
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        return psutil.Process(pid)
+    except psutil.Error:
+        return None
+
+
+def process_state(process: psutil.Process | None) -> ProcessState:
+    """See how a process is: one that has ended and that nobody has waited for is gone."""
+    try:
+        if process is None or not process.is_running():
+            return "gone"
+        status = process.status()
+    except psutil.Error:
+        return "gone"
+    if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+        return "gone"
+    if status in _TRACED:
+        return "traced"
+    return "stopped" if status == psutil.STATUS_STOPPED else "running"
 
 
 def descendants() -> set[int]:
     """List the process ids of all descendants of this process."""
     return {process.pid for process in psutil.Process().children(recursive=True)}
-
-
-def _process(pid: int) -> psutil.Process | None:
-    try:
-        return psutil.Process(pid)  # remembers the start time: a reused id is never signalled
-    except psutil.NoSuchProcess:
-        return None
 
 
 def _end(process: psutil.Process | None, how: Callable[[psutil.Process], None]) -> bool:

@@ -13,13 +13,20 @@ from pathlib import Path
 from paceline.errors import InfrastructureError
 from paceline.files import read_json
 from paceline.launch.error_records import failure_path, record
-from paceline.launch.failures import Ending, WorkerFailure, root_cause, silent_failure, unrecorded
+from paceline.launch.failures import (
+    EndedBy,
+    Ending,
+    WorkerFailure,
+    root_cause,
+    silent_failure,
+    unrecorded,
+)
 from paceline.launch.heartbeat import read_note
 from paceline.launch.local import forkserver, logs
 from paceline.launch.local.oom import oom_killed, oom_kills
 from paceline.launch.local.worker import WorkerTask, note_path, result_path
 from paceline.launch.node_seat import Seat
-from paceline.launch.processes import descendants, is_running, reap
+from paceline.launch.processes import descendants, find_process, process_state, reap
 from paceline.launch.shared_memory import SCRATCH_VARIABLE, free_shared
 from paceline.launch.signals import InterruptedStartError, Interrupts
 from paceline.launch.watchdog.local_watchdog import Overseer
@@ -155,7 +162,6 @@ def _failures(
     found = _recorded(task.scratch, ranks) | _recorded(task.log_dir, ranks)
     for rank, code in unrecorded(ending, found, results).items():
         note = read_note(note_path(task.scratch, rank))
-        orphaned = code == _UNKNOWN and not is_running(task.server_pid)
         found[rank] = silent_failure(
             rank,
             code,
@@ -164,14 +170,17 @@ def _failures(
             operation=note.operation,
             out_of_memory=None if victims is None else ending.pids.get(rank) in victims,
             crash=logs.read_crash(log_path(task.log_dir, rank)),
-            ended_by="launcher"
-            if rank in ending.stopped
-            else "fork server"
-            if orphaned
-            else "itself",
+            ended_by=_ended_by(rank, code, ending, task),
         )
         record(found[rank], task.log_dir)
     return root_cause(found.values())
+
+
+def _ended_by(rank: int, code: int, ending: Ending, task: WorkerTask) -> EndedBy:
+    if rank in ending.stopped:
+        return "launcher"
+    orphaned = code == _UNKNOWN and process_state(find_process(task.server_pid)) == "gone"
+    return "fork server" if orphaned else "itself"
 
 
 def _results(scratch: Path, ranks: Iterable[int]) -> dict[int, str]:

@@ -12,7 +12,8 @@ from typing import final
 import psutil
 
 from paceline.launch.heartbeat import Reading, read_note
-from paceline.launch.watchdog.worker_state import Process, WorkerState
+from paceline.launch.processes import find_process, process_state
+from paceline.launch.watchdog.worker_state import WorkerState
 
 LOOK_EVERY_S = 1.0
 _LONGEST_LOOK_S = 5 * LOOK_EVERY_S
@@ -20,7 +21,6 @@ _LONGEST_LOOK_S = 5 * LOOK_EVERY_S
 counts as no more than this."""
 _REMEMBERED = 60
 """Looks over which the usual step is taken."""
-_TRACED = {"t", "tracing-stop", psutil.STATUS_TRACING_STOP}
 
 
 @final
@@ -51,7 +51,8 @@ class Lookout:
         self.pids = dict(pids)
         self._host = socket.gethostname()
         self._workers = {
-            rank: _Watched(path=path, process=_process(pids[rank])) for rank, path in notes.items()
+            rank: _Watched(path=path, process=find_process(pids[rank]))
+            for rank, path in notes.items()
         }
         self._looked_s: float | None = None
 
@@ -66,14 +67,13 @@ class Lookout:
     def _see(self, rank: int, elapsed_s: float) -> WorkerState:
         worker = self._workers[rank]
         _follow(worker, read_note(worker.path), elapsed_s)
-        state = _state_of(worker.process)
         _take_cpu_time(worker, elapsed_s)
         reading = worker.reading
         return WorkerState(
             rank=rank,
             host=self._host,
             pid=self.pids[rank],
-            process=state,
+            process=process_state(worker.process),
             busy=worker.busy,
             step=reading.step,
             operation=reading.operation,
@@ -110,24 +110,3 @@ def _take_cpu_time(worker: _Watched, elapsed_s: float) -> None:
     cpu_s = used.user + used.system
     worker.busy = max(0.0, cpu_s - worker.cpu_s) / elapsed_s if worker.cpu_s else 0.0
     worker.cpu_s = cpu_s
-
-
-def _state_of(process: psutil.Process | None) -> Process:
-    try:
-        if process is None or not process.is_running():
-            return "gone"
-        status = process.status()
-    except psutil.Error:
-        return "gone"
-    if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-        return "gone"
-    if status in _TRACED:
-        return "traced"
-    return "stopped" if status == psutil.STATUS_STOPPED else "running"
-
-
-def _process(pid: int) -> psutil.Process | None:
-    try:
-        return psutil.Process(pid)  # remembers the start time: a reused id is never signalled
-    except psutil.Error:
-        return None

@@ -29,7 +29,7 @@ from paceline.launch.node_seat import Seat
 from paceline.launch.processes import descendants, find_process, process_state, reap
 from paceline.launch.shared_memory import SCRATCH_VARIABLE, free_shared
 from paceline.launch.signals import InterruptedStartError, Interrupts
-from paceline.launch.watchdog.local_watchdog import Overseer
+from paceline.launch.watchdog.local_watchdog import AttemptWatcher
 from paceline.results.run_directory import log_path
 
 _UNKNOWN = 255
@@ -49,7 +49,7 @@ class Crew:
     """Processes that were there before."""
     seat: Seat | None = None
     """None: this is the only node."""
-    overseer: Callable[[int], Overseer] | None = None
+    watcher: Callable[[int], AttemptWatcher] | None = None
     """Makes who watches over the attempt of this number; None: nobody."""
 
     @staticmethod
@@ -128,8 +128,8 @@ def attempt_here(crew: Crew, attempt: int) -> tuple[dict[int, str], tuple[Worker
     )
     kills_before, began_s = oom_kills(), time.monotonic()
     try:
-        overseer = crew.overseer(attempt) if crew.overseer else None
-        ending = run_attempt(task, crew.workers, crew.interrupts, crew.seat, overseer)
+        watcher = crew.watcher(attempt) if crew.watcher else None
+        ending = run_attempt(task, crew.workers, crew.interrupts, crew.seat, watcher)
     except (EOFError, ConnectionError) as error:
         raise InfrastructureError("the fork server ended while workers were started") from error
     finally:

@@ -19,7 +19,7 @@ from paceline.launch.process_tree import adopt_orphans
 from paceline.launch.restart_policy import Policy, RestartBudget
 from paceline.launch.scratch import scratch_directory
 from paceline.launch.signals import Interrupts
-from paceline.launch.watchdog.local_watchdog import LocalOverseer
+from paceline.launch.watchdog.local_watchdog import LocalWatchdog
 from paceline.options.figures import plural
 from paceline.options.text import printable
 
@@ -96,8 +96,8 @@ def launch_local(
             interrupts,
         )
         if (hang := policy.hang) is not None:
-            watch = partial(LocalOverseer, hang, log_dir, say)
-            crew = replace(crew, overseer=watch)
+            watch = partial(LocalWatchdog, hang, log_dir, say)
+            crew = replace(crew, watcher=watch)
         return _attempts(crew, RestartBudget.full(policy.max_restarts, progress()), progress, say)
 
 

@@ -20,7 +20,7 @@ from paceline.launch.ssh.options import HostsOptions
 from paceline.launch.ssh.output import quietly, show_line
 from paceline.launch.ssh.participants import Stopping
 from paceline.launch.ssh.rank_assignment import clock_lines
-from paceline.launch.ssh.remote_watchdog import Oversight
+from paceline.launch.ssh.remote_watchdog import RemoteWatchdog
 from paceline.launch.ssh.store import kept_store
 from paceline.options.figures import plural
 
@@ -150,10 +150,8 @@ class _Attempts:
         hosts = self._fleet.hosts
         width = max((len(connection.host.name) for connection in hosts), default=0)
         limits, run = self._order.hang, self._order.run
-        oversight = None if limits is None else Oversight(limits, run, attempt, say)
-        party = AttemptCoordinator(
-            self._order, attempt, show_line(width), self._stopping, oversight
-        )
+        watchdog = None if limits is None else RemoteWatchdog(limits, run, attempt, say)
+        party = AttemptCoordinator(self._order, attempt, show_line(width), self._stopping, watchdog)
         try:
             party.look(hosts)
             checks = (party.problems, partial(party.differing, self._took_part), party.reach)

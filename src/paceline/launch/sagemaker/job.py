@@ -45,20 +45,14 @@ class HostLogs:
         return ""
 
     def _streams(self) -> list[str]:
-        names: list[str] = []
-        more: dict[str, str] = {}
-        while True:
-            answer = self._aws.call(
-                "logs",
-                "describe_log_streams",
-                logGroupName=_GROUP,
-                logStreamNamePrefix=f"{self._name}/",
-                **more,
-            )
-            names += [stream.text("logStreamName") for stream in answer["logStreams"]]
-            if not answer.text("nextToken"):
-                return names
-            more = {"nextToken": answer.text("nextToken")}
+        streams = self._aws.pages(
+            "logs",
+            "describe_log_streams",
+            "logStreams",
+            logGroupName=_GROUP,
+            logStreamNamePrefix=f"{self._name}/",
+        )
+        return [stream.text("logStreamName") for stream in streams]
 
     def _lines(self, stream: str) -> Iterator[str]:
         host = host_of(stream)

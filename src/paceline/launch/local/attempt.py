@@ -24,10 +24,15 @@ from paceline.launch.failures import (
 from paceline.launch.heartbeat import read_note
 from paceline.launch.local import forkserver, logs
 from paceline.launch.local.oom import oom_killed, oom_kills
-from paceline.launch.local.worker import WorkerTask, note_path, result_path
-from paceline.launch.node_seat import Seat
-from paceline.launch.processes import descendants, find_process, process_state, reap
-from paceline.launch.shared_memory import SCRATCH_VARIABLE, free_shared
+from paceline.launch.local.worker import Seat, WorkerTask, note_path, result_path
+from paceline.launch.processes import (
+    SCRATCH_VARIABLE,
+    descendants,
+    find_process,
+    free_shared,
+    process_state,
+    reap,
+)
 from paceline.launch.signals import InterruptedStartError, Interrupts
 from paceline.launch.watchdog.local_watchdog import AttemptWatcher
 from paceline.results.run_directory import log_path

@@ -41,8 +41,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from paceline.errors import InfrastructureError
 from paceline.launch.failures import Ending
-from paceline.launch.local.worker import WorkerTask, note_path, result_path, work
-from paceline.launch.node_seat import Seat
+from paceline.launch.local.worker import Seat, WorkerTask, note_path, result_path, work
 from paceline.launch.processes import Worker, WorkerGuard
 from paceline.launch.signals import InterruptedStartError, Interrupts
 from paceline.launch.watchdog.local_watchdog import AttemptWatcher

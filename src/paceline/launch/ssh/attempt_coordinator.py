@@ -11,10 +11,17 @@ from paceline.launch.failures import WorkerFailure
 from paceline.launch.processes import EXIT_S
 from paceline.launch.signals import InterruptedStartError
 from paceline.launch.ssh.artifact_transfer import keep_file
-from paceline.launch.ssh.connection import Connection
-from paceline.launch.ssh.failure_attribution import Problems, blame, problem_of
+from paceline.launch.ssh.connection import Connection, Event
 from paceline.launch.ssh.launch_spec import Order
-from paceline.launch.ssh.participants import OrderlyEnd, Participant, Stopping, tell_all
+from paceline.launch.ssh.participants import (
+    OrderlyEnd,
+    Participant,
+    Problems,
+    Stopping,
+    blame,
+    problem_of,
+    tell_all,
+)
 from paceline.launch.ssh.protocol import Message
 from paceline.launch.ssh.rank_assignment import (
     Sight,
@@ -23,7 +30,6 @@ from paceline.launch.ssh.rank_assignment import (
     first_ranks,
     others_of,
 )
-from paceline.launch.ssh.remote_process import Event
 from paceline.launch.ssh.remote_watchdog import RemoteWatchdog
 
 MODULE = "paceline.launch.hosts.attempt"

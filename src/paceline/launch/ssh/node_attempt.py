@@ -24,8 +24,7 @@ from paceline.launch.error_records import failure_path
 from paceline.launch.local import forkserver
 from paceline.launch.local.attempt import Crew, attempt_here
 from paceline.launch.local.launcher import orphans_adopted
-from paceline.launch.local.worker import WorkerTask
-from paceline.launch.node_seat import Seat
+from paceline.launch.local.worker import Seat, WorkerTask
 from paceline.launch.scratch import scratch_directory
 from paceline.launch.signals import Interrupts
 from paceline.launch.ssh import agent_io

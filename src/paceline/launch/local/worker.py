@@ -21,7 +21,22 @@ from paceline.launch.error_records import (
 )
 from paceline.launch.heartbeat import note
 from paceline.launch.local import logs, streams
-from paceline.launch.process_tree import die_with_parent
+from paceline.launch.processes import die_with_parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """Where this node stands, and the store in which the nodes find each other."""
+
+    node_rank: int
+    nodes: int
+    host: str
+    """Of the store, as this node reaches it."""
+    port: int
+    ends_together: bool = False
+    """Whether nodes that have done their work wait for the others, one of which keeps the store."""
+    interface: str = ""
+    """Network interface for the workers' sockets; empty: the user's choice, or loopback."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 COMING_FROM = ROOT / "docs" / "coming-from"
-PAGES: Sequence[Path] = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+PAGES: Sequence[Path] = (
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "benchmarks").glob("*.md")),
+)
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

@@ -55,7 +55,7 @@ class Idiom:
         return HERE / f"{self.name}_after.py"
 
     def row(self) -> str:
-        """Write the line of the table in docs/scripts.md."""
+        """Write the line of the table in docs/tutorial/own-loop.md."""
         return f"| {self.kind} | {self.new} | {self.gone} | {self.watch} |"
 
 

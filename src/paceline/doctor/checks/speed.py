@@ -170,7 +170,7 @@ def judge_all_reduce(found: AllReduce, links: Sequence[HostLink], hosts: Sequenc
         return said(
             "fault",
             f"over {found.backend} it failed: {found.problem}. Mend the faults above first; then "
-            "see docs/backends.md for what the backend needs",
+            "see docs/reference/backends.md for what the backend needs",
         )
     if not found.is_right:
         return said(

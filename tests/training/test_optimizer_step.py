@@ -47,13 +47,15 @@ def make_stepper(
     scaler: LossScaler | None = None,
     clip_norm: float | None = None,
 ) -> Stepper:
-    return Stepper(
+    stepper = Stepper(
         scaler=scaler,
         clip_norm=clip_norm,
         pace=Pace(note, CPU, 1, dict),
         report=lambda _: None,
-        zero_grads=[optimizer.zero_grad for optimizer in optimizers],
     )
+    for optimizer in optimizers:
+        stepper.take_in(optimizer, lambda optimizer: None)
+    return stepper
 
 
 def whole(batch: Tensor) -> Batch:

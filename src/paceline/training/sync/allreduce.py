@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from paceline.data.batch import Batch
 from paceline.gradient_sync.compression import Compression
 from paceline.gradient_sync.replica import Replica
+from paceline.training.context import TrainingContext
 from paceline.training.optimizer_step import describe_unused
 from paceline.training.sync.base import GradientSync
-from paceline.training.sync.context import SyncContext
 
 
 class ReplicaSync(GradientSync):
     """Leaves it to each model's `Replica` to average its gradients."""
 
-    def __init__(self, context: SyncContext, compression: Compression | None = None) -> None:
+    def __init__(self, context: TrainingContext, compression: Compression | None = None) -> None:
         """Args:
         context: Of the training. One that was made of the same context before has its models.
         compression: What gradients travel in; by default they do as they are.
@@ -83,11 +83,11 @@ class AllReduceSync(ReplicaSync):
     weights_may_differ = False
 
 
-def average_in_bf16(context: SyncContext) -> AllReduceSync:
+def average_in_bf16(context: TrainingContext) -> AllReduceSync:
     """Average gradients that travel with 8 bits of fraction."""
     return AllReduceSync(context, Compression(torch.bfloat16))
 
 
-def average_in_fp16(context: SyncContext) -> AllReduceSync:
+def average_in_fp16(context: TrainingContext) -> AllReduceSync:
     """Average gradients that travel with 11 bits of fraction."""
     return AllReduceSync(context, Compression(torch.float16))

@@ -14,10 +14,10 @@ from paceline.gradient_sync.compression import Compression
 from paceline.gradient_sync.local_sgd.schedule import LocalTerms
 from paceline.gradient_sync.options import SyncMethod
 from paceline.results.profile import StepProfile
+from paceline.training.context import TrainingContext
 from paceline.training.sync.allreduce import AllReduceSync, ReplicaSync
 from paceline.training.sync.auto_policy import Choice, final_choice, first_choice
 from paceline.training.sync.base import ON_AVERAGE, GradientSync, SyncState, were_apart
-from paceline.training.sync.context import SyncContext
 from paceline.training.sync.local_sgd import can_be_local, make_local
 from paceline.training.sync.powersgd import PowerSGDSync
 from paceline.training.sync.validation import describe_options, may_choose, warmup_steps
@@ -34,7 +34,7 @@ class AutoSync(ReplicaSync):
     What is measured differs from start to start; once chosen, a resumed training keeps it.
     """
 
-    def __init__(self, context: SyncContext) -> None:
+    def __init__(self, context: TrainingContext) -> None:
         """Have nothing measured yet."""
         self.rounding = Compression(None)
         """What the gradients of all models travel in; may change later."""
@@ -254,6 +254,6 @@ class AutoSync(ReplicaSync):
             )
 
 
-def make_auto(context: SyncContext) -> GradientSync:
+def make_auto(context: TrainingContext) -> GradientSync:
     """Have several workers measure; a single one has nothing to combine."""
     return AllReduceSync(context) if context.group.world_size == 1 else AutoSync(context)

@@ -1,7 +1,7 @@
 """`GradientSync`: how the workers' gradients are combined. Read this first to add a way of it.
 
 What is there already stands in `paceline.gradient_sync.registry`, a row each. A class of this
-kind is made from a `SyncContext` before there are models, one on every worker.
+kind is made from a `TrainingContext` before there are models, one on every worker.
 """
 
 # ruff: noqa: B027  # hooks aren't abstract: those that aren't written do nothing
@@ -135,7 +135,7 @@ class GradientSync(ABC):
     def state_dict(self) -> SyncState:
         """Collect all workers' state for a snapshot. Collective.
 
-        It may be empty on workers that write none (`SyncContext.writes`).
+        It may be empty on workers that write none (`TrainingContext.writes`).
         """
         return SyncState()
 
@@ -157,8 +157,3 @@ class GradientSync(ABC):
 
     def close(self) -> None:
         """The training is over, or has failed: end what was begun. Local to the worker."""
-
-
-def has_hook(sync: GradientSync, name: str) -> bool:
-    """Tell whether a way of combining gradients has written one of the methods."""
-    return getattr(type(sync), name) is not getattr(GradientSync, name)

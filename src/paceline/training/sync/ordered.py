@@ -14,9 +14,9 @@ from paceline.data.batch import Batch
 from paceline.errors import UsageError
 from paceline.gradient_sync.ordered.reduce import OrderedSum
 from paceline.gradient_sync.replica import Replica
+from paceline.training.context import TrainingContext
 from paceline.training.optimizer_step import describe_unused
 from paceline.training.sync.base import GradientSync
-from paceline.training.sync.context import SyncContext
 
 
 @final
@@ -30,7 +30,7 @@ class OrderedSync(GradientSync):
 
     weights_may_differ = False
 
-    def __init__(self, context: SyncContext) -> None:
+    def __init__(self, context: TrainingContext) -> None:
         """Args:
         context: Of the training; its models may grow until the first step.
         """

@@ -38,8 +38,7 @@ from paceline.training.rng import has_drawn_unseeded, seed_everything
 from paceline.training.session import Session
 from paceline.training.setup import open_session
 from paceline.training.signals import stop_on_signals
-from paceline.training.sync.shard_validation import check_reproducible
-from paceline.training.sync.validation import check_method, refuse_idle
+from paceline.training.sync.validation import check_method, check_reproducible, refuse_idle
 from paceline.training.worker import announce, facts_here, finish, set_up_torch
 
 Resume = bool | Literal["auto"]

@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 from typing import final
 
 import torch
+from torch import Tensor
 
+from paceline.data.batch import Batch
 from paceline.distributed.group import Group
 from paceline.distributed.work_division import Division
 from paceline.gradient_sync.replica import Replica
@@ -18,6 +20,21 @@ from paceline.training.profiling.profile_writer import Profiler
 from paceline.training.progress import Course
 from paceline.training.rng import RandomStreams
 from paceline.training.sync.buffer_averaging import Statistics
+
+
+@final
+@dataclass(kw_only=True)
+class OpenStep:
+    """What is known of the step under way."""
+
+    batch: Batch | None = None
+    """What the script has been given to train on, while that step isn't over."""
+    loss_before: Tensor | None = None
+    """Of the backward passes about the same batch that came before."""
+    counted: int = -1
+    """The last step whose loss has been counted: a second one belongs to another optimizer."""
+    updated: int = -1
+    """The last step with an update."""
 
 
 @final
@@ -57,4 +74,5 @@ class TrainingContext:
     kept_options: tuple[str, ...] = ()
     """Options of an optimizer that hold as they are now, whatever a snapshot says."""
     replicas: list[Replica] = field(default_factory=list)
-    """The models, as they have been taken in."""
+    """What takes part in the models' forward and backward passes."""
+    step: OpenStep = field(default_factory=OpenStep)

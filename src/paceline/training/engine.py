@@ -23,7 +23,7 @@ from paceline.training.batches.loader import (
     refuse_pass,
 )
 from paceline.training.batches.plan import TrainPlan
-from paceline.training.context import TrainingContext
+from paceline.training.context import OpenStep, TrainingContext
 from paceline.training.early_stopping import describe_too_long
 from paceline.training.epoch_metrics import epoch_row, last_lr, progress, with_validation
 from paceline.training.evaluation.distributed_mean import Figures, Judge
@@ -38,21 +38,6 @@ from paceline.training.sync.base import GradientSync
 
 _TIMING_S = 2.0
 """For timing an evaluation by its first batches, at most, or one batch."""
-
-
-@final
-@dataclass(kw_only=True)
-class OpenStep:
-    """What is known of the step under way."""
-
-    batch: Batch | None = None
-    """What the script has been given to train on, while that step isn't over."""
-    loss_before: Tensor | None = None
-    """Of the backward passes about the same batch that came before."""
-    counted: int = -1
-    """The last step whose loss has been counted: a second one belongs to another optimizer."""
-    updated: int = -1
-    """The last step with an update."""
 
 
 @final
@@ -93,7 +78,8 @@ class Engine:
     begun: bool = False
     figures: Figures = field(default_factory=dict)
     """Of the script's own, in the last epoch that was recorded here."""
-    step: OpenStep = field(default_factory=OpenStep)
+    step: OpenStep
+    """The context's."""
     epoch: OpenEpoch = field(default_factory=OpenEpoch)
     counting: StepCounter = field(default_factory=StepCounter)
     """By what steps are counted."""
@@ -114,6 +100,8 @@ class Engine:
     def release(self) -> None:
         """End all reader processes, and give the models their own forward pass back. Local."""
         self.sync.close()
+        for replica in self.context.replicas:
+            replica.release()
         self.context.stepper.release()
         for loader in self.context.parts.loaders:
             loader.close()
@@ -218,7 +206,6 @@ class Engine:
         refuse_pass(is_open=epoch.is_open and self.counting.by == "batches", passed=epoch.passed)
         epoch.passed, epoch.left = True, False
         context.parts.put_back()
-        self.sync.begin_epoch()
         state, pace, number = course.state, context.stepper.pace, course.state.epoch
         note, step, begin_steps = self.note, self.step, context.hooks.begin_step
         pace.begin_pass(state.step)
@@ -368,8 +355,6 @@ class Engine:
         """See `Session.snapshot`."""
         course = self.context.course
         self.before_collective("s.snapshot()")
-        if self.step.batch is not None:
-            self.sync.note_open_step()
         agreed = self.agree(self.context.statistics.own())
         self.note.operation = "snapshot"
         course.saved()
@@ -388,8 +373,6 @@ class Engine:
         if save and self.begun and course.expects_long_evaluation:
             self.snapshot(must=True)
         self.note.operation = "evaluate"
-        if self.step.batch is not None:
-            self.sync.note_open_step()
         with (
             context.statistics.lent(),
             self.sync.averaged_weights(),
@@ -466,10 +449,10 @@ class Engine:
         context, number = self.context, self.context.course.state.step
         with nullcontext() if batch.local else evaluating(context.parts.model):
             while True:
-                self.sync.begin_step(number, batch)
                 for piece in pieces(batch, most):
                     self.step.batch, context.stepper.has_gradients = piece, False
-                    self.sync.begin_piece(piece)
+                    for replica in context.replicas:
+                        replica.syncing = piece.last
                     for begin_step in context.hooks.begin_step:
                         begin_step(number, piece)
                     yield piece
@@ -489,7 +472,8 @@ class Engine:
             if not batch.last:  # the script left in the middle of a batch
                 context.stepper.holds_pieces = False
                 context.stepper.forget()
-                self.sync.abandon_step()
+                for replica in context.replicas:
+                    replica.forget()
         for after_step in context.hooks.after_step:
             after_step(state.step)
 

@@ -25,7 +25,6 @@ from paceline.training.hardware_mix import numerics_of_all
 from paceline.training.numerics import describe
 from paceline.training.request import TrainRequest
 from paceline.training.snapshots.train_state import finite
-from paceline.training.sync.auto import AutoSync
 from paceline.training.sync.validation import describe_method, method_of
 
 _LIBRARIES = ("torch", "torchvision", "numpy", "safetensors", "pytorch-optimizer")
@@ -105,7 +104,7 @@ def summarize(engine: Engine, recipe: str) -> dict[str, object]:
         "nodes": group.placement.nodes,
         "shards": context.division.parts,
         "sync": method_of(context.config),
-        "sync_chosen": _chosen(engine),
+        "sync_chosen": engine.sync.chosen,
         "global_batch": plan.global_batch if plan else None,
         "epochs": state.epoch,
         "steps": state.step,
@@ -249,7 +248,7 @@ def _derived(engine: Engine) -> dict[str, object]:
         "precision": config.compute.precision,
         "device": describe_device(group.device),
         "backend": group.backend,
-        "sync": _described(engine),
+        "sync": engine.sync.label or describe_method(config),
         "threads": torch.get_num_threads(),
         "snapshots_written": "once" if context.shared else "once on each node",
         "val_samples": context.course.val_samples,
@@ -257,18 +256,6 @@ def _derived(engine: Engine) -> dict[str, object]:
         "unseeded_models": list(context.parts.unseeded),
         "model": ", ".join(type(part).__name__ for part in context.parts.models.values()),
     }
-
-
-def _described(engine: Engine) -> str:
-    if isinstance(engine.sync, AutoSync):
-        return engine.sync.describe()
-    return describe_method(engine.context.config)
-
-
-def _chosen(engine: Engine) -> str | None:
-    """Name the method that `auto` has come to."""
-    auto = engine.sync if isinstance(engine.sync, AutoSync) else None
-    return None if auto is None or auto.choice is None else auto.choice.method
 
 
 def _planned(engine: Engine) -> dict[str, object]:

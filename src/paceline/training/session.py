@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from paceline.data.augment import Augment
 from paceline.data.source import BatchSource
 from paceline.errors import UsageError
+from paceline.gradient_sync.replica import Replica
 from paceline.training.batches.loader import (
     EvalLoader,
     Loader,
@@ -130,7 +131,7 @@ class Session:
         if compute.precision != "fp32":
             context = autocast(compute.precision, self.device)
             forward = upcasting(forward or ready.forward, context)
-        self.engine.sync.add_model(ready, forward)
+        self._context.replicas.append(Replica(ready, self._context.group, forward))
         parts.models[name] = ready
         return ready  # type: ignore[return-value]  # another module only where it is a BatchNorm
 

@@ -35,8 +35,7 @@ from paceline.training.signals import StopFlag
 from paceline.training.snapshots.manager import SnapshotKeeper
 from paceline.training.sync.base import GradientSync
 from paceline.training.sync.buffer_averaging import Statistics
-from paceline.training.sync.shard_validation import check_every
-from paceline.training.sync.validation import method_of, refuse_backend
+from paceline.training.sync.validation import check_every, method_of, refuse_backend
 
 
 def _quiet(engine: Engine) -> None:
@@ -149,8 +148,10 @@ def _build(
     # What combines the workers' gradients, and what is done around the steps.
     for hook in ADDED_HOOKS.get():
         hooks.add(hook)
+    context.profiler.wire_bytes = lambda: sum(model.wire_bytes for model in context.replicas)
     sync = make_sync(context)
-    context.profiler.wire_bytes = sync.wire_bytes
+    if overrides(sync, GradientSync, "begin_step"):
+        hooks.begin_step.insert(0, sync.begin_step)  # it settles the random numbers of a shard
     for hook in _hooks(context, sync, opened):
         hooks.add(hook)
     counters = StepCounters(top=None, parts=division.parts_of(group.rank))
@@ -162,6 +163,7 @@ def _build(
         stop_flag=stop_flag,
         note=note,
         announce=announce,
+        step=context.step,
     )
 
 

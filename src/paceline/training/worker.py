@@ -43,8 +43,7 @@ from paceline.training.session import Session
 from paceline.training.setup import open_session
 from paceline.training.signals import stop_on_signals
 from paceline.training.startup_facts import facts_of
-from paceline.training.sync.shard_validation import check_reproducible
-from paceline.training.sync.validation import check_method, method_of
+from paceline.training.sync.validation import check_method, check_reproducible, method_of
 
 LAST_SNAPSHOT_S = 30.0
 """For the last snapshot to be written, where the disk is full or can't be written at first."""

@@ -226,7 +226,7 @@ def test_powersgd_waits_for_the_warm_up_in_half_precision(
             batches, sent = s.loader(TensorDataset(rows, rows), global_batch=4), []
             for _ in s.epochs(2):
                 for batch in batches:
-                    sent.append(s.engine.sync.wire_bytes())
+                    sent.append(s.engine.context.profiler.wire_bytes())
                     s.step(model(pair_of(batch)[0]).square().mean())
             sync = s.engine.sync
             assert isinstance(sync, AutoSync)
@@ -252,7 +252,7 @@ def test_epochs_of_one_step_are_measured_as_well(tmp_path: Path) -> None:
                     s.step(F.cross_entropy(model(pair_of(batch)[0]), pair_of(batch)[1]))
             sync = s.engine.sync
             assert isinstance(sync, AutoSync)
-            return sync.describe()
+            return str(sync.label)
 
     for said in run_ranks(2, body):
         assert said == "auto: bf16, since a test says so"
@@ -282,7 +282,7 @@ def test_rank_0_alone_chooses_and_only_what_the_training_can_bear(
                     s.step(F.cross_entropy(model(pair_of(batch)[0]), pair_of(batch)[1]))
             sync = s.engine.sync
             assert isinstance(sync, AutoSync)
-            return sync.describe()
+            return str(sync.label)
 
     for said in run_ranks(2, body):
         assert said.startswith("auto: bf16, since local steps don't go with this training")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paceline.checkpoint.flatten import flatten_optimizer
 from paceline.checkpoint.state_encoding import encode
+from paceline.data.batch import Batch
 from paceline.errors import SnapshotError, UsageError
 from paceline.gradient_sync.local_sgd.averaging import LocalState, LocalSteps
 from paceline.gradient_sync.local_sgd.layout import has_gaps
@@ -68,8 +69,8 @@ class LocalSync(ReplicaSync):
             self._set_alone()
         self._say_what_differs()
 
-    def begin_epoch(self) -> None:
-        """See `GradientSync`. Local to the worker."""
+    def begin_step(self, step: int, batch: Batch | None) -> None:
+        """Begin a round where none is under way. Local to the worker."""
         if self._is_alone and not self._local.is_apart:
             self._local.start()
 
@@ -94,17 +95,14 @@ class LocalSync(ReplicaSync):
         self._agree_on_scale()
         return True
 
-    def note_open_step(self) -> None:
-        """Heed that the script may have moved this worker's weights already."""
-        if self._is_alone:
-            self._local.moved()
-
     def averaged_weights(self) -> AbstractContextManager[None]:
         """See `GradientSync`."""
+        self._note_open_step()
         return self._local.lent()
 
     def state_dict(self) -> SyncState:
         """See `GradientSync`: a copy of every worker's own state travels to all others."""
+        self._note_open_step()
         saved = self._local.state()
         if not self._local.is_apart:
             return SyncState(tensors=saved.shared)
@@ -162,7 +160,11 @@ class LocalSync(ReplicaSync):
     def close(self) -> None:
         """See `GradientSync`."""
         self._local.release()
-        super().close()
+
+    def _note_open_step(self) -> None:
+        """Within a step the script may have changed this worker's weights already."""
+        if self._is_alone and self.context.step.batch is not None:
+            self._local.moved()
 
     def _settle_warmup(self) -> int:
         return warmup_steps(self.context.config, self.context.course.steps_per_epoch)

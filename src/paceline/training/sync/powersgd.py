@@ -47,7 +47,6 @@ class PowerSGDSync(ReplicaSync):
         """See `GradientSync`."""
         for averager in self._averagers.values():
             averager.release()
-        super().close()
 
     def state_dict(self) -> SyncState:
         """See `GradientSync`. Collective: all workers' errors travel."""

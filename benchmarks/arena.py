@@ -124,7 +124,7 @@ def paused(training: Training) -> Iterator[None]:
     started_s = perf_counter()
     yield
     away_s = perf_counter() - started_s
-    course = training.session.engine.course
+    course = training.session.engine.context.course
     course._lap_from_s += away_s
     course.data_s -= away_s
 

@@ -124,7 +124,7 @@ class Contest:
         self.blocks.theirs_cpu.append(process_time() - since[1])
 
     def _floor(self) -> tuple[float, float]:
-        self._training.session.engine.group.barrier()
+        self._training.session.engine.context.group.barrier()
         return perf_counter(), process_time()
 
     def _compare(self) -> None:

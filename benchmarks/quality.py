@@ -186,7 +186,7 @@ def serve(seat: Seat, request: Mapping[str, object]) -> Answer:
         training = prepare(s, TASKS[str(request["task"])].job())
         figures = _trained(training, s.config.loop.epochs)
         s.engine.keeper.flush()
-        state = s.engine.course.state
+        state = s.engine.context.course.state
         return {
             "accuracy": figures["accuracy"],
             "loss": figures["loss"],

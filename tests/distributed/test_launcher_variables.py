@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from paceline.distributed.environment import look, read_placement
+from paceline.distributed.launcher_variables import port_of_job, port_of_name
 from paceline.distributed.placement import NodePlacement, Placement
-from paceline.distributed.variables import port_of_job, port_of_name
 from paceline.errors import UsageError
 
 SRUN = {  # Slurm 22.05, `srun -N2 --ntasks=6`, rank 5 on the second node

@@ -140,10 +140,10 @@ def test_all_workers_expect_the_evaluation_of_the_slowest(tmp_path: Path) -> Non
         config = configure(time_budget="30s")
         with open_session(config, prepared(tmp_path), group, StopFlag(under_launcher=True)) as s:
             training = prepare(s, plain_job(val_samples=13))
-            s.engine.console = console = RecordingConsole()
+            s.engine.context.console = console = RecordingConsole()
             next(s.epochs(1))
             s.engine.time_evaluation(training.judge, training.validation)
-            return s.engine.course.timed_eval_s, console.lines
+            return s.engine.context.course.timed_eval_s, console.lines
 
     (timed_s, told), (other_s, other_told) = run_ranks(2, body)
     assert timed_s == other_s == 14.0  # 7 of the 13 samples

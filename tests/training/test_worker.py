@@ -286,7 +286,7 @@ def test_only_what_ran_to_its_end_is_judged(signalled: bool, tmp_path: Path) -> 
                 judged.append("judged")
                 return {"test_loss": 1.0}
 
-            s.engine.run.run_json.touch()
+            s.engine.context.run.run_json.touch()
             finish(s.engine, request(tmp_path), judge_it)
         return judged
 

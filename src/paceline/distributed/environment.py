@@ -1,6 +1,6 @@
 """Who am I among the workers: the one place where a worker reads the environment.
 
-What each launcher's variables mean is in `launchers` and `clouds`, as pure functions.
+What each launcher's variables mean is in `launcher_variables`, as pure functions.
 """
 
 import json
@@ -9,12 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.distributed.launcher_variables import LAUNCHERS
+from paceline.distributed.launcher_variables import LAUNCHERS, NODES, Environment, hosts_of, integer
 from paceline.distributed.options import DistOptions
 from paceline.distributed.placement import USUAL_PORT, NodePlacement, Placement
-from paceline.distributed.service_variables import NODES
-from paceline.distributed.slurm_lists import hosts_of
-from paceline.distributed.variables import Environment, integer
 from paceline.errors import UsageError
 
 __all__ = [

@@ -21,10 +21,10 @@ from paceline.distributed.interface import (
     own_addresses,
     reachable_address,
 )
+from paceline.distributed.launcher_variables import Environment
 from paceline.distributed.options import DistOptions
 from paceline.distributed.placement import NodePlacement, Placement
 from paceline.distributed.rendezvous_address import meeting_address
-from paceline.distributed.variables import Environment
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Protocol, final
 from paceline.distributed.environment import surroundings
 from paceline.errors import InfrastructureError
 from paceline.launch.ssh.agent import DESCRIPTOR_VARIABLE, PARENT_VARIABLE
+from paceline.launch.ssh.connection import Remote
 from paceline.launch.ssh.protocol import Message, decode, encode, lines_of
-from paceline.launch.ssh.remote_process import Remote
 
 PROBE = "paceline.doctor.probe"
 _END_S = 3.0

@@ -12,6 +12,7 @@ from paceline.results.run_directory import log_path
 
 FailureKind = Literal["usage", "job", "infrastructure"]
 """Who is at fault: the command, the user's code, data or settings, or the world outside."""
+EndedBy = Literal["itself", "launcher", "fork server"]
 
 _LOST_PEER_TYPES = {"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"}
 _LOST_PEER = re.compile(
@@ -155,7 +156,7 @@ def silent_failure(
     operation: str,
     out_of_memory: bool | None,
     crash: str,
-    ended_by: Literal["itself", "launcher", "fork server"] = "itself",
+    ended_by: EndedBy = "itself",
 ) -> WorkerFailure:
     """Describe a worker that ended without a word: by a signal, or by ending its own process.
 

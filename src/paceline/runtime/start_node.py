@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from paceline.distributed.placement import NodePlacement
 from paceline.errors import ExitCode, UsageError
-from paceline.launch.node_seat import Seat
+from paceline.launch.local.worker import Seat
 from paceline.runtime.outcome import announce_end, announce_failure
 from paceline.runtime.run_dir_agreement import agree_on_run
 from paceline.runtime.spec import PRELOAD, Launch
@@ -26,7 +26,7 @@ def start_on_node(launch: Launch, node: NodePlacement) -> int:
         UsageError: The nodes can't meet as it was said.
         InfrastructureError: The nodes didn't meet, or workers could not be started.
     """
-    from paceline.launch.local.node import launch_node
+    from paceline.launch.local.launcher import launch_node
 
     seat = _seat(launch.config, node)
     launch = agree_on_run(launch)

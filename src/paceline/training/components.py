@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.checkpoint.flatten import restore_optimizer
 from paceline.errors import UsageError
+from paceline.training.batches.loader import EvalLoader, Loader
 from paceline.training.snapshots.script_state import Kept, PerPart, State, Stateful
 
 
@@ -22,11 +23,14 @@ class Parts:
     optimizers: list[Optimizer] = field(default_factory=list)
     schedulers: list[LRScheduler] = field(default_factory=list)
     others: dict[str, Stateful] = field(default_factory=dict)
+    loaders: list[Loader | EvalLoader] = field(default_factory=list)
     per_part: PerPart = field(default_factory=PerPart)
     """What every worker, or every shard, has a state of its own of."""
 
     resumed: list[tuple[Kept, State]] = field(default_factory=list)
     """What plain values were in a snapshot that was taken within an epoch."""
+    channels_last: bool = False
+    """Whether images and convolutions are laid out channels-last."""
     unseeded: list[str] = field(default_factory=list)
     """Names of models whose first weights were drawn without a seed, before the session."""
 
@@ -36,6 +40,11 @@ class Parts:
         if len(self.models) == 1:
             return next(iter(self.models.values()))
         return nn.ModuleDict(self.models)
+
+    @property
+    def train_loader(self) -> Loader | None:
+        """The loader whose steps are counted: the first one to train on."""
+        return next((loader for loader in self.loaders if isinstance(loader, Loader)), None)
 
     def check_name(self, name: str) -> None:
         """Refuse a name that a further model can't have.

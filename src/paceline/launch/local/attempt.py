@@ -13,16 +13,28 @@ from pathlib import Path
 from paceline.errors import InfrastructureError
 from paceline.files import read_json
 from paceline.launch.error_records import failure_path, record
-from paceline.launch.failures import Ending, WorkerFailure, root_cause, silent_failure, unrecorded
+from paceline.launch.failures import (
+    EndedBy,
+    Ending,
+    WorkerFailure,
+    root_cause,
+    silent_failure,
+    unrecorded,
+)
 from paceline.launch.heartbeat import read_note
 from paceline.launch.local import forkserver, logs
 from paceline.launch.local.oom import oom_killed, oom_kills
-from paceline.launch.local.worker import WorkerTask, note_path, result_path
-from paceline.launch.node_seat import Seat
-from paceline.launch.processes import descendants, is_running, reap
-from paceline.launch.shared_memory import SCRATCH_VARIABLE, free_shared
+from paceline.launch.local.worker import Seat, WorkerTask, note_path, result_path
+from paceline.launch.processes import (
+    SCRATCH_VARIABLE,
+    descendants,
+    find_process,
+    free_shared,
+    process_state,
+    reap,
+)
 from paceline.launch.signals import InterruptedStartError, Interrupts
-from paceline.launch.watchdog.local_watchdog import Overseer
+from paceline.launch.watchdog.local_watchdog import AttemptWatcher
 from paceline.results.run_directory import log_path
 
 _UNKNOWN = 255
@@ -42,7 +54,7 @@ class Crew:
     """Processes that were there before."""
     seat: Seat | None = None
     """None: this is the only node."""
-    overseer: Callable[[int], Overseer] | None = None
+    watcher: Callable[[int], AttemptWatcher] | None = None
     """Makes who watches over the attempt of this number; None: nobody."""
 
     @staticmethod
@@ -121,8 +133,8 @@ def attempt_here(crew: Crew, attempt: int) -> tuple[dict[int, str], tuple[Worker
     )
     kills_before, began_s = oom_kills(), time.monotonic()
     try:
-        overseer = crew.overseer(attempt) if crew.overseer else None
-        ending = run_attempt(task, crew.workers, crew.interrupts, crew.seat, overseer)
+        watcher = crew.watcher(attempt) if crew.watcher else None
+        ending = run_attempt(task, crew.workers, crew.interrupts, crew.seat, watcher)
     except (EOFError, ConnectionError) as error:
         raise InfrastructureError("the fork server ended while workers were started") from error
     finally:
@@ -155,7 +167,6 @@ def _failures(
     found = _recorded(task.scratch, ranks) | _recorded(task.log_dir, ranks)
     for rank, code in unrecorded(ending, found, results).items():
         note = read_note(note_path(task.scratch, rank))
-        orphaned = code == _UNKNOWN and not is_running(task.server_pid)
         found[rank] = silent_failure(
             rank,
             code,
@@ -164,14 +175,17 @@ def _failures(
             operation=note.operation,
             out_of_memory=None if victims is None else ending.pids.get(rank) in victims,
             crash=logs.read_crash(log_path(task.log_dir, rank)),
-            ended_by="launcher"
-            if rank in ending.stopped
-            else "fork server"
-            if orphaned
-            else "itself",
+            ended_by=_ended_by(rank, code, ending, task),
         )
         record(found[rank], task.log_dir)
     return root_cause(found.values())
+
+
+def _ended_by(rank: int, code: int, ending: Ending, task: WorkerTask) -> EndedBy:
+    if rank in ending.stopped:
+        return "launcher"
+    orphaned = code == _UNKNOWN and process_state(find_process(task.server_pid)) == "gone"
+    return "fork server" if orphaned else "itself"
 
 
 def _results(scratch: Path, ranks: Iterable[int]) -> dict[int, str]:

@@ -41,12 +41,11 @@ from torch.distributed.elastic.rendezvous import (
 
 from paceline.errors import InfrastructureError
 from paceline.launch.failures import Ending
-from paceline.launch.local.worker import WorkerTask, note_path, result_path, work
-from paceline.launch.node_seat import Seat
+from paceline.launch.local.worker import Seat, WorkerTask, note_path, result_path, work
 from paceline.launch.processes import Worker, WorkerGuard
 from paceline.launch.signals import InterruptedStartError, Interrupts
-from paceline.launch.watchdog.local_watchdog import Overseer
-from paceline.launch.watchdog.worker_poller import Lookout
+from paceline.launch.watchdog.local_watchdog import AttemptWatcher
+from paceline.launch.watchdog.worker_poller import WorkerPoller
 
 _LOOPBACK = "127.0.0.1"
 _STORE_TIMEOUT = timedelta(seconds=60)
@@ -151,10 +150,10 @@ class _Agent(LocalElasticAgent):
         interrupts: Interrupts,
         task: WorkerTask,
         waits: bool,
-        overseer: Overseer | None,
+        watcher: AttemptWatcher | None,
     ) -> None:
         super().__init__(spec, _PlainLogs(), start_method="forkserver")
-        self._overseer = overseer
+        self._watcher = watcher
         self._interrupts = interrupts
         self._task = task
         self._waits = waits
@@ -180,10 +179,10 @@ class _Agent(LocalElasticAgent):
             delivered=lambda rank: result_path(scratch, rank).exists(),
         )
         self._interrupts.pass_on(self.guard)
-        if self._overseer is not None:
+        if self._watcher is not None:
             notes = {rank: note_path(self._task.scratch, rank) for rank in self.processes}
-            self._overseer.begin(
-                Lookout(notes, {rank: p.pid or 0 for rank, p in self.processes.items()}),
+            self._watcher.begin(
+                WorkerPoller(notes, {rank: p.pid or 0 for rank, p in self.processes.items()}),
                 self.guard.kill,
             )
         return pids
@@ -197,17 +196,22 @@ class _Agent(LocalElasticAgent):
     def _ended_by_themselves(self) -> RunResult | None:
         """Find workers that ended with exit code 0, for whose return values torch waits forever.
 
-        A worker that comes to its end stays until all have: only `os._exit` ends it before.
+        Ours return none: those who came to their end have left a result, others called `os._exit`.
         """
         ended = [rank for rank, process in self.processes.items() if process.exitcode == 0]
+        if not ended:
+            return None
         scratch = self._task.scratch
-        early = [rank for rank in ended if not result_path(scratch, rank).exists()]
+        delivered = [rank for rank in self.processes if result_path(scratch, rank).exists()]
+        early = [rank for rank in ended if rank not in delivered]
         if early:
             pids = {rank: self.processes[rank].pid or 0 for rank in early}
             failures = {rank: ProcessFailure(0, pid, 0, "") for rank, pid in pids.items()}
             return RunResult(state=WorkerState.FAILED, failures=failures)
         if len(ended) == len(self.processes):
             return RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(ended, ""))
+        if len(delivered) == len(self.processes) and self.guard is not None:
+            self.guard.limit_exit()
         return None
 
     def _exit_barrier(self) -> None:
@@ -253,7 +257,7 @@ def run_attempt(
     workers: int,
     interrupts: Interrupts,
     seat: Seat | None = None,
-    overseer: Overseer | None = None,
+    watcher: AttemptWatcher | None = None,
 ) -> Ending:
     """Start the workers, wait for their end, and tell how they ended.
 
@@ -264,7 +268,7 @@ def run_attempt(
         workers: How many on this node.
         interrupts: The launch's signals, being caught.
         seat: This node's place where there are several.
-        overseer: Watches over the workers while they run.
+        watcher: Watches over the workers while they run.
 
     Raises:
         InfrastructureError: The nodes' store can't be kept, or can't be reached.
@@ -282,7 +286,7 @@ def run_attempt(
         monitor_interval=_MONITOR_INTERVAL_S,
     )
     waits = seat is not None and seat.ends_together
-    agent = _Agent(spec, interrupts, task, waits, overseer)
+    agent = _Agent(spec, interrupts, task, waits, watcher)
     outcome = _Outcome(None, None)
     try:
         with _quiet_torch(), interrupts.starting():
@@ -291,8 +295,8 @@ def run_attempt(
         interrupts.note_received()
     finally:
         meeting.shutdown()
-        if overseer is not None:
-            overseer.end()
+        if watcher is not None:
+            watcher.end()
         if agent.guard is not None:
             agent.guard.close()
     # Where none was started, ranks are only known if this is the only node.

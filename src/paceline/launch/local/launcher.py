@@ -14,12 +14,12 @@ from paceline.launch.error_records import failure_path
 from paceline.launch.failures import WorkerFailure, one_line
 from paceline.launch.local import forkserver
 from paceline.launch.local.attempt import Crew, attempt_here
-from paceline.launch.local.worker import WorkerTask
-from paceline.launch.process_tree import adopt_orphans
+from paceline.launch.local.worker import Seat, WorkerTask
+from paceline.launch.processes import adopt_orphans
 from paceline.launch.restart_policy import Policy, RestartBudget
 from paceline.launch.scratch import scratch_directory
 from paceline.launch.signals import Interrupts
-from paceline.launch.watchdog.local_watchdog import LocalOverseer
+from paceline.launch.watchdog.local_watchdog import LocalWatchdog
 from paceline.options.figures import plural
 from paceline.options.text import printable
 
@@ -96,8 +96,8 @@ def launch_local(
             interrupts,
         )
         if (hang := policy.hang) is not None:
-            watch = partial(LocalOverseer, hang, log_dir, say)
-            crew = replace(crew, overseer=watch)
+            watch = partial(LocalWatchdog, hang, log_dir, say)
+            crew = replace(crew, watcher=watch)
         return _attempts(crew, RestartBudget.full(policy.max_restarts, progress()), progress, say)
 
 
@@ -179,3 +179,57 @@ def orphans_adopted() -> Iterator[None]:
 def to_stderr(line: str) -> None:
     """Tell the user a line."""
     print(printable(line), file=sys.stderr, flush=True)
+
+
+def launch_node(
+    entry: str,
+    payload: str,
+    *,
+    workers: int,
+    threads: int,
+    log_dir: Path,
+    seat: Seat,
+    stop_s: float,
+    preload: Sequence[str] = (),
+) -> LaunchOutcome:
+    """Run a function in every worker of this node, once: the service restarts what failed.
+
+    Every node calls it, in its main thread. Signals and ends are as with `launch_local`.
+
+    Args:
+        entry: `package.module:function`, a function (payload: str) -> str.
+        payload: Its argument.
+        workers: Of this node; nodes may have different numbers of them.
+        threads: CPU threads per worker.
+        log_dir: For `rank-<n>.log` and `failure-rank-<n>.json`.
+        seat: This node's place, and the store, which somebody keeps already.
+        stop_s: From a request to stop until workers are killed.
+        preload: Modules that the entry will need.
+
+    Returns:
+        How this node's workers ended.
+
+    Raises:
+        InfrastructureError: The nodes didn't meet, or workers could not be started.
+    """
+    forkserver.prepare(preload, threads)
+    caught = Interrupts(stop_s).caught()
+    with scratch_directory() as scratch, orphans_adopted(), caught as interrupts:
+        task = WorkerTask(
+            entry=entry, payload=payload, log_dir=log_dir, scratch=scratch, shows_each_node=True
+        )
+        crew = Crew.of(task, workers, threads, interrupts, seat)
+        results, failures = attempt_here(crew, 0)
+        return LaunchOutcome(
+            results=results, interrupted=interrupts.received, failures=failures, restarts=0
+        )
+
+
+def quietly(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Make a way to tell the user that goes on where nobody listens any more."""
+
+    def tell(line: str) -> None:
+        with suppress(OSError):
+            say(line)
+
+    return tell

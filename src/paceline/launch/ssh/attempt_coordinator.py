@@ -11,10 +11,17 @@ from paceline.launch.failures import WorkerFailure
 from paceline.launch.processes import EXIT_S
 from paceline.launch.signals import InterruptedStartError
 from paceline.launch.ssh.artifact_transfer import keep_file
-from paceline.launch.ssh.connection import Connection
-from paceline.launch.ssh.failure_attribution import Problems, blame, problem_of
+from paceline.launch.ssh.connection import Connection, Event
 from paceline.launch.ssh.launch_spec import Order
-from paceline.launch.ssh.participants import OrderlyEnd, Participant, Stopping, tell_all
+from paceline.launch.ssh.participants import (
+    OrderlyEnd,
+    Participant,
+    Problems,
+    Stopping,
+    blame,
+    problem_of,
+    tell_all,
+)
 from paceline.launch.ssh.protocol import Message
 from paceline.launch.ssh.rank_assignment import (
     Sight,
@@ -23,8 +30,7 @@ from paceline.launch.ssh.rank_assignment import (
     first_ranks,
     others_of,
 )
-from paceline.launch.ssh.remote_process import Event
-from paceline.launch.ssh.remote_watchdog import Oversight
+from paceline.launch.ssh.remote_watchdog import RemoteWatchdog
 
 MODULE = "paceline.launch.hosts.attempt"
 LOOK_S = 120.0
@@ -43,7 +49,7 @@ class AttemptCoordinator:
         attempt: int,
         show: Callable[[str, str, bool], None],
         stopping: Stopping,
-        oversight: Oversight | None,
+        watchdog: RemoteWatchdog | None,
     ) -> None:
         """Begin an attempt.
 
@@ -52,9 +58,9 @@ class AttemptCoordinator:
             attempt: Its number.
             show: Is given a host's name, a line that was printed there, and whether to stderr.
             stopping: The user's wish to stop.
-            oversight: Judges over the workers while they run.
+            watchdog: Watches over the workers while they run.
         """
-        self._oversight = oversight
+        self._watchdog = watchdog
         self._hang: list[WorkerFailure] = []
         self._order = order
         self._attempt = attempt
@@ -171,16 +177,16 @@ class AttemptCoordinator:
                     tell_all(self._members, {"kill": True})
                 end.advance(self._members, self._stopping, failed=failed or bool(self._hang))
         finally:
-            if self._oversight is not None:
-                self._oversight.end()
+            if self._watchdog is not None:
+                self._watchdog.end()
 
     def _hangs(self) -> bool:
         """Look whether the training hangs; true at the one moment when that becomes certain."""
         running = {member.name for member in self._members if member.done is None}
-        if self._oversight is None or self._hang or len(running) < len(self._members):
+        if self._watchdog is None or self._hang or len(running) < len(self._members):
             return False
-        ask = partial(tell_all, self._members, {"stacks": True})
-        self._hang = self._oversight.advance(running, ask)
+        request = partial(tell_all, self._members, {"stacks": True})
+        self._hang = self._watchdog.advance(running, request) or []
         return bool(self._hang)
 
     def results(self) -> dict[int, str]:
@@ -278,8 +284,8 @@ class AttemptCoordinator:
         elif "refused" in said:
             member.refused = (str(said["refused"]), int(str(said["code"])))
         elif "states" in said or "stacks" in said:
-            if self._oversight is not None:
-                self._oversight.hear(member.name, said)
+            if self._watchdog is not None:
+                self._watchdog.receive(member.name, said)
         elif "file" in said:
             problem = keep_file(self._order.run, said)
             if problem and problem not in self._told:

@@ -1,4 +1,4 @@
-"""The launcher's end of one host: an ssh connection, and the processes started through it."""
+"""The launcher's end of hosts: their ssh connections, and the processes started through these."""
 
 import os
 import queue
@@ -8,8 +8,9 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Literal, final
 
@@ -18,7 +19,6 @@ from paceline.errors import InfrastructureError
 from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
 from paceline.launch.ssh.protocol import BEAT_S, LEASE_S, Message, decode, encode, lines_of
-from paceline.launch.ssh.remote_process import Event, Remote
 from paceline.launch.ssh.ssh import explain, forwarded_port, forwarding_failed, guard_command
 
 CONNECT_S = 30.0
@@ -27,6 +27,70 @@ _TAIL_LINES = 30
 _WRITE_BACKLOG = 10000
 _END_S = 2.0
 _POLL_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that came from a process on a host."""
+
+    remote: "Remote"
+    kind: Literal["said", "stdout", "stderr", "ended", "lost"]
+    """lost: the connection is gone, and the process with it."""
+    message: Message
+    """Of `said`; `{"text": line}` of output, `{"code": n}` at the end, `{"text": why}` if lost."""
+
+
+@final
+class Remote:
+    """A process on a host."""
+
+    def __init__(
+        self, connection: "Connection", name: str, inbox: "queue.SimpleQueue[Event]"
+    ) -> None:
+        self.connection = connection
+        self.inbox = inbox
+        self._name = name
+
+    @property
+    def host(self) -> Host:
+        """Where it runs."""
+        return self.connection.host
+
+    def say(self, message: Message) -> None:
+        """Send a message; lost without a word where the host is."""
+        self.connection.send({"do": "say", "id": self._name, "message": message})
+
+    def end(self, grace_s: float = 0.0) -> None:
+        """Have it ended: SIGTERM, and SIGKILL to all it has started after `grace_s` seconds."""
+        self.connection.send({"do": "end", "id": self._name, "grace_s": grace_s})
+
+    def messages(self, timeout_s: float) -> Iterator[Message]:
+        """Go through what it says, until it ends; needs an inbox of its own.
+
+        Args:
+            timeout_s: How long it may be silent.
+
+        Raises:
+            InfrastructureError: It is silent for longer, failed, or its host is lost.
+        """
+        printed: deque[str] = deque(maxlen=_TAIL_LINES)
+        while True:
+            try:
+                event = self.inbox.get(timeout=timeout_s)
+            except queue.Empty:
+                raise InfrastructureError(
+                    f"{self.host.name} has said nothing for {timeout_s:g} s"
+                ) from None
+            if event.kind == "said":
+                yield event.message
+            elif event.kind == "ended" and event.message["code"] == 0:
+                return
+            elif event.kind in ("ended", "lost"):
+                printed.append(str(event.message.get("text", "")))
+                text = "\n".join(filter(None, printed)) or f"code {event.message.get('code')}"
+                raise InfrastructureError(f"{self.host.name}: {text}")
+            else:
+                printed.append(str(event.message["text"]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,3 +395,94 @@ def _write_whole(stream: IO[bytes], line: bytes) -> None:
     left = memoryview(line)
     while left:
         left = left[stream.write(left) :]
+
+
+@final
+class Fleet:
+    """The connections to all hosts of a training."""
+
+    def __init__(self, connections: Sequence[Connection]) -> None:
+        self._connections = list(connections)
+
+    @property
+    def all(self) -> list[Connection]:
+        """Those of use and the others, in the order in which the hosts were named."""
+        return list(self._connections)
+
+    @property
+    def hosts(self) -> list[Connection]:
+        """Those that are of use, in the order in which the hosts were named."""
+        return [connection for connection in self._connections if not connection.lost]
+
+    @property
+    def lost(self) -> dict[str, str]:
+        """Why the others aren't, by the host's name."""
+        return {c.host.name: c.lost for c in self._connections if c.lost}
+
+    @property
+    def lost_ones(self) -> list[Connection]:
+        """Those that are of no use any more."""
+        return [connection for connection in self._connections if connection.lost]
+
+    def replace(self, connections: Sequence[Connection]) -> None:
+        """Go on with these connections alone, in this order; closing others is the caller's."""
+        self._connections = list(connections)
+
+    def close(self) -> None:
+        """End all connections."""
+        _close(self._connections)
+
+
+@contextmanager
+def connect(
+    hosts: Sequence[Host],
+    options: HostsOptions,
+    store_port: int | None = None,
+    *,
+    any_version: bool = False,
+) -> Iterator[Fleet]:
+    """Connect to all hosts at once; on leaving, everything that was started on them is ended.
+
+    Args:
+        hosts: Which.
+        options: How ssh reaches them.
+        store_port: Port of this machine's loopback address that the hosts are to reach.
+        any_version: Whether another version of Paceline there will do.
+
+    Yields:
+        The connections; hosts that can't be reached are in `lost`.
+    """
+    made: dict[int, Connection] = {}
+    fleet = Fleet([])
+
+    def make(place: int) -> None:
+        made[place] = Connection(hosts[place], options, store_port, any_version=any_version)
+
+    try:
+        # In threads, which no signal interrupts between the start of an ssh and the note of it.
+        with ThreadPoolExecutor(max(1, len(hosts))) as pool:
+            list(pool.map(make, range(len(hosts))))
+        fleet.replace([made[place] for place in range(len(hosts))])
+        wait_for(fleet.hosts)
+        yield fleet
+    finally:
+        _close(list(made.values()))
+        fleet.close()
+
+
+def wait_for(connections: Sequence[Connection], over: threading.Event | None = None) -> None:
+    """Wait until each connection is of use or lost.
+
+    Args:
+        connections: Which; those without an answer in time are lost.
+        over: Once it is set nobody waits any longer; what isn't ready by then is the caller's to
+            close.
+    """
+    deadline_s = time.monotonic() + CONNECT_S
+    for connection in connections:
+        connection.wait(max(0.0, deadline_s - time.monotonic()), over)
+
+
+def _close(connections: Sequence[Connection]) -> None:
+    with ThreadPoolExecutor(max(1, len(connections))) as pool:
+        list(pool.map(Connection.close, connections))

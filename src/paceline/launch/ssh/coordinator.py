@@ -1,26 +1,31 @@
 """A training over several hosts, from its first connection to its last attempt."""
 
+import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import final
 
 from paceline.errors import InfrastructureError
 from paceline.launch.failures import WorkerFailure
-from paceline.launch.local.launcher import LaunchOutcome, restart_line, set_aside, to_stderr
+from paceline.launch.local.launcher import (
+    LaunchOutcome,
+    quietly,
+    restart_line,
+    set_aside,
+    to_stderr,
+)
 from paceline.launch.restart_policy import Policy, RestartBudget
 from paceline.launch.signals import InterruptedStartError, Interrupts
 from paceline.launch.ssh.attempt_coordinator import AttemptCoordinator
-from paceline.launch.ssh.connection_pool import Fleet, connect
-from paceline.launch.ssh.failure_attribution import raise_first
+from paceline.launch.ssh.connection import Fleet, connect
 from paceline.launch.ssh.host_recovery import MakeReady, Returning
 from paceline.launch.ssh.launch_spec import Order
 from paceline.launch.ssh.options import HostsOptions
-from paceline.launch.ssh.output import quietly, show_line
-from paceline.launch.ssh.participants import Stopping
+from paceline.launch.ssh.participants import Stopping, raise_first
 from paceline.launch.ssh.rank_assignment import clock_lines
-from paceline.launch.ssh.remote_watchdog import Oversight
+from paceline.launch.ssh.remote_watchdog import RemoteWatchdog
 from paceline.launch.ssh.store import kept_store
 from paceline.options.figures import plural
 
@@ -149,11 +154,9 @@ class _Attempts:
             raise InterruptedStartError
         hosts = self._fleet.hosts
         width = max((len(connection.host.name) for connection in hosts), default=0)
-        limits, run = self._order.hang, self._order.run
-        oversight = None if limits is None else Oversight(limits, run, attempt, say)
-        party = AttemptCoordinator(
-            self._order, attempt, show_line(width), self._stopping, oversight
-        )
+        show, limits, run = _show_line(width), self._order.hang, self._order.run
+        watchdog = None if limits is None else RemoteWatchdog(limits, run, attempt, say)
+        party = AttemptCoordinator(self._order, attempt, show, self._stopping, watchdog)
         try:
             party.look(hosts)
             checks = (party.problems, partial(party.differing, self._took_part), party.reach)
@@ -185,3 +188,18 @@ class _Attempts:
         if len(results) == party.workers:
             return results, ()
         return results, party.failures()
+
+
+def _show_line(width: int) -> Callable[[str, str, bool], None]:
+    """Make what shows hosts' lines: each with its host's name before it.
+
+    Args:
+        width: Of the longest name.
+    """
+
+    def show(name: str, text: str, is_error: bool) -> None:
+        stream = sys.stderr if is_error else sys.stdout
+        with suppress(OSError):  # the terminal has gone, `| head` has left: training goes on
+            print(f"{name:{width}} | {text}", file=stream, flush=True)
+
+    return show

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from typing import final
 
 from paceline.errors import InfrastructureError, PacelineError
-from paceline.launch.ssh.connection import CONNECT_S, Connection
-from paceline.launch.ssh.connection_pool import Fleet
+from paceline.launch.ssh.connection import CONNECT_S, Connection, Fleet
 from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
 from paceline.launch.ssh.participants import Stopping

@@ -24,14 +24,13 @@ from paceline.launch.error_records import failure_path
 from paceline.launch.local import forkserver
 from paceline.launch.local.attempt import Crew, attempt_here
 from paceline.launch.local.launcher import orphans_adopted
-from paceline.launch.local.worker import WorkerTask
-from paceline.launch.node_seat import Seat
+from paceline.launch.local.worker import Seat, WorkerTask
 from paceline.launch.scratch import scratch_directory
 from paceline.launch.signals import Interrupts
 from paceline.launch.ssh import agent_io
 from paceline.launch.ssh.artifact_transfer import Courier
 from paceline.launch.ssh.protocol import LEASE_S, Message
-from paceline.launch.ssh.remote_watchdog import Lookouts
+from paceline.launch.ssh.remote_watchdog import StateReporter
 from paceline.launch.ssh.store import quiet_sockets
 from paceline.launch.watchdog.hang_detector import HangLimits
 from paceline.results.run_directory import RunDirectory
@@ -49,8 +48,8 @@ class Orders:
 
     def __init__(self, interrupts: Interrupts) -> None:
         self._interrupts = interrupts
-        self.lookouts: Lookouts | None = None
-        """Told when the workers' stacks are wanted."""
+        self.reporter: StateReporter | None = None
+        """Gets the launcher's requests for the workers' stacks."""
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         threading.Thread(target=self._hear, daemon=True).start()
 
@@ -75,8 +74,8 @@ class Orders:
             elif message.get("kill"):
                 self._interrupts.abandon()
             elif message.get("stacks"):
-                if self.lookouts is not None:
-                    self.lookouts.ask()
+                if self.reporter is not None:
+                    self.reporter.request_stacks()
             else:
                 self._inbox.put(message)
 
@@ -113,8 +112,8 @@ def _take_part(order: Message, orders: Orders, interrupts: Interrupts) -> None:
     assert isinstance(go, dict)
     place = HostPlace(run=run, shared=shared, seat=_seat(go, str(seen["interface"])))
     if isinstance(limits := order["hang"], dict):
-        orders.lookouts = Lookouts(HangLimits(**limits), run.logs)
-    agent_io.tell(_run(order, seen, go, place, interrupts, orders.lookouts))
+        orders.reporter = StateReporter(HangLimits(**limits), run.logs)
+    agent_io.tell(_run(order, seen, go, place, interrupts, orders.reporter))
 
 
 def _family(address: str) -> socket.AddressFamily:
@@ -185,7 +184,7 @@ def _run(
     go: Mapping[str, object],
     place: HostPlace,
     interrupts: Interrupts,
-    lookouts: Lookouts | None,
+    reporter: StateReporter | None,
 ) -> Message:
     """Start the workers, wait for their end, and say what became of them."""
     run, seat = place.run, place.seat
@@ -210,8 +209,8 @@ def _run(
             shows_each_node=True,
         )
         crew = Crew.of(task, workers, int(str(seen["threads"])), interrupts, seat)
-        if lookouts is not None:
-            crew = replace(crew, overseer=lambda _: lookouts)
+        if reporter is not None:
+            crew = replace(crew, watcher=lambda _: reporter)
         results, failures = attempt_here(crew, int(str(order["attempt"])))
         return {
             "results": {str(rank): result for rank, result in results.items()},

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 from paceline.errors import InfrastructureError, PacelineError
 from paceline.launch.aws_client import Aws
+from paceline.launch.local.launcher import quietly
 from paceline.launch.signals import Interrupts
-from paceline.launch.ssh.output import quietly
 from paceline.provision.aws.files import keep, kept
 from paceline.provision.aws.hostkeys import fetch_host_keys, wait_for_ssh
 from paceline.provision.aws.nodes import Instance, find_nodes

@@ -1,4 +1,8 @@
-"""Waiting for AWS: until it says what is wanted, a deadline passes, or the user has had enough."""
+"""Waiting for AWS: until it says what is wanted, a deadline passes, or the user has had enough.
+
+Not by boto3's waiters: they sleep half a minute in one piece, so that a signal, which must begin to
+delete what was made, would wait; and they give up with a state instead of AWS's first reason.
+"""
 
 import time
 from collections.abc import Callable

@@ -14,6 +14,7 @@ from paceline.files import write_atomic
 from paceline.metrics.communication import Communication
 from paceline.results.profile import EpochCosts, StepProfile
 from paceline.training.components import Parts
+from paceline.training.hooks.base import StepHook
 from paceline.training.profiling.aggregation import (
     WorkerTimes,
     parts_of,
@@ -350,6 +351,23 @@ class Profiler:
                 averaging_s=_usual(self.averages_s),
             ),
         )
+
+
+@final
+class TimedSync(StepHook):
+    """Has what combines the workers' gradients do its part after a step, and takes the time."""
+
+    def __init__(self, profiler: Profiler, sync: GradientSync) -> None:
+        """Args:
+        profiler: Is told the time.
+        sync: Has an `after_step`.
+        """
+        self._profiler = profiler
+        self._sync = sync
+
+    def after_step(self, step: int) -> None:
+        """Collective, as that is."""
+        self._profiler.after_step(self._sync, step)
 
 
 def _usual(times_s: list[float]) -> float | None:

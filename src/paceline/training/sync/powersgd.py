@@ -8,10 +8,10 @@ from torch import Tensor
 
 from paceline.gradient_sync.low_rank import Thin
 from paceline.gradient_sync.powersgd import PowerSGD
+from paceline.training.context import TrainingContext
 from paceline.training.snapshots.per_worker_states import OwnState, gather_states
 from paceline.training.sync.allreduce import ReplicaSync
 from paceline.training.sync.base import SyncState
-from paceline.training.sync.context import SyncContext
 from paceline.training.sync.validation import warmup_steps
 
 
@@ -19,7 +19,7 @@ from paceline.training.sync.validation import warmup_steps
 class PowerSGDSync(ReplicaSync):
     """Has every model's gradients approximated from the end of the warm-up on."""
 
-    def __init__(self, context: SyncContext) -> None:
+    def __init__(self, context: TrainingContext) -> None:
         """Begin with full averages."""
         super().__init__(context)
         self._averagers: dict[str, PowerSGD] = {}
@@ -47,7 +47,6 @@ class PowerSGDSync(ReplicaSync):
         """See `GradientSync`."""
         for averager in self._averagers.values():
             averager.release()
-        super().close()
 
     def state_dict(self) -> SyncState:
         """See `GradientSync`. Collective: all workers' errors travel."""

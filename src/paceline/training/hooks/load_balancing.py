@@ -1,14 +1,19 @@
 """Shares each global batch by the workers' speed: the slowest then no longer sets the pace."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import final
 
 import torch
+from torch import Tensor
 
+from paceline.data.batch import Batch
 from paceline.distributed.group import Group
 from paceline.training.batches.loader import Loader
-from paceline.training.batches.plan import TrainPlan
+from paceline.training.components import Parts
+from paceline.training.hooks.base import StepHook
+from paceline.training.progress import Course
+from paceline.training.snapshots.train_state import TrainState
 
 _FIRST_STEPS = 10
 """Measured before the first change; the very first step isn't, which warms up."""
@@ -19,39 +24,56 @@ _LEAST_GAIN = 0.03
 
 
 @final
-class SpeedMeter:
-    """Times this worker's forward passes, in which it waits for nobody.
+class LoadBalancer(StepHook):
+    """Times this worker's forward passes, in which it waits for nobody, and shares batches by them.
 
-    On a GPU by events, so that the host doesn't wait either.
+    On a GPU it is done by events, so that the host doesn't wait either.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(
+        self,
+        course: Course,
+        group: Group,
+        max_batch: int | None,
+        say: Callable[[str], None],
+    ) -> None:
         """Args:
-        device: Where the passes run.
+        course: Whose plan changes with the loader's.
+        group: The workers.
+        max_batch: Most samples that a worker puts through the model at once.
+        say: Tells the user, on rank 0.
         """
-        self._on_gpu = device.type == "cuda"
+        self._loader: Loader | None = None
+        self._course = course
+        self._group = group
+        self._max_batch = max_batch
+        self._say = say
+        self._on_gpu = group.device.type == "cuda"
         self._started_s: float | None = None
+        self._under_way = 0
+        """Samples of the forward pass under way."""
         self._seconds = 0.0
         self._samples = self._steps = 0
         self._begin: torch.cuda.Event | None = None
         self._passes: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
-    def begin(self) -> None:
+    def setup(self, parts: Parts, position: TrainState, saved: Mapping[str, object]) -> None:
+        """Take the training loader, whose steps are counted."""
+        self._loader = parts.train_loader
+
+    def begin_step(self, step: int, batch: Batch | None) -> None:
         """Note that a forward pass begins."""
+        self._under_way = 0 if batch is None else batch.local
         self._started_s = perf_counter()
         if self._on_gpu:
             self._begin = torch.cuda.Event(enable_timing=True)
             self._begin.record()
 
-    def end(self, samples: int) -> None:
-        """Note that it has ended; a second time for the same pass changes nothing.
-
-        Args:
-            samples: What went through.
-        """
+    def before_backward(self, loss: Tensor, weight: float) -> None:
+        """Note that it has ended; a second time for the same pass changes nothing."""
         if self._started_s is None:
             return
-        self._samples += samples
+        self._samples += self._under_way
         self._seconds += perf_counter() - self._started_s
         self._started_s = None
         if self._begin is not None:
@@ -59,25 +81,31 @@ class SpeedMeter:
             done.record()
             self._passes.append((self._begin, done))
 
-    def count_step(self) -> None:
-        """Count a step, of however many passes: their number isn't the same on every worker."""
+    def after_step(self, step: int) -> None:
+        """Count the step; where enough has been measured and it pays, share batches anew."""
+        # Steps, not passes: their number isn't the same on every worker.
         self._steps += 1
+        self._started_s = None
         if self._steps == 1:
             self._seconds, self._samples, self._passes = 0.0, 0, []  # that one warmed up
+        loader = self._loader
+        if loader is None or self._steps <= (_STEPS if loader.plan.is_balanced else _FIRST_STEPS):
+            return
+        shares = better_shares(loader.plan.batch_per_worker, self._speeds())
+        if shares is not None:
+            loader.plan = self._course.plan = loader.plan.balanced(shares, self._max_batch)
+            if self._group.rank == 0:
+                self._say(f"Each global batch is now shared as {loader.plan.shares}")
 
-    def is_due(self, is_balanced: bool) -> bool:
-        """Tell whether enough has been measured; the same on every worker."""
-        return self._steps > (_STEPS if is_balanced else _FIRST_STEPS)
-
-    def speeds(self, group: Group) -> list[float]:
+    def _speeds(self) -> list[float]:
         """Give every worker's samples a second, and measure anew. Collective."""
         seconds = self._seconds
         if self._passes:
             torch.cuda.synchronize()
             seconds = sum(begin.elapsed_time(done) for begin, done in self._passes) / 1000
-        own = self._samples / seconds if seconds > 0 else 0.0
+        own = torch.tensor([self._samples / seconds if seconds > 0 else 0.0], dtype=torch.float64)
         self._seconds, self._samples, self._steps, self._passes = 0.0, 0, 0, []
-        return [float(v) for v in group.gather_rows(torch.tensor([own], dtype=torch.float64))[:, 0]]
+        return [float(speed) for speed in self._group.gather_rows(own)[:, 0]]
 
 
 def proportional(total: int, speeds: Sequence[float]) -> tuple[int, ...]:
@@ -96,51 +124,6 @@ def proportional(total: int, speeds: Sequence[float]) -> tuple[int, ...]:
     for rank in by_remainder[: spare - sum(parts)]:
         parts[rank] += 1
     return tuple(part + 1 for part in parts)
-
-
-def rebalanced(
-    plan: TrainPlan, meter: SpeedMeter, group: Group, max_batch: int | None
-) -> TrainPlan | None:
-    """Share a plan's batches anew where enough has been measured and it pays. Collective then.
-
-    Args:
-        plan: The present one.
-        meter: This worker's.
-        group: The workers.
-        max_batch: Most samples that a worker puts through the model at once.
-    """
-    if not meter.is_due(plan.is_balanced):
-        return None
-    shares = better_shares(plan.batch_per_worker, meter.speeds(group))
-    return None if shares is None else plan.balanced(shares, max_batch)
-
-
-def rebalance(
-    loader: Loader,
-    meter: SpeedMeter,
-    group: Group,
-    max_batch: int | None,
-    say: Callable[[str], None],
-) -> bool:
-    """Share a loader's batches anew where the workers' speeds say so. Collective then.
-
-    Args:
-        loader: Whose plan changes.
-        meter: This worker's.
-        group: The workers.
-        max_batch: Most samples that a worker puts through the model at once.
-        say: Tells the user, on rank 0.
-
-    Returns:
-        Whether they are.
-    """
-    plan = rebalanced(loader.plan, meter, group, max_batch)
-    if plan is None:
-        return False
-    loader.plan = plan
-    if group.rank == 0:
-        say(f"Each global batch is now shared as {plan.shares}")
-    return True
 
 
 def better_shares(shares: Sequence[int], speeds: Sequence[float]) -> tuple[int, ...] | None:

@@ -6,15 +6,17 @@ from typing import final
 from torch import Tensor
 from torch.optim import Optimizer
 
+from paceline.data.batch import Batch
 from paceline.optim.schedule import Schedule
+from paceline.training.hooks.base import StepHook
 
 
 @final
-class RateControl:
+class LearningRateSchedule(StepHook):
     """Sets each parameter group's rate to its own base rate times the schedule's factor."""
 
     def __init__(self, optimizer: Optimizer, base_lrs: Sequence[float], schedule: Schedule) -> None:
-        """Control an optimizer; its rates change at the first `apply`.
+        """Control an optimizer; its rates change with the first step.
 
         Args:
             optimizer: The optimizer that trains.
@@ -35,12 +37,8 @@ class RateControl:
         self._base_lrs = tuple(base_lrs)
         self._factor: float | None = None
 
-    def apply(self, step: int) -> None:
-        """Set the rates for a step; does nothing when the factor is the one of the step before.
-
-        Args:
-            step: Optimizer steps finished so far.
-        """
+    def begin_step(self, step: int, batch: Batch | None) -> None:
+        """Set the rates for a step; does nothing when the factor is the one of the step before."""
         factor = self.schedule.factor(step)
         if factor == self._factor:
             return

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from paceline.data.order import cut
-from paceline.training.batches import load_balancing
-from paceline.training.batches.load_balancing import better_shares, proportional
 from paceline.training.batches.plan import TrainPlan
+from paceline.training.hooks import load_balancing
+from paceline.training.hooks.load_balancing import better_shares, proportional
 from paceline.training.job import Job
 from tests.support.ranks import run_ranks
 from tests.support.trainings import (

@@ -1,14 +1,17 @@
 """Where an epoch's figures go: metrics.csv, TensorBoard, the console. Rank 0 alone writes."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import final
 
+from paceline.files import storing
 from paceline.metrics.console import Console
 from paceline.metrics.table import Begun, Cells, EpochRow, append_rows, cells_of, start_table
 from paceline.metrics.tensorboard import TensorBoardLog
 from paceline.options.figures import plural
+from paceline.training.components import Parts
+from paceline.training.hooks.base import StepHook
 from paceline.training.snapshots.train_state import TrainState
 
 _SAVED_ROWS = 1000
@@ -16,8 +19,8 @@ _SAVED_ROWS = 1000
 
 
 @final
-class Recorder:
-    """Records epochs; on ranks other than 0 it does nothing."""
+class MetricsLogger(StepHook):
+    """Records epochs; on ranks other than 0 it shows and writes nothing."""
 
     def __init__(
         self,
@@ -26,7 +29,7 @@ class Recorder:
         console: Console,
         agree: Callable[[str], str] = str,
     ) -> None:
-        """Name the sinks; `start` opens them.
+        """Name the sinks; `setup` opens them.
 
         Args:
             table: metrics.csv; None on ranks other than 0.
@@ -35,7 +38,7 @@ class Recorder:
             agree: Gives rank 0's text instead of a worker's own, where several of them write
                 snapshots: these have to be the same. Collective.
         """
-        self.saved: tuple[Cells, ...] = ()
+        self._saved: tuple[Cells, ...] = ()
         """The newest rows, for the snapshots: a power cut may cost the table what it has last."""
         self._agree = agree
         self._table = table
@@ -44,18 +47,15 @@ class Recorder:
         self._tensorboard: TensorBoardLog | None = None
         self._unwritten: list[Cells] = []
 
-    def start(self, state: TrainState, saved: Iterable[Cells] = ()) -> None:
-        """Open the sinks at a position: later rows of an earlier start are dropped.
-
-        Args:
-            state: Where the training stands.
-            saved: The rows that the snapshot has which it goes on from.
-        """
-        self.saved = tuple(saved)[-_SAVED_ROWS:]
+    def setup(self, parts: Parts, position: TrainState, saved: Mapping[str, object]) -> None:
+        """Open the sinks: rows of an earlier start beyond this position are dropped."""
+        self._saved = _rows_of(saved.get("rows"))[-_SAVED_ROWS:]
         if self._table is not None:
-            self._tell(self._table, start_table(self._table, state.epoch, self.saved))
-            if self._events is not None:
-                self._tensorboard = TensorBoardLog(self._events, first_step=state.step)
+            with storing(self._table):
+                begun = start_table(self._table, position.epoch, self._saved)
+                self._tell(self._table, begun)
+                if self._events is not None:
+                    self._tensorboard = TensorBoardLog(self._events, first_step=position.step)
 
     def _tell(self, table: Path, begun: Begun) -> None:
         if begun.rebuilt:
@@ -69,16 +69,20 @@ class Recorder:
                 "report"
             )
 
-    def add(self, row: EpochRow) -> None:
-        """Record one epoch. Collective where there is an `agree`."""
+    def end_epoch(self, row: EpochRow) -> None:
+        """Record the epoch. Collective where there is an `agree`."""
         cells = cells_of(row)
         agreed = json.loads(self._agree(json.dumps(cells)))
-        self.saved = (*self.saved, agreed)[-_SAVED_ROWS:]
+        self._saved = (*self._saved, agreed)[-_SAVED_ROWS:]
         if self._table is not None:
             self._append(self._table, cells)
         if self._tensorboard is not None:
             self._tensorboard.add(row)
         self._console.epoch(row)
+
+    def state_dict(self) -> Mapping[str, object]:
+        """Give the newest rows."""
+        return {"rows": [dict(row) for row in self._saved]}
 
     def _append(self, table: Path, row: Cells) -> None:
         """Add a row to the table; where the disk is full, keep it for the next time."""
@@ -99,3 +103,13 @@ class Recorder:
         """Close the sinks."""
         if self._tensorboard is not None:
             self._tensorboard.close()
+
+
+def _rows_of(value: object) -> tuple[Cells, ...]:
+    """Read the rows of a snapshot; an older Paceline wrote none."""
+    listed = value if isinstance(value, list) else []
+    return tuple(
+        {name: cell for name, cell in row.items() if isinstance(cell, str)}
+        for row in listed
+        if isinstance(row, dict)
+    )

@@ -18,7 +18,7 @@ from paceline.metrics.console import (
     SilentConsole,
     make_console,
 )
-from paceline.metrics.table import EpochRow
+from paceline.results.metrics_table import EpochRow
 from tests.launch.waiting import until
 
 ADVANCE = Advance(

@@ -17,10 +17,11 @@ from paceline.launch.signals import signals_raised
 from paceline.options.command_line import show_help, wants_help
 from paceline.options.shell import command_line
 from paceline.options.text import printable
+from paceline.results.study import Study
 from paceline.scaling.options import PLAIN
 from paceline.scaling.plan import make_plan, method_settings
 from paceline.scaling.prediction_report import foretell_study
-from paceline.scaling.result import Study, summarise
+from paceline.scaling.result import summarise
 from paceline.scaling.runner import Runner, exit_code_of
 from paceline.scaling.study_directory import StudyDirectory
 from paceline.scaling.subprocess_runner import InterruptedStudyError

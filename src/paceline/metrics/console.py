@@ -11,10 +11,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Literal, final
 
 from paceline.metrics.communication import Communication
-from paceline.metrics.table import EpochRow
 from paceline.options.durations import format_duration
 from paceline.options.figures import show_bytes, show_loss, show_rate
 from paceline.options.text import printable
+from paceline.results.metrics_table import EpochRow
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.report import formatting
-from paceline.report.load_run import Metrics, RunReport, entries, number, section, text, whole
+from paceline.report.load_run import RunReport
+from paceline.results.json_object import entries, number, section, text, whole
+from paceline.results.metrics_table import Metrics
 
 MAX_POINTS = 1000
 """More than a screen can show; keeps the page small for runs of thousands of epochs."""

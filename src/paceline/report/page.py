@@ -1,13 +1,16 @@
 """Puts a run's sentence, figures, curves and tables into one self-contained HTML page."""
 
+import shlex
+
 from markupsafe import Markup
 
 from paceline.report import sections
 from paceline.report.charts import Chart, choose_charts, find_marks
 from paceline.report.curves import draw_chart
-from paceline.report.load_run import RunReport, text
+from paceline.report.load_run import RunReport
 from paceline.report.run_outcome import describe_ending, describe_failure
-from paceline.report.templating import command_text, fill_template
+from paceline.report.templating import fill_template
+from paceline.results.json_object import text, texts
 
 
 def render_page(report: RunReport) -> str:
@@ -31,7 +34,7 @@ def render_page(report: RunReport) -> str:
         earlier_failures=[(describe_failure(f), f.traceback) for f in report.earlier_failures],
         snapshots=report.snapshots,
         weights=text(report.summary, "weights_sha256"),
-        command=command_text(report.run),
+        command=shlex.join(texts(report.run, "command")),
         problems=report.problems,
     )
 

@@ -8,7 +8,8 @@ from paceline.options.durations import format_duration
 from paceline.options.figures import plural
 from paceline.options.shell import command_line
 from paceline.report.formatting import short_percent
-from paceline.report.load_run import RunReport, number, section, text, whole
+from paceline.report.load_run import RunReport
+from paceline.results.json_object import number, section, text, whole
 
 _OVER_S, _OVER = 0.5, 0.02
 """A time budget is kept where it isn't exceeded by more than this, or by this share of it."""

@@ -8,15 +8,8 @@ from paceline.options.durations import format_duration
 from paceline.options.figures import plural
 from paceline.report import formatting
 from paceline.report.charts import best_position, thin
-from paceline.report.load_run import (
-    JsonObject,
-    RunReport,
-    entries,
-    number,
-    section,
-    text,
-    whole,
-)
+from paceline.report.load_run import RunReport
+from paceline.results.json_object import JsonObject, entries, number, section, text, whole
 
 MAX_TABLE_ROWS = 250
 """More epochs than this are thinned in the table; `metrics.csv` has them all."""
@@ -93,7 +86,7 @@ def environment_table(report: RunReport) -> tuple[Setting, ...]:
     rule = derived.pop("lr_rule", None)
     if rule:
         derived["lr"] = rule
-    rows = [("started", moment(report.run))]
+    rows = [("started", moment(text(report.run, "started_at")))]
     rows += [(name.replace("_", " "), _derived(v)) for name, v in derived.items()]
     rows += [(name, formatting.value(v)) for name, v in section(report.run, "versions").items()]
     return tuple(Setting(name=name, value=content) for name, content in rows if content)
@@ -119,7 +112,7 @@ def history_table(report: RunReport) -> Table:
     rows = tuple(
         (
             text(entry, "reason"),
-            moment(entry),
+            moment(text(entry, "started_at")),
             formatting.count(number(entry, "world_size")),
             formatting.count(number(entry, "from_step")),
         )
@@ -196,9 +189,8 @@ _COLUMNS: tuple[tuple[str, str, _Writer], ...] = (
 )
 
 
-def moment(entry: JsonObject) -> str:
-    """The start of an attempt to the second, in UTC where the record says so."""
-    written = text(entry, "started_at")
+def moment(written: str) -> str:
+    """A time of ISO 8601 to the second, in UTC where it says so."""
     try:
         moment = datetime.fromisoformat(written)
     except ValueError:

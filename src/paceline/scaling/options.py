@@ -1,14 +1,12 @@
 """What a user may say about a study of scaling. Imports no torch."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from paceline.errors import UsageError
 from paceline.gradient_sync.options import SyncMethod
 from paceline.gradient_sync.registry import sync_methods
 from paceline.options.quantities import parse_sizes
-
-Mode = Literal["weak", "strong"]
+from paceline.results.study import Mode
 
 METHODS: tuple[SyncMethod, ...] = tuple(sync_methods())
 PLAIN: SyncMethod = "allreduce"

@@ -8,7 +8,7 @@ from paceline.gradient_sync.network_model import Library
 from paceline.gradient_sync.options import LOCAL_METHODS, SyncMethod, SyncOptions, SyncPrecision
 from paceline.options.durations import parse_duration_s
 from paceline.options.quantities import parse_sizes
-from paceline.scaling.options import Mode
+from paceline.results.study import Mode
 
 PREDICTED: tuple[SyncMethod, ...] = (
     "allreduce",

@@ -10,18 +10,12 @@ from pathlib import Path
 from typing import final
 
 from paceline.errors import UsageError
-from paceline.files import (
-    read_json_object,
-    why_unreadable,
-    write_atomic,
-    write_json,
-)
+from paceline.files import why_unreadable, write_atomic, write_json
 from paceline.launch.ssh.hostfile import Host
 from paceline.results.run_directory import RunDirectory
-from paceline.scaling.measurement import Measured
+from paceline.results.study import STUDY_JSON, Measured, Study, require_study
 from paceline.scaling.options import parse_methods
 from paceline.scaling.plan import METHOD_OPTIONS, Size, first_slots, own_options
-from paceline.scaling.result import Study, what_is_wrong
 from paceline.scaling.table import as_csv
 
 OF_TRAINED = "options of --train"
@@ -52,7 +46,7 @@ class StudyDirectory:
     @property
     def study_json(self) -> Path:
         """All that was found; written after each measurement."""
-        return self.path / "study.json"
+        return self.path / STUDY_JSON
 
     @property
     def study_csv(self) -> Path:
@@ -106,11 +100,9 @@ class StudyDirectory:
         """
         if not self.study_json.exists():
             return study
-        told = self._read()
-        before = told["asked"]
-        assert isinstance(before, dict)
+        before = self._read()
         now = {name: value for name, value in study.asked.items() if value is not None}
-        return replace(study, started_at=str(told["started_at"]), asked={**before, **now})
+        return replace(study, started_at=before.started_at, asked={**before.asked, **now})
 
     def write(self, study: Study) -> None:
         """Write what is known by now."""
@@ -159,18 +151,13 @@ class StudyDirectory:
         names = (path.stem for path in sorted((self.path / "measured").glob("*.json")))
         return [match for match in map(_NAME.fullmatch, names) if match is not None]
 
-    def _read(self) -> Mapping[str, object]:
+    def _read(self) -> Study:
         try:
-            content = read_json_object(self.study_json)
+            return require_study(self.path, asked=True)
         except (OSError, ValueError) as error:
-            raise UsageError(f"{self.study_json} can't be read: {why_unreadable(error)}") from error
-        wrong = what_is_wrong(content)
-        if wrong is None and not isinstance(content.get("asked"), dict):
-            wrong = "it doesn't say what was asked for"
-        if wrong is not None:
-            raise UsageError(f"{self.study_json} can't be gone on with: {wrong}")
-        told: Mapping[str, object] = content
-        return told
+            raise UsageError(
+                f"{self.study_json} can't be resumed: {why_unreadable(error)}"
+            ) from error
 
     def _compare(self, asked: Mapping[str, object], methods: Sequence[str]) -> None:
         """Refuse to go on with another study.
@@ -178,8 +165,7 @@ class StudyDirectory:
         Raises:
             UsageError: It is one; the message names the first thing that differs.
         """
-        before = self._read()["asked"]
-        assert isinstance(before, dict)
+        before = self._read().asked
         measured = {found[2] for found in self._measured()}
         known = {name for method in measured & {*methods} for name in own_options(method)}
         free = {_flag(name) for name in {*METHOD_OPTIONS} - known}

@@ -6,9 +6,16 @@ from pathlib import Path
 from typing import final
 
 from paceline.metrics.console import Console
-from paceline.metrics.table import Begun, Cells, EpochRow, append_rows, cells_of, start_table
 from paceline.metrics.tensorboard import TensorBoardLog
 from paceline.options.figures import plural
+from paceline.results.metrics_table import (
+    Begun,
+    Cells,
+    EpochRow,
+    append_rows,
+    cells_of,
+    start_table,
+)
 from paceline.training.snapshots.train_state import TrainState
 
 _SAVED_ROWS = 1000

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from paceline.report.formatting import seconds, whole_percent
 from paceline.report.scaling.captions import FIXED_NAMES, PART_NAMES, tell_fixed, tell_steps
-from paceline.report.scaling.model import Size, Study
 from paceline.report.scaling.series import one_worker, size_name
 from paceline.report.style import COLOURS, MUTED, make_axes, plain
 from paceline.report.svg import figure_to_svg
+from paceline.results.study import SizeResult, Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -115,7 +115,7 @@ def draw_bars(picture: BarPicture) -> str:
     return figure_to_svg(figure, slug=picture.slug, label=picture.description, colours=colours)
 
 
-def _step_bar(study: Study, size: Size) -> Bar:
+def _step_bar(study: Study, size: SizeResult) -> Bar:
     end = "not measured" if size.step_s is None else seconds(size.step_s.median)
     parts = {} if size.parts is None else asdict(size.parts)
     if size.parts is None and size.step_s is not None:
@@ -123,7 +123,7 @@ def _step_bar(study: Study, size: Size) -> Bar:
     return Bar(label=size_name(study, size), parts=parts, end=end)
 
 
-def _fixed_bar(study: Study, size: Size) -> Bar:
+def _fixed_bar(study: Study, size: SizeResult) -> Bar:
     share = size.fixed_share
     known = {name: value for name, value in asdict(size.fixed).items() if value is not None}
     end = seconds(size.fixed.total_s) if known else "not measured"

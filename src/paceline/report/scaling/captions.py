@@ -6,7 +6,6 @@ from dataclasses import asdict
 from paceline.options.figures import plural
 from paceline.report.formatting import listed, loss, seconds, three_digits, times, whole_percent
 from paceline.report.scaling.convergence import reach_together
-from paceline.report.scaling.model import Size, Study
 from paceline.report.scaling.series import (
     efficiency,
     find_methods,
@@ -17,6 +16,7 @@ from paceline.report.scaling.series import (
     speed_up_of,
 )
 from paceline.results.profile import StepParts
+from paceline.results.study import SizeResult, Study
 
 PART_NAMES = {
     "data": "waiting for data",
@@ -95,7 +95,7 @@ def tell_efficiency(study: Study) -> str:
     return " ".join([*told, *_expected(study)])
 
 
-def tell_loss(study: Study, size: Size) -> str:
+def tell_loss(study: Study, size: SizeResult) -> str:
     """Say what most of the lost efficiency went into; empty where that isn't known."""
     share, alone = efficiency(study, size), one_worker(study)
     if share is not None and share >= _HARDLY:
@@ -113,7 +113,7 @@ def tell_loss(study: Study, size: Size) -> str:
     )
 
 
-def lost_by_part(study: Study, alone: StepParts, size: Size) -> dict[str, float]:
+def lost_by_part(study: Study, alone: StepParts, size: SizeResult) -> dict[str, float]:
     """Give the seconds by which each part of a step exceeds its ideal; none below zero."""
     shrink = size.workers if study.mode == "strong" else 1
     parts = {} if size.parts is None else asdict(size.parts)
@@ -156,7 +156,7 @@ def tell_fixed(study: Study) -> str:
     return f"{told} Averaging ({own}) is what {method_name(study, top)} itself takes.{rest}"
 
 
-def tell_learning(study: Study, sizes: Sequence[Size], across: str) -> str:
+def tell_learning(study: Study, sizes: Sequence[SizeResult], across: str) -> str:
     """Say what it took to reach the loss that every training reached.
 
     Args:
@@ -190,7 +190,7 @@ def tell_learning(study: Study, sizes: Sequence[Size], across: str) -> str:
 _ONE_WORKER = "One worker alone is the measure: 100 %."
 
 
-def _reached(study: Study, top: Sequence[Size]) -> str:
+def _reached(study: Study, top: Sequence[SizeResult]) -> str:
     workers = plural(top[0].workers, "worker")
     shares = [whole_percent(efficiency(study, size)) for size in top]
     if len(top) == 1:
@@ -218,7 +218,7 @@ def _expected(study: Study) -> list[str]:
     ]
 
 
-def _communication(study: Study, top: Sequence[Size]) -> str:
+def _communication(study: Study, top: Sequence[SizeResult]) -> str:
     known = [s for s in top if s.parts is not None and s.step_s is not None]
     if not known:
         return ""
@@ -236,7 +236,7 @@ def _communication(study: Study, top: Sequence[Size]) -> str:
     return f" {named} are communication that isn't hidden behind computation."
 
 
-def _longest_part(size: Size) -> str:
+def _longest_part(size: SizeResult) -> str:
     parts = {} if size.parts is None else asdict(size.parts)
     name, time_s = max(parts.items(), key=lambda entry: entry[1])
     return f" The longest part of it is {PART_NAMES[name]} ({seconds(time_s)})."
@@ -248,5 +248,5 @@ def _first_whole(each: Sequence[str], unit: str) -> str:
     return listed([f"{head}{unit} with {tail}", *each[1:]])
 
 
-def _median(size: Size) -> float | None:
+def _median(size: SizeResult) -> float | None:
     return None if size.images_per_s is None else size.images_per_s.median

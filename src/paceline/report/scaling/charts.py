@@ -9,7 +9,6 @@ from paceline.report import formatting
 from paceline.report.charts import MAX_POINTS, thin
 from paceline.report.scaling.captions import tell_efficiency, tell_learning, tell_throughput
 from paceline.report.scaling.convergence import loss_kind, loss_of, trained_sizes
-from paceline.report.scaling.model import CurvePoint, PredictedSize, Size, Study
 from paceline.report.scaling.series import (
     Method,
     efficiency,
@@ -18,6 +17,7 @@ from paceline.report.scaling.series import (
     one_worker,
     size_name,
 )
+from paceline.results.study import CurvePoint, PredictedSize, SizeResult, Study
 
 COLOURS_THERE = 8
 """Colours of the page for lines beside each other; more lines begin again, dashed."""
@@ -162,7 +162,7 @@ def learning_pictures(study: Study) -> tuple[Picture, ...]:
     return tuple(picture for picture in pictures if any(line.points for line in picture.lines))
 
 
-def _learning_groups(study: Study) -> list[tuple[str, tuple[Size, ...]]]:
+def _learning_groups(study: Study) -> list[tuple[str, tuple[SizeResult, ...]]]:
     """Choose which trainings share a picture.
 
     Where there are more than colours, the methods are compared at the most workers first; then each
@@ -181,7 +181,9 @@ def _learning_groups(study: Study) -> list[tuple[str, tuple[Size, ...]]]:
     return groups
 
 
-def _learning_picture(study: Study, across: Across, sizes: tuple[Size, ...], name: str) -> Picture:
+def _learning_picture(
+    study: Study, across: Across, sizes: tuple[SizeResult, ...], name: str
+) -> Picture:
     kind = loss_kind(study)
     lines = _loss_lines(study, sizes, across)
     return Picture(
@@ -203,7 +205,7 @@ def _ideal(workers: tuple[int, ...], reach: Callable[[int], float]) -> Line:
 def _measured(
     study: Study,
     methods: tuple[Method, ...],
-    reach: Callable[[Size], Interval | None],
+    reach: Callable[[SizeResult], Interval | None],
     write: Callable[[float | None], str],
 ) -> list[Line]:
     lines = []
@@ -245,12 +247,12 @@ def _predicted(
     return lines
 
 
-def _throughput(size: Size) -> Interval | None:
+def _throughput(size: SizeResult) -> Interval | None:
     spread = size.images_per_s
     return None if spread is None else (spread.low, spread.median, spread.high)
 
 
-def _efficiency(study: Study, size: Size) -> Interval | None:
+def _efficiency(study: Study, size: SizeResult) -> Interval | None:
     if size.efficiency is not None:
         return size.efficiency.low, size.efficiency.median, size.efficiency.high
     share = efficiency(study, size)
@@ -259,7 +261,7 @@ def _efficiency(study: Study, size: Size) -> Interval | None:
 
 def _workers(study: Study) -> tuple[int, ...]:
     """All numbers of workers, measured and predicted, in growing order."""
-    predicted = {} if study.prediction is None else study.prediction.methods
+    predicted = {} if study.predicted is None else study.predicted.methods
     found = {size.workers for size in study.measured}
     found |= {size.workers for sizes in predicted.values() for size in sizes}
     if one_worker(study) is None and study.baseline_images_per_s is not None and found:
@@ -271,7 +273,7 @@ def _wide(workers: tuple[int, ...]) -> bool:
     return len(workers) > 1 and workers[-1] / workers[0] > 16
 
 
-def _loss_lines(study: Study, sizes: tuple[Size, ...], across: Across) -> tuple[Line, ...]:
+def _loss_lines(study: Study, sizes: tuple[SizeResult, ...], across: Across) -> tuple[Line, ...]:
     kind = loss_kind(study)
     lines = []
     names = _curve_names(study, sizes)
@@ -285,7 +287,7 @@ def _loss_lines(study: Study, sizes: tuple[Size, ...], across: Across) -> tuple[
     return tuple(lines)
 
 
-def _curve_names(study: Study, sizes: tuple[Size, ...]) -> list[str]:
+def _curve_names(study: Study, sizes: tuple[SizeResult, ...]) -> list[str]:
     methods = {method_name(study, size) for size in sizes if size.workers > 1}
     if len(methods) > 1:
         return [size_name(study, size) for size in sizes]

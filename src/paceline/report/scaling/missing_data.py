@@ -2,8 +2,8 @@
 
 from paceline.options.figures import plural
 from paceline.report.formatting import listed
-from paceline.report.scaling.model import Size, Study
 from paceline.report.scaling.series import size_name
+from paceline.results.study import SizeResult, Study
 
 
 def find_gaps(study: Study) -> tuple[str, ...]:
@@ -25,7 +25,7 @@ def find_gaps(study: Study) -> tuple[str, ...]:
     return tuple(told)
 
 
-def _size_gaps(study: Study, size: Size) -> list[str]:
+def _size_gaps(study: Study, size: SizeResult) -> list[str]:
     name = size_name(study, size)
     failed = [repeat.problem for repeat in size.repeats if repeat.problem]
     if size.images_per_s is None:
@@ -35,12 +35,12 @@ def _size_gaps(study: Study, size: Size) -> list[str]:
     if failed and not size.problem:
         told.append(f"{name}: {len(failed)} of {plural(len(size.repeats), 'repeat')}: {failed[0]}")
     done = len(size.repeats) - len(failed)
-    if size.repeats and not failed and study.repeats is not None and done < study.repeats:
+    if size.repeats and not failed and done < study.repeats:
         told.append(f"{name}: {done} of {plural(study.repeats, 'repeat')} done.")
     return told
 
 
-def _missing(study: Study, sizes: list[Size], what: str) -> list[str]:
+def _missing(study: Study, sizes: list[SizeResult], what: str) -> list[str]:
     names = [size_name(study, size) for size in sizes]
     separated = "; ".join(names) if any("," in name for name in names) else listed(names)
     return [f"{what} {separated}."] if names else []

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from paceline.files import write_atomic
-from paceline.report.scaling.load_study import read_study
 from paceline.report.scaling.page import render_page
+from paceline.results.study import read_study
 
 
 def write_scaling_report(study_dir: Path) -> Path:
@@ -19,7 +19,8 @@ def write_scaling_report(study_dir: Path) -> Path:
     Raises:
         OSError: The directory can't be written; an older page stays.
     """
-    page = render_page(read_study(study_dir))
+    study, problems = read_study(study_dir)
+    page = render_page(study, study_dir, problems)
     path = study_dir / "report.html"
     write_atomic(path, page.encode("utf-8", errors="replace"))
     return path

@@ -2,10 +2,9 @@
 
 from paceline.options.figures import plural
 from paceline.report.formatting import length, listed
-from paceline.report.load_run import number
 from paceline.report.run_outcome import RunOutcome
-from paceline.report.scaling.model import Study
 from paceline.report.scaling.series import find_methods
+from paceline.results.study import Study
 
 
 def describe_state(study: Study) -> RunOutcome:
@@ -30,9 +29,8 @@ def _what(study: Study) -> str:
     named = f"{listed([f'{n:,}' for n in workers])} {'worker' if workers == [1] else 'workers'}"
     methods = [method.label for method in find_methods(study) if method.sizes]
     ways = f" with {listed(methods)}" if len(methods) > 1 else ""
-    length_s = number(study.record, "seconds")
-    each = "" if length_s is None else f" for {length(length_s)}"
-    often = "" if study.repeats is None else f", {_times(study.repeats)}{each}"
+    each = f" for {length(study.seconds)}" if study.seconds else ""
+    often = f", {_times(study.repeats)}{each}" if study.repeats else ""
     return f"{named}{ways}{often}. {_KEPT[study.mode]}"
 
 

@@ -1,14 +1,12 @@
 """The page's figures and tables of a study as plain text cells; no HTML here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from paceline.options.durations import format_duration
 from paceline.options.figures import plural, show_bytes
 from paceline.report import formatting
-from paceline.report.load_run import number, section, text
 from paceline.report.scaling.captions import FIXED_NAMES, PART_NAMES
-from paceline.report.scaling.model import Size, Study, Trained
 from paceline.report.scaling.series import (
     efficiency,
     has_several_alone,
@@ -18,11 +16,13 @@ from paceline.report.scaling.series import (
     speed_up_of,
 )
 from paceline.report.sections import KeyFigure, Setting, Table, moment
+from paceline.results.json_object import number, text
 from paceline.results.profile import Spread
+from paceline.results.study import SizeResult, Study, Trained
 
 _MOST_HOSTS = 8
 
-Cell = Callable[[Study, Size], str]
+Cell = Callable[[Study, SizeResult], str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ def repeats_table(study: Study) -> Table:
             formatting.three_digits(repeat.images_per_s),
             _thousandths(repeat.step_s),
             repeat.run_dir or formatting.NOTHING,
-            *([repeat.problem.partition("\n")[0]] if failed else []),
+            *([(repeat.problem or "").partition("\n")[0]] if failed else []),
         )
         for size in study.sizes
         for place, repeat in enumerate(size.repeats, 1)
@@ -88,7 +88,7 @@ def repeats_table(study: Study) -> Table:
 
 def prediction_table(study: Study) -> Table:
     """What is predicted, a row for each method and size."""
-    methods = {} if study.prediction is None else study.prediction.methods
+    methods = {} if study.predicted is None else study.predicted.methods
     rows = tuple(
         (
             plural(size.workers, "worker"),
@@ -108,7 +108,7 @@ def prediction_table(study: Study) -> Table:
 
 def link_text(study: Study) -> str:
     """Say which link the prediction is for; empty where it names none."""
-    link = {} if study.prediction is None else study.prediction.link
+    link = {} if study.predicted is None else study.predicted.link
     bandwidth = number(link, "bandwidth_bytes_per_s")
     round_trip = number(link, "round_trip_s")
     told = []
@@ -127,17 +127,16 @@ def settings_table(study: Study) -> tuple[Setting, ...]:
         "weak": "the batch per worker stays the same (weak)",
         "strong": "the global batch stays the same (strong)",
     }
-    record = study.record
     rows = [
-        ("scaling", kept[study.mode] if text(record, "mode") else ""),
-        ("repeats", formatting.count(study.repeats)),
-        ("measured for", formatting.length(number(record, "seconds"))),
-        ("device", text(record, "device")),
-        ("cores", formatting.count(number(record, "cores"))),
-        ("hosts", _hosts(record.get("hosts"))),
-        ("started", moment(record)),
+        ("scaling", kept[study.mode] if study.started_at else ""),
+        ("repeats", formatting.count(study.repeats or None)),
+        ("measured for", formatting.length(study.seconds or None)),
+        ("device", study.device),
+        ("cores", formatting.count(study.cores)),
+        ("hosts", _hosts(study.hosts)),
+        ("started", moment(study.started_at)),
     ]
-    rows += [(name, formatting.value(v)) for name, v in section(record, "versions").items()]
+    rows += list(study.versions.items())
     return tuple(
         Setting(name=name, value=value)
         for name, value in rows
@@ -145,13 +144,12 @@ def settings_table(study: Study) -> tuple[Setting, ...]:
     )
 
 
-def _hosts(hosts: object) -> str:
-    names = [str(host) for host in hosts] if isinstance(hosts, list) else []
+def _hosts(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_HOSTS:,} more" if len(names) > _MOST_HOSTS else ""
     return ", ".join(names[:_MOST_HOSTS]) + more
 
 
-def _of_largest(study: Study, size: Size) -> list[KeyFigure]:
+def _of_largest(study: Study, size: SizeResult) -> list[KeyFigure]:
     names = [size_name(study, size)]
     speed_up = speed_up_of(study, size)
     epoch_s = size.epoch_s
@@ -181,7 +179,7 @@ def _of_largest(study: Study, size: Size) -> list[KeyFigure]:
     ]
 
 
-def _parts_row(study: Study, size: Size) -> tuple[str, ...]:
+def _parts_row(study: Study, size: SizeResult) -> tuple[str, ...]:
     parts = {} if size.parts is None else asdict(size.parts)
     fixed = asdict(size.fixed)
     return (
@@ -200,15 +198,15 @@ def _is_told(study: Study, column: _Column) -> bool:
     return column.always or not cells <= {formatting.NOTHING}
 
 
-def _speed(study: Study, size: Size) -> str:
+def _speed(study: Study, size: SizeResult) -> str:
     return _spread(size.images_per_s, formatting.three_digits)
 
 
-def _step(study: Study, size: Size) -> str:
+def _step(study: Study, size: SizeResult) -> str:
     return _thousandths(None if size.step_s is None else size.step_s.median)
 
 
-def _efficiency(study: Study, size: Size) -> str:
+def _efficiency(study: Study, size: SizeResult) -> str:
     if size.efficiency is None:
         return formatting.whole_percent(efficiency(study, size))
     return _spread(size.efficiency, _bare_percent, " %")
@@ -249,7 +247,7 @@ def _short_time(time_s: float) -> str:
 def _of_training(title: str, write: Callable[[Trained], str]) -> _Column:
     """Make a column of what the size's training reached, if it trained at all."""
 
-    def cell(_: Study, size: Size) -> str:
+    def cell(_: Study, size: SizeResult) -> str:
         return formatting.NOTHING if size.trained is None else write(size.trained)
 
     return _Column(title=title, write=cell, always=False)
@@ -263,7 +261,7 @@ _COLUMNS = (
     _Column(title="global batch", write=lambda _, size: formatting.count(size.global_batch)),
     _Column(
         title="steps an epoch",
-        write=lambda _, size: formatting.count(size.steps_per_epoch),
+        write=lambda _, size: formatting.count(size.steps_per_epoch or None),
         always=False,
     ),
     _Column(title="epoch time", write=lambda _, size: _time(size.epoch_s), always=False),
@@ -286,6 +284,6 @@ _COLUMNS = (
 )
 
 
-def _method(study: Study, size: Size) -> str:
+def _method(study: Study, size: SizeResult) -> str:
     is_named = size.workers > 1 or has_several_alone(study)
     return method_name(study, size) if is_named else formatting.NOTHING

@@ -22,7 +22,7 @@ from paceline.distributed.work_division import Division
 from paceline.errors import NonFiniteLossError, SnapshotError
 from paceline.gradient_sync.options import SyncMethod
 from paceline.metrics.counters import StepCounters
-from paceline.metrics.table import Cells
+from paceline.results.metrics_table import Cells
 from paceline.training.components import Parts
 from paceline.training.numerics import NumericsRecord
 from paceline.training.snapshots.discovery import best_weights, find_origin

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.metrics.table import (
+from paceline.results.metrics_table import (
     COLUMNS,
     Begun,
     EpochRow,
     append_rows,
     cells_of,
+    parse_metrics,
     read_table,
     start_table,
 )
@@ -118,3 +119,26 @@ def test_rows_that_lack_cells_are_dropped_wherever_they_stand(table: Path) -> No
 
 def test_no_table_has_no_rows(tmp_path: Path) -> None:
     assert read_table(tmp_path / "absent.csv") == []
+
+
+def test_a_row_being_written_is_left_out() -> None:
+    metrics = parse_metrics("epoch,val_loss\n1,0.5\n2,0.4\n3,0.")
+    assert metrics.column("epoch") == (1, 2)
+
+
+def test_cells_that_hold_no_number_are_nan() -> None:
+    metrics = parse_metrics("epoch,val_loss,lr\n1,,0.1\n2,nan\n3,inf,x\n4,0.25,0.2,surplus\n,1,1\n")
+    assert metrics.column("epoch") == (1, 2, 3, 4)
+    assert [math.isnan(v) for v in metrics.column("val_loss")] == [True, True, True, False]
+    assert metrics.last("lr") == 0.2
+    assert not metrics.has("missing")
+
+
+def test_the_later_row_of_an_epoch_counts() -> None:
+    metrics = parse_metrics("epoch,val_loss\n1,0.5\n2,0.4\n2,0.3\n")
+    assert metrics.column("val_loss") == (0.5, 0.3)
+
+
+@pytest.mark.parametrize("content", ["", "\n", "epoch\n", "a\0b\n1\n", '"epoch\n1\n2', "\n\n\n"])
+def test_files_without_rows(content: str) -> None:
+    assert len(parse_metrics(content)) == 0

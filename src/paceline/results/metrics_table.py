@@ -12,6 +12,7 @@ from pathlib import Path
 
 from paceline.errors import UsageError
 from paceline.files import open_plain, read_plain, write_atomic
+from paceline.results.json_object import read_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,29 @@ class Begun:
     """Rows that were missing or damaged, and came back from a snapshot."""
     missing: int
     """Epochs without a row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """The table by columns; one value an epoch, NaN for an empty cell."""
+
+    columns: Mapping[str, tuple[float, ...]]
+
+    def __len__(self) -> int:
+        return len(self.columns.get("epoch", ()))
+
+    def column(self, name: str) -> tuple[float, ...]:
+        """Give a column's values; all NaN where the file has no such column."""
+        return self.columns.get(name, (math.nan,) * len(self))
+
+    def has(self, name: str) -> bool:
+        """Say whether a column holds at least one number."""
+        return any(not math.isnan(value) for value in self.column(name))
+
+    def last(self, name: str) -> float | None:
+        """Give the newest number of a column, or None where there is none."""
+        numbers = [value for value in self.column(name) if not math.isnan(value)]
+        return numbers[-1] if numbers else None
 
 
 def start_table(path: Path, completed_epochs: int, saved: Iterable[Cells] = ()) -> Begun:
@@ -163,6 +187,28 @@ def parse_rows(text: str) -> list[Mapping[str, str]]:
     return rows
 
 
+def parse_metrics(content: str) -> Metrics:
+    """Read the text of a `metrics.csv` that may be growing or torn.
+
+    A last line without its end is dropped, so is a row without an epoch; of two rows for one epoch
+    the later one counts. What isn't a finite number becomes NaN.
+    """
+    rows = {_figure(row.get("epoch")): row for row in parse_rows(content)}
+    ordered = [rows[epoch] for epoch in sorted(filter(math.isfinite, rows))]
+    names = dict.fromkeys(name for row in ordered for name in row)
+    return Metrics(columns={n: tuple(_figure(row.get(n)) for row in ordered) for n in names})
+
+
+def read_metrics(path: Path, problems: list[str]) -> Metrics:
+    """Read the table by columns, whole or not; see `parse_metrics`.
+
+    Args:
+        path: Of the table.
+        problems: Gets a sentence where the file can't be read.
+    """
+    return parse_metrics(read_text(path, problems, TABLE_MAX_BYTES))
+
+
 def _columns(rows: Iterable[Mapping[str, str]]) -> list[str]:
     """Name the usual columns and those that some row has besides, in order of appearance."""
     return list(dict.fromkeys([*COLUMNS, *(name for row in rows for name in row)]))
@@ -183,3 +229,11 @@ def _cell(value: float | int | None) -> str:
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""
     return str(value) if isinstance(value, int) else f"{value:.9g}"
+
+
+def _figure(value: str | None) -> float:
+    try:
+        found = float(value or "nan")
+    except (TypeError, ValueError):
+        return math.nan
+    return found if math.isfinite(found) else math.nan

@@ -8,10 +8,10 @@ from typing import Literal
 import pytest
 
 from paceline.metrics import console
-from paceline.metrics.communication import Communication
 from paceline.metrics.console import (
     Advance,
     BarConsole,
+    Communication,
     Console,
     EpochTable,
     PlainConsole,

@@ -12,11 +12,9 @@ from torch import Tensor, nn
 
 from paceline.checkpoint.flatten import flatten_optimizer
 from paceline.data.augment import RandomShift
-from paceline.data.batch import Batch
-from paceline.data.memory import TensorData
+from paceline.data.batch import Batch, BatchSource
+from paceline.data.memory import TensorData, synthetic_images
 from paceline.data.order import EpochPlan
-from paceline.data.source import BatchSource
-from paceline.data.synthetic import synthetic_images
 from paceline.distributed.group import Group
 from paceline.errors import InterruptedTraining
 from paceline.metrics.console import Advance, Console

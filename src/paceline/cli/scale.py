@@ -140,7 +140,7 @@ def _with_prediction(place: StudyDirectory, study: Study) -> Study:
 
 def _write_report(place: StudyDirectory) -> Path | None:
     """Write the page; whatever becomes of it, the study is done."""
-    from paceline.report.scaling.run import write_scaling_report
+    from paceline.report.scaling.page import write_scaling_report
 
     try:
         return write_scaling_report(place.path)

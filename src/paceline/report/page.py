@@ -1,16 +1,19 @@
 """Puts a run's sentence, figures, curves and tables into one self-contained HTML page."""
 
 import shlex
+from pathlib import Path
 
 from markupsafe import Markup
 
+from paceline.files import write_atomic
 from paceline.report import sections
 from paceline.report.charts import Chart, choose_charts, find_marks
 from paceline.report.curves import draw_chart
-from paceline.report.load_run import RunReport
+from paceline.report.load_run import RunReport, read_run
 from paceline.report.run_outcome import describe_ending, describe_failure
 from paceline.report.templating import fill_template
 from paceline.results.json_object import text, texts
+from paceline.results.run_directory import RunDirectory
 
 
 def render_page(report: RunReport) -> str:
@@ -41,3 +44,20 @@ def render_page(report: RunReport) -> str:
 
 def _picture(chart: Chart) -> Markup:
     return Markup(draw_chart(chart))  # Ours, and its label was escaped by the XML writer.
+
+
+def write_run_report(run: RunDirectory) -> Path:
+    """Write `report.html` into the run directory; called by one process, not a collective.
+
+    Works at any time: a training that runs, failed or was interrupted gets a page that says so,
+    and missing or torn files are said to be so. The page is one file that needs no network.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        OSError: The run directory can't be written; an older page stays.
+    """
+    page = render_page(read_run(run))
+    write_atomic(run.report_html, page.encode("utf-8", errors="replace"))
+    return run.report_html

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from paceline.errors import UsageError
 from paceline.gradient_sync.name_list import list_names
-from paceline.optim.clip import clip_gradients
+from paceline.optim.build import clip_gradients
 from paceline.training.observer import Watcher
 from paceline.training.optimizer_calls import OwnStep
 from paceline.training.options import Precision

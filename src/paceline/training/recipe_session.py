@@ -6,10 +6,9 @@ from typing import cast, final
 
 from torch import Tensor, nn
 
-from paceline.data.source import Labelled
+from paceline.data.batch import Labelled
 from paceline.optim.build import build_optimizer
-from paceline.optim.rate import scaled_lr
-from paceline.optim.rate_control import RateControl
+from paceline.optim.rate import RateControl, scaled_lr
 from paceline.optim.schedule import build_schedule
 from paceline.training.batches.loader import EvalLoader, Loader
 from paceline.training.batches.sources import take_apart

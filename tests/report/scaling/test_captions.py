@@ -14,10 +14,9 @@ from paceline.report.scaling.captions import (
     tell_throughput,
 )
 from paceline.report.scaling.convergence import trained_sizes
-from paceline.report.scaling.missing_data import find_gaps
 from paceline.report.scaling.page import render_page
 from paceline.report.scaling.series import size_name
-from paceline.report.scaling.status import describe_state
+from paceline.report.scaling.status import describe_state, find_gaps
 from paceline.report.scaling.tables import key_figures, study_table
 from paceline.results.study import Study, read_study
 from tests.report.scaling.studies import (

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from paceline.report.formatting import seconds, whole_percent
 from paceline.report.scaling.captions import FIXED_NAMES, PART_NAMES, tell_fixed, tell_steps
 from paceline.report.scaling.series import one_worker, size_name
-from paceline.report.style import COLOURS, MUTED, make_axes, plain
-from paceline.report.svg import figure_to_svg
+from paceline.report.svg import COLOURS, MUTED, figure_to_svg, make_axes, plain
 from paceline.results.study import SizeResult, Study
 
 if TYPE_CHECKING:

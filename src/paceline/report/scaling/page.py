@@ -7,6 +7,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from paceline.files import write_atomic
 from paceline.report.scaling import tables
 from paceline.report.scaling.bars import BarPicture, draw_bars, fixed_picture, step_picture
 from paceline.report.scaling.captions import tell_fixed
@@ -18,10 +19,9 @@ from paceline.report.scaling.charts import (
     throughput_picture,
 )
 from paceline.report.scaling.lines import draw_lines
-from paceline.report.scaling.missing_data import find_gaps
-from paceline.report.scaling.status import describe_state
+from paceline.report.scaling.status import describe_state, find_gaps
 from paceline.report.templating import fill_template
-from paceline.results.study import Study
+from paceline.results.study import Study, read_study
 
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|m?s\b)")
 
@@ -75,3 +75,22 @@ def _with_bars(picture: BarPicture) -> tuple[BarPicture, str, Markup]:
 def _unbroken(sentence: str) -> str:
     """Keep figures and their units on one line."""
     return _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", sentence)
+
+
+def write_scaling_report(study_dir: Path) -> Path:
+    """Write `report.html` into a study's directory; called by one process, not a collective.
+
+    Works at any time: what isn't measured yet, failed or is damaged is said to be so on the page.
+    The page is one file that needs no network.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        OSError: The directory can't be written; an older page stays.
+    """
+    study, problems = read_study(study_dir)
+    page = render_page(study, study_dir, problems)
+    path = study_dir / "report.html"
+    write_atomic(path, page.encode("utf-8", errors="replace"))
+    return path

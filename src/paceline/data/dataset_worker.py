@@ -1,21 +1,26 @@
-"""What happens to a user's data set inside a loader process: seeding, errors, signals."""
+"""Processes that run a user's data set: seeding, errors, signals, results in order."""
 
 import multiprocessing
 import os
 import random
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 import torch.multiprocessing
 
 from paceline.data.splitmix import Domain, derive_key
-from paceline.errors import DataError, PacelineError
+from paceline.errors import DataError, InfrastructureError, PacelineError
 from paceline.launch.shared_memory import note_sharing
 
 
@@ -158,3 +163,72 @@ def _errors_named(what: str) -> Iterator[None]:
     except Exception as error:
         message = f"the data set failed at {what}: {type(error).__name__}: {error}"
         raise DataError(message) from error
+
+
+_AHEAD = 2
+"""Tasks handed out per process: results that wait for their turn are bounded."""
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+def run_in_order(
+    function: Callable[[Task], Result], tasks: Iterable[Task], jobs: int
+) -> Iterator[Result]:
+    """Apply a function to every task.
+
+    Args:
+        function: Of a module; computes on one thread.
+        tasks: Read as they are needed.
+        jobs: Processes; 1 works in this one.
+
+    Returns:
+        The results, in the order of the tasks.
+
+    Raises:
+        InfrastructureError: A process died.
+    """
+    if jobs == 1:
+        yield from map(function, tasks)
+        return
+    executor = ProcessPoolExecutor(
+        jobs, multiprocessing.get_context(_start_method()), initializer=_start_process
+    )
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for task in tasks:
+            waiting.append(_submitted(executor, function, task))
+            if len(waiting) >= _AHEAD * jobs:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool as error:
+        raise InfrastructureError(
+            f"a process that {function.__name__.strip('_').replace('_', ' ')}s ended abruptly. The "
+            "kernel kills processes when memory runs out: use fewer --jobs"
+        ) from error
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def count_cores() -> int:
+    """Count the cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def _submitted(
+    executor: ProcessPoolExecutor, function: Callable[[Task], Result], task: Task
+) -> Future[Result]:
+    with warnings.catch_warnings():  # Python 3.12's about forking with threads: see loader.py
+        warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
+        return executor.submit(function, task)
+
+
+def _start_method() -> str | None:
+    return "fork" if sys.platform == "linux" else None
+
+
+def _start_process() -> None:
+    start_loader_process(0)
+    torch.set_num_threads(1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.report.run import write_run_report
+from paceline.report.page import write_run_report
 from paceline.results.run_directory import RunDirectory
 
 MakeRun = Callable[..., RunDirectory]

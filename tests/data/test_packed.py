@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.data import packing
+from paceline.data import packed
 from paceline.data.imagefolder import load_image_folder
-from paceline.data.pack_options import PackOptions
-from paceline.data.packed import load_packed, read_index, verify_packed
-from paceline.data.packing import list_broken, pack_images
+from paceline.data.options import PackOptions
+from paceline.data.packed import list_broken, load_packed, pack_images, read_index, verify_packed
 from paceline.errors import DataError, InfrastructureError, UsageError
 from tests.support.image_files import CLASSES, truncate, write_image_folder
 
@@ -169,7 +168,7 @@ def test_places_that_hold_something_else(folder: Path) -> None:
 
 
 def test_two_at_once_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "_OWNER_S", 0.0)
+    monkeypatch.setattr(packed, "_OWNER_S", 0.0)
     out = folder.parent / "packed"
 
     def again(done: int, total: int) -> None:
@@ -183,7 +182,7 @@ def test_a_full_disk_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     def full(images: Path, block: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(packing, "_append", full)
+    monkeypatch.setattr(packed, "_append", full)
     with pytest.raises(
         InfrastructureError, match=r"No space left on device\. Run the command again"
     ):

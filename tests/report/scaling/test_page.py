@@ -8,9 +8,9 @@ from typing import cast
 import pytest
 
 from paceline.cli.app import main
-from paceline.report.scaling.run import write_scaling_report
+from paceline.report.scaling.page import write_scaling_report
 from tests.report.scaling.studies import Record, study_record, write_study
-from tests.report.test_run import NASTY, outline
+from tests.report.test_page import NASTY, outline
 
 
 def page_of(directory: Path, record: Record) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.doctor.probes.cgroups import Allowance, allowance
+from paceline.doctor.probes.machine import Allowance, allowance
 
 
 def make(root: Path, files: dict[str, str]) -> None:

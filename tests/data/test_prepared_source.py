@@ -10,16 +10,13 @@ import pytest
 import torch
 
 from paceline.data.augment import Augment, RandomFlip, RandomShift
-from paceline.data.batch import Batch
+from paceline.data.batch import Batch, BatchSource
 from paceline.data.imagefolder import load_image_folder
 from paceline.data.loader import LoaderSource
-from paceline.data.memory import MemorySource, TensorData
+from paceline.data.memory import MemorySource, PreparedSource, TensorData
+from paceline.data.options import PackOptions
 from paceline.data.order import EpochPlan
-from paceline.data.pack_options import PackOptions
-from paceline.data.packed import load_packed
-from paceline.data.packing import pack_images
-from paceline.data.prepared import PreparedSource
-from paceline.data.source import BatchSource
+from paceline.data.packed import load_packed, pack_images
 from tests.support.image_files import write_image_folder
 
 SIZE = 24

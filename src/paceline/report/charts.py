@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.report import formatting
+from paceline.options import figures
 from paceline.report.load_run import RunReport
 from paceline.results.json_object import entries, number, section, text, whole
 from paceline.results.metrics_table import Metrics
@@ -204,12 +204,12 @@ def _chart(plan: _Plan, metrics: Metrics, marks: tuple[Mark, ...], best: int | N
 
 
 _LAST_VALUE = {
-    "loss": formatting.loss,
-    "accuracy": formatting.percent,
-    "top5": formatting.percent,
-    "speed": formatting.speed,
-    "batch-time": formatting.milliseconds,
-    "rate": formatting.rate,
+    "loss": figures.dashed(figures.show_loss),
+    "accuracy": figures.show_percent,
+    "top5": figures.show_percent,
+    "speed": figures.show_speed,
+    "batch-time": figures.show_milliseconds,
+    "rate": figures.dashed(figures.show_rate),
 }
 
 

@@ -12,8 +12,8 @@ from paceline.gradient_sync.cost_model import Compute
 from paceline.gradient_sync.network_model import Cluster, Library, Network
 from paceline.gradient_sync.options import SyncOptions
 from paceline.options.fields import check_types
+from paceline.options.figures import show_bandwidth, show_time
 from paceline.options.quantities import parse_bandwidth_bytes_per_s, parse_count, parse_short_time_s
-from paceline.options.units import show_bandwidth, show_time
 from paceline.results.profile import StepProfile
 from paceline.results.study import STUDY_JSON, Mode, SizeResult, Study, require_study
 from paceline.scaling.fitting import SizeTime, fit_link

@@ -7,7 +7,7 @@ from math import ceil
 from statistics import median
 
 from paceline.gradient_sync.options import LOCAL_METHODS
-from paceline.options.figures import plural
+from paceline.options.figures import listed, plural
 from paceline.results.profile import EpochCosts, Spread, StepParts
 from paceline.results.study import Measured, Repeat, SizeResult, Study, Trained
 from paceline.scaling.plan import SLOWER_ALONE, Size
@@ -242,6 +242,4 @@ def _saw_few_steps(measured: Measured) -> bool:
 
 
 def _workers(counts: Sequence[int]) -> str:
-    *first, last = map(str, counts)
-    listed = f"{', '.join(first)} and {last}" if first else last
-    return f"{listed} worker" if listed == "1" else f"{listed} workers"
+    return f"{listed([*map(str, counts)])} {'worker' if counts == [1] else 'workers'}"

@@ -54,7 +54,7 @@ def test_the_studys_table(tmp_path: Path) -> None:
     page = page_of(tmp_path, study_record((1, 8), train=True))
     row = re.findall(r'<th scope="row">8</th>(.*?)</tr>', page)[-1]
     cells = re.findall(r"<td>(.*?)</td>", row)
-    assert cells[:5] == ["8", "0.0002828", "256", "81", "2:19"]
+    assert cells[:5] == ["8", "2.83e-4", "256", "81", "2:19"]
     assert cells[5:7] == ["155 (152 to 158)", "49 % (48 to 50)"]
     assert "87.30 %" in cells
     assert "0.4351" in cells

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from paceline.options import figures
 from paceline.options.figures import plural
-from paceline.report import formatting
 from paceline.report.charts import MAX_POINTS, thin
 from paceline.report.scaling.captions import tell_efficiency, tell_learning, tell_throughput
 from paceline.report.scaling.convergence import loss_kind, loss_of, trained_sizes
@@ -94,7 +94,7 @@ class Picture:
         return f"{line.label}, predicted" if line.stroke == "predicted" else line.label
 
     def _told(self, line: Line) -> str:
-        write = formatting.whole_percent if self.percent else _four_digits
+        write = figures.show_whole_percent if self.percent else _four_digits
         if self.across == "workers":
             return ", ".join(f"{write(y)} at {x:,.0f}" for x, y in line.points)
         return f"from {write(line.points[0][1])} to {write(line.points[-1][1])}"
@@ -112,7 +112,7 @@ def throughput_picture(study: Study) -> Picture:
     methods = find_methods(study)
     lines = [
         *_predicted(methods, low_high),
-        *_measured(study, methods, _throughput, formatting.three_digits),
+        *_measured(study, methods, _throughput, figures.show_three_digits),
     ]
     baseline, workers = study.baseline_images_per_s, _workers(study)
     if baseline is not None and len(workers) > 1:
@@ -135,7 +135,9 @@ def efficiency_picture(study: Study) -> Picture:
     methods, workers = find_methods(study), _workers(study)
     lines = [
         *_predicted(methods, lambda size: (size.low, size.efficiency, size.high)),
-        *_measured(study, methods, lambda size: _efficiency(study, size), formatting.whole_percent),
+        *_measured(
+            study, methods, lambda size: _efficiency(study, size), figures.show_whole_percent
+        ),
     ]
     if len(workers) > 1:
         lines.insert(0, _ideal(workers, lambda n: 1.0))
@@ -282,7 +284,7 @@ def _loss_lines(study: Study, sizes: tuple[SizeResult, ...], across: Across) -> 
         both = [(_place(point, across), loss_of(point, kind)) for point in curve]
         known = [(x, y) for x, y in both if x is not None and y is not None]
         points = tuple(known[i] for i in thin(len(known), MAX_POINTS))
-        value = formatting.loss(points[-1][1]) if points else ""
+        value = figures.show_loss(points[-1][1]) if points else ""
         lines.append(Line(label=names[colour], value=value, colour=colour, points=points))
     return tuple(lines)
 

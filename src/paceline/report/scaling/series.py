@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from paceline.options import figures
 from paceline.options.figures import plural
-from paceline.report import formatting
 from paceline.results.json_object import JsonObject
 from paceline.results.study import PredictedSize, SizeResult, Study
 
@@ -133,7 +133,7 @@ def _keys(study: Study) -> list[_Key]:
 
 
 def _options(options: JsonObject) -> str:
-    return ", ".join(f"{n.replace('_', '-')} {formatting.value(v)}" for n, v in options.items())
+    return ", ".join(f"{n.replace('_', '-')} {figures.show_value(v)}" for n, v in options.items())
 
 
 def _label(key: _Key, keys: "dict[_Key, list[SizeResult]] | dict[_Key, None]") -> str:

@@ -1,7 +1,6 @@
 """How far a study came, and what it set out to measure and couldn't, in sentences."""
 
-from paceline.options.figures import plural
-from paceline.report.formatting import length, listed
+from paceline.options.figures import listed, plural, show_length
 from paceline.report.run_outcome import RunOutcome
 from paceline.report.scaling.series import find_methods, size_name
 from paceline.results.study import SizeResult, Study
@@ -29,7 +28,7 @@ def _what(study: Study) -> str:
     named = f"{listed([f'{n:,}' for n in workers])} {'worker' if workers == [1] else 'workers'}"
     methods = [method.label for method in find_methods(study) if method.sizes]
     ways = f" with {listed(methods)}" if len(methods) > 1 else ""
-    each = f" for {length(study.seconds)}" if study.seconds else ""
+    each = f" for {show_length(study.seconds)}" if study.seconds else ""
     often = f", {_times(study.repeats)}{each}" if study.repeats else ""
     return f"{named}{ways}{often}. {_KEPT[study.mode]}"
 

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 from torch.optim import Optimizer
 
-from paceline.metrics.communication import Communication
-from paceline.metrics.console import Advance
+from paceline.metrics.console import Advance, Communication
 from paceline.metrics.counters import Totals
-from paceline.metrics.table import EpochRow
+from paceline.results.metrics_table import EpochRow
 from paceline.training.progress import Course
 from paceline.training.snapshots.train_state import TrainState
 from paceline.training.status_exchange import Agreement

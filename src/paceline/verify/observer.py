@@ -30,8 +30,7 @@ from paceline.verify.events import (
 )
 from paceline.verify.perturbation import disturb_gradients, disturb_weights
 from paceline.verify.rng_tracking import chance_states
-from paceline.verify.sample_hash import content_hashes
-from paceline.verify.tensor_sketch import TensorSketch, mark
+from paceline.verify.tensor_sketch import TensorSketch, content_hashes, mark
 from paceline.verify.trial import EnoughSeenError, Trial
 
 _MOST_REDUCED = 16

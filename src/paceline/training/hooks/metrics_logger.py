@@ -7,9 +7,16 @@ from typing import final
 
 from paceline.files import storing
 from paceline.metrics.console import Console
-from paceline.metrics.table import Begun, Cells, EpochRow, append_rows, cells_of, start_table
 from paceline.metrics.tensorboard import TensorBoardLog
 from paceline.options.figures import plural
+from paceline.results.metrics_table import (
+    Begun,
+    Cells,
+    EpochRow,
+    append_rows,
+    cells_of,
+    start_table,
+)
 from paceline.training.components import Parts
 from paceline.training.hooks.base import StepHook
 from paceline.training.snapshots.train_state import TrainState

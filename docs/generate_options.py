@@ -73,8 +73,8 @@ def _kind(annotation: object) -> str:
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(annotation))
     if get_origin(annotation) is tuple:
-        members = get_args(annotation)
-        return "text, repeatable" if members[-1] is Ellipsis else f"{len(members)} numbers"
+        parts = get_args(annotation)
+        return "text, repeatable" if parts[-1] is Ellipsis else f"{len(parts)} numbers"
     names = {int: "whole number", float: "number", str: "text", bool: "switch"}
     return names[annotation] if isinstance(annotation, type) else str(annotation)
 

@@ -19,6 +19,7 @@ _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _INLINE = re.compile(r"`([^`\n]+)`")
 _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]+)")
+_SOURCE = re.compile(r"[\w./-]+/[\w-]+\.py")
 _ROW = re.compile(r"^\| (.+) \|$", re.MULTILINE)
 
 
@@ -70,6 +71,11 @@ def rows(page: Path, heading: str) -> list[list[str]]:
 def inline_code(text: str) -> list[str]:
     """List what stands in backticks."""
     return _INLINE.findall(text)
+
+
+def source_files(page: Path) -> set[str]:
+    """Name the Python files that a page speaks of, as it writes them: `data/order.py`."""
+    return {code for code in inline_code(_prose(page)) if _SOURCE.fullmatch(code)}
 
 
 def flags(page: Path) -> set[str]:

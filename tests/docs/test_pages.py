@@ -50,6 +50,7 @@ from tests.docs.pages import (
     commands,
     flags,
     links,
+    source_files,
 )
 from tests.docs.running import train_here
 from tests.support.image_files import write_image_folder
@@ -96,6 +97,13 @@ def test_links_lead_somewhere(page: Path) -> None:
     for path, anchor in links(page):
         assert path.exists(), f"{page.name} links to {path}"
         assert not anchor or anchor in anchors(path), f"{page.name} links to {path.name}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_source_files_that_a_page_names_are_there(page: Path) -> None:
+    places = (ROOT, Path(paceline.__file__).parent)
+    missing = [n for n in source_files(page) if not any((p / n).is_file() for p in places)]
+    assert missing == []
 
 
 def test_every_page_is_listed_in_the_index() -> None:

@@ -10,13 +10,13 @@ from paceline.distributed.group import Group
 from paceline.distributed.shared_storage import shared_between_nodes
 from paceline.distributed.work_division import Division
 from paceline.gradient_sync.registry import sync_methods
-from paceline.gradient_sync.replica_consistency import DriftGuard
+from paceline.gradient_sync.replica_consistency import ReplicaConsistency
 from paceline.launch.heartbeat import note
 from paceline.launch.watchdog.sidecar import WatchedWorkers, watched
 from paceline.metrics.console import Console, make_console
 from paceline.metrics.counters import StepCounters
 from paceline.results.run_directory import RunDirectory
-from paceline.training.components import Parts
+from paceline.training.components import Components
 from paceline.training.config import TrainConfig
 from paceline.training.context import TrainingContext
 from paceline.training.engine import Engine
@@ -25,16 +25,16 @@ from paceline.training.hooks.load_balancing import LoadBalancer
 from paceline.training.hooks.metrics_logger import MetricsLogger
 from paceline.training.hooks.step_checks import ReplicaChecks, ReproducibilityChecks
 from paceline.training.numerics import NumericsRecord
-from paceline.training.optimizer_step import Stepper
+from paceline.training.optimizer_step import OptimizerStep
 from paceline.training.profiling.profile_writer import Profiler, TimedSync
-from paceline.training.profiling.step_profiler import Pace
-from paceline.training.progress import Course
+from paceline.training.profiling.step_profiler import StepProfiler
+from paceline.training.progress import TrainingProgress
 from paceline.training.rng import RandomStreams
 from paceline.training.session import Session
 from paceline.training.signals import StopFlag
-from paceline.training.snapshots.manager import SnapshotKeeper
+from paceline.training.snapshots.manager import SnapshotManager
 from paceline.training.sync.base import GradientSync
-from paceline.training.sync.buffer_averaging import Statistics
+from paceline.training.sync.buffer_averaging import BufferAverager
 from paceline.training.sync.validation import check_every, method_of, refuse_backend
 
 
@@ -111,8 +111,12 @@ def _build(
     opened: ExitStack,
 ) -> Engine:
     # What a step works with.
-    division, parts, hooks = Division.of(config.data.shards, group.world_size), Parts(), StepHooks()
-    pace = Pace(note, group.device, group.world_size, parts.named_parameters)
+    division, parts, hooks = (
+        Division.of(config.data.shards, group.world_size),
+        Components(),
+        StepHooks(),
+    )
+    pace = StepProfiler(note, group.device, group.world_size, parts.named_parameters)
     scaler = torch.amp.GradScaler(group.device.type) if config.compute.precision == "fp16" else None
     shared = shared_between_nodes(run.path, group)
     context = TrainingContext(
@@ -121,14 +125,14 @@ def _build(
         division=division,
         parts=parts,
         hooks=hooks,
-        stepper=Stepper(
+        stepper=OptimizerStep(
             scaler=scaler,
             clip_norm=config.optim.clip_norm,
             report=console.warn if group.rank == 0 else _nothing,
             backward_hooks=hooks.before_backward,
             pace=pace,
         ),
-        course=Course(
+        course=TrainingProgress(
             loop=config.loop,
             snapshot_every_steps=config.snapshots.snapshot_every_steps,
             snapshot_every_s=config.snapshots.every_s,
@@ -136,7 +140,7 @@ def _build(
         profiler=Profiler(
             path=run.profile_json, pace=pace, group=group, parts=parts, sync=method_of(config)
         ),
-        statistics=Statistics(parts, group, division),
+        statistics=BufferAverager(parts, group, division),
         random=RandomStreams(config.loop.seed, group.rank, group.device),
         run=run,
         console=console,
@@ -159,7 +163,7 @@ def _build(
         context=context,
         sync=sync,
         counters=counters,
-        keeper=SnapshotKeeper(context, sync, counters),
+        keeper=SnapshotManager(context, sync, counters),
         stop_flag=stop_flag,
         note=note,
         announce=announce,
@@ -193,7 +197,9 @@ def _hooks(context: TrainingContext, sync: GradientSync, opened: ExitStack) -> I
         numerics = NumericsRecord(group.device, say.warn, allow_different=allowed)
         yield ReproducibilityChecks(numerics, agree)
     if every := check_every(config):
-        yield ReplicaChecks(DriftGuard(group, every, parts.named_parameters, parts.optimizers))
+        yield ReplicaChecks(
+            ReplicaConsistency(group, every, parts.named_parameters, parts.optimizers)
+        )
     if config.data.balance and group.world_size > 1:
         most = config.data.max_batch_per_worker
         yield LoadBalancer(context.course, group, most, say.say)

@@ -37,7 +37,7 @@ from paceline.script.pinning import pin_from_start
 from paceline.training.config import TrainConfig
 from paceline.training.engine import Engine
 from paceline.training.hooks.base import ADDED_HOOKS
-from paceline.training.previous_run import PastRun
+from paceline.training.previous_run import PreviousRun
 from paceline.training.request import TrainRequest
 from paceline.training.rng import has_drawn_unseeded, seed_everything
 from paceline.training.session import Session
@@ -150,7 +150,9 @@ def _announce(engine: Engine, request: TrainRequest) -> None:
         plan = context.course.plan
         batch = {"global_batch": plan.global_batch if plan else None, "batch_per_worker": None}
         try:
-            PastRun.read(context.run).changed(context.config.settings() | batch, request.allowed)
+            PreviousRun.read(context.run).changed(
+                context.config.settings() | batch, request.allowed
+            )
         except UsageError as error:
             problem = str(error)
     problem = context.group.broadcast_text(problem)

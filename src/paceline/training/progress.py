@@ -31,7 +31,7 @@ _LONG_STEP_S = 1.0
 
 @final
 @dataclass(kw_only=True)
-class Course:
+class TrainingProgress:
     """Position and clock of a training. Changes only by what all workers know alike."""
 
     loop: LoopOptions

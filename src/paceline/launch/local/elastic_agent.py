@@ -212,8 +212,8 @@ class _Agent(LocalElasticAgent):
             return RunResult(state=WorkerState.FAILED, failures=failures)
         if len(ended) == len(self.processes):
             return RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(ended, ""))
-        if len(delivered) == len(self.processes) and self.guard is not None:
-            self.guard.limit_exit()
+        if len(delivered) == len(self.processes) and self.supervisor is not None:
+            self.supervisor.limit_exit()
         return None
 
     def _exit_barrier(self) -> None:

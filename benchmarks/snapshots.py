@@ -21,7 +21,7 @@ from paceline.checkpoint.format import HostSnapshot, Snapshot
 from paceline.launch.local.launcher import launch_local
 from paceline.launch.restart_policy import Policy
 from paceline.results.run_directory import RunDirectory
-from paceline.training.recipe_session import Training
+from paceline.training.recipe_session import RecipeTraining
 
 WORKERS, BATCH = 2, 64
 EVERY = 10
@@ -62,7 +62,7 @@ class Measured:
 class Switch:
     """Switches a training's snapshots on and off between blocks."""
 
-    def __init__(self, training: Training, plan: Plan) -> None:
+    def __init__(self, training: RecipeTraining, plan: Plan) -> None:
         self.measured = Measured()
         self._training = training
         self._pairs = plan.pairs

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal, Union, get_args, get_origin
 
-from paceline.cli.cluster_submit import elsewhere_options
+from paceline.cli.cluster_submit import cluster_options
 from paceline.cli.train import RUN_DIR
 from paceline.optim.table import OPTIMIZERS
 from paceline.options.command_line import flag
@@ -34,7 +34,7 @@ they work together: [training.md](training.md).
 def render() -> str:
     """Write the whole page."""
     parts = [_INTRODUCTION]
-    options = [*training_options().values(), RUN_DIR, *elsewhere_options()]
+    options = [*training_options().values(), RUN_DIR, *cluster_options()]
     for group, members in groupby(sorted(options, key=_group_order(options)), key=_group):
         parts.append(f"## {group}\n\n" + _table(_OPTION_HEADER, map(_option_row, members)))
     parts.append(_optimizers())

@@ -30,7 +30,7 @@ from paceline.cli import (
     workers,
 )
 from paceline.cli.app import main
-from paceline.cli.cluster_submit import elsewhere_options
+from paceline.cli.cluster_submit import cluster_options
 from paceline.data.augment import RandomFlip
 from paceline.errors import ExitCode
 from paceline.options.fields import option_fields
@@ -168,7 +168,7 @@ def test_flags_exist(page: Path) -> None:
     more = [*arguments, train.RUN_DIR, resume._ALLOW, *evaluate._OPTIONS, *export._OPTIONS]
     more += [*preview._OPTIONS, *pack._OPTIONS, *doctor._OPTIONS, *verify._OPTIONS]
     more += [*workers._OPTIONS, *predict._OPTIONS, *option_fields(ScaleOptions, "")]
-    more += elsewhere_options()
+    more += cluster_options()
     more += [option for each in aws._OPTIONS.values() for option in each]
     names = {option.name for option in (*training_options().values(), *more)}
     own = {"width", "hidden"} | {name.replace("_", "-") for name in names}

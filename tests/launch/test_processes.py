@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.launch import processes
-from paceline.launch.processes import Worker, WorkerGuard, adopt_orphans, descendants, reap
+from paceline.launch.processes import Worker, WorkerSupervisor, adopt_orphans, descendants, reap
 from paceline.launch.restart_policy import STOP_S
 from tests.launch.waiting import alive, patient, until
 
@@ -49,9 +49,9 @@ def children() -> Iterator[list[Child]]:
         child.end()
 
 
-def _guard(children: list[Child], done: bool = False) -> WorkerGuard:
+def _guard(children: list[Child], done: bool = False) -> WorkerSupervisor:
     workers = {rank: child.worker for rank, child in enumerate(children)}
-    return WorkerGuard(workers, delivered=lambda rank: done)
+    return WorkerSupervisor(workers, delivered=lambda rank: done)
 
 
 def test_a_request_to_stop_reaches_all_and_kills_the_rest(children: list[Child]) -> None:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from paceline.launch import signals
-from paceline.launch.processes import WorkerGuard
+from paceline.launch.processes import WorkerSupervisor
 from paceline.launch.restart_policy import STOP_S
 from paceline.launch.signals import (
     InterruptedStartError,
@@ -177,8 +177,8 @@ def test_killing_the_fork_server_ends_the_workers_and_the_launch(start: Start) -
 
 def test_signals_close_together_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     killed = []
-    guard = WorkerGuard({}, delivered=lambda rank: False)
-    monkeypatch.setattr(WorkerGuard, "kill", lambda _: killed.append(True))
+    guard = WorkerSupervisor({}, delivered=lambda rank: False)
+    monkeypatch.setattr(WorkerSupervisor, "kill", lambda _: killed.append(True))
     with Interrupts().caught() as interrupts, interrupts.starting():
         interrupts.pass_on(guard)
         os.kill(os.getpid(), signal.SIGINT)

@@ -17,8 +17,8 @@ from paceline.errors import JobError, UsageError
 from paceline.gradient_sync.powersgd import PowerSGD
 from paceline.launch.heartbeat import note
 from paceline.options.fields import OptionValue
-from paceline.training.optimizer_step import LossScaler, Stepper
-from paceline.training.profiling.step_profiler import Pace
+from paceline.training.optimizer_step import LossScaler, OptimizerStep
+from paceline.training.profiling.step_profiler import StepProfiler
 from paceline.training.rng import seed_everything
 from tests.support.ranks import run_ranks
 from tests.support.sessions import (
@@ -44,11 +44,11 @@ def make_stepper(
     optimizers: list[torch.optim.Optimizer],
     scaler: LossScaler | None = None,
     clip_norm: float | None = None,
-) -> Stepper:
-    stepper = Stepper(
+) -> OptimizerStep:
+    stepper = OptimizerStep(
         scaler=scaler,
         clip_norm=clip_norm,
-        pace=Pace(note, CPU, 1, dict),
+        pace=StepProfiler(note, CPU, 1, dict),
         report=lambda _: None,
     )
     for optimizer in optimizers:

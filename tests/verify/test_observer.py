@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.data.batch import Batch
-from paceline.training.components import Parts
+from paceline.training.components import Components
 from paceline.training.snapshots.train_state import TrainState
 from paceline.verify.events import (
     Backward,
@@ -54,7 +54,7 @@ def test_what_is_printed_is_noted_on_what_looks_like_the_real_stream(
 def test_a_session_tells_it_all(observer: Observer) -> None:
     watcher = SessionHook(observer)
     model = nn.Linear(2, 1)
-    parts, position = Parts(), TrainState()
+    parts, position = Components(), TrainState()
     parts.models["model"] = model
     parts.optimizers.append(torch.optim.SGD(model.parameters()))
     watcher.setup(parts, position, {})

@@ -20,7 +20,7 @@ __all__ = [
     "chosen_interface",
     "current_placement",
     "current_variables",
-    "look",
+    "detect_launchers",
     "numeric_variables",
     "store_file",
     "read_placement",
@@ -95,7 +95,7 @@ def surroundings(resources: Path = _SAGEMAKER_RESOURCES) -> Environment:
     return environment | {"SM_HOSTS": hosts, "SM_CURRENT_HOST": own}
 
 
-def look(environment: Environment) -> Findings:
+def detect_launchers(environment: Environment) -> Findings:
     """Read every launcher's variables.
 
     A launcher that doesn't name the host of rank 0 takes it from one further out: mpirun inside of
@@ -147,7 +147,7 @@ def read_placement(environment: Environment, options: DistOptions | None = None)
     options = options or DistOptions()
     if options.rank is not None and options.world_size is not None:
         return _by_hand(environment, options.rank, options.world_size, options.local_rank)
-    findings = look(environment)
+    findings = detect_launchers(environment)
     if findings.workers:
         return findings.workers[0]
     if findings.node is not None and findings.node.nodes > 1:

@@ -12,7 +12,7 @@ from typing import Protocol, final
 from paceline.distributed.environment import surroundings
 from paceline.errors import InfrastructureError
 from paceline.launch.ssh.agent import DESCRIPTOR_VARIABLE, PARENT_VARIABLE
-from paceline.launch.ssh.connection import Remote
+from paceline.launch.ssh.connection import RemoteProcess
 from paceline.launch.ssh.protocol import Message, decode, encode, lines_of
 
 PROBE = "paceline.doctor.probe"
@@ -41,12 +41,12 @@ class ProbeTransport(Protocol):
 class RemoteLine:
     """A probe behind an ssh connection."""
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: RemoteProcess) -> None:
         self._remote = remote
 
     def say(self, message: Message) -> None:
         """Send a message."""
-        self._remote.say(message)
+        self._remote.send(message)
 
     def hear(self, timeout_s: float) -> Message:
         """Wait for the next message."""

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from paceline.distributed.group import Group
 from paceline.errors import JobError
 from paceline.gradient_sync.broadcast_parameters import agree_on_weights
-from paceline.gradient_sync.bucket_overlap import Departures
+from paceline.gradient_sync.bucket_overlap import BucketOverlap
 from paceline.gradient_sync.compression import Compression
 from paceline.gradient_sync.name_list import list_names
 from paceline.gradient_sync.network_model import ring_bytes
@@ -83,7 +83,7 @@ class Replica:
         self._reached: dict[str, int] = {}
         """Parameters that backward passes have reached since the last averaging, where deferred;
         how often the last pass, which averages, did."""
-        self._departures: Departures | None = None
+        self._departures: BucketOverlap | None = None
         """Where gradients can leave during the backward pass."""
         self._has_looked_at_a_pass = False
         """Whether it is known if they can."""
@@ -228,7 +228,7 @@ class Replica:
             return
         if self._group.gather_rows(torch.tensor([once], dtype=torch.uint8)).all():
             averager.open_stream(self._group.device)
-            self._departures = Departures(averager, self.parameters)
+            self._departures = BucketOverlap(averager, self.parameters)
 
     def _recall(self) -> None:
         """Take back what has left during a backward pass. Collective."""

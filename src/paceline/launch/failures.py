@@ -105,7 +105,7 @@ def _sort_of(failure: WorkerFailure) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending:
+class WorkerExits:
     """How the workers of one attempt ended, as far as the launcher can see."""
 
     exit_codes: Mapping[int, int | None]
@@ -121,7 +121,7 @@ class Ending:
 
 
 def unrecorded(
-    ending: Ending, recorded: Mapping[int, WorkerFailure], done: Iterable[int]
+    ending: WorkerExits, recorded: Mapping[int, WorkerFailure], done: Iterable[int]
 ) -> dict[int, int]:
     """Find the workers that failed and could not say why.
 

@@ -1,4 +1,4 @@
-"""Processes that outlive nobody: their lives are tied together, and all that they leave is freed.
+"""Ends processes for good: none outlives its launcher, and what they leave behind is freed.
 
 That is also the shared memory in which loader processes pass batches on. torch has a process of its
 own that frees it and removes its directory 2 s after the last loader process has ended. A command
@@ -149,7 +149,7 @@ ProcessState = Literal["running", "stopped", "traced", "gone"]
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker process as the guard needs it."""
+    """A worker process as its supervisor needs it."""
 
     pid: int
     sentinel: int
@@ -157,7 +157,7 @@ class Worker:
 
 
 @final
-class WorkerGuard:
+class WorkerSupervisor:
     """A thread that ends workers which don't end by themselves.
 
     It stands beside the elastic agent, whose own time-out in this place is 30 s and can't be set:
@@ -184,7 +184,7 @@ class WorkerGuard:
         self._killed: set[int] = set()
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_w, False)
-        self._thread = threading.Thread(target=self._watch, name="paceline-guard", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="paceline-supervisor", daemon=True)
         self._thread.start()
 
     @property

@@ -4,7 +4,12 @@ import os
 from dataclasses import replace
 
 from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
-from paceline.distributed.environment import Findings, look, read_placement, surroundings
+from paceline.distributed.environment import (
+    Findings,
+    detect_launchers,
+    read_placement,
+    surroundings,
+)
 from paceline.distributed.options import DistOptions
 from paceline.distributed.placement import NodePlacement, Placement
 from paceline.errors import UsageError
@@ -145,7 +150,9 @@ def worker_here(launch: LaunchOptions, dist: DistOptions) -> Placement | None:
     if launch.on == "local":
         return None
     environment = surroundings()
-    findings = Findings(workers=(), nodes=()) if dist.rank is not None else look(environment)
+    findings = (
+        Findings(workers=(), nodes=()) if dist.rank is not None else detect_launchers(environment)
+    )
     if dist.rank is not None or findings.workers:
         return _started(read_placement(environment, dist), launch)
     if findings.node is not None and findings.node.nodes > 1:
@@ -160,7 +167,7 @@ def worker_here(launch: LaunchOptions, dist: DistOptions) -> Placement | None:
 
 def workers_of_node() -> int | None:
     """Give the number of workers that a service wants on this node, where it is the only one."""
-    node = look(surroundings()).node
+    node = detect_launchers(surroundings()).node
     return node.workers if node is not None and node.nodes == 1 else None
 
 
@@ -183,7 +190,7 @@ def node_here(launch: LaunchOptions, dist: DistOptions) -> NodePlacement | None:
     """
     if launch.on != "auto" or dist.rank is not None:
         return None
-    node = look(surroundings()).node
+    node = detect_launchers(surroundings()).node
     if node is None or node.nodes == 1:
         return None
     gpus = count_gpus(dist.device, dist.backend)

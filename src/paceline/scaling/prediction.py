@@ -11,7 +11,7 @@ from paceline.gradient_sync.cost_model import Compute, Machine, StepCost, method
 from paceline.gradient_sync.network_model import Cluster, Library, Network
 from paceline.gradient_sync.options import LOCAL_METHODS, SyncOptions
 from paceline.results.profile import StepProfile
-from paceline.scaling.options import Mode
+from paceline.results.study import Mode
 
 MODEL_DOUBT = 0.08
 """Relative standard deviation of the time that communication takes against the model's, where it

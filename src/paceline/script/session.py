@@ -15,7 +15,12 @@ import psutil
 
 from paceline.distributed.cpu_threads import share_cores
 from paceline.distributed.device import pick_device, resolve_backend
-from paceline.distributed.environment import current_placement, handed_request, look, surroundings
+from paceline.distributed.environment import (
+    current_placement,
+    detect_launchers,
+    handed_request,
+    surroundings,
+)
 from paceline.distributed.group import Group, joined
 from paceline.distributed.placement import Placement
 from paceline.errors import InterruptedTraining, JobError, UsageError
@@ -32,7 +37,7 @@ from paceline.script.pinning import pin_from_start
 from paceline.training.config import TrainConfig
 from paceline.training.engine import Engine
 from paceline.training.hooks.base import ADDED_HOOKS
-from paceline.training.previous_run import PastRun
+from paceline.training.previous_run import PreviousRun
 from paceline.training.request import TrainRequest
 from paceline.training.rng import has_drawn_unseeded, seed_everything
 from paceline.training.session import Session
@@ -145,7 +150,9 @@ def _announce(engine: Engine, request: TrainRequest) -> None:
         plan = context.course.plan
         batch = {"global_batch": plan.global_batch if plan else None, "batch_per_worker": None}
         try:
-            PastRun.read(context.run).changed(context.config.settings() | batch, request.allowed)
+            PreviousRun.read(context.run).changed(
+                context.config.settings() | batch, request.allowed
+            )
         except UsageError as error:
             problem = str(error)
     problem = context.group.broadcast_text(problem)
@@ -188,7 +195,7 @@ def _request(run_dir: str | Path | None, settings: dict[str, OptionValue]) -> Tr
 
 def _started_at() -> datetime:
     """Say when the workers were started: what started them may start them again after a failure."""
-    if not look(surroundings()).started:
+    if not detect_launchers(surroundings()).started:
         return datetime.now(UTC)
     starter = os.getppid() or os.getpid()  # 0: it is outside of this container
     return datetime.fromtimestamp(psutil.Process(starter).create_time(), UTC)

@@ -12,14 +12,14 @@ from paceline.distributed.work_division import Division
 from paceline.gradient_sync.replica import Replica
 from paceline.metrics.console import Console
 from paceline.results.run_directory import RunDirectory
-from paceline.training.components import Parts
+from paceline.training.components import Components
 from paceline.training.config import TrainConfig
 from paceline.training.hooks.base import StepHooks
-from paceline.training.optimizer_step import Stepper
+from paceline.training.optimizer_step import OptimizerStep
 from paceline.training.profiling.profile_writer import Profiler
-from paceline.training.progress import Course
+from paceline.training.progress import TrainingProgress
 from paceline.training.rng import RandomStreams
-from paceline.training.sync.buffer_averaging import Statistics
+from paceline.training.sync.buffer_averaging import BufferAverager
 
 
 @final
@@ -49,17 +49,17 @@ class TrainingContext:
     """The workers, and their collectives."""
     division: Division
     """Which parts of a step each worker has."""
-    parts: Parts
+    parts: Components
     """Models, optimizers and loaders; complete from `setup` on."""
-    stepper: Stepper
+    stepper: OptimizerStep
     """Runs backward passes, and updates."""
-    course: Course
+    course: TrainingProgress
     """Position, and the length of an epoch."""
     hooks: StepHooks
     """What is done around the steps."""
     profiler: Profiler
     """Measures where a step's time goes."""
-    statistics: Statistics
+    statistics: BufferAverager
     """The models' running statistics, by part."""
     random: RandomStreams
     """This worker's generators."""

@@ -26,12 +26,12 @@ from paceline.training.batches.plan import TrainPlan
 from paceline.training.context import OpenStep, TrainingContext
 from paceline.training.early_stopping import describe_too_long
 from paceline.training.epoch_metrics import epoch_row, last_lr, progress, with_validation
-from paceline.training.evaluation.distributed_mean import Figures, Judge
+from paceline.training.evaluation.distributed_mean import BatchMetrics, Metrics
 from paceline.training.evaluation.evaluator import evaluating, time_batches
 from paceline.training.hooks.base import overrides
-from paceline.training.optimizer_step import NEVER_STEPPED
+from paceline.training.optimizer_step import WITHOUT_UPDATE
 from paceline.training.signals import StopFlag
-from paceline.training.snapshots.manager import SnapshotKeeper
+from paceline.training.snapshots.manager import SnapshotManager
 from paceline.training.status_exchange import NOTHING, Agreement, Status, agree, agree_on_pause
 from paceline.training.step_counter import CountedBy, StepCounter
 from paceline.training.sync.base import GradientSync
@@ -57,7 +57,7 @@ class OpenEpoch:
     """Whether there has been an evaluation."""
     lr: float | None = None
     """Of the last step: the script may step its scheduler before the epoch is recorded."""
-    logged: Figures = field(default_factory=dict)
+    logged: Metrics = field(default_factory=dict)
     """Figures of the script's own for the epoch's row."""
 
 
@@ -70,13 +70,13 @@ class Engine:
     sync: GradientSync
     """Combines the workers' gradients."""
     counters: StepCounters
-    keeper: SnapshotKeeper
+    keeper: SnapshotManager
     stop_flag: StopFlag
     note: StepNote
     announce: "Callable[[Engine], None]"
     """Called once the position is known: tells the user what begins."""
     begun: bool = False
-    figures: Figures = field(default_factory=dict)
+    figures: Metrics = field(default_factory=dict)
     """Of the script's own, in the last epoch that was recorded here."""
     step: OpenStep
     """The context's."""
@@ -152,7 +152,7 @@ class Engine:
             return  # a script that trained nothing
         self._close_pass()
         if state.step - 1 - self.step.updated > 1:
-            context.stepper.report(NEVER_STEPPED)
+            context.stepper.report(WITHOUT_UPDATE)
         # The epoch's figures, over all workers.
         trained = epoch.trained or self.agree().totals
         state.train_loss = trained.mean_loss if trained.samples else None
@@ -383,7 +383,7 @@ class Engine:
         course.add_evaluation(agree_on_pause(course.lap(), self.stop_flag, context.group))
         context.profiler.evaluated(course.state)
 
-    def time_evaluation(self, judge: Judge, loader: EvalLoader) -> None:
+    def time_evaluation(self, judge: BatchMetrics, loader: EvalLoader) -> None:
         """Time an evaluation by its first batches, where a time budget must leave room for it.
 
         Changes nothing that is trained, and counts as training time.
@@ -406,7 +406,7 @@ class Engine:
             context.console.warn(told)
         self.note.operation = "script"
 
-    def note_validation(self, figures: Figures, samples: int) -> None:
+    def note_validation(self, figures: Metrics, samples: int) -> None:
         """Make figures the open epoch's validation result; others are logged as they are. Local."""
         for after_evaluation in self.context.hooks.after_evaluation:
             after_evaluation(figures, samples)

@@ -1,6 +1,6 @@
 """What a step does after the forward pass on this worker alone: backward, clip, update.
 
-A script may keep its own calls of an optimizer's `step()` and `zero_grad()`: see `OwnStep`.
+A script may keep its own calls of an optimizer's `step()` and `zero_grad()`: see `ScriptOptimizer`.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ from torch.optim import Optimizer
 
 from paceline.errors import UsageError
 from paceline.gradient_sync.name_list import list_names
-from paceline.optim.clip import clip_gradients
+from paceline.optim.build import clip_gradients
 from paceline.training.hooks.base import StepHook
 from paceline.training.options import Precision
-from paceline.training.profiling.step_profiler import Pace
+from paceline.training.profiling.step_profiler import StepProfiler
 
-NEVER_STEPPED = (
+WITHOUT_UPDATE = (
     "the epoch ended with batches that had no s.step(loss): what a script computes by "
     "loss.backward() alone stays each worker's own"
 )
@@ -58,12 +58,12 @@ def autocast(
 
 @final
 @dataclass(kw_only=True)
-class Stepper(StepHook):
+class OptimizerStep(StepHook):
     """Turns losses into gradients, and these into new weights; a hook where losses are scaled."""
 
     scaler: LossScaler | None
     clip_norm: float | None
-    pace: Pace
+    pace: StepProfiler
     """Is told when gradients are exchanged."""
     report: Callable[[str], None]
     """Is told once about parameters that get no gradient."""
@@ -80,7 +80,7 @@ class Stepper(StepHook):
     own, what is due after a step is counted by them."""
     has_stepped_alone: bool = False
     """Whether something else than a batch of the training loader has been trained on."""
-    _own_steps: "list[OwnStep]" = field(default_factory=list)
+    _own_steps: "list[ScriptOptimizer]" = field(default_factory=list)
     """Of the optimizers, whose calls by the script lead here."""
     _zero_grads: list[Callable[..., None]] = field(default_factory=list)
     """What drops the optimizers' gradients."""
@@ -189,7 +189,7 @@ class Stepper(StepHook):
             optimizer: Complete; stays the object it is.
             update: Updates with what `s.backward` has left.
         """
-        self._own_steps.append(OwnStep(optimizer, self, update))
+        self._own_steps.append(ScriptOptimizer(optimizer, self, update))
         self.collect_zero_grads()
 
     def collect_zero_grads(self) -> None:
@@ -224,18 +224,18 @@ class Stepper(StepHook):
 
 
 @final
-class OwnStep:
+class ScriptOptimizer:
     """Leads an optimizer's calls by the script to the session; the optimizer stays what it is."""
 
     def __init__(
-        self, optimizer: Optimizer, stepper: "Stepper", update: Callable[[Optimizer], None]
+        self, optimizer: Optimizer, stepper: "OptimizerStep", update: Callable[[Optimizer], None]
     ) -> None:
         """Args:
         optimizer: Its methods are replaced, on this object alone.
         stepper: Says when a call is the session's own, and when gradients have to stay.
         update: Updates with what `s.backward` has left; nothing before the last piece of a batch.
         """
-        self._stepper: Stepper | None = stepper
+        self._stepper: OptimizerStep | None = stepper
         self._update = update
         self._names = vars(optimizer)
         self._plain_zero_grad = optimizer.zero_grad

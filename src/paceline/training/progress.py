@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal, final
 
-from paceline.data.items import shorten
+from paceline.data.dataset_worker import shorten
 from paceline.data.order import epoch_order, step_shares
 from paceline.errors import JobError
 from paceline.options.durations import parse_duration_s
@@ -31,7 +31,7 @@ _LONG_STEP_S = 1.0
 
 @final
 @dataclass(kw_only=True)
-class Course:
+class TrainingProgress:
     """Position and clock of a training. Changes only by what all workers know alike."""
 
     loop: LoopOptions

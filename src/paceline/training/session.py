@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paceline.data.augment import Augment
-from paceline.data.source import BatchSource
+from paceline.data.batch import BatchSource
 from paceline.errors import UsageError
 from paceline.gradient_sync.replica import Replica
 from paceline.training.batches.loader import (
@@ -23,13 +23,19 @@ from paceline.training.batches.loader import (
     usual_eval_batch,
 )
 from paceline.training.batches.plan import check_plan, make_plan
-from paceline.training.batches.sources import AnyData, Served, compare_data, make_source, take_apart
+from paceline.training.batches.sources import (
+    AnyData,
+    DataSource,
+    compare_data,
+    describe_data,
+    make_source,
+)
 from paceline.training.config import TrainConfig
 from paceline.training.engine import Engine
-from paceline.training.evaluation.distributed_mean import Figures, Judge, average
+from paceline.training.evaluation.distributed_mean import BatchMetrics, Metrics, average
 from paceline.training.model_setup import compiled, placed, takes_channels_last, upcasting
 from paceline.training.optimizer_step import autocast
-from paceline.training.snapshots.script_state import Kept, Stateful, check_given
+from paceline.training.snapshots.script_state import KeptValues, Stateful, check_given
 
 Model = TypeVar("Model", bound=nn.Module)
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
@@ -172,7 +178,7 @@ class Session:
     @overload
     def keep(
         self, part: None = None, *, name: str | None = None, per_worker: bool = False, **values: Any
-    ) -> Kept: ...
+    ) -> KeptValues: ...
 
     def keep(
         self,
@@ -200,7 +206,7 @@ class Session:
         """
         self._before_begin("s.keep")
         check_given(part, name, values)
-        kept, parts = Kept(values) if part is None else part, self._context.parts
+        kept, parts = KeptValues(values) if part is None else part, self._context.parts
         called = name or ", ".join(values)
         if called in parts.stateful() or called in parts.per_part.objects:
             raise UsageError(f"{called!r} is in the snapshots already: give it another name")
@@ -232,7 +238,7 @@ class Session:
             JobError: The workers' data sets have different sizes.
         """
         self._before_begin("s.loader")
-        served = take_apart(data)
+        served = describe_data(data)
         shuffled = served.shuffle if shuffle is None else shuffle
         options = self.config.data
         batch = global_batch if global_batch is not None else served.batch_size
@@ -276,14 +282,14 @@ class Session:
             batch_size: Samples of one worker's batch; settles memory and speed, never the result.
             evaluate_with: Changes on the device that aren't random, for `TensorData`: a resize.
         """
-        served = take_apart(data)
+        served = describe_data(data)
         made = self._eval_loader(served, batch_size or served.batch_size, evaluate_with)
         compare_data(served, self._context.group)
         self._context.course.val_samples = self._context.course.val_samples or served.num_samples()
         return made
 
     def _eval_loader(
-        self, served: Served, batch_size: int | None, evaluate_with: tuple[Augment, ...] = ()
+        self, served: DataSource, batch_size: int | None, evaluate_with: tuple[Augment, ...] = ()
     ) -> EvalLoader:
         size = batch_size or usual_eval_batch(self._context.course.plan)
         most = self.config.data.max_batch_per_worker or size
@@ -430,7 +436,7 @@ class Session:
         """
         self.engine.update(optimizer)
 
-    def evaluate(self, judge: Judge, loader: EvalLoader | Loader) -> Figures:
+    def evaluate(self, judge: BatchMetrics, loader: EvalLoader | Loader) -> Metrics:
         """Average figures over all samples of a loader, each counted exactly once. Collective.
 
         Models are in evaluation mode, with all workers' running statistics, without gradients.
@@ -536,13 +542,13 @@ class Session:
 
         Further ones may be either, and work as both, but with shards, which allow one alone.
         """
-        served = take_apart(data)
+        served = describe_data(data)
         may_be = self._context.parts.train_loader is None or self.config.data.shards is None
         return may_be and (served.shuffle or served.is_stream)
 
     def _opener(
         self,
-        served: Served,
+        served: DataSource,
         augment: tuple[Augment, ...] = (),
         evaluate_with: tuple[Augment, ...] = (),
     ) -> Open:

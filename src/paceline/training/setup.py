@@ -10,13 +10,13 @@ from paceline.distributed.group import Group
 from paceline.distributed.shared_storage import shared_between_nodes
 from paceline.distributed.work_division import Division
 from paceline.gradient_sync.registry import sync_methods
-from paceline.gradient_sync.replica_consistency import DriftGuard
+from paceline.gradient_sync.replica_consistency import ReplicaConsistency
 from paceline.launch.heartbeat import note
 from paceline.launch.watchdog.sidecar import WatchedWorkers, watched
 from paceline.metrics.console import Console, make_console
 from paceline.metrics.counters import StepCounters
 from paceline.results.run_directory import RunDirectory
-from paceline.training.components import Parts
+from paceline.training.components import Components
 from paceline.training.config import TrainConfig
 from paceline.training.context import TrainingContext
 from paceline.training.engine import Engine
@@ -25,16 +25,16 @@ from paceline.training.hooks.load_balancing import LoadBalancer
 from paceline.training.hooks.metrics_logger import MetricsLogger
 from paceline.training.hooks.step_checks import ReplicaChecks, ReproducibilityChecks
 from paceline.training.numerics import NumericsRecord
-from paceline.training.optimizer_step import Stepper
+from paceline.training.optimizer_step import OptimizerStep
 from paceline.training.profiling.profile_writer import Profiler, TimedSync
-from paceline.training.profiling.step_profiler import Pace
-from paceline.training.progress import Course
+from paceline.training.profiling.step_profiler import StepProfiler
+from paceline.training.progress import TrainingProgress
 from paceline.training.rng import RandomStreams
 from paceline.training.session import Session
 from paceline.training.signals import StopFlag
-from paceline.training.snapshots.manager import SnapshotKeeper
+from paceline.training.snapshots.manager import SnapshotManager
 from paceline.training.sync.base import GradientSync
-from paceline.training.sync.buffer_averaging import Statistics
+from paceline.training.sync.buffer_averaging import BufferAverager
 from paceline.training.sync.validation import check_every, method_of, refuse_backend
 
 
@@ -110,41 +110,8 @@ def _build(
     announce: Callable[[Engine], None],
     opened: ExitStack,
 ) -> Engine:
-    # What a step works with.
-    division, parts, hooks = Division.of(config.data.shards, group.world_size), Parts(), StepHooks()
-    pace = Pace(note, group.device, group.world_size, parts.named_parameters)
-    scaler = torch.amp.GradScaler(group.device.type) if config.compute.precision == "fp16" else None
-    shared = shared_between_nodes(run.path, group)
-    context = TrainingContext(
-        config=config,
-        group=group,
-        division=division,
-        parts=parts,
-        hooks=hooks,
-        stepper=Stepper(
-            scaler=scaler,
-            clip_norm=config.optim.clip_norm,
-            report=console.warn if group.rank == 0 else _nothing,
-            backward_hooks=hooks.before_backward,
-            pace=pace,
-        ),
-        course=Course(
-            loop=config.loop,
-            snapshot_every_steps=config.snapshots.snapshot_every_steps,
-            snapshot_every_s=config.snapshots.every_s,
-        ),
-        profiler=Profiler(
-            path=run.profile_json, pace=pace, group=group, parts=parts, sync=method_of(config)
-        ),
-        statistics=Statistics(parts, group, division),
-        random=RandomStreams(config.loop.seed, group.rank, group.device),
-        run=run,
-        console=console,
-        scaler=scaler,
-        writes=group.rank == 0 if shared else group.placement.local_rank == 0,
-        shared=shared,
-        kept_options=tuple(own_options),
-    )
+    context = _context(config, run, group, console, own_options)
+    hooks = context.hooks
     # What combines the workers' gradients, and what is done around the steps.
     for hook in ADDED_HOOKS.get():
         hooks.add(hook)
@@ -154,16 +121,64 @@ def _build(
         hooks.begin_step.insert(0, sync.begin_step)  # it settles the random numbers of a shard
     for hook in _hooks(context, sync, opened):
         hooks.add(hook)
-    counters = StepCounters(top=None, parts=division.parts_of(group.rank))
+    counters = StepCounters(top=None, parts=context.division.parts_of(group.rank))
     return Engine(
         context=context,
         sync=sync,
         counters=counters,
-        keeper=SnapshotKeeper(context, sync, counters),
+        keeper=SnapshotManager(context, sync, counters),
         stop_flag=stop_flag,
         note=note,
         announce=announce,
         step=context.step,
+    )
+
+
+def _context(
+    config: TrainConfig,
+    run: RunDirectory,
+    group: Group,
+    console: Console,
+    own_options: Sequence[str],
+) -> TrainingContext:
+    """Make what a step works with."""
+    division, parts, hooks = (
+        Division.of(config.data.shards, group.world_size),
+        Components(),
+        StepHooks(),
+    )
+    pace = StepProfiler(note, group.device, group.world_size, parts.named_parameters)
+    scaler = torch.amp.GradScaler(group.device.type) if config.compute.precision == "fp16" else None
+    shared = shared_between_nodes(run.path, group)
+    return TrainingContext(
+        config=config,
+        group=group,
+        division=division,
+        parts=parts,
+        hooks=hooks,
+        stepper=OptimizerStep(
+            scaler=scaler,
+            clip_norm=config.optim.clip_norm,
+            report=console.warn if group.rank == 0 else _nothing,
+            backward_hooks=hooks.before_backward,
+            pace=pace,
+        ),
+        course=TrainingProgress(
+            loop=config.loop,
+            snapshot_every_steps=config.snapshots.snapshot_every_steps,
+            snapshot_every_s=config.snapshots.every_s,
+        ),
+        profiler=Profiler(
+            path=run.profile_json, pace=pace, group=group, parts=parts, sync=method_of(config)
+        ),
+        statistics=BufferAverager(parts, group, division),
+        random=RandomStreams(config.loop.seed, group.rank, group.device),
+        run=run,
+        console=console,
+        scaler=scaler,
+        writes=group.rank == 0 if shared else group.placement.local_rank == 0,
+        shared=shared,
+        kept_options=tuple(own_options),
     )
 
 
@@ -193,7 +208,9 @@ def _hooks(context: TrainingContext, sync: GradientSync, opened: ExitStack) -> I
         numerics = NumericsRecord(group.device, say.warn, allow_different=allowed)
         yield ReproducibilityChecks(numerics, agree)
     if every := check_every(config):
-        yield ReplicaChecks(DriftGuard(group, every, parts.named_parameters, parts.optimizers))
+        yield ReplicaChecks(
+            ReplicaConsistency(group, every, parts.named_parameters, parts.optimizers)
+        )
     if config.data.balance and group.world_size > 1:
         most = config.data.max_batch_per_worker
         yield LoadBalancer(context.course, group, most, say.say)

@@ -27,7 +27,7 @@ from paceline.training.loop import train
 from paceline.training.numerics import describe as describe_numerics
 from paceline.training.numerics import pin
 from paceline.training.recipe import load_recipe
-from paceline.training.recipe_session import judge_best, prepare
+from paceline.training.recipe_session import evaluate_best, prepare
 from paceline.training.request import TrainRequest
 from paceline.training.rng import seed_everything
 from paceline.training.run_metadata import (
@@ -103,7 +103,7 @@ def _train(session: Session, job: Job, request: TrainRequest) -> str:
     training = prepare(session, job)
     with suppress(InterruptedTraining):  # saved; the summary says why
         train(training)
-    return finish(session.engine, request, partial(judge_best, training))
+    return finish(session.engine, request, partial(evaluate_best, training))
 
 
 def set_up_torch(config: TrainConfig) -> None:

@@ -10,8 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from paceline.data.batch import Batch
-from paceline.training.components import Parts
-from paceline.training.evaluation.distributed_mean import Figures
+from paceline.training.components import Components
+from paceline.training.evaluation.distributed_mean import Metrics
 from paceline.training.hooks.base import StepHook
 from paceline.training.snapshots.train_state import TrainState
 from paceline.verify.events import (
@@ -30,8 +30,7 @@ from paceline.verify.events import (
 )
 from paceline.verify.perturbation import disturb_gradients, disturb_weights
 from paceline.verify.rng_tracking import chance_states
-from paceline.verify.sample_hash import content_hashes
-from paceline.verify.tensor_sketch import TensorSketch, mark
+from paceline.verify.tensor_sketch import TensorSketch, content_hashes, mark
 from paceline.verify.trial import EnoughSeenError, Trial
 
 _MOST_REDUCED = 16
@@ -96,7 +95,7 @@ class Observer:
         self._look_for_draws()
         self.writer.write(Backward(_number(loss), weight))
 
-    def evaluated(self, figures: Figures, samples: int) -> None:
+    def evaluated(self, figures: Metrics, samples: int) -> None:
         """Note an evaluation's figures."""
         self.writer.write(Figured(figures, samples))
 
@@ -272,7 +271,7 @@ class SessionHook(StepHook):
         self._observer = observer
         self._position = TrainState()
 
-    def setup(self, parts: Parts, position: TrainState, saved: Mapping[str, object]) -> None:
+    def setup(self, parts: Components, position: TrainState, saved: Mapping[str, object]) -> None:
         """Show it what is trained."""
         self._position = position
         self._observer.begin(parts.models, parts.optimizers)

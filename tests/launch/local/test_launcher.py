@@ -327,14 +327,14 @@ def test_nothing_listens_beyond_loopback(launch: Launch, tmp_path: Path) -> None
 
 
 def test_on_one_machine_nothing_listens_for_the_store() -> None:
-    from paceline.launch.local.elastic_agent import SeatRendezvous
+    from paceline.launch.local.elastic_agent import StaticRendezvous
 
     def listening() -> set[tuple[str, int]]:
         connections = psutil.Process().net_connections("inet")
         return {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
 
     before = listening()
-    rendezvous = SeatRendezvous(None, 0)
+    rendezvous = StaticRendezvous(None, 0)
     information = rendezvous.next_rendezvous()
     assert listening() == before
     information.store.set("key", "value")

@@ -15,16 +15,16 @@ from paceline import training
 from paceline.data.batch import Batch
 from paceline.distributed.group import Group
 from paceline.errors import InterruptedTraining
-from paceline.metrics.table import EpochRow
 from paceline.optim.schedule import Schedule
 from paceline.options.fields import OptionValue
-from paceline.training.components import Parts
+from paceline.results.metrics_table import EpochRow
+from paceline.training.components import Components
 from paceline.training.hooks.base import ADDED_HOOKS, StepHook, StepHooks
 from paceline.training.hooks.learning_rate import LearningRateSchedule
 from paceline.training.hooks.load_balancing import LoadBalancer
 from paceline.training.hooks.metrics_logger import MetricsLogger
 from paceline.training.hooks.step_checks import ReplicaChecks, ReproducibilityChecks
-from paceline.training.optimizer_step import Stepper
+from paceline.training.optimizer_step import OptimizerStep
 from paceline.training.profiling.profile_writer import TimedSync
 from paceline.training.signals import StopFlag
 from paceline.training.snapshots.train_state import TrainState
@@ -45,7 +45,7 @@ TABLE: Mapping[type[StepHook], Mapping[str, OptionValue]] = {
     MetricsLogger: {},
     ReplicaChecks: {"check_every": 2},
     ReproducibilityChecks: {"shards": 2},
-    Stepper: {"precision": "fp16"},
+    OptimizerStep: {"precision": "fp16"},
     TimedSync: {"shards": 2},
 }
 """With what options a training has it."""
@@ -115,7 +115,7 @@ class Recording(StepHook):
         self.calls: list[object] = []
         self.position = TrainState()
 
-    def setup(self, parts: Parts, position: TrainState, saved: Mapping[str, object]) -> None:
+    def setup(self, parts: Components, position: TrainState, saved: Mapping[str, object]) -> None:
         self.position = position
         self.calls.append(("setup", list(parts.models), position.step, saved.get("recorded")))
 

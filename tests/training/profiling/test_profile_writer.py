@@ -12,9 +12,9 @@ from torch.utils.data import TensorDataset
 
 from paceline.distributed.group import Group
 from paceline.gradient_sync import low_rank, powersgd
-from paceline.gradient_sync.local_sgd.exchange import LocalExchange, Travel
-from paceline.metrics.table import read_table
+from paceline.gradient_sync.local_sgd.exchange import AverageInFlight, LocalExchange
 from paceline.options.fields import OptionValue
+from paceline.results.metrics_table import read_table
 from paceline.results.profile import StepProfile
 from paceline.training import status_exchange
 from tests.support.ranks import run_ranks
@@ -169,7 +169,7 @@ def _with_slow_averages(group: Group, directory: Path) -> None:
     """Train with averages that take their time on the way, and with nothing to wait for else."""
     average = LocalExchange._average
 
-    def slow_average(exchange: LocalExchange, travel: Travel) -> None:
+    def slow_average(exchange: LocalExchange, travel: AverageInFlight) -> None:
         time.sleep(_SLOW_S)
         average(exchange, travel)
 

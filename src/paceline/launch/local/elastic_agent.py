@@ -40,9 +40,9 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from paceline.errors import InfrastructureError
-from paceline.launch.failures import Ending
-from paceline.launch.local.worker import Seat, WorkerTask, note_path, result_path, work
-from paceline.launch.processes import Worker, WorkerGuard
+from paceline.launch.failures import WorkerExits
+from paceline.launch.local.worker import NodeRendezvous, WorkerTask, note_path, result_path, work
+from paceline.launch.processes import Worker, WorkerSupervisor
 from paceline.launch.signals import InterruptedStartError, Interrupts
 from paceline.launch.watchdog.local_watchdog import AttemptWatcher
 from paceline.launch.watchdog.worker_poller import WorkerPoller
@@ -57,21 +57,21 @@ _TORCH_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing")
 
 
 @final
-class SeatRendezvous(RendezvousHandler):
+class StaticRendezvous(RendezvousHandler):
     """A rendezvous for one attempt: every node's place in it is known beforehand.
 
     For one machine alone its workers meet in a file, and the agent needs nobody to talk to.
     """
 
-    def __init__(self, seat: Seat | None, attempt: int) -> None:
-        self._seat = seat
+    def __init__(self, rendezvous: NodeRendezvous | None, attempt: int) -> None:
+        self._rendezvous = rendezvous
         self._attempt = attempt
         self._run_id = uuid.uuid4().hex
         self._closed = False
         # MASTER_PORT, which scripts written for torchrun read. Nobody listens there, and while it
         # is bound nobody else can.
         self._reserved = socket.socket()
-        if seat is None:
+        if rendezvous is None:
             self._reserved.bind((_LOOPBACK, 0))
 
     def store_variable(self, scratch: Path) -> tuple[str, str]:
@@ -80,7 +80,7 @@ class SeatRendezvous(RendezvousHandler):
         The port stands before it: where another launcher has set another one, it doesn't count.
         """
         port = self._reserved.getsockname()[1]
-        file = f"{port}:{scratch / 'store'}" if self._seat is None else ""
+        file = f"{port}:{scratch / 'store'}" if self._rendezvous is None else ""
         return "PACELINE_STORE", file
 
     def get_backend(self) -> str:
@@ -94,13 +94,15 @@ class SeatRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Open the store."""
-        seat = self._seat
-        if seat is None:
+        rendezvous = self._rendezvous
+        if rendezvous is None:
             port = int(self._reserved.getsockname()[1])
             return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(_LOOPBACK, port))
-        store = PrefixStore(f"agents/{self._attempt}", _open_store(seat.host, seat.port))
-        meeting = RendezvousStoreInfo(seat.host, seat.port)
-        return RendezvousInfo(store, seat.node_rank, seat.nodes, meeting)
+        store = PrefixStore(
+            f"agents/{self._attempt}", _open_store(rendezvous.host, rendezvous.port)
+        )
+        meeting = RendezvousStoreInfo(rendezvous.host, rendezvous.port)
+        return RendezvousInfo(store, rendezvous.node_rank, rendezvous.nodes, meeting)
 
     def is_closed(self) -> bool:
         """Whether it was closed."""
@@ -142,7 +144,7 @@ class _PlainLogs(LogsSpecs):
 
 @final
 class _Agent(LocalElasticAgent):
-    """The agent, with a guard over its workers and without its signal handlers."""
+    """The agent, with a supervisor over its workers and without its signal handlers."""
 
     def __init__(
         self,
@@ -158,7 +160,7 @@ class _Agent(LocalElasticAgent):
         self._task = task
         self._waits = waits
         self.processes: dict[int, multiprocessing.process.BaseProcess] = {}
-        self.guard: WorkerGuard | None = None
+        self.supervisor: WorkerSupervisor | None = None
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         usual, tempfile.tempdir = tempfile.tempdir, str(self._task.scratch)
@@ -174,16 +176,16 @@ class _Agent(LocalElasticAgent):
         scratch = self._task.scratch
         # No reference back to the agent, which would keep its semaphores until a collection: one
         # within multiprocessing's resource tracker can't remove them (Python 3.11 to 3.13).
-        self.guard = WorkerGuard(
+        self.supervisor = WorkerSupervisor(
             {rank: Worker(p.pid or 0, p.sentinel) for rank, p in self.processes.items()},
             delivered=lambda rank: result_path(scratch, rank).exists(),
         )
-        self._interrupts.pass_on(self.guard)
+        self._interrupts.pass_on(self.supervisor)
         if self._watcher is not None:
             notes = {rank: note_path(self._task.scratch, rank) for rank in self.processes}
             self._watcher.begin(
                 WorkerPoller(notes, {rank: p.pid or 0 for rank, p in self.processes.items()}),
-                self.guard.kill,
+                self.supervisor.kill,
             )
         return pids
 
@@ -210,8 +212,8 @@ class _Agent(LocalElasticAgent):
             return RunResult(state=WorkerState.FAILED, failures=failures)
         if len(ended) == len(self.processes):
             return RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(ended, ""))
-        if len(delivered) == len(self.processes) and self.guard is not None:
-            self.guard.limit_exit()
+        if len(delivered) == len(self.processes) and self.supervisor is not None:
+            self.supervisor.limit_exit()
         return None
 
     def _exit_barrier(self) -> None:
@@ -247,7 +249,7 @@ def _open_store(host: str, port: int) -> TCPStore:
 
 
 @dataclass(frozen=True)
-class _Outcome:
+class _FirstFailure:
     failed_first: int | None
     first_code: int | None
 
@@ -256,9 +258,9 @@ def run_attempt(
     task: WorkerTask,
     workers: int,
     interrupts: Interrupts,
-    seat: Seat | None = None,
+    rendezvous: NodeRendezvous | None = None,
     watcher: AttemptWatcher | None = None,
-) -> Ending:
+) -> WorkerExits:
     """Start the workers, wait for their end, and tell how they ended.
 
     A signal that comes before the workers run breaks the start off; after that it is passed on.
@@ -267,13 +269,13 @@ def run_attempt(
         task: What each worker does; results and records are left in files.
         workers: How many on this node.
         interrupts: The launch's signals, being caught.
-        seat: This node's place where there are several.
+        rendezvous: This node's place where there are several.
         watcher: Watches over the workers while they run.
 
     Raises:
         InfrastructureError: The nodes' store can't be kept, or can't be reached.
     """
-    meeting = SeatRendezvous(seat, task.attempt)
+    meeting = StaticRendezvous(rendezvous, task.attempt)
     variable = meeting.store_variable(task.scratch)
     task = replace(task, environment=(*task.environment, variable))
     spec = WorkerSpec(
@@ -285,9 +287,9 @@ def run_attempt(
         max_restarts=0,
         monitor_interval=_MONITOR_INTERVAL_S,
     )
-    waits = seat is not None and seat.ends_together
+    waits = rendezvous is not None and rendezvous.ends_together
     agent = _Agent(spec, interrupts, task, waits, watcher)
-    outcome = _Outcome(None, None)
+    outcome = _FirstFailure(None, None)
     try:
         with _quiet_torch(), interrupts.starting():
             outcome = _run(agent)
@@ -297,12 +299,12 @@ def run_attempt(
         meeting.shutdown()
         if watcher is not None:
             watcher.end()
-        if agent.guard is not None:
-            agent.guard.close()
+        if agent.supervisor is not None:
+            agent.supervisor.close()
     # Where none was started, ranks are only known if this is the only node.
-    codes = _exit_codes(agent.processes, range(workers) if seat is None else (), outcome)
-    killed = agent.guard.killed if agent.guard is not None else frozenset[int]()
-    return Ending(
+    codes = _exit_codes(agent.processes, range(workers) if rendezvous is None else (), outcome)
+    killed = agent.supervisor.killed if agent.supervisor is not None else frozenset[int]()
+    return WorkerExits(
         exit_codes=codes,
         first=outcome.failed_first,
         stopped=killed,
@@ -311,17 +313,17 @@ def run_attempt(
     )
 
 
-def _run(agent: _Agent) -> _Outcome:
+def _run(agent: _Agent) -> _FirstFailure:
     result = agent.run()
     for rank, failure in result.failures.items():
-        return _Outcome(rank, failure.exitcode)
-    return _Outcome(None, None)
+        return _FirstFailure(rank, failure.exitcode)
+    return _FirstFailure(None, None)
 
 
 def _exit_codes(
     processes: Mapping[int, multiprocessing.process.BaseProcess],
     local: Iterable[int],
-    outcome: _Outcome,
+    outcome: _FirstFailure,
 ) -> dict[int, int | None]:
     codes: dict[int, int | None] = dict.fromkeys(() if processes else local)
     codes |= {rank: process.exitcode for rank, process in processes.items()}

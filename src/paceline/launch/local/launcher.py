@@ -13,8 +13,8 @@ from paceline.files import storing
 from paceline.launch.error_records import failure_path
 from paceline.launch.failures import WorkerFailure, one_line
 from paceline.launch.local import forkserver
-from paceline.launch.local.attempt import Crew, attempt_here
-from paceline.launch.local.worker import Seat, WorkerTask
+from paceline.launch.local.attempt import WorkerGroup, attempt_here
+from paceline.launch.local.worker import NodeRendezvous, WorkerTask
 from paceline.launch.processes import adopt_orphans
 from paceline.launch.restart_policy import Policy, RestartBudget
 from paceline.launch.scratch import scratch_directory
@@ -89,7 +89,7 @@ def launch_local(
         stale.unlink(missing_ok=True)
     caught = Interrupts(policy.stop_s).caught()
     with caught as interrupts, scratch_directory() as scratch, orphans_adopted():
-        crew = Crew.of(
+        group = WorkerGroup.of(
             WorkerTask(entry=entry, payload=payload, log_dir=log_dir, scratch=scratch),
             workers,
             threads,
@@ -97,22 +97,22 @@ def launch_local(
         )
         if (hang := policy.hang) is not None:
             watch = partial(LocalWatchdog, hang, log_dir, say)
-            crew = replace(crew, watcher=watch)
-        return _attempts(crew, RestartBudget.full(policy.max_restarts, progress()), progress, say)
+            group = replace(group, watcher=watch)
+        return _attempts(group, RestartBudget.full(policy.max_restarts, progress()), progress, say)
 
 
 def _attempts(
-    crew: Crew,
+    group: WorkerGroup,
     budget: RestartBudget,
     progress: Callable[[], int],
     say: Callable[[str], None],
 ) -> LaunchOutcome:
     attempt = 0
     while True:
-        results, failures = attempt_here(crew, attempt)
+        results, failures = attempt_here(group, attempt)
         done = LaunchOutcome(
             results=results,
-            interrupted=crew.interrupts.received,
+            interrupted=group.interrupts.received,
             failures=failures,
             restarts=attempt,
         )
@@ -122,12 +122,12 @@ def _attempts(
         left = budget.after(failures[0], step)
         if left is None:
             return done
-        if (problem := why_unwritable(crew.task.log_dir)) is not None:
+        if (problem := why_unwritable(group.task.log_dir)) is not None:
             say(f"The workers aren't started again: {problem}")
             return done
         budget = left
         attempt += 1
-        set_aside(crew.task.log_dir, attempt - 1, failures)
+        set_aside(group.task.log_dir, attempt - 1, failures)
         say(restart_line(failures[0], step, budget))
 
 
@@ -188,7 +188,7 @@ def launch_node(
     workers: int,
     threads: int,
     log_dir: Path,
-    seat: Seat,
+    rendezvous: NodeRendezvous,
     stop_s: float,
     preload: Sequence[str] = (),
 ) -> LaunchOutcome:
@@ -202,7 +202,7 @@ def launch_node(
         workers: Of this node; nodes may have different numbers of them.
         threads: CPU threads per worker.
         log_dir: For `rank-<n>.log` and `failure-rank-<n>.json`.
-        seat: This node's place, and the store, which somebody keeps already.
+        rendezvous: This node's place, and the store, which somebody keeps already.
         stop_s: From a request to stop until workers are killed.
         preload: Modules that the entry will need.
 
@@ -218,8 +218,8 @@ def launch_node(
         task = WorkerTask(
             entry=entry, payload=payload, log_dir=log_dir, scratch=scratch, shows_each_node=True
         )
-        crew = Crew.of(task, workers, threads, interrupts, seat)
-        results, failures = attempt_here(crew, 0)
+        group = WorkerGroup.of(task, workers, threads, interrupts, rendezvous)
+        results, failures = attempt_here(group, 0)
         return LaunchOutcome(
             results=results, interrupted=interrupts.received, failures=failures, restarts=0
         )

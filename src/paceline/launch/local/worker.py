@@ -25,7 +25,7 @@ from paceline.launch.processes import die_with_parent
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
+class NodeRendezvous:
     """Where this node stands, and the store in which the nodes find each other."""
 
     node_rank: int

@@ -19,10 +19,10 @@ from paceline.errors import InfrastructureError
 from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
 from paceline.launch.ssh.protocol import BEAT_S, LEASE_S, Message, decode, encode, lines_of
-from paceline.launch.ssh.ssh import explain, forwarded_port, forwarding_failed, guard_command
+from paceline.launch.ssh.ssh import agent_command, explain, forwarded_port, forwarding_failed
 
 CONNECT_S = 30.0
-"""For ssh to connect and the guard to say hello; a host may be slow to import."""
+"""For ssh to connect and the agent to say hello; a host may be slow to import."""
 _TAIL_LINES = 30
 _WRITE_BACKLOG = 10000
 _END_S = 2.0
@@ -33,7 +33,7 @@ _POLL_S = 0.1
 class Event:
     """Something that came from a process on a host."""
 
-    remote: "Remote"
+    remote: "RemoteProcess"
     kind: Literal["said", "stdout", "stderr", "ended", "lost"]
     """lost: the connection is gone, and the process with it."""
     message: Message
@@ -41,7 +41,7 @@ class Event:
 
 
 @final
-class Remote:
+class RemoteProcess:
     """A process on a host."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Remote:
         """Where it runs."""
         return self.connection.host
 
-    def say(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send a message; lost without a word where the host is."""
         self.connection.send({"do": "say", "id": self._name, "message": message})
 
@@ -94,8 +94,8 @@ class Remote:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Introduction:
-    """What a host's guard says of itself."""
+class AgentInfo:
+    """What a host's agent says of itself."""
 
     host: str
     """Its own name for itself."""
@@ -109,7 +109,7 @@ class Introduction:
 
 @final
 class Connection:
-    """One host's ssh connection with the guard at its other end."""
+    """One host's ssh connection with the agent at its other end."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Connection:
         """
         self.host = host
         self._config = options.ssh_config
-        self.introduction: Introduction | None = None
+        self.introduction: AgentInfo | None = None
         self.store_port: int | None = None
         """At which the host reaches the launcher's store, on its loopback address."""
         self.clock_offset_s: float | None = None
@@ -139,7 +139,7 @@ class Connection:
         self._wants_port = store_port is not None
         self._any_version = any_version
         self._nonce = secrets.token_hex(8)
-        self._remotes: dict[str, Remote] = {}
+        self._remotes: dict[str, RemoteProcess] = {}
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._introduced = threading.Event()  # or lost
         self._settled = threading.Event()  # ready or lost
@@ -150,7 +150,7 @@ class Connection:
         self._started = 0
         self._lock = threading.Lock()
         self._ssh = subprocess.Popen(
-            guard_command(host, options, store_port),
+            agent_command(host, options, store_port),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -167,7 +167,7 @@ class Connection:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is of use now: its guard has answered, and nothing about it is open."""
+        """Whether it is of use now: its agent has answered, and nothing about it is open."""
         has_port = self.store_port is not None or not self._wants_port
         is_known = self.introduction is not None and self.clock_offset_s is not None
         return is_known and has_port and not self.lost
@@ -198,7 +198,7 @@ class Connection:
         payload: Message,
         environment: Mapping[str, str] | None = None,
         inbox: "queue.SimpleQueue[Event] | None" = None,
-    ) -> Remote:
+    ) -> RemoteProcess:
         """Start `python -m MODULE` on the host.
 
         Args:
@@ -210,7 +210,7 @@ class Connection:
         with self._lock:
             self._started += 1
             name = str(self._started)
-            remote = Remote(self, name, queue.SimpleQueue() if inbox is None else inbox)
+            remote = RemoteProcess(self, name, queue.SimpleQueue() if inbox is None else inbox)
             self._remotes[name] = remote
         self.send(
             {
@@ -223,17 +223,17 @@ class Connection:
             }
         )
         if self.lost:
-            self._tell_lost()
+            self._report_lost()
         return remote
 
     def send(self, message: Message) -> None:
-        """Send a message to the guard; lost without a word where the host is."""
+        """Send a message to the agent; lost without a word where the host is."""
         if not self.lost:
             with suppress(queue.Full):
                 self._outbox.put_nowait(encode(message))
 
     def close(self) -> None:
-        """End the connection, once or again; the guard ends all that it has started."""
+        """End the connection, once or again; the agent ends all that it has started."""
         with self._lock:
             self.lost = self.lost or "closed"
         self._retire()
@@ -323,9 +323,7 @@ class Connection:
             self._pass_on(self._remotes[name], message)
 
     def _greet(self, message: Message) -> None:
-        said = Introduction(
-            **{n: str(message.get(n, "")) for n in Introduction.__dataclass_fields__}
-        )
+        said = AgentInfo(**{n: str(message.get(n, "")) for n in AgentInfo.__dataclass_fields__})
         self.introduction = said
         if said.paceline != __version__ and not self._any_version:
             self._lose(
@@ -340,7 +338,7 @@ class Connection:
         if self.is_ready:
             self._settled.set()
 
-    def _pass_on(self, remote: Remote, message: Message) -> None:
+    def _pass_on(self, remote: RemoteProcess, message: Message) -> None:
         what = message["is"]
         if what == "said" and isinstance(message["message"], dict):
             remote.inbox.put(Event(remote=remote, kind="said", message=message["message"]))
@@ -381,9 +379,9 @@ class Connection:
             event.set()
         with suppress(queue.Full):  # a writer with so much before it is at a pipe that will break
             self._outbox.put_nowait(None)
-        self._tell_lost()
+        self._report_lost()
 
-    def _tell_lost(self) -> None:
+    def _report_lost(self) -> None:
         with self._lock:
             remotes, self._remotes = list(self._remotes.values()), {}
         for remote in remotes:
@@ -398,7 +396,7 @@ def _write_whole(stream: IO[bytes], line: bytes) -> None:
 
 
 @final
-class Fleet:
+class ConnectionPool:
     """The connections to all hosts of a training."""
 
     def __init__(self, connections: Sequence[Connection]) -> None:
@@ -440,7 +438,7 @@ def connect(
     store_port: int | None = None,
     *,
     any_version: bool = False,
-) -> Iterator[Fleet]:
+) -> Iterator[ConnectionPool]:
     """Connect to all hosts at once; on leaving, everything that was started on them is ended.
 
     Args:
@@ -453,7 +451,7 @@ def connect(
         The connections; hosts that can't be reached are in `lost`.
     """
     made: dict[int, Connection] = {}
-    fleet = Fleet([])
+    connections = ConnectionPool([])
 
     def make(place: int) -> None:
         made[place] = Connection(hosts[place], options, store_port, any_version=any_version)
@@ -462,12 +460,12 @@ def connect(
         # In threads, which no signal interrupts between the start of an ssh and the note of it.
         with ThreadPoolExecutor(max(1, len(hosts))) as pool:
             list(pool.map(make, range(len(hosts))))
-        fleet.replace([made[place] for place in range(len(hosts))])
-        wait_for(fleet.hosts)
-        yield fleet
+        connections.replace([made[place] for place in range(len(hosts))])
+        wait_for(connections.hosts)
+        yield connections
     finally:
         _close(list(made.values()))
-        fleet.close()
+        connections.close()
 
 
 def wait_for(connections: Sequence[Connection], over: threading.Event | None = None) -> None:

@@ -9,20 +9,20 @@ from paceline.errors import ExitCode, InfrastructureError, JobError, PacelineErr
 from paceline.launch.failures import WorkerFailure, root_cause
 from paceline.launch.processes import PEERS_S
 from paceline.launch.restart_policy import STOP_S
-from paceline.launch.ssh.connection import Remote
+from paceline.launch.ssh.connection import RemoteProcess
 from paceline.launch.ssh.protocol import Message
-from paceline.launch.ssh.rank_assignment import Sight, first_ranks
+from paceline.launch.ssh.rank_assignment import HostInfo, first_ranks
 
 _KILL_S = 5.0
-"""From an order to kill until a host's guard does it."""
+"""From an order to kill until a host's agent does it."""
 
 
 @dataclass(kw_only=True)
 class Participant:
     """One host's part of an attempt."""
 
-    remote: Remote
-    sight: Sight | None = None
+    remote: RemoteProcess
+    info: HostInfo | None = None
     unreachable: Sequence[str] | None = None
     refused: tuple[str, int] | None = None
     """What it said instead of taking part, and the exit code for it."""
@@ -35,7 +35,7 @@ class Participant:
     ended_s: float | None = None
     """When, by our clock in seconds since the epoch."""
     killed: bool = False
-    """Whether its guard was told to kill it: its end then says nothing."""
+    """Whether its agent was told to kill it: its end then says nothing."""
     last_words: list[str] = field(default_factory=list)
 
     @property
@@ -45,11 +45,11 @@ class Participant:
 
 
 @final
-class Stopping:
+class StopState:
     """The user's wish to stop, as a launch's `Interrupts` passes it on. Takes no locks."""
 
     def __init__(self) -> None:
-        self.stop = False
+        self.requested = False
         self.kill_now = False
         self.stop_s = STOP_S
         """How long hosts may take."""
@@ -57,7 +57,7 @@ class Stopping:
     def request_stop(self, since_s: float, stop_s: float) -> None:
         """Ask to stop."""
         self.stop_s = stop_s
-        self.stop = True
+        self.requested = True
 
     def kill(self) -> None:
         """Order to kill."""
@@ -65,43 +65,43 @@ class Stopping:
 
 
 @final
-class OrderlyEnd:
-    """Ends an attempt in order: hosts are asked first, then told, then their guards kill."""
+class GracefulShutdown:
+    """Ends an attempt in order: hosts stop first, then kill their workers, then their agents do."""
 
     def __init__(self) -> None:
-        self._asked_s: float | None = None
-        self._told = False
+        self._began_s: float | None = None
+        self._ordered_kill = False
         self._killed = False
 
-    def advance(self, members: Sequence[Participant], stopping: Stopping, *, failed: bool) -> None:
+    def advance(self, members: Sequence[Participant], stop: StopState, *, failed: bool) -> None:
         """Do what is due now."""
         now_s = time.monotonic()
-        if self._asked_s is None:
-            if stopping.stop:
-                tell_all(members, {"stop": True})
+        if self._began_s is None:
+            if stop.requested:
+                send_all(members, {"stop": True})
             elif not failed:
                 return
-            self._asked_s = now_s
-        grace_s = stopping.stop_s + PEERS_S if stopping.stop else PEERS_S
-        late_s = now_s - self._asked_s - (0.0 if stopping.kill_now else grace_s)
-        if not self._told and late_s >= 0:
-            self._told = True
-            tell_all(members, {"kill": True})
+            self._began_s = now_s
+        grace_s = stop.stop_s + PEERS_S if stop.requested else PEERS_S
+        late_s = now_s - self._began_s - (0.0 if stop.kill_now else grace_s)
+        if not self._ordered_kill and late_s >= 0:
+            self._ordered_kill = True
+            send_all(members, {"kill": True})
         if not self._killed and late_s > _KILL_S:
             self._killed = True
             for member in members:
                 member.killed = not member.ended
                 member.remote.end()
-        if late_s > 2 * _KILL_S:  # its guard lives, and can't kill it
+        if late_s > 2 * _KILL_S:  # its agent lives, and can't kill it
             for member in members:
                 member.ended = True
 
 
-def tell_all(members: Sequence[Participant], message: Mapping[str, object]) -> None:
+def send_all(members: Sequence[Participant], message: Mapping[str, object]) -> None:
     """Send a message to every part that still runs."""
     for member in members:
         if not member.ended:
-            member.remote.say(message)
+            member.remote.send(message)
 
 
 Problems = Mapping[str, PacelineError]
@@ -140,7 +140,9 @@ def raise_first(problems: Problems) -> None:
         raise type(errors[0])("\n".join(dict.fromkeys(map(str, errors))))
 
 
-def blame(members: Sequence[Participant], *, stopping: bool) -> tuple[WorkerFailure, ...]:
+def attribute_failures(
+    members: Sequence[Participant], *, stopping: bool
+) -> tuple[WorkerFailure, ...]:
     """List an attempt's failures, the root cause first.
 
     Args:
@@ -150,11 +152,11 @@ def blame(members: Sequence[Participant], *, stopping: bool) -> tuple[WorkerFail
     Raises:
         InfrastructureError: There are no results, and nobody says why.
     """
-    firsts = first_ranks([member.sight for member in members if member.sight is not None])
+    firsts = first_ranks([member.info for member in members if member.info is not None])
     found: list[WorkerFailure] = []
     silent: list[WorkerFailure] = []
     for first, member in zip(firsts, members, strict=True):
-        found += _told(member)
+        found += _reported(member)
         if member.done is None and (member.lost or not stopping):
             (silent if member.killed else found).append(_of_host(member, first))
     found = found or silent
@@ -163,7 +165,7 @@ def blame(members: Sequence[Participant], *, stopping: bool) -> tuple[WorkerFail
     return root_cause(found)
 
 
-def _told(member: Participant) -> Iterator[WorkerFailure]:
+def _reported(member: Participant) -> Iterator[WorkerFailure]:
     """Give a host's failures under the name that the user has for it, in our clock's time."""
     listed = (member.done or {}).get("failures")
     ahead_s = member.remote.connection.clock_offset_s or 0.0

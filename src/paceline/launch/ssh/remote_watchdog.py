@@ -44,11 +44,11 @@ class StateReporter:
 
         def report() -> bool:
             states = poller.poll()
-            agent_io.tell({"states": [state.to_json() for state in states]})
+            agent_io.send({"states": [state.to_json() for state in states]})
             if self._requested.is_set():
                 self._requested.clear()
                 stacks = collect_stacks(states, self._log_dir)
-                agent_io.tell({"stacks": {str(rank): text for rank, text in stacks.items()}})
+                agent_io.send({"stacks": {str(rank): text for rank, text in stacks.items()}})
             return False
 
         self._thread.start(report)

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 @final
-class Patience:
+class Waiter:
     """Asks again and again."""
 
     def __init__(self, interrupted: Callable[[], bool], every_s: float = 5.0) -> None:

@@ -14,8 +14,8 @@ from typing import final
 from torch import Tensor
 
 from paceline.data.batch import Batch
-from paceline.metrics.table import EpochRow
-from paceline.training.components import Parts
+from paceline.results.metrics_table import EpochRow
+from paceline.training.components import Components
 from paceline.training.snapshots.train_state import TrainState
 
 
@@ -30,7 +30,7 @@ class StepHook(ABC):
     needs_equal_weights = False
     """Whether it makes no sense where each worker has weights of its own for some steps."""
 
-    def setup(self, parts: Parts, position: TrainState, saved: Mapping[str, object]) -> None:
+    def setup(self, parts: Components, position: TrainState, saved: Mapping[str, object]) -> None:
         """The training begins: models and optimizers are complete and restored. Collective.
 
         Args:
@@ -92,7 +92,7 @@ class StepHooks:
         """Args:
         hooks: In the order in which they are called.
         """
-        self.setup: list[Callable[[Parts, TrainState, Mapping[str, object]], None]] = []
+        self.setup: list[Callable[[Components, TrainState, Mapping[str, object]], None]] = []
         self.begin_step: list[Callable[[int, Batch | None], None]] = []
         self.before_backward: list[Callable[[Tensor, float], None]] = []
         self.after_step: list[Callable[[int], None]] = []

@@ -10,9 +10,9 @@ from torch import Tensor
 from paceline.data.batch import Batch
 from paceline.distributed.group import Group
 from paceline.training.batches.loader import Loader
-from paceline.training.components import Parts
+from paceline.training.components import Components
 from paceline.training.hooks.base import StepHook
-from paceline.training.progress import Course
+from paceline.training.progress import TrainingProgress
 from paceline.training.snapshots.train_state import TrainState
 
 _FIRST_STEPS = 10
@@ -32,7 +32,7 @@ class LoadBalancer(StepHook):
 
     def __init__(
         self,
-        course: Course,
+        course: TrainingProgress,
         group: Group,
         max_batch: int | None,
         say: Callable[[str], None],
@@ -57,7 +57,7 @@ class LoadBalancer(StepHook):
         self._begin: torch.cuda.Event | None = None
         self._passes: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
-    def setup(self, parts: Parts, position: TrainState, saved: Mapping[str, object]) -> None:
+    def setup(self, parts: Components, position: TrainState, saved: Mapping[str, object]) -> None:
         """Take the training loader, whose steps are counted."""
         self._loader = parts.train_loader
 

@@ -7,10 +7,17 @@ from typing import final
 
 from paceline.files import storing
 from paceline.metrics.console import Console
-from paceline.metrics.table import Begun, Cells, EpochRow, append_rows, cells_of, start_table
 from paceline.metrics.tensorboard import TensorBoardLog
 from paceline.options.figures import plural
-from paceline.training.components import Parts
+from paceline.results.metrics_table import (
+    Begun,
+    Cells,
+    EpochRow,
+    append_rows,
+    cells_of,
+    start_table,
+)
+from paceline.training.components import Components
 from paceline.training.hooks.base import StepHook
 from paceline.training.snapshots.train_state import TrainState
 
@@ -47,7 +54,7 @@ class MetricsLogger(StepHook):
         self._tensorboard: TensorBoardLog | None = None
         self._unwritten: list[Cells] = []
 
-    def setup(self, parts: Parts, position: TrainState, saved: Mapping[str, object]) -> None:
+    def setup(self, parts: Components, position: TrainState, saved: Mapping[str, object]) -> None:
         """Open the sinks: rows of an earlier start beyond this position are dropped."""
         self._saved = _rows_of(saved.get("rows"))[-_SAVED_ROWS:]
         if self._table is not None:

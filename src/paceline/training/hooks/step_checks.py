@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import final
 
 from paceline.errors import UsageError
-from paceline.gradient_sync.replica_consistency import DriftGuard
-from paceline.gradient_sync.unsaved_buffers import HiddenBuffers
-from paceline.training.components import Parts
+from paceline.gradient_sync.replica_consistency import ReplicaConsistency
+from paceline.gradient_sync.unsaved_buffers import UnsavedBuffers
+from paceline.training.components import Components
 from paceline.training.hooks.base import StepHook
 from paceline.training.numerics import NumericsRecord
 from paceline.training.snapshots.train_state import TrainState
@@ -20,13 +20,13 @@ class ReplicaChecks(StepHook):
     Raises a JobError where they have drifted apart.
     """
 
-    def __init__(self, drift: DriftGuard) -> None:
+    def __init__(self, drift: ReplicaConsistency) -> None:
         """Args:
         drift: Compares the workers.
         """
         self._drift = drift
 
-    def setup(self, parts: Parts, position: TrainState, saved: Mapping[str, object]) -> None:
+    def setup(self, parts: Components, position: TrainState, saved: Mapping[str, object]) -> None:
         """Compare the weights that the training begins with."""
         self._drift.look(0)
 
@@ -52,15 +52,15 @@ class ReproducibilityChecks(StepHook):
         self._numerics = numerics
         self._agree = agree
         self._agreed: Mapping[str, object] | None = None
-        self._hidden: HiddenBuffers | None = None
+        self._hidden: UnsavedBuffers | None = None
 
-    def setup(self, parts: Parts, position: TrainState, saved: Mapping[str, object]) -> None:
+    def setup(self, parts: Components, position: TrainState, saved: Mapping[str, object]) -> None:
         """Compare with what the snapshot was computed on. Collective."""
         if self._agree is not None:
             self._agreed = json.loads(self._agree(json.dumps(self._numerics.describe())))
         self._numerics.compare(saved.get("numerics"))
         self._check_settings()
-        self._hidden = HiddenBuffers(parts.models)
+        self._hidden = UnsavedBuffers(parts.models)
 
     def after_step(self, step: int) -> None:
         """Check settings and buffers.

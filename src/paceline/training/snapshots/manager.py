@@ -8,9 +8,9 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from paceline.checkpoint.fingerprint import weights_sha256
 from paceline.checkpoint.flatten import flatten_optimizer
 from paceline.checkpoint.format import Snapshot
+from paceline.checkpoint.host_tensors import weights_sha256
 from paceline.checkpoint.state_encoding import decode, encode
 from paceline.checkpoint.store import SnapshotStore
 from paceline.checkpoint.writer import SnapshotWriter
@@ -20,7 +20,7 @@ from paceline.metrics.counters import StepCounters
 from paceline.training.context import TrainingContext
 from paceline.training.snapshots.discovery import best_weights, find_origin
 from paceline.training.snapshots.model_weights import are_finite, load_weights
-from paceline.training.snapshots.per_worker_states import OwnState, gather_states, merged
+from paceline.training.snapshots.per_worker_states import RankState, gather_states, merged
 from paceline.training.snapshots.train_state import TrainState
 from paceline.training.status_exchange import Agreement
 from paceline.training.sync.base import ON_AVERAGE, GradientSync, SyncState, were_apart
@@ -28,7 +28,7 @@ from paceline.training.sync.validation import method_of
 
 
 @final
-class SnapshotKeeper:
+class SnapshotManager:
     """Saves and restores what a worker trains with. One worker writes, or one of each node."""
 
     def __init__(
@@ -253,14 +253,14 @@ class SnapshotKeeper:
             tensors[f"{_optimizer_file(number)}/values"] = torch.tensor(list(text))
         return weights_sha256(tensors)
 
-    def _gathered_own(self) -> OwnState:
+    def _gathered_own(self) -> RankState:
         """Collect what each worker has a state of its own of. Collective where there is any."""
         per_part = self._parts.per_part
         if not per_part.objects:
-            return OwnState(tensors={})
+            return RankState(tensors={})
         states = gather_states(self._group, per_part.own(), keeps=self._writer is not None)
         tensors = {name: tensor for state in states for name, tensor in state.tensors.items()}
-        return OwnState(tensors=tensors, values=merged([state.values for state in states]))
+        return RankState(tensors=tensors, values=merged([state.values for state in states]))
 
     def _model_tensors(self, model: nn.Module, rows: Tensor) -> dict[str, Tensor]:
         """Name the model's tensors, with the average of these statistics in place of its own."""

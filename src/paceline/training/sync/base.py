@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from paceline.data.batch import Batch
-from paceline.training.snapshots.per_worker_states import OwnState
+from paceline.training.snapshots.per_worker_states import RankState
 
 ON_AVERAGE = (
     "Each worker had weights of its own where the snapshot was taken. These workers, or options of "
@@ -32,7 +32,7 @@ class SyncState:
     """JSON; alike on all workers."""
     model: Mapping[str, Tensor] = field(default_factory=dict)
     """Where each worker has weights of its own: those that stand for all, by their names."""
-    optimizers: Sequence[OwnState] = ()
+    optimizers: Sequence[RankState] = ()
     """Likewise of each optimizer: as `flatten_optimizer` gives it."""
     scaler: Mapping[str, object] | None = None
     """Likewise of the loss scaler."""

@@ -16,11 +16,11 @@ from paceline.gradient_sync.local_sgd.averaging import LocalState, LocalSteps
 from paceline.gradient_sync.local_sgd.layout import has_gaps
 from paceline.gradient_sync.local_sgd.schedule import LocalTerms
 from paceline.training.context import TrainingContext
-from paceline.training.snapshots.per_worker_states import OwnState, gather_states
+from paceline.training.snapshots.per_worker_states import RankState, gather_states
 from paceline.training.snapshots.script_state import Stateful
 from paceline.training.sync.allreduce import AllReduceSync, ReplicaSync
 from paceline.training.sync.base import ON_AVERAGE, GradientSync, SyncState
-from paceline.training.sync.optimizer_averaging import OptimizerMean, mean_state
+from paceline.training.sync.optimizer_averaging import OptimizerAverager, mean_state
 from paceline.training.sync.validation import may_choose, method_of, warmup_steps
 
 _WORKERS = "worker-"
@@ -47,7 +47,7 @@ class LocalSync(ReplicaSync):
         super().__init__(context)
         self._terms = terms
         self._local = LocalSteps(terms, context.group, context.parts.named_parameters)
-        self._optimizers = OptimizerMean(context.group)
+        self._optimizers = OptimizerAverager(context.group)
         self._warmup_steps = 0
         self._is_alone = False
 
@@ -142,7 +142,7 @@ class LocalSync(ReplicaSync):
             return ON_AVERAGE if of_round else ""
         workers, start = state.values["workers"], _worker(rank)
         assert isinstance(workers, list)
-        own = OwnState(
+        own = RankState(
             tensors={
                 n.removeprefix(start): t for n, t in state.tensors.items() if n.startswith(start)
             },
@@ -194,7 +194,7 @@ class LocalSync(ReplicaSync):
                 "weights: they aren't averaged, and snapshots hold those of the worker that writes"
             )
 
-    def _own(self, saved: LocalState) -> OwnState:
+    def _own(self, saved: LocalState) -> RankState:
         """Put together what a snapshot needs of this worker."""
         parameters = self.context.parts.named_parameters()
         tensors, values = dict(saved.own), []
@@ -203,7 +203,7 @@ class LocalSync(ReplicaSync):
             tensors |= {f"{_optimizer(number)}{name}": slot for name, slot in slots.items()}
             values.append(plain)
         scaler = {} if self.context.scaler is None else self.context.scaler.state_dict()
-        return OwnState(tensors=tensors, values={"optimizers": values, "scaler": scaler})
+        return RankState(tensors=tensors, values={"optimizers": values, "scaler": scaler})
 
     def _weights(self) -> dict[str, Tensor]:
         """Copy the parameters under all their names."""
@@ -274,11 +274,11 @@ def _optimizer(number: int) -> str:
     return f"optimizer-{number}/"
 
 
-def _optimizer_of(state: OwnState, number: int) -> OwnState:
+def _optimizer_of(state: RankState, number: int) -> RankState:
     start = _optimizer(number)
     every = state.values["optimizers"]
     assert isinstance(every, list)
-    return OwnState(
+    return RankState(
         tensors={n.removeprefix(start): t for n, t in state.tensors.items() if n.startswith(start)},
         values=_mapping(every[number]),
     )

@@ -14,7 +14,7 @@ from paceline.cli.cluster_submit import (
     take_cluster_choice,
 )
 from paceline.cli.pack import _OPTIONS as PACK_OPTIONS
-from paceline.data.pack_options import PackOptions
+from paceline.data.options import PackOptions
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.registry import launchers
 from paceline.options.command_line import flag, parse_options
@@ -22,8 +22,7 @@ from paceline.options.fields import OptionField, OptionValue, option_fields
 from paceline.options.text import printable, shortened
 from paceline.provision.aws.options import AskOptions, ClusterPlace, NetworkOptions, NodeOptions
 from paceline.runtime.spec import Launch
-from paceline.scaling.options import ScaleOptions
-from paceline.scaling.predict_options import PredictOptions
+from paceline.scaling.options import PredictOptions, ScaleOptions
 from paceline.training.config import TrainConfig, training_options
 
 NASTY = (

@@ -88,6 +88,17 @@ def test_after_success_there_is_time_to_end(
     assert guard.killed == frozenset()
 
 
+def test_where_all_have_results_the_time_to_exit_is_limited(
+    children: list[Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "EXIT_S", 0.0)
+    children.append(Child(_STUBBORN))
+    guard = _guard(children, done=True)
+    guard.limit_exit()
+    assert children[0].process.wait(timeout=patient(60)) == -signal.SIGKILL
+    guard.close()
+
+
 def test_an_order_to_kill_is_obeyed_at_once(children: list[Child]) -> None:
     children += [Child(_STUBBORN), Child(_STUBBORN)]
     guard = _guard(children)

@@ -203,6 +203,27 @@ def test_a_signal_breaks_a_start_off() -> None:
         raise AssertionError("a start after a signal")
 
 
+def test_a_library_may_break_by_the_signal_that_breaks_a_start_off() -> None:
+    with (
+        Interrupts().caught() as interrupts,
+        pytest.raises(InterruptedStartError),
+        interrupts.starting(),
+    ):
+        _import_that_a_signal_breaks()
+
+
+def _import_that_a_signal_breaks() -> None:
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except InterruptedStartError:
+        raise ImportError("cannot load module more than once per process") from None
+
+
+def test_an_error_without_a_signal_stays_what_it_is() -> None:
+    with Interrupts().caught() as interrupts, pytest.raises(ImportError), interrupts.starting():
+        raise ImportError("no numpy")
+
+
 def test_an_ignored_hangup_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -17,7 +17,7 @@ from paceline.runtime.placement import choose_place
 from paceline.runtime.spec import Launch
 from paceline.runtime.start import start, warn_of_no_effect
 from paceline.training.config import TrainConfig, training_options
-from paceline.training.previous_run import PastRun
+from paceline.training.previous_run import PreviousRun
 from paceline.training.recipe import load_recipe
 from paceline.training.request import TrainRequest
 from paceline.training.sync.validation import refuse_idle
@@ -44,7 +44,7 @@ def main(tokens: Sequence[str]) -> int:
         show_help("paceline resume RUN_DIR", _ABOUT, options)
     where, rest = take_word(tokens, "paceline resume RUN_DIR", "the run directory")
     run = RunDirectory.named(where)
-    past = PastRun.read(run)
+    past = PreviousRun.read(run)
     if past.kind == "script":
         return _resume_script(run, past, where, rest)
     recipe = load_recipe(past.reference)
@@ -72,7 +72,7 @@ def main(tokens: Sequence[str]) -> int:
     return _resume(request, config, past, choice, given, allowed, paths)
 
 
-def _resume_script(run: RunDirectory, past: PastRun, where: str, tokens: Sequence[str]) -> int:
+def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Sequence[str]) -> int:
     from paceline.runtime.script_options import script_options
 
     if not Path(past.reference).is_file():

@@ -21,8 +21,8 @@ class SyncEntry:
     """What is known of a way of combining gradients before it is imported."""
 
     implementation: str
-    """What makes the `GradientSync` of a `SyncContext`, as `module:name`: a class, or a function.
-    Imported by the workers alone, since it needs torch."""
+    """What makes the `GradientSync` of a `TrainingContext`, as `module:name`: a class, or a
+    function. Imported by the workers alone, since it needs torch."""
     help: str
     """What `--help` says of it: a few words, without a full stop."""
     options: tuple[str, ...] = ()

@@ -138,7 +138,7 @@ def remove_directories(directories: list[Path]) -> None:
 PEERS_S = 3.0
 """From the first worker's failure until its peers are killed; they may hang in a collective."""
 EXIT_S = 15.0
-"""From the first worker's exit after all delivered results until the slowest is killed."""
+"""Once all have delivered results and one has exited: until the slowest is killed."""
 _REAP_S = 2.0
 _NEVER_S = float("inf")
 _TRACED = {"t", "tracing-stop", psutil.STATUS_TRACING_STOP}
@@ -161,8 +161,8 @@ class WorkerSupervisor:
     """A thread that ends workers which don't end by themselves.
 
     It stands beside the elastic agent, whose own time-out in this place is 30 s and can't be set:
-    once a worker ended, the others get PEERS_S (EXIT_S where it delivered its result); once a stop
-    was requested they all get SIGTERM and the time that was said. After that: SIGKILL.
+    once a worker has ended without a result, the others get PEERS_S; once a stop was requested
+    they all get SIGTERM and the time that was said. After that: SIGKILL.
     """
 
     def __init__(self, workers: Mapping[int, Worker], delivered: Callable[[int], bool]) -> None:
@@ -177,6 +177,7 @@ class WorkerSupervisor:
         self._delivered = delivered
         self._deadline_s = _NEVER_S
         self._stop_by_s: float | None = None
+        self._exit_by_s = _NEVER_S
         self._stop_sent = False
         self._kill_now = False
         self._closing = False
@@ -200,6 +201,12 @@ class WorkerSupervisor:
         """
         self._stop_by_s = since_s + stop_s
         self._wake()
+
+    def limit_exit(self) -> None:
+        """Give the workers, which all have delivered results, EXIT_S from the first call on."""
+        if self._exit_by_s == _NEVER_S:
+            self._exit_by_s = time.monotonic() + EXIT_S
+            self._wake()
 
     def kill(self) -> None:
         """Kill the workers now. Takes no lock: a signal handler may call it."""
@@ -231,9 +238,9 @@ class WorkerSupervisor:
                 self._kill_all()
 
     def _set_deadline(self, ended: Sequence[int]) -> None:
-        for rank in ended:
-            grace_s = EXIT_S if self._delivered(rank) else PEERS_S
-            self._deadline_s = min(self._deadline_s, time.monotonic() + grace_s)
+        if not all(self._delivered(rank) for rank in ended):
+            self._deadline_s = min(self._deadline_s, time.monotonic() + PEERS_S)
+        self._deadline_s = min(self._deadline_s, self._exit_by_s)
         if self._stop_by_s is not None and not self._stop_sent:
             self._stop_sent = True
             for process in self._processes.values():
@@ -247,7 +254,7 @@ class WorkerSupervisor:
         for rank, process in self._processes.items():
             if _end(process, psutil.Process.kill):
                 self._killed.add(rank)
-        self._deadline_s = _NEVER_S
+        self._deadline_s = self._exit_by_s = _NEVER_S
         self._sentinels = {}
 
 

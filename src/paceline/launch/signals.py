@@ -157,6 +157,11 @@ class Interrupts:
             if self.received:
                 raise InterruptedStartError
             yield
+        except Exception as error:
+            if not (self.received and self._starting):
+                raise
+            # An import that a signal breaks off may end with an error of its library's own.
+            raise InterruptedStartError from error
         finally:
             self._starting = False
             self._workers = None

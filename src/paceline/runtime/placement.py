@@ -23,8 +23,7 @@ from paceline.launch.worker_count import (
 )
 from paceline.runtime.spec import Place
 from paceline.training.config import TrainConfig
-from paceline.training.sync.shard_validation import check_reproducible
-from paceline.training.sync.validation import check_method
+from paceline.training.sync.validation import check_method, check_reproducible
 
 _INTERACTIVE = ("slurm", "openmpi", "mpich")
 """Where a world of one may be no more than a shell: `--workers` then starts workers locally."""

@@ -198,17 +198,22 @@ class _Agent(LocalElasticAgent):
     def _ended_by_themselves(self) -> RunResult | None:
         """Find workers that ended with exit code 0, for whose return values torch waits forever.
 
-        A worker that comes to its end stays until all have: only `os._exit` ends it before.
+        Ours return none: those who came to their end have left a result, others called `os._exit`.
         """
         ended = [rank for rank, process in self.processes.items() if process.exitcode == 0]
+        if not ended:
+            return None
         scratch = self._task.scratch
-        early = [rank for rank in ended if not result_path(scratch, rank).exists()]
+        delivered = [rank for rank in self.processes if result_path(scratch, rank).exists()]
+        early = [rank for rank in ended if rank not in delivered]
         if early:
             pids = {rank: self.processes[rank].pid or 0 for rank in early}
             failures = {rank: ProcessFailure(0, pid, 0, "") for rank, pid in pids.items()}
             return RunResult(state=WorkerState.FAILED, failures=failures)
         if len(ended) == len(self.processes):
             return RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(ended, ""))
+        if len(delivered) == len(self.processes) and self.supervisor is not None:
+            self.supervisor.limit_exit()
         return None
 
     def _exit_barrier(self) -> None:

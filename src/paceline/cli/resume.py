@@ -110,7 +110,7 @@ def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Seq
 def _resume(
     request: TrainRequest,
     config: TrainConfig,
-    past: PastRun,
+    past: PreviousRun,
     choice: ClusterChoice,
     given: Mapping[str, OptionValue],
     allowed: Sequence[str],

@@ -79,13 +79,13 @@ def main(tokens: Sequence[str]) -> int:
     named = tokens[0] if tokens and not tokens[0].startswith("-") else None
     if named is None and wants_help(tokens):
         show_help(_COMMAND, _ABOUT, [*_OPTIONS, *_training()])
-    asked = _read(tokens) if named is None else _read_recipe(named, tokens[1:])
-    hosts = asked.hosts_options()
-    if asked.given.get("here"):
+    request = _read(tokens) if named is None else _read_recipe(named, tokens[1:])
+    hosts = request.hosts_options()
+    if request.given.get("here"):
         if hosts.named or named is not None:
             raise UsageError("--here looks at this process alone: leave out hosts and recipe")
-        return _examine_here(asked)
-    return _examine(asked, hosts)
+        return _examine_here(request)
+    return _examine(request, hosts)
 
 
 def _training() -> list[OptionField]:
@@ -128,11 +128,11 @@ def _from_here(path: str) -> str:
     return path.removeprefix(f"{Path.cwd()}/")
 
 
-def _examine_here(asked: _DoctorRequest) -> int:
+def _examine_here(request: _DoctorRequest) -> int:
     from paceline.distributed.environment_check import examine
 
-    findings = examine(surroundings(), asked.config.dist)
-    if asked.given.get("json"):
+    findings = examine(surroundings(), request.config.dist)
+    if request.given.get("json"):
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         print(printable("\n".join(_lines(findings))))
@@ -144,37 +144,37 @@ def _lines(findings: Sequence["CheckLine"]) -> list[str]:
     return [f"{f.state:8}{f.what:11} {f.text}" for f in findings]
 
 
-def _examine(asked: _DoctorRequest, hosts: HostsOptions) -> int:
+def _examine(request: _DoctorRequest, hosts: HostsOptions) -> int:
     from paceline.doctor.diagnosis import as_json
     from paceline.doctor.text_report import as_text
 
-    found = _found(asked, hosts)
+    found = _found(request, hosts)
     print(
         json.dumps(as_json(found), indent=2)
-        if asked.given.get("json")
+        if request.given.get("json")
         else printable(as_text(found))
     )
     return found.exit_code
 
 
-def _found(asked: _DoctorRequest, options: HostsOptions) -> "Diagnosis":
+def _found(request: _DoctorRequest, options: HostsOptions) -> "Diagnosis":
     from paceline.doctor.runner import TrainingPlace, examine_here, examine_hosts
 
-    run_dir = asked.given.get("run_dir")
+    run_dir = request.given.get("run_dir")
     runs = str(Path(str(run_dir)).parent) if run_dir is not None else "runs"
     place = TrainingPlace(directory=str(Path.cwd()), runs=runs)
     if not options.named:
-        return examine_here(_wish(asked), place, asked.config.launch.workers, note)
-    return examine_hosts(options.read(), options, _wish(asked), place, note)
+        return examine_here(_wish(request), place, request.config.launch.workers, note)
+    return examine_hosts(options.read(), options, _wish(request), place, note)
 
 
-def _wish(asked: _DoctorRequest) -> "Wish":
+def _wish(request: _DoctorRequest) -> "Wish":
     from paceline.doctor.diagnosis import Wish
 
-    config = asked.config
+    config = request.config
     return Wish(
         on_gpus=config.dist.device != "cpu" and config.dist.backend != "gloo",
         interface=config.dist.interface,
         loader_workers=config.data.loader_workers,
-        recipe=asked.recipe,
+        recipe=request.recipe,
     )

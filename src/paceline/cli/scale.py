@@ -95,8 +95,8 @@ def _as_it_stands(asked: ScaleRequest, study: Study, runner: Runner) -> Study:
     for method in (*asked.methods, PLAIN):
         settings = method_settings(method, asked.commands.methods, warm=False)
         options[method] = {name: value for name, value in settings.items() if name != "sync"}
-    told = summarise(study, sizes, runner.measured(plan), options, runner.trained(sizes))
-    return replace(told, notes=(*told.notes, *runner.problems))
+    study = summarise(study, sizes, runner.measured(plan), options, runner.trained(sizes))
+    return replace(study, notes=(*study.notes, *runner.problems))
 
 
 def _announce(asked: ScaleRequest) -> None:
@@ -128,11 +128,11 @@ def _with_prediction(place: StudyDirectory, study: Study) -> Study:
     if study.baseline_images_per_s is None or study.not_reliable:
         return study
     try:
-        told = foretell_study(place.path)
+        prediction = foretell_study(place.path)
     except PacelineError as error:
         return replace(study, notes=(*study.notes, f"There is no prediction: {error}"))
-    if told is not None:
-        study = replace(study, prediction=told)
+    if prediction is not None:
+        study = replace(study, prediction=prediction)
         place.write(study)
     return study
 

@@ -327,8 +327,8 @@ class _Launcher:
             )
         if outcome.interrupted:
             raise KeyboardInterrupt
-        if told := refused(records):
-            raise UsageError(told)
+        if refusal := refused(records):
+            raise UsageError(refusal)
         events = [read_events(record_path(records, r)) for r in range(workers)]
         places = whereabouts(records, events)
         if not (outcome.failures and lost_one_another(outcome.failures[0], places)):

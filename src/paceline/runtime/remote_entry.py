@@ -40,7 +40,7 @@ def inspect(text: str) -> str:
     order = json.loads(text)
     request = _at_home(TrainRequest.from_json(order["payload"]), order)
     config = TrainConfig.from_settings(request.settings)
-    place = local_place(config, asked=order["workers"])
+    place = local_place(config, requested=order["workers"])
     route = _route(order, config)
     return json.dumps(
         {

@@ -124,9 +124,9 @@ def paused(training: RecipeTraining) -> Iterator[None]:
     started_s = perf_counter()
     yield
     away_s = perf_counter() - started_s
-    course = training.session.engine.context.course
-    course._lap_from_s += away_s
-    course.data_s -= away_s
+    progress = training.session.engine.context.progress
+    progress._lap_from_s += away_s
+    progress.data_s -= away_s
 
 
 @contextlib.contextmanager

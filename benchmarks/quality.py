@@ -185,8 +185,8 @@ def serve(seat: Seat, request: Mapping[str, object]) -> Answer:
     with opened(seat, number, str(request["meeting"]), run_dir, settings) as s:
         training = prepare(s, TASKS[str(request["task"])].job())
         figures = _trained(training, s.config.loop.epochs)
-        s.engine.keeper.flush()
-        state = s.engine.context.course.state
+        s.engine.snapshots.flush()
+        state = s.engine.context.progress.state
         return {
             "accuracy": figures["accuracy"],
             "loss": figures["loss"],

@@ -225,7 +225,7 @@ def _train(seat: Seat, trial: Trial, meeting: str, run_dir: Path) -> Answer:
                     sent.append(sent_bytes(seat.interface))
                     cpu.append(process_time())
                 s.step(network(images))
-        s.engine.keeper.flush()
+        s.engine.snapshots.flush()
         said = s.engine.sync.label or ""
     counted = stamps[trial.lead : trial.lead + trial.steps + 1]
     return {

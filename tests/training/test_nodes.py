@@ -106,7 +106,7 @@ def judge_on(group: Group, disks: Sequence[Path], lost: int | None) -> dict[str,
     with open_session(config, run, nodes, StopFlag(under_launcher=True)) as session:
         training = prepare(session, job)
         train(training)
-        session.engine.keeper.flush()
+        session.engine.snapshots.flush()
         nodes.barrier()
         if lost == nodes.rank:
             best = json.loads((run.snapshots / "best.json").read_text())["snapshot"]

@@ -42,7 +42,7 @@ class ReplicaConsistency:
         self._parameters = parameters
         self._optimizers = optimizers
 
-    def look(self, step: int) -> None:
+    def check(self, step: int) -> None:
         """Compare where this step is due. Collective then, with one wait for the device.
 
         Args:
@@ -55,7 +55,7 @@ class ReplicaConsistency:
             self.compare(step)
 
     def compare(self, step: int) -> None:
-        """Compare now, unless it is never done. Collective; raises as `look`."""
+        """Compare now, unless it is never done. Collective; raises as `check`."""
         if not self._every or self._group.world_size == 1:
             return
         parameters, rates = self._parameters(), _rates(self._optimizers)

@@ -142,7 +142,7 @@ def _announce(engine: Engine, request: TrainRequest) -> None:
     context = engine.context
     problem = ""
     if context.group.rank == 0 and context.run.run_json.exists():
-        plan = context.course.plan
+        plan = context.progress.plan
         batch = {"global_batch": plan.global_batch if plan else None, "batch_per_worker": None}
         try:
             PreviousRun.read(context.run).changed(

@@ -14,8 +14,8 @@ from paceline.training.snapshots.train_state import TrainState
 from paceline.training.status_exchange import Agreement
 
 
-def progress(
-    course: TrainingProgress,
+def describe_advance(
+    progress: TrainingProgress,
     agreed: Agreement,
     steps: int,
     lr: float,
@@ -33,13 +33,13 @@ def progress(
         spent: What these steps spent on communication; None of a single worker.
         top: 5 or 1 where accuracy is counted.
     """
-    state, plan = course.state, course.plan
+    state, plan = progress.state, progress.plan
     left = max(0, state.total_steps - state.step)
     return Advance(
         epoch=state.epoch + 1,
-        epochs=course.loop.epochs,
+        epochs=progress.loop.epochs,
         step=state.step_in_epoch,
-        steps=course.steps_per_epoch,
+        steps=progress.steps_per_epoch,
         loss=agreed.totals.mean_loss,
         accuracy=agreed.totals.accuracy if top else None,
         images_per_s=steps * plan.global_batch / agreed.lap_s if plan else 0.0,
@@ -97,10 +97,10 @@ def with_validation(row: EpochRow, state: TrainState) -> EpochRow:
     )
 
 
-def last_lr(course: TrainingProgress, optimizers: Sequence[Optimizer]) -> float:
+def last_lr(progress: TrainingProgress, optimizers: Sequence[Optimizer]) -> float:
     """Give the last step's learning rate, by our schedule or as the script has set it."""
-    if course.rate is not None:
-        return course.rate.lr_at(course.state.step - 1)
+    if progress.rate is not None:
+        return progress.rate.lr_at(progress.state.step - 1)
     for optimizer in optimizers:
         return float(optimizer.param_groups[0]["lr"])
     return 0.0

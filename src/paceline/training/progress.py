@@ -113,9 +113,9 @@ class TrainingProgress:
         self._last_agreement = self.next_agreement = state.step
         self._fit_schedule()
         if ran_out_of_time:
-            self._look_at_clock()  # unless there is more time now, nothing is left to do
+            self._check_clock()  # unless there is more time now, nothing is left to do
 
-    def step_to_look_at(self) -> int:
+    def step_to_sample(self) -> int:
         """Choose the step, from 0, whose times are taken next.
 
         The last one before the next exchange; where the epoch ends before that, the last but one of
@@ -170,7 +170,7 @@ class TrainingProgress:
         steps = state.step - self._last_agreement
         if self.loop.time_budget is not None:
             self._fit_schedule()
-            self._look_at_clock(self._until_next_s(agreed.lap_s, steps))
+            self._check_clock(self._until_next_s(agreed.lap_s, steps))
         self._last_agreement = state.step
         self.next_agreement = state.step + steps_to_next(agreed.lap_s, steps)
         return steps
@@ -199,7 +199,7 @@ class TrainingProgress:
         state = self.state
         complete = self.epoch_is_complete or self.stopping != "time"
         if complete:
-            self._look_at_clock()  # one more step would need one more evaluation
+            self._check_clock()  # one more step would need one more evaluation
         if complete:
             state.epoch += 1
             state.step_in_epoch = 0
@@ -311,7 +311,7 @@ class TrainingProgress:
         if self.rate is not None:
             self.rate.schedule = self.rate.schedule.with_total_steps(self.state.total_steps)
 
-    def _look_at_clock(self, until_next_s: float = 0.0) -> None:
+    def _check_clock(self, until_next_s: float = 0.0) -> None:
         """Stop where only the time for the last evaluation and snapshot is left."""
         budget = self._budget()
         if budget is None or self.stopping is not None:

@@ -50,7 +50,7 @@ class StopFlag:
         """Whether a signal has been waiting for so long that the process may soon be killed."""
         return self.name is not None and monotonic() - self._since_s > _PATIENCE_S
 
-    def heeded(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def until_signal(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Pass an evaluation's batches on, unless a signal leaves no time to finish it."""
         for batch in batches:
             if self.is_pressing:
@@ -66,8 +66,8 @@ def stop_on_signals(*, under_launcher: bool) -> Iterator[StopFlag]:
     A signal that this process was told to ignore (by nohup, or by the launcher) stays ignored.
     """
     flag = StopFlag(under_launcher=under_launcher)
-    heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, flag.receive) for number in heeded}
+    handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, flag.receive) for number in handled}
     try:
         yield flag
     finally:

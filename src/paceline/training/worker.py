@@ -143,8 +143,8 @@ def announce(engine: Engine, request: TrainRequest) -> None:
             write_run(run, description, start)
         opening = restart_line(engine) if attempt else opening_lines(engine, description, run)
         context.console.say(opening)
-        if context.parts.unseeded and not context.course.state.step:
-            context.console.warn(unseeded_line(context.parts.unseeded))
+        if context.components.unseeded and not context.progress.state.step:
+            context.console.warn(unseeded_line(context.components.unseeded))
 
 
 def finish(
@@ -164,12 +164,12 @@ def finish(
     """
     context = engine.context
     for end_training in context.hooks.end_training:
-        end_training(context.course.state.step)
+        end_training(context.progress.state.step)
     save_last(engine)
-    context.profiler.record(context.course, must=True)
+    context.profiler.record(context.progress, must=True)
     summary = summarize(engine, request.recipe)
     budget, begun_s = (
-        context.course.describe_budget(context.course.lap()),
+        context.progress.describe_budget(context.progress.lap()),
         perf_counter(),
     )
     if summary["stopped_because"] != "signal":
@@ -180,7 +180,9 @@ def finish(
         summary["time_budget"] = budget | {"used_s": used_s, "test_s": test_s}
     if context.group.rank == 0:
         mixed = (
-            has_mixed(context.run, context.course.state.step) if context.division.is_fixed else None
+            has_mixed(context.run, context.progress.state.step)
+            if context.division.is_fixed
+            else None
         )
         with storing(context.run.summary_json):
             write_json(context.run.summary_json, summary | {"mixed_numerics": mixed})
@@ -197,11 +199,11 @@ def save_last(engine: Engine) -> None:
             the run directory is gone; on every worker.
     """
     context = engine.context
-    course, flag = context.course, engine.stop_flag
-    was_stopped = course.stopping == "signal" and course.state.ended is None
+    progress, flag = context.progress, engine.stop_flag
+    was_stopped = progress.stopping == "signal" and progress.state.ended is None
     limit_s = 0.0 if was_stopped else min(LAST_SNAPSHOT_S, context.config.dist.timeout_s / 2)
     engine.note.operation = "snapshot"
-    reason = engine.keeper.save_last(limit_s, lambda: flag.name is not None)
+    reason = engine.snapshots.save_last(limit_s, lambda: flag.name is not None)
     is_gone = context.group.rank == 0 and not context.run.run_json.exists()
     own = json.dumps([gethostname(), reason, is_gone])
     told = [json.loads(text) for text in context.group.gather_texts(own)]
@@ -215,7 +217,7 @@ def save_last(engine: Engine) -> None:
     if failed and not was_stopped:
         each = "; ".join(f"on {host}, {why}" for host, why in failed.items())
         raise StorageError(
-            f"the training came to its end, but its final weights, of step {course.state.step}, "
+            f"the training came to its end, but its final weights, of step {progress.state.step}, "
             f"are in no snapshot: {each}. It was tried again for {limit_s:.0f} s. Make room there, "
             "or make it writable, and go on: what comes after the newest snapshot is trained again"
         )

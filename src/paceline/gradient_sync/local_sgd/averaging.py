@@ -136,7 +136,7 @@ class LocalSteps:
         self.is_apart, self._is_even = False, True
 
     @contextmanager
-    def lent(self) -> Iterator[None]:
+    def averaged_weights(self) -> Iterator[None]:
         """Lend the models the average of all workers' weights. Collective on entry."""
         if self._is_even:
             yield

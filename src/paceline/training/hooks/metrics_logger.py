@@ -47,17 +47,19 @@ class MetricsLogger(StepHook):
         self._tensorboard: TensorBoardLog | None = None
         self._unwritten: list[Cells] = []
 
-    def setup(self, parts: Components, position: TrainState, saved: Mapping[str, object]) -> None:
+    def setup(
+        self, components: Components, position: TrainState, saved: Mapping[str, object]
+    ) -> None:
         """Open the sinks: rows of an earlier start beyond this position are dropped."""
         self._saved = _rows_of(saved.get("rows"))[-_SAVED_ROWS:]
         if self._table is not None:
             with storing(self._table):
                 begun = start_table(self._table, position.epoch, self._saved)
-                self._tell(self._table, begun)
+                self._report_lost_rows(self._table, begun)
                 if self._events is not None:
                     self._tensorboard = TensorBoardLog(self._events, first_step=position.step)
 
-    def _tell(self, table: Path, begun: Begun) -> None:
+    def _report_lost_rows(self, table: Path, begun: Begun) -> None:
         if begun.rebuilt:
             self._console.warn(
                 f"{plural(begun.rebuilt, 'row')} of {table} had been lost or damaged: back from "

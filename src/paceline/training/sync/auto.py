@@ -59,9 +59,9 @@ class AutoSync(ReplicaSync):
 
     def begin_step(self, step: int, batch: Batch | None) -> None:
         """See `GradientSync`."""
-        epoch = self.context.course.state.epoch
+        epoch = self.context.progress.state.epoch
         if batch is not None and epoch != self._epoch:  # a pass begins
-            self._epoch, is_only_step = epoch, self.context.course.steps_per_epoch == 1
+            self._epoch, is_only_step = epoch, self.context.progress.steps_per_epoch == 1
             self._since_s = perf_counter() if is_only_step else None  # else none has one before it
             chosen = self._chosen("local")
             if self._inner is None and chosen and epoch >= chosen.from_epoch:
@@ -129,7 +129,7 @@ class AutoSync(ReplicaSync):
         return self.choice if self.choice and self.choice.method == method else None
 
     def _is_warm(self, step: int) -> bool:
-        return step >= warmup_steps(self.context.config, self.context.course.steps_per_epoch)
+        return step >= warmup_steps(self.context.config, self.context.progress.steps_per_epoch)
 
     def _measure(self) -> None:
         """Take the time of a step; now and then see whether that is enough. Collective then."""
@@ -146,9 +146,9 @@ class AutoSync(ReplicaSync):
         own = torch.tensor([enough, median(self._times_s)], dtype=torch.float64)
         said, step_s = self.context.group.gather_rows(own)[0].tolist()
         if said:
-            self._judge(step_s)
+            self._choose(step_s)
 
-    def _judge(self, step_s: float) -> None:
+    def _choose(self, step_s: float) -> None:
         """Choose, or try bf16 first. Collective; rank 0 decides.
 
         Args:
@@ -156,7 +156,7 @@ class AutoSync(ReplicaSync):
         """
         context, group = self.context, self.context.group
         if self._full is None:
-            profile = context.profiler.profile(context.course)
+            profile = context.profiler.profile(context.progress)
             choice = first_choice(profile) if group.rank == 0 else None
             if profile is not None:
                 self._full = profile, step_s
@@ -167,12 +167,12 @@ class AutoSync(ReplicaSync):
             self.rounding.dtype = torch.bfloat16
             self._times_s, self._since_s = [], None
             return
-        state = context.course.state
+        state = context.progress.state
         is_warm = self._is_warm(state.step)
         self._adopt(replace(Choice.from_json(text), from_epoch=state.epoch + is_warm))
         if self._chosen("powersgd" if is_warm else "local"):  # else with the warm-up, or a pass
             self._take_over(state.step)
-        self._tell()
+        self._announce_choice()
 
     def _last_word(self, profile: StepProfile, full_s: float, half_s: float) -> Choice | None:
         """Choose, after steps in full and with bf16. Collective; None but on rank 0."""
@@ -231,7 +231,7 @@ class AutoSync(ReplicaSync):
             times_s.append(perf_counter() - begun_s)
         return median(times_s) / (group.world_size - 1)  # it goes once around
 
-    def _tell(self) -> None:
+    def _announce_choice(self) -> None:
         """Say what was chosen, and note it in `run.json`. Rank 0."""
         context = self.context
         if context.group.rank != 0:

@@ -19,13 +19,13 @@ class BufferAverager:
     While training nothing of them is exchanged: evaluations and snapshots average them.
     """
 
-    def __init__(self, parts: Components, group: Group, division: Division) -> None:
+    def __init__(self, components: Components, group: Group, division: Division) -> None:
         """Args:
-        parts: The models; may still grow until the training begins.
+        components: The models; may still grow until the training begins.
         group: The workers.
         division: Which parts each of them has.
         """
-        self._models = parts
+        self._models = components
         self._group = group
         self._division = division
         self._made: PartBuffers | None = None
@@ -71,7 +71,7 @@ class BufferAverager:
         self._made = None
 
     @contextmanager
-    def lent(self) -> Iterator[None]:
+    def averaged_buffers(self) -> Iterator[None]:
         """Lend the models the average of all parts. Collective on entry."""
         buffers = self._buffers
         live = buffers.live()

@@ -30,7 +30,7 @@ class PowerSGDSync(ReplicaSync):
     def setup(self, step: int) -> None:
         """See `GradientSync`."""
         context = self.context
-        self._warmup_steps = warmup_steps(context.config, context.course.steps_per_epoch)
+        self._warmup_steps = warmup_steps(context.config, context.progress.steps_per_epoch)
         self._make()
         self.after_step(step)
 
@@ -67,7 +67,7 @@ class PowerSGDSync(ReplicaSync):
         scales = state.values.get("scales")
         assert isinstance(scales, dict)
         group = self.context.group
-        for name, model in self.context.parts.models.items():
+        for name, model in self.context.components.models.items():
             averager, own = self._averagers[name], dict(model.named_parameters())
             averager.scale = float(scales.get(name, 1.0))
             for parameter, errors in _of_model(state.tensors, "error", name).items():
@@ -89,8 +89,8 @@ class PowerSGDSync(ReplicaSync):
         context, scaler = self.context, self.context.scaler
         options, workers = context.config.sync, context.group.world_size
         scale = (lambda: 1.0) if scaler is None else scaler.get_scale
-        waiting = context.stepper.pace.waiting
-        for name in self.context.parts.models:
+        waiting = context.optimizer_step.step_profiler.waiting
+        for name in self.context.components.models:
             if name not in self._averagers:
                 self._averagers[name] = PowerSGD(workers, options.powersgd_rank, scale, waiting)
 

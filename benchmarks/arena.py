@@ -27,7 +27,7 @@ from paceline.training.loop import train
 from paceline.training.recipe_session import RecipeTraining, prepare
 from paceline.training.rng import seed_everything
 from paceline.training.setup import open_session
-from paceline.training.signals import StopFlag
+from paceline.training.status_exchange import StopFlag
 from paceline.training.worker import set_up_torch
 
 SEED = 0

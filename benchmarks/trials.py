@@ -31,7 +31,7 @@ from paceline.training.config import TrainConfig
 from paceline.training.rng import seed_everything
 from paceline.training.session import Session
 from paceline.training.setup import open_session
-from paceline.training.signals import StopFlag
+from paceline.training.status_exchange import StopFlag
 from paceline.training.worker import set_up_torch
 
 Settings = Mapping[str, OptionValue]

@@ -33,7 +33,7 @@ from paceline.training.recipe_session import prepare
 from paceline.training.rng import seed_everything
 from paceline.training.run_metadata import summarize
 from paceline.training.setup import open_session
-from paceline.training.signals import StopFlag
+from paceline.training.status_exchange import StopFlag
 
 Settings = Mapping[str, OptionValue]
 MakeJob = Callable[[], Job]

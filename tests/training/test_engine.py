@@ -16,8 +16,8 @@ from paceline.distributed.group import Group
 from paceline.errors import InterruptedTraining, UsageError
 from paceline.options.fields import OptionValue
 from paceline.training.rng import seed_everything
-from paceline.training.signals import StopFlag
 from paceline.training.snapshots import manager
+from paceline.training.status_exchange import StopFlag
 from tests.support.ranks import RankError, run_ranks
 from tests.support.sessions import (
     BATCH,

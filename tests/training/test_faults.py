@@ -18,8 +18,7 @@ from paceline.training.options import LoopOptions
 from paceline.training.progress import TrainingProgress
 from paceline.training.recipe_session import prepare
 from paceline.training.setup import open_session
-from paceline.training.signals import StopFlag
-from paceline.training.status_exchange import Agreement
+from paceline.training.status_exchange import Agreement, StopFlag
 from tests.support.ranks import run_ranks
 from tests.support.trainings import (
     Outcome,

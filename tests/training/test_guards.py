@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from paceline.data.options import DataOptions
 from paceline.distributed.group import Group
 from paceline.errors import InterruptedTraining, UsageError
-from paceline.training import signals
+from paceline.training import status_exchange
 from paceline.training.batches.plan import check_plan, make_plan
-from paceline.training.signals import StopFlag
+from paceline.training.status_exchange import StopFlag
 from tests.support.ranks import run_ranks
 from tests.support.sessions import BATCH, net, pair_of, points, session_on, sgd
 
@@ -111,7 +111,7 @@ def test_a_signal_in_a_long_evaluation_ends_all_workers_together(
     signalled: list[int], tmp_path: Path
 ) -> None:
     def body(group: Group) -> tuple[bool, int, list[int]]:
-        signals._PATIENCE_S = -1.0  # the signal presses at once
+        status_exchange._PATIENCE_S = -1.0  # the signal presses at once
         flag = StopFlag(under_launcher=True)
         ended = False
         with suppress(InterruptedTraining), session_on(group, tmp_path, None, flag) as s:

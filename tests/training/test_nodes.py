@@ -17,7 +17,7 @@ from paceline.training.loop import train
 from paceline.training.numerics import NumericsRecord
 from paceline.training.recipe_session import evaluate_best, prepare
 from paceline.training.setup import open_session
-from paceline.training.signals import StopFlag
+from paceline.training.status_exchange import StopFlag
 from tests.support.nodes import on_nodes
 from tests.support.ranks import run_ranks
 from tests.support.tiers import slow

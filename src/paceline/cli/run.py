@@ -20,8 +20,7 @@ from paceline.results.run_directory import RunDirectory
 from paceline.runtime.placement import choose_place
 from paceline.runtime.spec import Launch
 from paceline.runtime.start import start, warn_of_no_effect
-from paceline.training.config import TrainConfig
-from paceline.training.request import TrainRequest
+from paceline.training.config import TrainConfig, TrainRequest
 
 SCRIPT_ENTRY = "paceline.script.entry:run_script"
 

@@ -16,12 +16,12 @@ from torch.utils.hooks import RemovableHandle
 
 from paceline.distributed.group import Group
 from paceline.errors import JobError
-from paceline.gradient_sync.broadcast_parameters import agree_on_weights
 from paceline.gradient_sync.bucket_overlap import BucketOverlap
 from paceline.gradient_sync.compression import Compression
 from paceline.gradient_sync.name_list import list_names
 from paceline.gradient_sync.network_model import ring_bytes
 from paceline.gradient_sync.powersgd import PowerSGD
+from paceline.gradient_sync.replica_consistency import agree_on_weights
 
 Forward = Callable[..., object]
 

@@ -1,10 +1,10 @@
 """What runs a training underneath the session: steps, exchanges, epochs, evaluation, snapshots."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import final
+from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -24,20 +24,69 @@ from paceline.training.batches.loader import (
 )
 from paceline.training.batches.plan import TrainPlan
 from paceline.training.context import OpenStep, TrainingContext
-from paceline.training.early_stopping import describe_too_long
-from paceline.training.epoch_metrics import describe_advance, epoch_row, last_lr, with_validation
 from paceline.training.evaluation.distributed_mean import BatchMetrics, Metrics
 from paceline.training.evaluation.evaluator import evaluating, time_batches
 from paceline.training.hooks.base import overrides
+from paceline.training.hooks.metrics_logger import (
+    describe_advance,
+    epoch_row,
+    last_lr,
+    with_validation,
+)
 from paceline.training.optimizer_step import WITHOUT_UPDATE
-from paceline.training.signals import StopFlag
+from paceline.training.progress import describe_too_long
 from paceline.training.snapshots.manager import SnapshotManager
-from paceline.training.status_exchange import NOTHING, Agreement, Status, agree, agree_on_pause
-from paceline.training.step_counter import CountedBy, StepCounter
+from paceline.training.status_exchange import (
+    NOTHING,
+    Agreement,
+    Status,
+    StopFlag,
+    agree,
+    agree_on_pause,
+)
 from paceline.training.sync.base import GradientSync
 
 _TIMING_S = 2.0
 """For timing an evaluation by its first batches, at most, or one batch."""
+
+
+CountedBy = Literal["batches", "turns", "updates"]
+"""Batches of the training loader; without one, turns of a loop over `s.steps`, or updates after
+`s.begin`."""
+
+
+@final
+class StepCounter:
+    """Says when a step is over.
+
+    In a loop over `s.steps` that is when the next one is asked for. After `s.begin` it is when
+    every optimizer has been updated; what is due then (a snapshot, the end on a signal) waits for
+    the next backward pass, so that what the script does behind the update belongs to the step.
+    """
+
+    def __init__(self, by: CountedBy = "batches", optimizers: Sequence[Optimizer] = ()) -> None:
+        """Args:
+        by: What ends a step.
+        optimizers: All that there are.
+        """
+        self.by = by
+        self._optimizers = optimizers
+        self._updated: set[int] = set()
+        self._is_due = False
+
+    def is_over_with(self, updated: Iterable[Optimizer]) -> bool:
+        """Note an update, and tell whether the step is over with it."""
+        self._updated.update(map(id, updated))
+        if self.by != "updates" or len(self._updated) < len(self._optimizers):
+            return False
+        self._updated.clear()
+        self._is_due = True
+        return True
+
+    def take_due(self) -> bool:
+        """Tell whether a step has ended since the last call."""
+        due, self._is_due = self._is_due, False
+        return due
 
 
 @final

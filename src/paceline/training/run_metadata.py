@@ -20,10 +20,9 @@ from paceline.optim.options import describe_optimizer
 from paceline.optim.rate import scaled_lr
 from paceline.results.run_directory import RUN_FORMAT, RunDirectory
 from paceline.training.batches.plan import TrainPlan
+from paceline.training.config import TrainRequest
 from paceline.training.engine import Engine
-from paceline.training.hardware_mix import numerics_of_all
-from paceline.training.numerics import describe
-from paceline.training.request import TrainRequest
+from paceline.training.numerics import describe, numerics_of_all
 from paceline.training.snapshots.train_state import finite
 from paceline.training.sync.validation import describe_method, method_of
 
@@ -85,7 +84,10 @@ def describe_start(engine: Engine, attempt: int, resumed: bool) -> dict[str, obj
         "from_epoch": context.progress.state.epoch,
         "reason": reason,
     }
-    return start | ({"numerics": numerics_of_all(engine)} if context.division.is_fixed else {})
+    if context.division.is_fixed:
+        most = context.config.data.max_batch_per_worker
+        start["numerics"] = numerics_of_all(context.group, most)
+    return start
 
 
 def summarize(engine: Engine, recipe: str) -> dict[str, object]:

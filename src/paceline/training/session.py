@@ -30,10 +30,10 @@ from paceline.training.batches.sources import (
     describe_data,
     make_source,
 )
+from paceline.training.components import compiled, placed, takes_channels_last, upcasting
 from paceline.training.config import TrainConfig
 from paceline.training.engine import Engine
 from paceline.training.evaluation.distributed_mean import BatchMetrics, Metrics, average
-from paceline.training.model_setup import compiled, placed, takes_channels_last, upcasting
 from paceline.training.optimizer_step import autocast
 from paceline.training.snapshots.script_state import KeptValues, Stateful, check_given
 

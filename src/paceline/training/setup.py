@@ -31,8 +31,8 @@ from paceline.training.profiling.step_profiler import StepProfiler
 from paceline.training.progress import TrainingProgress
 from paceline.training.rng import RandomStreams
 from paceline.training.session import Session
-from paceline.training.signals import StopFlag
 from paceline.training.snapshots.manager import SnapshotManager
+from paceline.training.status_exchange import StopFlag
 from paceline.training.sync.base import GradientSync
 from paceline.training.sync.buffer_averaging import BufferAverager
 from paceline.training.sync.validation import check_every, method_of, refuse_backend

@@ -19,16 +19,14 @@ from paceline.files import storing, write_json
 from paceline.launch.error_records import describe, record
 from paceline.optim.table import OPTIMIZER_OPTIONS
 from paceline.results.run_directory import RunDirectory
-from paceline.training.config import TrainConfig
+from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.engine import Engine
-from paceline.training.hardware_mix import has_mixed
 from paceline.training.job import Job
 from paceline.training.loop import train
 from paceline.training.numerics import describe as describe_numerics
-from paceline.training.numerics import pin
+from paceline.training.numerics import has_mixed, pin
 from paceline.training.recipe import load_recipe
 from paceline.training.recipe_session import evaluate_best, prepare
-from paceline.training.request import TrainRequest
 from paceline.training.rng import seed_everything
 from paceline.training.run_metadata import (
     describe_run,
@@ -41,8 +39,8 @@ from paceline.training.run_metadata import (
 )
 from paceline.training.session import Session
 from paceline.training.setup import open_session
-from paceline.training.signals import stop_on_signals
 from paceline.training.startup_facts import facts_of
+from paceline.training.status_exchange import stop_on_signals
 from paceline.training.sync.validation import check_method, check_reproducible, method_of
 
 LAST_SNAPSHOT_S = 30.0

@@ -26,8 +26,8 @@ from paceline.training.hooks.metrics_logger import MetricsLogger
 from paceline.training.hooks.step_checks import ReplicaChecks, ReproducibilityChecks
 from paceline.training.optimizer_step import OptimizerStep
 from paceline.training.profiling.profile_writer import TimedSync
-from paceline.training.signals import StopFlag
 from paceline.training.snapshots.train_state import TrainState
+from paceline.training.status_exchange import StopFlag
 from tests.support.ranks import run_ranks
 from tests.support.sessions import (
     assert_weights,

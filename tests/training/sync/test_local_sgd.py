@@ -16,7 +16,7 @@ from paceline.distributed.group import Group
 from paceline.errors import InterruptedTraining, NonFiniteLossError, UsageError
 from paceline.options.fields import OptionValue
 from paceline.training.hooks.base import ADDED_HOOKS, StepHook
-from paceline.training.signals import StopFlag
+from paceline.training.status_exchange import StopFlag
 from tests.support.ranks import run_ranks
 from tests.support.sessions import net, pair_of, plain_loop, points, session_on, weights_of
 from tests.support.tiers import slow

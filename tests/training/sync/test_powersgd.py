@@ -15,7 +15,7 @@ from paceline.distributed.group import Group
 from paceline.errors import InterruptedTraining
 from paceline.options.fields import OptionValue
 from paceline.training.job import Job
-from paceline.training.signals import StopFlag
+from paceline.training.status_exchange import StopFlag
 from tests.support.ranks import run_ranks
 from tests.support.sessions import pair_of, session_on, weights_of
 from tests.support.tiers import slow

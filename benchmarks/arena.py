@@ -11,10 +11,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import final
 
-from paceline.data.batch import Batch
+from paceline.data.batch import Batch, BatchSource
 from paceline.data.memory import TensorData
 from paceline.data.order import EpochPlan
-from paceline.data.source import BatchSource
 from paceline.distributed.device import pick_device, resolve_backend
 from paceline.distributed.environment import current_placement
 from paceline.distributed.group import Group, joined

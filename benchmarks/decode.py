@@ -22,17 +22,15 @@ from torch import Tensor
 from torchvision.io import decode_jpeg
 
 from benchmarks.figures import Report, median_figure, parser
+from paceline.data.batch import BatchSource
 from paceline.data.decode import decoded_to
 from paceline.data.imagefolder import load_image_folder
 from paceline.data.loader import LoaderSource
-from paceline.data.memory import MemorySource
+from paceline.data.memory import MemorySource, PreparedSource
+from paceline.data.options import PackOptions
 from paceline.data.order import EpochPlan
-from paceline.data.pack_options import PackOptions
-from paceline.data.packed import load_packed
-from paceline.data.packing import pack_images
-from paceline.data.prepared import PreparedSource
+from paceline.data.packed import load_packed, pack_images
 from paceline.data.resize import center_crop, resize, shorter_side_to
-from paceline.data.source import BatchSource
 from paceline.distributed.allocator import keep_freed_memory
 
 WANTED = 256

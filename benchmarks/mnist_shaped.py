@@ -8,8 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from benchmarks.loops import MEAN, STD
-from paceline.data.memory import TensorData
-from paceline.data.synthetic import synthetic_images
+from paceline.data.memory import TensorData, synthetic_images
 
 
 def mnist_shaped(samples: int, seed: int) -> TensorData:

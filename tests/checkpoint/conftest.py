@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from paceline.checkpoint.fingerprint import weights_sha256
 from paceline.checkpoint.format import Snapshot
+from paceline.checkpoint.host_tensors import weights_sha256
 
 MakeSnapshot = Callable[..., Snapshot]
 Same = Callable[[Snapshot, Snapshot], bool]

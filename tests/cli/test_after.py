@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.checkpoint.fingerprint import weights_sha256
+from paceline.checkpoint.host_tensors import weights_sha256
 from paceline.cli.app import main
 from paceline.errors import ExitCode
 from paceline.recipes.registry import BUILT_IN

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.cli.app import main
 from paceline.cli.pack import _progress
-from paceline.data.pack_options import PackOptions
+from paceline.data.options import PackOptions
 from paceline.data.packed import load_packed
 from paceline.errors import ExitCode
 from tests.cli.conftest import Paceline, summary, wait_until

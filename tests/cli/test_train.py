@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.metrics.table import COLUMNS
+from paceline.results.metrics_table import COLUMNS
 from tests.cli.conftest import Paceline, summary
 from tests.launch.waiting import patient
 from tests.support.idx_files import write_mnist

@@ -8,10 +8,8 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from paceline.data.fingerprint import data_fingerprint
-from paceline.data.imagefolder import ImageFolder
-from paceline.data.imagetree import ImageEntry
-from paceline.data.memory import TensorData
-from paceline.data.synthetic import synthetic_images
+from paceline.data.imagefolder import ImageEntry, ImageFolder
+from paceline.data.memory import TensorData, synthetic_images
 
 
 class Squares(Dataset[int]):

@@ -9,11 +9,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from paceline.data.affine import RandomAffine, Warp
 from paceline.data.augment import Augment, RandomFlip, RandomShift
 from paceline.data.batch import Batch
-from paceline.data.crop import RandomResizedCrop
 from paceline.data.jitter import ColorJitter
-from paceline.data.memory import MemorySource, TensorData
+from paceline.data.memory import MemorySource, TensorData, synthetic_images
 from paceline.data.order import EpochPlan, epoch_order
-from paceline.data.synthetic import synthetic_images
+from paceline.data.resize import RandomResizedCrop
 from paceline.errors import DataError
 
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
@@ -248,3 +247,24 @@ def test_a_gpu_makes_the_same_batches(
         assert right.inputs.stride() == left.inputs.stride()
         torch.testing.assert_close(right.inputs.cpu(), left.inputs, rtol=1e-6, atol=within)
         assert torch.equal(right.targets.cpu(), left.targets)
+
+
+def test_equal_arguments_give_equal_data() -> None:
+    left, right = (synthetic_images(20, 3, 4, 5, 7, seed=9) for _ in range(2))
+    other = synthetic_images(20, 3, 4, 5, 7, seed=10)
+    assert left.images.shape == (20, 3, 4, 5)
+    assert left.num_classes == 7
+    assert torch.equal(left.images, right.images)
+    assert torch.equal(left.labels, right.labels)
+    assert not torch.equal(left.images, other.images)
+
+
+def test_the_training_generator_is_left_alone() -> None:
+    before = torch.get_rng_state()
+    synthetic_images(20, 3, 4, 5, 7, seed=9)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_sizes_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="must be at least 1"):
+        synthetic_images(20, 3, 0, 5, 7, seed=9)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from paceline.doctor.facts import Contact, GpuFacts, HostFacts, Interface, NetworkFacts
-from paceline.doctor.probes.data import DataRequest
+from paceline.doctor.probes.storage import DataRequest
 from paceline.doctor.serialization import read
 
 FULL = HostFacts(

@@ -8,17 +8,17 @@ from typing import Literal
 import pytest
 
 from paceline.metrics import console
-from paceline.metrics.communication import Communication
 from paceline.metrics.console import (
     Advance,
     BarConsole,
+    Communication,
     Console,
     EpochTable,
     PlainConsole,
     SilentConsole,
     make_console,
 )
-from paceline.metrics.table import EpochRow
+from paceline.results.metrics_table import EpochRow
 from tests.launch.waiting import until
 
 ADVANCE = Advance(

@@ -7,8 +7,8 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 
 from paceline.errors import UsageError
 from paceline.metrics import tensorboard
-from paceline.metrics.table import EpochRow
 from paceline.metrics.tensorboard import TensorBoardLog, require_tensorboard
+from paceline.results.metrics_table import EpochRow
 
 
 def points(directory: Path, tag: str) -> list[tuple[int, float]]:

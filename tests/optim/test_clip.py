@@ -6,7 +6,7 @@ from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline.optim.clip import clip_gradients
+from paceline.optim.build import clip_gradients
 
 
 class _Operators(TorchDispatchMode):

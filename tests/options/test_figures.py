@@ -1,5 +1,9 @@
+import math
+from collections.abc import Callable
+
 import pytest
 
+from paceline.options import figures
 from paceline.options.figures import plural, show_bytes, show_loss, show_rate
 
 
@@ -51,3 +55,36 @@ def test_plural(amount: int, expected: str) -> None:
 )
 def test_bytes_have_at_most_three_digits(amount: float, expected: str) -> None:
     assert show_bytes(amount) == expected
+
+
+@pytest.mark.parametrize(
+    ("write", "value", "expected"),
+    [
+        (figures.show_bandwidth, 1.25e9, "10 Gbit/s"),
+        (figures.show_bandwidth, 117.6e6, "941 Mbit/s"),
+        (figures.show_bandwidth, 1e3, "8 kbit/s"),
+        (figures.show_time, 85e-6, "85 µs"),
+        (figures.show_time, 1.2e-3, "1.2 ms"),
+        (figures.show_time, 3.0, "3 s"),
+        (figures.show_seconds, 0.0123, "12 ms"),
+        (figures.show_seconds, 185.0, "3:05"),
+        (figures.show_length, 0.5, "0.5 s"),
+        (figures.show_percent, 0.975, "97.50 %"),
+        (figures.show_whole_percent, 0.046, "4.6 %"),
+        (figures.show_three_digits, 1294.2, "1,294"),
+        (figures.show_value, {"a": [1, None, True], "b": 0.1}, "a: 1, none, yes, b: 0.1"),
+    ],
+)
+def test_figures_are_written_in_few_characters(
+    write: Callable[[object], str], value: object, expected: str
+) -> None:
+    assert write(value) == expected
+
+
+def test_what_is_not_known_is_a_dash() -> None:
+    writers = (figures.show_seconds, figures.show_percent, figures.dashed(show_loss))
+    assert {write(value) for write in writers for value in (None, math.nan)} == {figures.NOTHING}
+    assert figures.dashed(show_loss)(0.5) == "0.5000"
+    assert [figures.listed(words) for words in ([], ["a"], ["a", "b", "c"])] == [
+        *("", "a", "a, b and c")
+    ]

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torchvision  # noqa: F401  # its first import sets variables of the environment
 
+from paceline.data.augment import uniforms
 from paceline.data.memory import TensorData
-from paceline.data.random import uniforms
 from paceline.models.wideresnet import WideResNet
 from paceline.optim.options import OptimOptions
 from paceline.optim.rate import scaled_lr

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from paceline.cli.app import main
 from paceline.data.imagefolder import ImageFolder
 from paceline.data.memory import TensorData
+from paceline.data.options import PackOptions
 from paceline.data.order import EpochPlan
-from paceline.data.pack_options import PackOptions
-from paceline.data.packing import pack_images
+from paceline.data.packed import pack_images
 from paceline.distributed.environment import Placement
 from paceline.distributed.group import Group
 from paceline.errors import DataError, ExitCode, UsageError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from paceline.metrics.table import EpochRow
+from paceline.results.metrics_table import EpochRow
 from paceline.results.run_directory import RunDirectory
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from selenium.webdriver import Chrome
 
-from paceline.report.run import write_run_report
+from paceline.report.page import write_run_report
 from paceline.results.run_directory import RunDirectory
 from tests.report.browsing import CONTRAST, open_file, requested
 

@@ -1,14 +1,13 @@
 """Whatever a run directory holds, reading it gives what is there and says what isn't."""
 
 import json
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from paceline.report.load_run import number, parse_metrics, read_run
+from paceline.report.load_run import read_run
 from paceline.results.run_directory import RunDirectory
 
 MakeRun = Callable[..., RunDirectory]
@@ -40,34 +39,6 @@ def test_damaged_json_is_named(tmp_path: Path, content: str) -> None:
     report = read_run(RunDirectory(tmp_path))
     assert report.run == {}
     assert "run.json" in report.problems[0]
-
-
-def test_a_row_being_written_is_left_out() -> None:
-    metrics = parse_metrics("epoch,val_loss\n1,0.5\n2,0.4\n3,0.")
-    assert metrics.column("epoch") == (1, 2)
-
-
-def test_cells_that_hold_no_number_are_nan() -> None:
-    metrics = parse_metrics("epoch,val_loss,lr\n1,,0.1\n2,nan\n3,inf,x\n4,0.25,0.2,surplus\n,1,1\n")
-    assert metrics.column("epoch") == (1, 2, 3, 4)
-    assert [math.isnan(v) for v in metrics.column("val_loss")] == [True, True, True, False]
-    assert metrics.last("lr") == 0.2
-    assert not metrics.has("missing")
-
-
-def test_the_later_row_of_an_epoch_counts() -> None:
-    metrics = parse_metrics("epoch,val_loss\n1,0.5\n2,0.4\n2,0.3\n")
-    assert metrics.column("val_loss") == (0.5, 0.3)
-
-
-@pytest.mark.parametrize("content", ["", "\n", "epoch\n", "a\0b\n1\n", '"epoch\n1\n2', "\n\n\n"])
-def test_files_without_rows(content: str) -> None:
-    assert len(parse_metrics(content)) == 0
-
-
-@pytest.mark.parametrize("value", [None, True, "3", math.nan, math.inf, 10**400])
-def test_number_is_finite_or_none(value: object) -> None:
-    assert number({"x": value}, "x") is None
 
 
 def test_a_resume_makes_summary_and_failures_of_the_run_before_old(make_run: MakeRun) -> None:

@@ -8,12 +8,10 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from paceline.data.augment import Augment, RandomFlip, RandomShift
+from paceline.data.augment import Augment, RandomFlip, RandomShift, uniforms
 from paceline.data.jitter import ColorJitter
-from paceline.data.memory import TensorData
+from paceline.data.memory import TensorData, synthetic_images
 from paceline.data.order import epoch_order
-from paceline.data.random import uniforms
-from paceline.data.synthetic import synthetic_images
 from paceline.errors import DataError
 from paceline.report.preview import evaluation_tiles, to_pixels, training_tiles
 from paceline.training.job import ImageSet, Job

@@ -59,7 +59,7 @@ def test_a_report_that_fails_here_is_told(
     def fail(run: RunDirectory) -> Path:
         raise error
 
-    monkeypatch.setattr("paceline.report.run.write_run_report", fail)
+    monkeypatch.setattr("paceline.report.page.write_run_report", fail)
     write_report(run)
     told = capsys.readouterr().err
     assert str(error) in told
@@ -78,7 +78,7 @@ def test_a_signal_breaks_off_the_report_alone(
         os.kill(os.getpid(), number)
         raise AssertionError("it went on")
 
-    monkeypatch.setattr("paceline.report.run.write_run_report", render)
+    monkeypatch.setattr("paceline.report.page.write_run_report", render)
     handlers = [signal.getsignal(each) for each in STOP_SIGNALS]
     write_report(RunDirectory(tmp_path))
     told = capsys.readouterr().err

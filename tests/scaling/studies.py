@@ -11,10 +11,10 @@ from paceline.results.profile import (
     StepProfile,
     WorkerTime,
 )
-from paceline.scaling.measurement import CurvePoint, Measured, Trained
+from paceline.results.study import CurvePoint, Measured, Study, Trained
 from paceline.scaling.options import PLAIN
 from paceline.scaling.plan import Size
-from paceline.scaling.result import Study, summarise
+from paceline.scaling.result import summarise
 
 
 def size(workers: int, method: SyncMethod = PLAIN, nodes: int | None = None) -> Size:

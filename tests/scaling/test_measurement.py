@@ -9,7 +9,8 @@ import pytest
 
 from paceline.errors import DataError
 from paceline.results.run_directory import RunDirectory
-from paceline.scaling.measurement import Measured, read_measured, read_trained
+from paceline.results.study import Measured
+from paceline.scaling.measurement import read_measured, read_trained
 from tests.scaling.studies import failed, measured, profile
 
 RUN: Mapping[str, object] = {

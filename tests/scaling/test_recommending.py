@@ -9,7 +9,7 @@ from paceline.gradient_sync.cost_model import Machine
 from paceline.gradient_sync.options import SyncOptions
 from paceline.results.profile import EpochCosts, Spread, StepProfile, WorkerTime
 from paceline.scaling.forecast import Outlook, Question, look_out
-from paceline.scaling.predict_options import PredictOptions
+from paceline.scaling.options import PredictOptions
 from paceline.scaling.prediction import Assumptions
 from paceline.scaling.prediction_inputs import NetworkLink, stated_link
 from paceline.scaling.recommending import recommend, recommended

@@ -5,7 +5,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from paceline.scaling.result import SizeResult, summarise
+from paceline.results.study import SizeResult
+from paceline.scaling.result import summarise
 from tests.scaling.studies import ASKED, TRAINED, ec2_like, failed, measured, size
 
 
@@ -134,7 +135,7 @@ def test_averaging_at_the_end_of_an_epoch_is_part_of_it() -> None:
     costs = replace(one.profile.epoch, averaging_s=3.0)
     found = {size(2, "local"): [replace(one, profile=replace(one.profile, epoch=costs))]}
     (two,) = summarise(ASKED, list(found), found, {}, {}).sizes
-    assert two.fixed_s == 4.0 + 0.5 + 3.0
+    assert two.fixed.total_s == 4.0 + 0.5 + 3.0
     assert two.epoch_s == pytest.approx(325 * 0.5 + 7.5)
 
 

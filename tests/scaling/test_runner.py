@@ -12,7 +12,7 @@ import pytest
 
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.signals import signals_raised
-from paceline.scaling.options import Mode
+from paceline.results.study import Mode
 from paceline.scaling.plan import Measurement, Size, make_plan
 from paceline.scaling.runner import Runner, exit_code_of
 from paceline.scaling.subprocess_runner import InterruptedStudyError

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UsageError
-from paceline.scaling.study_directory import OF_TRAINED, StudyDirectory
+from paceline.launch.ssh.hostfile import Host
+from paceline.launch.ssh.options import HostsOptions
+from paceline.scaling.study_directory import OF_TRAINED, StudyDirectory, sweep, sweep_command
 from tests.scaling.studies import ASKED, ec2_like, failed, keep_record, measured, size
+from tests.support.nearssh import near_ssh
 
 
 def test_a_new_directory_and_the_same_study_again(tmp_path: Path) -> None:
@@ -67,9 +70,7 @@ def test_what_holds_something_else_is_left_alone(tmp_path: Path) -> None:
         StudyDirectory(tmp_path).prepare({})
     for text in ("[]", "{}", '{"format": 1, "kind": "scale", "asked": 1}'):
         (tmp_path / "study.json").write_text(text)
-        with pytest.raises(
-            UsageError, match=r"can't be gone on with: it |it should hold a JSON object"
-        ):
+        with pytest.raises(UsageError, match=r"can't be resumed: it |it should hold a JSON object"):
             StudyDirectory(tmp_path).prepare({})
     (tmp_path / "study.json").write_text('{"format": 9, "kind": "scale", "asked": {}}')
     with pytest.raises(UsageError, match="it has format 9, and this Paceline reads 1"):
@@ -131,3 +132,35 @@ def test_sizes_measured_before_are_told_too(tmp_path: Path) -> None:
     assert [each.name for each in sizes] == ["1-allreduce", "8-local", "16-allreduce"]
     assert place.rounds(3) == 4
     assert place.rounds(5) == 5
+
+
+HERE = Path("/work/my project")
+
+
+@pytest.mark.parametrize(
+    ("directory", "sync_code", "run_dir", "removed"),
+    [
+        (None, False, "/work/my project/runs/x", "'/work/my project/runs/x/snapshots'"),
+        ("/data", False, "/work/my project/runs/x", "/data/runs/x/snapshots"),
+        ("~/it's", False, "/work/my project/x", "\"$HOME\"'/it'\"'\"'s/x/snapshots'"),
+        (None, True, "/work/my project/x", "\"$HOME\"'/paceline/my project/x/snapshots'"),
+        ("/data", False, "/elsewhere/x", "/elsewhere/x/snapshots"),
+    ],
+)
+def test_where_the_snapshots_are(
+    directory: str | None, sync_code: bool, run_dir: str, removed: str
+) -> None:
+    host, options = Host(name="a", directory=directory), HostsOptions(sync_code=sync_code)
+    command = sweep_command(host, options, Path(run_dir), HERE)
+    assert command[-3:] == ["--", "a", f"rm -rf -- {removed}"]
+
+
+def test_they_are_gone_and_a_host_that_fails_is_no_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{near_ssh(tmp_path / 'bin')}{os.pathsep}{os.environ['PATH']}")
+    run = tmp_path / "far" / "runs" / "x"
+    (run / "snapshots" / "step-1").mkdir(parents=True)
+    hosts = [Host(name="a", directory=str(tmp_path / "far")), Host(name="nowhere")]
+    sweep(hosts, HostsOptions(), tmp_path / "here" / "runs" / "x", tmp_path / "here")
+    assert list(run.iterdir()) == []

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from paceline.results.profile import StepParts
-from paceline.scaling.result import Study, summarise
+from paceline.results.study import Study
+from paceline.scaling.result import summarise
 from paceline.scaling.table import WIDTH, as_csv, as_text
 from tests.scaling.studies import ASKED, TRAINED, ec2_like, failed, measured, size
 

@@ -12,17 +12,15 @@ from torch import Tensor, nn
 
 from paceline.checkpoint.flatten import flatten_optimizer
 from paceline.data.augment import RandomShift
-from paceline.data.batch import Batch
-from paceline.data.memory import TensorData
+from paceline.data.batch import Batch, BatchSource
+from paceline.data.memory import TensorData, synthetic_images
 from paceline.data.order import EpochPlan
-from paceline.data.source import BatchSource
-from paceline.data.synthetic import synthetic_images
 from paceline.distributed.group import Group
 from paceline.errors import InterruptedTraining
 from paceline.metrics.console import Advance, Console
-from paceline.metrics.table import COLUMNS, EpochRow
 from paceline.optim.table import OPTIMIZER_OPTIONS
 from paceline.options.fields import OptionValue
+from paceline.results.metrics_table import COLUMNS, EpochRow
 from paceline.results.run_directory import RunDirectory
 from paceline.training import status_exchange
 from paceline.training.config import TrainConfig

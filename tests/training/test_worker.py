@@ -14,8 +14,8 @@ from paceline.checkpoint.format import HostSnapshot, read_snapshot
 from paceline.checkpoint.store import SnapshotStore
 from paceline.distributed.group import Group
 from paceline.errors import ExitCode, InterruptedTraining, StorageError
-from paceline.metrics.table import read_table
 from paceline.options.fields import OptionValue
+from paceline.results.metrics_table import read_table
 from paceline.results.run_directory import RunDirectory
 from paceline.training import worker
 from paceline.training.config import TrainConfig, TrainRequest, merge

@@ -3,9 +3,9 @@
 import pytest
 
 from paceline.verify.compare import compare
-from paceline.verify.comparison_case import Case
 from paceline.verify.detectors.figures import metrics
 from paceline.verify.events import Drawn, Event, PassEnded, Printed
+from paceline.verify.finding import Case
 from paceline.verify.trace import Trace, tell
 from tests.verify.made import trained
 

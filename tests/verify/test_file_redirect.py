@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.verify.file_redirect import Redirection
+from paceline.verify.file_isolation import Redirection
 from paceline.verify.landlock import landlock_version
 from paceline.verify.overlay import Overlay
 from paceline.verify.patching import Patches

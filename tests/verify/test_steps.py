@@ -3,9 +3,9 @@
 import pytest
 
 from paceline.verify.compare import compare, given_limits
-from paceline.verify.comparison_case import Case
 from paceline.verify.detectors.steps import batchnorm_share
 from paceline.verify.events import Backward, Drawn, Event, Normalised
+from paceline.verify.finding import Case
 from paceline.verify.trace import Trace, tell
 from tests.verify.made import stepped
 

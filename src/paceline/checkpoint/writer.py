@@ -12,6 +12,7 @@ from typing import Self, final
 from paceline.checkpoint.format import HostSnapshot, Snapshot, copy_to_host
 from paceline.checkpoint.host_tensors import HostTensors
 from paceline.checkpoint.store import SnapshotStore
+from paceline.options.figures import show_bytes
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _RETRY_EVERY_S = 0.5
@@ -167,7 +168,7 @@ class SnapshotWriter:
     def _explain(self, host: HostSnapshot, error: OSError) -> str:
         reason = error.strerror or str(error)
         if error.errno in _NO_ROOM:
-            reason += f" (needs {_size(host.num_bytes)}{self._free()})"
+            reason += f" (needs {show_bytes(host.num_bytes)}{self._free()})"
         elif error.filename:
             reason += f" ({error.filename})"
         done = "marked as best or synced" if host.step in self._store.steps() else "written"
@@ -180,13 +181,5 @@ class SnapshotWriter:
     def _free(self) -> str:
         with contextlib.suppress(OSError):
             room = os.statvfs(self._store.directory)
-            return f", {_size(room.f_bavail * room.f_frsize)} free"
+            return f", {show_bytes(room.f_bavail * room.f_frsize)} free"
         return ""
-
-
-def _size(num_bytes: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.3g} TB"

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from paceline.data.pack_options import PackOptions
+from paceline.data.options import PackOptions
 from paceline.errors import ExitCode
 from paceline.options.command_line import parse_options, show_help, take_word, wants_help
 from paceline.options.fields import option_fields
@@ -27,7 +27,7 @@ def main(tokens: Sequence[str]) -> int:
     out, rest = take_word(rest, command, "the directory to make")
     given = parse_options(command, _ABOUT, rest, _OPTIONS)
     options = PackOptions(**given)  # type: ignore[arg-type]  # checked by the parser
-    from paceline.data.packing import list_broken, pack_images
+    from paceline.data.packed import list_broken, pack_images
 
     index = pack_images(
         Path(source), Path(out), options, report=_say, progress=_progress(time.monotonic)

@@ -11,9 +11,8 @@ from paceline.options.durations import parse_duration_s
 from paceline.options.fields import OptionValue, option_fields
 from paceline.options.quantities import parse_bandwidth_bytes_per_s, parse_sizes
 from paceline.options.text import printable
-from paceline.scaling.options import PLAIN
+from paceline.scaling.options import PLAIN, PredictOptions
 from paceline.scaling.plan import refuse_without_effect
-from paceline.scaling.predict_options import PredictOptions
 
 if TYPE_CHECKING:
     from paceline.scaling.forecast import Question

@@ -27,7 +27,7 @@ def main(tokens: Sequence[str]) -> int:
 
 def _write(run: RunDirectory) -> Path:
     if (run.path / "study.json").is_file():
-        from paceline.report.scaling.run import write_scaling_report
+        from paceline.report.scaling.page import write_scaling_report
 
         return write_scaling_report(run.path)
     if not run.run_json.exists():
@@ -36,6 +36,6 @@ def _write(run: RunDirectory) -> Path:
             "(no study.json)"
         )
     run.read_run()
-    from paceline.report.run import write_run_report
+    from paceline.report.page import write_run_report
 
     return write_run_report(run)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from paceline.cli.cluster_submit import Elsewhere, elsewhere_options, submit, take_elsewhere
+from paceline.cli.cluster_submit import ClusterChoice, cluster_options, submit, take_cluster_choice
 from paceline.cli.run import SCRIPT_ENTRY
 from paceline.cli.train import file_name, parse_recipe_options
 from paceline.errors import UsageError
@@ -40,7 +40,7 @@ _ABOUT = (
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     if wants_help(tokens):
-        options = [*training_options().values(), _ALLOW, *elsewhere_options()]
+        options = [*training_options().values(), _ALLOW, *cluster_options()]
         return show_help("paceline resume RUN_DIR", _ABOUT, options)
     where, rest = take_word(tokens, "paceline resume RUN_DIR", "the run directory")
     run = RunDirectory.named(where)
@@ -49,9 +49,9 @@ def main(tokens: Sequence[str]) -> int:
         return _resume_script(run, past, where, rest)
     recipe = load_recipe(past.reference)
     given = parse_recipe_options(
-        shlex.join(("paceline", "resume", where)), recipe, rest, [_ALLOW, *elsewhere_options()]
+        shlex.join(("paceline", "resume", where)), recipe, rest, [_ALLOW, *cluster_options()]
     )
-    elsewhere = take_elsewhere(given)
+    elsewhere = take_cluster_choice(given)
     names = _names(given.pop("allow_change", ()))
     paths = recipe.path_arguments()
     given = recipe.with_absolute_paths(given)
@@ -95,9 +95,9 @@ def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Seq
             "the script's own arguments are those that the training began with; they can't be "
             "given anew: " + (" ".join(past.script_args) or "none")
         )
-    options = [*script_options().values(), _ALLOW, *elsewhere_options()]
+    options = [*script_options().values(), _ALLOW, *cluster_options()]
     given = parse_options(shlex.join(("paceline", "resume", where)), _ABOUT, tokens, options)
-    elsewhere = take_elsewhere(given)
+    elsewhere = take_cluster_choice(given)
     allowed = _names(given.pop("allow_change", ()))
     past.changed(given, allowed)  # refuses
     # What the script itself says it will say again.
@@ -130,7 +130,7 @@ def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Seq
 
 
 def _submit(
-    elsewhere: Elsewhere,
+    elsewhere: ClusterChoice,
     config: TrainConfig,
     run: RunDirectory,
     given: Mapping[str, OptionValue],

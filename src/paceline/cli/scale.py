@@ -17,10 +17,11 @@ from paceline.launch.signals import signals_raised
 from paceline.options.command_line import show_help, wants_help
 from paceline.options.shell import command_line
 from paceline.options.text import printable
+from paceline.results.study import Study
 from paceline.scaling.options import PLAIN
 from paceline.scaling.plan import make_plan, method_settings
 from paceline.scaling.prediction_report import foretell_study
-from paceline.scaling.result import Study, summarise
+from paceline.scaling.result import summarise
 from paceline.scaling.runner import Runner, exit_code_of
 from paceline.scaling.study_directory import StudyDirectory
 from paceline.scaling.subprocess_runner import InterruptedStudyError
@@ -139,7 +140,7 @@ def _with_prediction(place: StudyDirectory, study: Study) -> Study:
 
 def _write_report(place: StudyDirectory) -> Path | None:
     """Write the page; whatever becomes of it, the study is done."""
-    from paceline.report.scaling.run import write_scaling_report
+    from paceline.report.scaling.page import write_scaling_report
 
     try:
         return write_scaling_report(place.path)

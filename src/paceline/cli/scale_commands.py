@@ -10,7 +10,6 @@ from paceline.launch.ssh.hostfile import Host, hostfile_line
 from paceline.launch.ssh.options import HostsOptions
 from paceline.options.command_line import flag, words
 from paceline.options.fields import OptionValue
-from paceline.scaling.cleanup import sweep
 from paceline.scaling.options import METHODS, PLAIN
 from paceline.scaling.plan import (
     ENDED_FROM_OUTSIDE,
@@ -18,6 +17,7 @@ from paceline.scaling.plan import (
     first_slots,
     method_settings,
 )
+from paceline.scaling.study_directory import sweep
 
 ONLY_TRAINED = (
     "epochs",

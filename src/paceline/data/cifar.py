@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.data.archive import ArchivedSet, advice, find_files
-from paceline.data.download import OpenUrl, RemoteFile
+from paceline.data.download import ArchivedSet, OpenUrl, RemoteFile, advice, find_files
 from paceline.data.memory import TensorData
 from paceline.data.pickled import read_pickled
 from paceline.errors import DataError

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from paceline.data.batch import Batch, describe, map_tensors, to_channels_last
-from paceline.data.items import (
+from paceline.data.batch import Batch, BatchSource, describe, map_tensors, to_channels_last
+from paceline.data.dataset_worker import (
     Collate,
     ItemRequest,
     MapDataset,
@@ -28,10 +28,9 @@ from paceline.data.items import (
     start_loader_process,
 )
 from paceline.data.order import EpochPlan, Indices, plan_order, plan_shares
-from paceline.data.source import BatchSource
 from paceline.distributed.work_division import share
 from paceline.errors import DataError, InfrastructureError, PacelineError, UsageError
-from paceline.launch.process_tree import spare_children_our_garbage
+from paceline.launch.processes import spare_children_our_garbage
 
 _EVAL_EPOCH = -1
 """Seeds of evaluation differ from those of every epoch."""

@@ -1,8 +1,15 @@
-"""Changes the size of whole batches of images, as torchvision's Resize does image by image."""
+"""Changes that give images another size: random crops for training, fixed ones for evaluation.
+
+Letters: N samples, C channels, H height, W width; S the size asked for.
+"""
+
+import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from paceline.errors import DataError
 
 
 def resize(images: Tensor, size: int | tuple[int, int]) -> Tensor:
@@ -48,3 +55,194 @@ def _interpolated(images: Tensor, height: int, width: int) -> Tensor:
     return F.interpolate(
         images, size=(height, width), mode="bilinear", align_corners=False, antialias=True
     )
+
+
+_TRIES = 10
+"""torchvision's: how often a box is drawn before the largest one in the middle is taken."""
+
+
+class RandomResizedCrop:
+    """Cuts a box of random area and shape out of each image and scales it to one size, bilinear.
+
+    torchvision's `RandomResizedCrop(antialias=False)`: boxes much larger than `size` are sampled,
+    not averaged. Between packed images of 256 and a size of 224 there is no difference to speak of.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        scale: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    ) -> None:
+        """Args:
+        size: Height and width of the result, in pixels.
+        scale: Area of the box as a share of the image's, (from, to).
+        ratio: Width over height of the box, (from, to), drawn evenly on a log scale.
+        """
+        _check_size(size)
+        if not 0 < scale[0] <= scale[1] or not 0 < ratio[0] <= ratio[1]:
+            raise ValueError(f"scale {scale}, ratio {ratio}: give (smaller, larger), above 0")
+        self._size = size
+        self._scale = scale
+        self._ratio = ratio
+
+    @property
+    def num_draws(self) -> int:
+        """Area and ratio of each try, and two for the place."""
+        return 2 * _TRIES + 2
+
+    def boxes(self, draws: Tensor, height: int, width: int) -> Tensor:
+        """Turn draws (N, num_draws) into boxes.
+
+        Returns:
+            float64 (N, 4), whole numbers: top, left, height, width.
+        """
+        exact = draws.to(torch.float64)
+        area = exact[:, :_TRIES] * (self._scale[1] - self._scale[0]) + self._scale[0]
+        low, high = math.log(self._ratio[0]), math.log(self._ratio[1])
+        ratio = (exact[:, _TRIES : 2 * _TRIES] * (high - low) + low).exp()
+        tall = (area * (height * width) / ratio).sqrt().round()  # (N, tries)
+        wide = (area * (height * width) * ratio).sqrt().round()
+        fits = (tall >= 1) & (tall <= height) & (wide >= 1) & (wide <= width)
+        first = fits.to(torch.int8).argmax(dim=1, keepdim=True)
+        found = fits.gather(1, first)
+        tall, wide = tall.gather(1, first), wide.gather(1, first)  # (N, 1)
+        top = (exact[:, -2:-1] * (height - tall + 1)).floor()
+        left = (exact[:, -1:] * (width - wide + 1)).floor()
+        drawn = torch.cat((top, left, tall, wide), dim=1)
+        middle = (torch.full_like(top, value) for value in self._middle(height, width))
+        return torch.where(found, drawn, torch.cat(tuple(middle), dim=1))
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Crop and scale; (N, C, H, W) to float32 (N, C, S, S)."""
+        height, width = images.shape[2:]
+        top, left, tall, wide = self.boxes(draws, height, width)[:, :, None].unbind(1)
+        steps = torch.arange(self._size, dtype=torch.float64, device=draws.device) + 0.5
+        rows = _positions(top, tall, steps / self._size, height)
+        columns = _positions(left, wide, steps / self._size, width)
+        shape = (len(images), self._size, self._size)
+        grid = torch.stack(
+            (columns[:, None, :].expand(shape), rows[:, :, None].expand(shape)), dim=1
+        )
+        source = images.to(torch.float32, memory_format=torch.contiguous_format)
+        grid = grid.permute(0, 2, 3, 1)
+        return F.grid_sample(source, grid, "bilinear", "border", align_corners=False)
+
+    def _middle(self, height: int, width: int) -> tuple[int, int, int, int]:
+        tall, wide = height, width
+        if width / height < self._ratio[0]:
+            tall = round(width / self._ratio[0])
+        elif width / height > self._ratio[1]:
+            wide = round(height * self._ratio[1])
+        return (height - tall) // 2, (width - wide) // 2, tall, wide
+
+    def __repr__(self) -> str:
+        low, high = self._scale
+        return f"random crop of {low:g}-{high:g} of the area to {self._size} px"
+
+
+class RandomCrop:
+    """Cuts a square out of each image at a random place. For one with padding: `RandomShift`."""
+
+    def __init__(self, size: int) -> None:
+        """Args:
+        size: Height and width of the result, in pixels; at most those of the images.
+        """
+        _check_size(size)
+        self._size = size
+
+    @property
+    def num_draws(self) -> int:
+        """Two: row and column."""
+        return 2
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Crop; (N, C, H, W) to (N, C, S, S) of the same type."""
+        height, width = images.shape[2:]
+        _check_fits(self._size, height, width)
+        windows = images.unfold(2, self._size, 1).unfold(3, self._size, 1)
+        top = (draws[:, 0] * (height - self._size + 1)).to(torch.int64)
+        left = (draws[:, 1] * (width - self._size + 1)).to(torch.int64)
+        sample = torch.arange(len(images), device=images.device)
+        return windows[sample, :, top, left]
+
+    def __repr__(self) -> str:
+        return f"random crop to {self._size} px"
+
+
+class CenterCrop:
+    """Cuts a square out of the middle of each image; not random."""
+
+    def __init__(self, size: int) -> None:
+        """Args:
+        size: Height and width of the result, in pixels; at most those of the images.
+        """
+        _check_size(size)
+        self._size = size
+
+    @property
+    def num_draws(self) -> int:
+        """None."""
+        return 0
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Crop; (N, C, H, W) to (N, C, S, S) of the same type, a view."""
+        height, width = images.shape[2:]
+        _check_fits(self._size, height, width)
+        return center_crop(images, self._size)
+
+    def __repr__(self) -> str:
+        return f"middle {self._size} px"
+
+
+class Resize:
+    """Scales images, bilinear, averaging where they get smaller; not random."""
+
+    def __init__(self, size: int | tuple[int, int]) -> None:
+        """Args:
+        size: (height, width) of the result, or the length of its shorter side, in pixels.
+        """
+        _check_size(size if isinstance(size, int) else min(size))
+        self._size = size
+
+    @property
+    def num_draws(self) -> int:
+        """None."""
+        return 0
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Scale; (N, C, H, W) to (N, C, H', W') of the same type."""
+        size = self._size
+        if isinstance(size, int):
+            size = shorter_side_to(images.shape[2], images.shape[3], size)
+        if images.dtype == torch.uint8:
+            return resize(images, size)
+        return F.interpolate(images, size, mode="bilinear", antialias=True)
+
+    def __repr__(self) -> str:
+        size = self._size
+        return f"resize to {size if isinstance(size, int) else f'{size[0]}x{size[1]}'} px"
+
+
+def _positions(start: Tensor, length: Tensor, shares: Tensor, whole: int) -> Tensor:
+    """Place pixel centres evenly in a part of a side, for `grid_sample`: float32 (N, S).
+
+    Within half a pixel of the part's ends its last pixel counts alone, as if nothing lay outside.
+    """
+    pixels = start + length * shares - 0.5
+    pixels = torch.minimum(torch.maximum(pixels, start), start + length - 1)
+    return ((2 * pixels + 1) / whole - 1).to(torch.float32)
+
+
+def _check_size(size: int) -> None:
+    if size < 1:
+        raise ValueError(f"a size of {size} pixels: give at least 1")
+
+
+def _check_fits(size: int, height: int, width: int) -> None:
+    if size > min(height, width):
+        raise DataError(
+            f"images of {height}x{width} (height x width) hold no square of {size} pixels: "
+            f"use Resize({size}) before it, or a smaller size"
+        )

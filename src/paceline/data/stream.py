@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
-from paceline.data.batch import Batch, map_tensors, to_channels_last
-from paceline.data.items import Collate, ItemRequest, collating
+from paceline.data.batch import Batch, BatchSource, map_tensors, to_channels_last
+from paceline.data.dataset_worker import Collate, ItemRequest, collating
 from paceline.data.order import EpochPlan, Indices, step_shares
-from paceline.data.source import BatchSource
 from paceline.distributed.group import Group
 from paceline.errors import DataError
 

@@ -13,10 +13,10 @@ from paceline.doctor.facts import (
     DiskFacts,
     HostFacts,
 )
-from paceline.doctor.probes import client, gpus, machine, network, software, storage
-from paceline.doctor.probes.data import DataRequest, data_facts
+from paceline.doctor.probes import client, machine, network, software, storage
 from paceline.doctor.probes.handshake import Tokens
 from paceline.doctor.probes.server import ProbeServer
+from paceline.doctor.probes.storage import DataRequest, data_facts
 from paceline.doctor.serialization import read
 from paceline.launch.ssh import agent_io
 
@@ -118,7 +118,7 @@ class Probe:
             found = replace(
                 found,
                 machine=replace(found.machine, capability=capability),
-                gpus=taken("gpus", gpus.gpu_facts, none.gpus),
+                gpus=taken("gpus", machine.gpu_facts, none.gpus),
             )
         return asdict(replace(found, unknown=unknown))
 
@@ -192,8 +192,8 @@ def main() -> None:
         sys.path.insert(0, str(work))
     probe = Probe(read(Tokens, told.get("tokens")), work, str(told.get("place") or "."))
     try:
-        for question in agent_io.heard():
-            agent_io.tell({"number": question.get("number"), **probe.answer(question)})
+        for question in agent_io.received():
+            agent_io.send({"number": question.get("number"), **probe.answer(question)})
     finally:
         probe.close()
 

@@ -6,8 +6,7 @@ from textwrap import wrap
 from paceline.doctor.bandwidth import HostLink, slow_links
 from paceline.doctor.check_result import ORDER, Found, folded
 from paceline.doctor.diagnosis import Diagnosis
-from paceline.options.figures import plural
-from paceline.options.units import show_bandwidth, show_time
+from paceline.options.figures import plural, show_bandwidth, show_time
 
 _WIDTH = 80
 _STATE, _WHAT = 9, 15

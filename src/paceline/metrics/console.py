@@ -10,14 +10,26 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Literal, final
 
-from paceline.metrics.communication import Communication
-from paceline.metrics.table import EpochRow
 from paceline.options.durations import format_duration
 from paceline.options.figures import show_bytes, show_loss, show_rate
 from paceline.options.text import printable
+from paceline.results.metrics_table import EpochRow
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Communication:
+    """By rank 0's clock and all workers' waits."""
+
+    exposed: float
+    """Share of the time in which the slowest worker waits for communication."""
+    waiting: float
+    """Share in which the workers wait for the slowest, on average."""
+    wire_bytes: float
+    """What one worker sends in a step."""
+
 
 _PLAIN_EVERY_S = 10.0
 _LEAST_BAR, _MOST_BAR = 6, 24

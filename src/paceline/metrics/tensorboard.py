@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import final
 
 from paceline.errors import UsageError
-from paceline.metrics.table import COLUMNS, EpochRow
+from paceline.results.metrics_table import COLUMNS, EpochRow
 
 _TAGS = {
     name: f"{'val' if name.startswith('val_') else 'train'}/{name.removeprefix('val_')}"

@@ -1,11 +1,13 @@
-"""Builds the optimizer that the options name."""
+"""Optimizers made from options, and clipping of the gradients that they are given."""
 
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from importlib.metadata import version
 from inspect import signature
 
+from torch import Tensor
 from torch.nn import Parameter
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from paceline.errors import JobError, UsageError
@@ -64,3 +66,23 @@ def _check_keywords(
             f"{entry.class_name} of the installed {library} {version(library)} has no "
             f"{', '.join(missing)}; install a newer {library}"
         )
+
+
+def clip_gradients(
+    parameters: Iterable[Tensor], max_norm: float, foreach: bool | None = True
+) -> Tensor:
+    """Scale all gradients in place so that together they are at most `max_norm` long.
+
+    Called by every worker on the combined gradient, after a loss scaler has unscaled it and before
+    the optimizer's step; it communicates nothing, and equal gradients give equal results.
+
+    Args:
+        parameters: Parameters whose `grad` is clipped; those without one are passed over.
+        max_norm: Largest allowed 2-norm.
+        foreach: Use torch's batched operations; None lets torch choose by device.
+
+    Returns:
+        The norm before clipping as a tensor of shape () on the gradients' device: no host sync.
+        It is NaN or infinite where a gradient is; that isn't an error here.
+    """
+    return clip_grad_norm_(parameters, max_norm, error_if_nonfinite=False, foreach=foreach)

@@ -34,7 +34,7 @@ def synthetic(
         channels: Channels of the images; torchvision's models take 3.
         classes: Number of classes.
     """
-    from paceline.data.synthetic import synthetic_images
+    from paceline.data.memory import synthetic_images
     from paceline.training.job import Job
 
     given = {"samples": samples, "val_samples": val_samples, "size": size, "channels": channels}

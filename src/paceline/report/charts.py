@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.report import formatting
-from paceline.report.load_run import Metrics, RunReport, entries, number, section, text, whole
+from paceline.options import figures
+from paceline.report.load_run import RunReport
+from paceline.results.json_object import entries, number, section, text, whole
+from paceline.results.metrics_table import Metrics
 
 MAX_POINTS = 1000
 """More than a screen can show; keeps the page small for runs of thousands of epochs."""
@@ -202,12 +204,12 @@ def _chart(plan: _Plan, metrics: Metrics, marks: tuple[Mark, ...], best: int | N
 
 
 _LAST_VALUE = {
-    "loss": formatting.loss,
-    "accuracy": formatting.percent,
-    "top5": formatting.percent,
-    "speed": formatting.speed,
-    "batch-time": formatting.milliseconds,
-    "rate": formatting.rate,
+    "loss": figures.dashed(figures.show_loss),
+    "accuracy": figures.show_percent,
+    "top5": figures.show_percent,
+    "speed": figures.show_speed,
+    "batch-time": figures.show_milliseconds,
+    "rate": figures.dashed(figures.show_rate),
 }
 
 

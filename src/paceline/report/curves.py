@@ -6,8 +6,16 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from paceline.report.charts import Chart, Role, Scale, Series
-from paceline.report.style import ACCENT, COLOURS, MUTED, PAPER, TRAIN, make_axes, plain
-from paceline.report.svg import figure_to_svg
+from paceline.report.svg import (
+    ACCENT,
+    COLOURS,
+    MUTED,
+    PAPER,
+    TRAIN,
+    figure_to_svg,
+    make_axes,
+    plain,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

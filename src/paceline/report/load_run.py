@@ -3,45 +3,24 @@
 Nothing here fails because a file is missing, torn or not what it should be; the page says so.
 """
 
-import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from paceline.files import JSON_MAX_BYTES, parse_json, read_plain, why_unreadable
 from paceline.launch.failures import FailureKind, WorkerFailure, root_cause
-from paceline.metrics.table import TABLE_MAX_BYTES, parse_rows
+from paceline.results.json_object import (
+    JsonObject,
+    entries,
+    number,
+    read_object,
+    text,
+    whole,
+)
+from paceline.results.metrics_table import Metrics, read_metrics
 from paceline.results.run_directory import RunDirectory
 
-JsonObject = Mapping[str, object]
-"""A JSON object as read: values of any JSON type."""
-
 _ATTEMPT = re.compile(r"attempt-(\d+)-")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metrics:
-    """`metrics.csv` by columns; one value an epoch, NaN for an empty cell."""
-
-    columns: Mapping[str, tuple[float, ...]]
-
-    def __len__(self) -> int:
-        return len(self.columns.get("epoch", ()))
-
-    def column(self, name: str) -> tuple[float, ...]:
-        """Give a column's values; all NaN where the file has no such column."""
-        return self.columns.get(name, (math.nan,) * len(self))
-
-    def has(self, name: str) -> bool:
-        """Say whether a column holds at least one number."""
-        return any(not math.isnan(value) for value in self.column(name))
-
-    def last(self, name: str) -> float | None:
-        """Give the newest number of a column, or None where there is none."""
-        numbers = [value for value in self.column(name) if not math.isnan(value)]
-        return numbers[-1] if numbers else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,53 +52,6 @@ class RunReport:
     """One sentence for each file that couldn't be read."""
 
 
-def number(source: JsonObject, name: str) -> float | None:
-    """Read a finite number, or None where there is none."""
-    value = source.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
-
-
-def whole(source: JsonObject, name: str) -> int | None:
-    """Read a number as an integer, or None where there is none."""
-    value = number(source, name)
-    return None if value is None else int(value)
-
-
-def text(source: JsonObject, name: str) -> str:
-    """Read a value as text; empty where there is none."""
-    value = source.get(name)
-    return "" if value is None else str(value)
-
-
-def section(source: JsonObject, name: str) -> JsonObject:
-    """Read a nested object; empty where there is none."""
-    value = source.get(name)
-    return value if isinstance(value, dict) else {}
-
-
-def entries(source: JsonObject, name: str) -> list[JsonObject]:
-    """Read a list of objects, leaving out what isn't one."""
-    value = source.get(name)
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def parse_metrics(content: str) -> Metrics:
-    """Read the text of a `metrics.csv` that may be growing or torn.
-
-    A last line without its end is dropped, so is a row without an epoch; of two rows for one epoch
-    the later one counts. What isn't a finite number becomes NaN.
-    """
-    rows = {_cell(row.get("epoch")): row for row in parse_rows(content)}
-    ordered = [rows[epoch] for epoch in sorted(filter(math.isfinite, rows))]
-    names = dict.fromkeys(name for row in ordered for name in row)
-    return Metrics(columns={n: tuple(_cell(row.get(n)) for row in ordered) for n in names})
-
-
 def read_run(run: RunDirectory) -> RunReport:
     """Read what there is of a run; blocks for a few small files only.
 
@@ -134,7 +66,7 @@ def read_run(run: RunDirectory) -> RunReport:
     return RunReport(
         path=run.path,
         run=description,
-        metrics=parse_metrics(_read_text(run.metrics_csv, problems, TABLE_MAX_BYTES)),
+        metrics=read_metrics(run.metrics_csv, problems),
         summary=summary,
         failures=failures,
         earlier_failures=earlier,
@@ -142,48 +74,6 @@ def read_run(run: RunDirectory) -> RunReport:
         locked=run.is_locked(),
         problems=tuple(problems),
     )
-
-
-def _cell(value: str | None) -> float:
-    try:
-        found = float(value or "nan")
-    except (TypeError, ValueError):
-        return math.nan
-    return found if math.isfinite(found) else math.nan
-
-
-def _read_text(path: Path, problems: list[str], most_bytes: int = JSON_MAX_BYTES) -> str:
-    try:
-        return read_plain(path, most_bytes).decode(errors="replace")
-    except FileNotFoundError:
-        return ""
-    except (OSError, ValueError) as error:
-        problems.append(f"{path.name} can't be read: {why_unreadable(error)}")
-        return ""
-
-
-def read_object(path: Path, problems: list[str], *, expected: bool = False) -> JsonObject:
-    """Read a file that should hold a JSON object; empty where it doesn't, or isn't there.
-
-    Args:
-        path: The file.
-        problems: Gets a sentence where the file can't be read.
-        expected: Whether its absence is a problem.
-    """
-    content = _read_text(path, problems)
-    if not content:
-        if expected:
-            problems.append(f"{path.name} is missing or empty")
-        return {}
-    try:
-        parsed = parse_json(content)
-    except ValueError as error:
-        problems.append(f"{path.name} isn't valid JSON: {error}")
-        return {}
-    if not isinstance(parsed, dict):
-        problems.append(f"{path.name} should hold a JSON object")
-        return {}
-    return parsed
 
 
 def _newest_start_s(description: JsonObject) -> float | None:

@@ -1,13 +1,19 @@
 """Puts a run's sentence, figures, curves and tables into one self-contained HTML page."""
 
+import shlex
+from pathlib import Path
+
 from markupsafe import Markup
 
+from paceline.files import write_atomic
 from paceline.report import sections
 from paceline.report.charts import Chart, choose_charts, find_marks
 from paceline.report.curves import draw_chart
-from paceline.report.load_run import RunReport, text
+from paceline.report.load_run import RunReport, read_run
 from paceline.report.run_outcome import describe_ending, describe_failure
-from paceline.report.templating import command_text, fill_template
+from paceline.report.templating import fill_template
+from paceline.results.json_object import text, texts
+from paceline.results.run_directory import RunDirectory
 
 
 def render_page(report: RunReport) -> str:
@@ -31,10 +37,27 @@ def render_page(report: RunReport) -> str:
         earlier_failures=[(describe_failure(f), f.traceback) for f in report.earlier_failures],
         snapshots=report.snapshots,
         weights=text(report.summary, "weights_sha256"),
-        command=command_text(report.run),
+        command=shlex.join(texts(report.run, "command")),
         problems=report.problems,
     )
 
 
 def _picture(chart: Chart) -> Markup:
     return Markup(draw_chart(chart))  # Ours, and its label was escaped by the XML writer.
+
+
+def write_run_report(run: RunDirectory) -> Path:
+    """Write `report.html` into the run directory; called by one process, not a collective.
+
+    Works at any time: a training that runs, failed or was interrupted gets a page that says so,
+    and missing or torn files are said to be so. The page is one file that needs no network.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        OSError: The run directory can't be written; an older page stays.
+    """
+    page = render_page(read_run(run))
+    write_atomic(run.report_html, page.encode("utf-8", errors="replace"))
+    return run.report_html

@@ -8,12 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.data.augment import Augment
-from paceline.data.items import ItemRequest, MapDataset, SeededItems
-from paceline.data.memory import MemorySource, TensorData
+from paceline.data.augment import Augment, uniforms
+from paceline.data.dataset_worker import ItemRequest, MapDataset, SeededItems
+from paceline.data.memory import MemorySource, RawImages, TensorData
 from paceline.data.order import EpochPlan, epoch_order
-from paceline.data.prepared import RawImages
-from paceline.data.random import uniforms
 from paceline.errors import DataError
 from paceline.report.image_grid import Tile
 from paceline.training.job import ImageSet, Job

@@ -5,10 +5,10 @@ from typing import Literal
 
 from paceline.launch.failures import WorkerFailure
 from paceline.options.durations import format_duration
-from paceline.options.figures import plural
+from paceline.options.figures import plural, show_short_percent
 from paceline.options.shell import command_line
-from paceline.report.formatting import short_percent
-from paceline.report.load_run import RunReport, number, section, text, whole
+from paceline.report.load_run import RunReport
+from paceline.results.json_object import number, section, text, whole
 
 _OVER_S, _OVER = 0.5, 0.02
 """A time budget is kept where it isn't exceeded by more than this, or by this share of it."""
@@ -90,8 +90,9 @@ def _finish(report: RunReport, reason: str) -> str:
     without_gain = f" for {plural(stopping, 'epoch')}" if stopping else ""
     exceeded = describe_exceeded(report.summary.get("time_budget"))
     exceeded = f", {exceeded}" if exceeded else ""
+    accuracy = f" {show_short_percent(target)}" if target else ""
     reasons = {
-        "target": f"target accuracy{f' {short_percent(target)}' if target else ''} reached{held}",
+        "target": f"target accuracy{accuracy} reached{held}",
         "patience": f"no better validation result{without_gain}",
         "time": f"time budget{f' of {budget}' if budget else ''} used{exceeded}",
     }

@@ -4,19 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from paceline.options import figures
 from paceline.options.durations import format_duration
 from paceline.options.figures import plural
-from paceline.report import formatting
 from paceline.report.charts import best_position, thin
-from paceline.report.load_run import (
-    JsonObject,
-    RunReport,
-    entries,
-    number,
-    section,
-    text,
-    whole,
-)
+from paceline.report.load_run import RunReport
+from paceline.results.json_object import JsonObject, entries, number, section, text, whole
 
 MAX_TABLE_ROWS = 250
 """More epochs than this are thinned in the table; `metrics.csv` has them all."""
@@ -55,7 +48,7 @@ class Table:
 def key_figures(report: RunReport) -> tuple[KeyFigure, ...]:
     """Choose what to read first; the summary's numbers, or the epochs' while there is none."""
     derived = section(report.run, "derived")
-    figures = (
+    chosen = (
         _accuracy(report),
         _validation_loss(report),
         _top5(report),
@@ -63,16 +56,16 @@ def key_figures(report: RunReport) -> tuple[KeyFigure, ...]:
         _time(report),
         KeyFigure(
             label="Workers",
-            value=formatting.count(_first(report.summary, derived, "world_size")),
+            value=figures.show_count(_first(report.summary, derived, "world_size")),
             note=_nodes(_first(report.summary, derived, "nodes")),
         ),
         KeyFigure(
             label="Global batch",
-            value=formatting.count(_first(report.summary, derived, "global_batch")),
+            value=figures.show_count(_first(report.summary, derived, "global_batch")),
             note=_shards(_first(report.summary, derived, "shards")),
         ),
     )
-    return tuple(figure for figure in figures if figure.value != formatting.NOTHING)
+    return tuple(figure for figure in chosen if figure.value != figures.NOTHING)
 
 
 def settings_table(report: RunReport) -> tuple[Setting, ...]:
@@ -81,7 +74,7 @@ def settings_table(report: RunReport) -> tuple[Setting, ...]:
     own = {str(name) for name in given} if isinstance(given, list) else set()
     merged = {**section(report.run, "recipe_arguments"), **section(report.run, "settings")}
     rows = [
-        Setting(name=name, value=formatting.value(content), given=name in own)
+        Setting(name=name, value=figures.show_value(content), given=name in own)
         for name, content in merged.items()
     ]
     return tuple(sorted(rows, key=lambda row: not row.given))
@@ -93,9 +86,9 @@ def environment_table(report: RunReport) -> tuple[Setting, ...]:
     rule = derived.pop("lr_rule", None)
     if rule:
         derived["lr"] = rule
-    rows = [("started", moment(report.run))]
+    rows = [("started", moment(text(report.run, "started_at")))]
     rows += [(name.replace("_", " "), _derived(v)) for name, v in derived.items()]
-    rows += [(name, formatting.value(v)) for name, v in section(report.run, "versions").items()]
+    rows += [(name, figures.show_value(v)) for name, v in section(report.run, "versions").items()]
     return tuple(Setting(name=name, value=content) for name, content in rows if content)
 
 
@@ -104,10 +97,10 @@ def hosts_table(report: RunReport) -> Table:
     rows = tuple(
         (
             text(host, "host"),
-            formatting.value(host.get("ranks")),
+            figures.show_value(host.get("ranks")),
             text(host, "device"),
             text(host, "cpu"),
-            formatting.count(number(host, "cores")),
+            figures.show_count(number(host, "cores")),
         )
         for host in entries(report.run, "hosts")
     )
@@ -119,9 +112,9 @@ def history_table(report: RunReport) -> Table:
     rows = tuple(
         (
             text(entry, "reason"),
-            moment(entry),
-            formatting.count(number(entry, "world_size")),
-            formatting.count(number(entry, "from_step")),
+            moment(text(entry, "started_at")),
+            figures.show_count(number(entry, "world_size")),
+            figures.show_count(number(entry, "from_step")),
         )
         for entry in entries(report.run, "history")
     )
@@ -164,7 +157,9 @@ def outcome_table(report: RunReport) -> tuple[Setting, ...]:
     for name, label in wanted:
         value = number(report.summary, name)
         if value is not None:
-            write = formatting.loss if name == "train_loss" else formatting.count
+            write = (
+                figures.dashed(figures.show_loss) if name == "train_loss" else figures.show_count
+            )
             rows.append(Setting(name=label, value=write(value)))
     return tuple(rows)
 
@@ -172,33 +167,28 @@ def outcome_table(report: RunReport) -> tuple[Setting, ...]:
 _Writer = Callable[[float], str]
 
 
-def _duration(seconds: float) -> str:
-    return formatting.NOTHING if seconds != seconds else format_duration(seconds)
-
-
 _BETWEEN_WORKERS = ("exposed_comm", "waiting")
 _COLUMNS: tuple[tuple[str, str, _Writer], ...] = (
-    ("epoch", "epoch", formatting.count),
-    ("train_loss", "training loss", formatting.loss),
-    ("val_loss", "validation loss", formatting.loss),
-    ("train_accuracy", "training accuracy", formatting.percent),
-    ("val_accuracy", "validation accuracy", formatting.percent),
-    ("train_top5_accuracy", "training top-5", formatting.percent),
-    ("val_top5_accuracy", "validation top-5", formatting.percent),
-    ("lr", "learning rate", formatting.rate),
-    ("images_per_s", "images/s", formatting.speed),
-    ("batch_time_s", "ms a step", formatting.milliseconds),
-    ("data_time_s", "ms for data", formatting.milliseconds),
-    ("exposed_comm", "communication", formatting.percent),
-    ("waiting", "waiting for the slowest", formatting.percent),
-    ("step", "step", formatting.count),
-    ("time_s", "time", _duration),
+    ("epoch", "epoch", figures.show_count),
+    ("train_loss", "training loss", figures.dashed(figures.show_loss)),
+    ("val_loss", "validation loss", figures.dashed(figures.show_loss)),
+    ("train_accuracy", "training accuracy", figures.show_percent),
+    ("val_accuracy", "validation accuracy", figures.show_percent),
+    ("train_top5_accuracy", "training top-5", figures.show_percent),
+    ("val_top5_accuracy", "validation top-5", figures.show_percent),
+    ("lr", "learning rate", figures.dashed(figures.show_rate)),
+    ("images_per_s", "images/s", figures.show_speed),
+    ("batch_time_s", "ms a step", figures.show_milliseconds),
+    ("data_time_s", "ms for data", figures.show_milliseconds),
+    ("exposed_comm", "communication", figures.show_percent),
+    ("waiting", "waiting for the slowest", figures.show_percent),
+    ("step", "step", figures.show_count),
+    ("time_s", "time", figures.dashed(format_duration)),
 )
 
 
-def moment(entry: JsonObject) -> str:
-    """The start of an attempt to the second, in UTC where the record says so."""
-    written = text(entry, "started_at")
+def moment(written: str) -> str:
+    """A time of ISO 8601 to the second, in UTC where it says so."""
     try:
         moment = datetime.fromisoformat(written)
     except ValueError:
@@ -209,7 +199,7 @@ def moment(entry: JsonObject) -> str:
 
 def _derived(content: object) -> str:
     counted = isinstance(content, int) and not isinstance(content, bool)
-    return f"{content:,}" if counted else formatting.value(content)
+    return f"{content:,}" if counted else figures.show_value(content)
 
 
 def _first(summary: JsonObject, derived: Mapping[str, object], name: str) -> float | None:
@@ -226,31 +216,33 @@ def _accuracy(report: RunReport) -> KeyFigure:
     if epoch is None and position is not None:
         epoch = int(report.metrics.column("epoch")[position])
     note = "validation" if epoch is None else f"epoch {epoch:,}"
-    return KeyFigure(label="Best accuracy", value=formatting.percent(best), note=note)
+    return KeyFigure(label="Best accuracy", value=figures.show_percent(best), note=note)
 
 
 def _validation_loss(report: RunReport) -> KeyFigure:
     value = number(report.summary, "val_loss")
     value = report.metrics.last("val_loss") if value is None else value
-    return KeyFigure(label="Validation loss", value=formatting.loss(value), note="last epoch")
+    return KeyFigure(
+        label="Validation loss", value=figures.dashed(figures.show_loss)(value), note="last epoch"
+    )
 
 
 def _top5(report: RunReport) -> KeyFigure:
     value = number(report.summary, "val_top5_accuracy")
     value = report.metrics.last("val_top5_accuracy") if value is None else value
-    return KeyFigure(label="Top-5 accuracy", value=formatting.percent(value), note="last epoch")
+    return KeyFigure(label="Top-5 accuracy", value=figures.show_percent(value), note="last epoch")
 
 
 def _speed(report: RunReport) -> KeyFigure:
     value = number(report.summary, "images_per_s")
     value = report.metrics.last("images_per_s") if value is None else value
-    return KeyFigure(label="Images/s", value=formatting.speed(value), note="all workers")
+    return KeyFigure(label="Images/s", value=figures.show_speed(value), note="all workers")
 
 
 def _time(report: RunReport) -> KeyFigure:
     value = number(report.summary, "train_time_s")
     value = report.metrics.last("time_s") if value is None else value
-    shown = formatting.NOTHING if value is None else format_duration(value)
+    shown = figures.dashed(format_duration)(value)
     done = whole(report.summary, "epochs")
     epochs = plural(len(report.metrics) if done is None else done, "epoch")
     return KeyFigure(label="Training time", value=shown, note=epochs)

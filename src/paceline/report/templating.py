@@ -1,9 +1,6 @@
 """Fills the pages' templates."""
 
-import shlex
-
 from paceline.options.text import printable
-from paceline.report.load_run import JsonObject
 
 
 def fill_template(name: str, **values: object) -> str:
@@ -24,9 +21,3 @@ def fill_template(name: str, **values: object) -> str:
 def _without_controls(value: object) -> object:
     """Write control characters of foreign text as escapes; what is markup already is ours."""
     return printable(value) if type(value) is str else value
-
-
-def command_text(description: JsonObject) -> str:
-    """Give the recorded command as one would type it; empty where none is recorded."""
-    words = description.get("command")
-    return shlex.join(str(word) for word in words) if isinstance(words, list) else ""

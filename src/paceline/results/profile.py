@@ -101,6 +101,13 @@ class EpochCosts:
     averaging_s: float | None = None
     """Making all workers' weights the same at the end of a pass, where they train apart."""
 
+    @property
+    def total_s(self) -> float | None:
+        """All that was measured; None where nothing was."""
+        every = (self.evaluation_s, self.snapshot_s, self.loader_start_s, self.averaging_s)
+        known = [cost_s for cost_s in every if cost_s is not None]
+        return sum(known) if known else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepProfile:

@@ -293,6 +293,15 @@ class RunDirectory:
             raise UsageError(f"{self.run_json} can't be read: {why_unreadable(error)}") from error
         return content
 
+    def read_summary(self) -> dict[str, object]:
+        """Read `summary.json`.
+
+        Raises:
+            OSError: There is none, or it can't be read.
+            ValueError: It holds something else; the message is a sentence without the path.
+        """
+        return read_json_object(self.summary_json)
+
     def is_locked(self) -> bool:
         """Tell whether a live training owns the directory."""
         try:

@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from paceline.errors import ExitCode
-from paceline.files import read_json_object
 from paceline.launch.error_records import exit_code_of
 from paceline.launch.failures import WorkerFailure, one_line, render
 from paceline.options.durations import format_duration
@@ -140,7 +139,7 @@ _TOLD_WITHOUT_TRACEBACK = (
 
 def _read_summary(run: RunDirectory) -> Mapping[str, object]:
     try:
-        return read_json_object(run.summary_json)
+        return run.read_summary()
     except (OSError, ValueError):
         return {}
 

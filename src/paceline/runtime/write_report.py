@@ -44,7 +44,7 @@ def write_report(run: RunDirectory) -> None:
     """Write the report in this process."""
     try:
         with _cut_short_by_signals():
-            from paceline.report.run import write_run_report  # takes a while
+            from paceline.report.page import write_run_report  # takes a while
 
             write_run_report(run)
     except _CutShortError as signalled:

@@ -1,22 +1,19 @@
-"""What one training of a study showed, read from its run directory and kept as a file of its own.
+"""What one training of a study showed, read from its run directory. Pure but for that.
 
-What the study says follows from these records alone, so that it can go on after an interruption.
+What the study says follows from these records alone, so that it can be resumed.
 """
 
-import json
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Self
+from contextlib import suppress
 
 from paceline.errors import DataError, ExitCode, UsageError
-from paceline.files import read_json_object, read_plain, write_json
 from paceline.gradient_sync.options import SyncOptions
-from paceline.metrics.table import TABLE_MAX_BYTES, parse_rows
-from paceline.options.fields import check_types
-from paceline.options.quantities import parse_count
+from paceline.results.json_object import JsonObject, entries, number, section, text, texts, whole
+from paceline.results.metrics_table import Metrics, read_metrics
 from paceline.results.profile import StepProfile
 from paceline.results.run_directory import RunDirectory
+from paceline.results.study import CurvePoint, Measured, Trained
 from paceline.scaling.plan import own_options
 
 _NO_PROFILE = (
@@ -27,76 +24,6 @@ _OTHER_METHOD = (
     "the training combined its gradients by {own}, and {wanted} was to be measured: say --methods "
     "{own}, or leave the method out of the script"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CurvePoint:
-    """A training at the end of an epoch."""
-
-    time_s: float
-    samples: int
-    train_loss: float | None
-    val_loss: float | None
-    val_accuracy: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """How a whole training of a size ended."""
-
-    run_dir: str
-    epochs: int
-    stopped_because: str
-    train_time_s: float
-    best_val_loss: float | None
-    best_val_accuracy: float | None
-    test_loss: float | None
-    test_accuracy: float | None
-    curve: tuple[CurvePoint, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What a training came to; without a profile where it failed."""
-
-    run_dir: str
-    """Relative to the study's directory."""
-    exit_code: int
-    problem: str | None = None
-    wall_s: float = 0.0
-    """From the command's start to its end."""
-    profile: StepProfile | None = None
-    images_per_s: float | None = None
-    """Of all workers."""
-    step_s: float | None = None
-    lr: float | None = None
-    threads: int | None = None
-    """Of each worker."""
-    cores: int | None = None
-    """Of the smallest host."""
-    script_batch: int | None = None
-    """The global batch where the training settles it itself."""
-    versions: Mapping[str, str] | None = None
-    method_options: Mapping[str, object] | None = None
-    """Of the way of combining gradients, as the training settled them."""
-    sync_chosen: str | None = None
-    """What `auto` came to."""
-
-    def write(self, path: Path) -> None:
-        """Keep it as a file."""
-        profile = None if self.profile is None else json.loads(self.profile.to_json())
-        write_json(path, {**asdict(self), "profile": profile})
-
-    @classmethod
-    def read(cls, path: Path) -> Self | None:
-        """Read what `write` wrote; None where there is nothing, or nothing whole."""
-        try:
-            told = check_types(cls, read_json_object(path))
-            profile = told.pop("profile")
-            whole = None if profile is None else StepProfile.from_json(json.dumps(profile))
-            return cls(**told, profile=whole)
-        except (OSError, ValueError, KeyError):
-            return None
 
 
 def read_measured(run: RunDirectory, name: str, wall_s: float, method: str) -> Measured:
@@ -110,7 +37,7 @@ def read_measured(run: RunDirectory, name: str, wall_s: float, method: str) -> M
     """
     try:
         profile = StepProfile.read(run.profile_json)
-        told = run.read_run()
+        description = run.read_run()
     except (DataError, UsageError) as error:
         missing = not run.profile_json.exists()
         problem = _NO_PROFILE if missing else str(error)
@@ -118,13 +45,11 @@ def read_measured(run: RunDirectory, name: str, wall_s: float, method: str) -> M
     if profile.sync != method:
         problem = _OTHER_METHOD.format(own=profile.sync, wanted=method)
         return Measured(run_dir=name, exit_code=ExitCode.USAGE, problem=problem, wall_s=wall_s)
-    derived, settings = _section(told, "derived"), _section(told, "settings")
-    given = told.get("given")
-    own = "global_batch" not in (given if isinstance(given, list) else ())
-    batch = _number(settings.get("global_batch")) if told.get("kind") == "script" and own else None
-    hosts = told.get("hosts")
-    cores = [_number(h.get("cores")) for h in hosts] if isinstance(hosts, list) else []
-    threads = _number(derived.get("threads"))
+    derived, settings = section(description, "derived"), section(description, "settings")
+    is_own = description.get("kind") == "script" and "global_batch" not in texts(
+        description, "given"
+    )
+    cores = (whole(host, "cores") for host in entries(description, "hosts"))
     return Measured(
         run_dir=name,
         exit_code=ExitCode.DONE,
@@ -132,11 +57,11 @@ def read_measured(run: RunDirectory, name: str, wall_s: float, method: str) -> M
         profile=profile,
         images_per_s=profile.images_per_s,
         step_s=profile.step_s.median,
-        lr=_number(derived.get("lr")),
-        threads=None if threads is None else int(threads),
-        cores=min((int(c) for c in cores if c is not None), default=None),
-        script_batch=None if batch is None else int(batch),
-        versions={str(k): str(v) for k, v in _section(told, "versions").items()},
+        lr=number(derived, "lr"),
+        threads=whole(derived, "threads"),
+        cores=min((count for count in cores if count is not None), default=None),
+        script_batch=whole(settings, "global_batch") if is_own else None,
+        versions={name: str(v) for name, v in section(description, "versions").items()},
         method_options=_method_options(method, settings),
         sync_chosen=_chosen(run),
     )
@@ -153,11 +78,9 @@ def _method_options(method: str, settings: Mapping[str, object]) -> dict[str, ob
 
 
 def _chosen(run: RunDirectory) -> str | None:
-    try:
-        chosen = read_json_object(run.summary_json).get("sync_chosen")
-    except (OSError, ValueError):
-        return None
-    return chosen if isinstance(chosen, str) else None
+    with suppress(OSError, ValueError):
+        return text(run.read_summary(), "sync_chosen") or None
+    return None
 
 
 def read_trained(run: RunDirectory, name: str) -> Trained:
@@ -171,56 +94,47 @@ def read_trained(run: RunDirectory, name: str) -> Trained:
         DataError: It left no summary.
     """
     try:
-        summary = read_json_object(run.summary_json)
-        derived = _section(run.read_run(), "derived")
+        summary = run.read_summary()
+        derived = section(run.read_run(), "derived")
     except (OSError, ValueError, UsageError) as error:
         raise DataError(f"{run.path} has no summary of the training: {error}") from error
     return Trained(
         run_dir=name,
-        epochs=int(_number(summary.get("epochs")) or 0),
+        epochs=whole(summary, "epochs") or 0,
         stopped_because=str(summary.get("stopped_because")),
-        train_time_s=_number(summary.get("train_time_s")) or 0.0,
-        best_val_loss=_number(summary.get("best_val_loss")),
-        best_val_accuracy=_number(summary.get("best_val_accuracy")),
-        test_loss=_number(summary.get("test_loss")),
-        test_accuracy=_number(summary.get("test_accuracy")),
-        curve=tuple(_point(row, derived) for row in _rows(run.metrics_csv)),
+        train_time_s=number(summary, "train_time_s") or 0.0,
+        best_val_loss=number(summary, "best_val_loss"),
+        best_val_accuracy=number(summary, "best_val_accuracy"),
+        test_loss=number(summary, "test_loss"),
+        test_accuracy=number(summary, "test_accuracy"),
+        curve=_curve(read_metrics(run.metrics_csv, []), derived),
     )
 
 
-def _point(row: Mapping[str, str], derived: Mapping[str, object]) -> CurvePoint:
-    step, batch = int(row["step"]), int(_number(derived.get("global_batch")) or 0)
-    steps = int(_number(derived.get("steps_per_epoch")) or 0)
-    samples = step * batch
-    if steps:  # an epoch's last batch may be short
-        all_samples = int(_number(derived.get("train_samples")) or 0)
-        samples = step // steps * all_samples + step % steps * batch
-    return CurvePoint(
-        time_s=_number(row.get("time_s")) or 0.0,
-        samples=samples,
-        train_loss=_number(row.get("train_loss")),
-        val_loss=_number(row.get("val_loss")),
-        val_accuracy=_number(row.get("val_accuracy")),
+def _curve(metrics: Metrics, derived: JsonObject) -> tuple[CurvePoint, ...]:
+    names = ("train_loss", "val_loss", "val_accuracy")
+    losses = zip(*(metrics.column(name) for name in names), strict=True)
+    places = zip(metrics.column("step"), metrics.column("time_s"), losses, strict=True)
+    return tuple(
+        CurvePoint(
+            time_s=_finite(time_s) or 0.0,
+            samples=_samples(int(step), derived),
+            train_loss=_finite(train_loss),
+            val_loss=_finite(val_loss),
+            val_accuracy=_finite(val_accuracy),
+        )
+        for step, time_s, (train_loss, val_loss, val_accuracy) in places
+        if math.isfinite(step)
     )
 
 
-def _rows(path: Path) -> list[Mapping[str, str]]:
-    try:
-        content = read_plain(path, TABLE_MAX_BYTES).decode(errors="replace")
-        return [row for row in parse_rows(content) if parse_count(str(row.get("step"))) is not None]
-    except (OSError, ValueError):
-        return []
+def _samples(step: int, derived: JsonObject) -> int:
+    """Count the samples of so many steps: an epoch's last batch may be short."""
+    batch, steps = whole(derived, "global_batch") or 0, whole(derived, "steps_per_epoch")
+    if not steps:
+        return step * batch
+    return step // steps * (whole(derived, "train_samples") or 0) + step % steps * batch
 
 
-def _section(content: Mapping[str, object], name: str) -> Mapping[str, object]:
-    part = content.get(name)
-    return part if isinstance(part, dict) else {}
-
-
-def _number(value: object) -> float | None:
-    """Read a finite number; None for anything else."""
-    try:
-        number = float(str(value))
-    except ValueError:
-        return None
-    return number if abs(number) < float("inf") else None
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,14 +1,15 @@
-"""What a user may say about a study of scaling. Imports no torch."""
+"""What a user may say about studies of scaling and about predictions. Imports no torch."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from math import isfinite
 
 from paceline.errors import UsageError
-from paceline.gradient_sync.options import SyncMethod
+from paceline.gradient_sync.network_model import Library
+from paceline.gradient_sync.options import LOCAL_METHODS, SyncMethod, SyncOptions, SyncPrecision
 from paceline.gradient_sync.registry import sync_methods
+from paceline.options.durations import parse_duration_s
 from paceline.options.quantities import parse_sizes
-
-Mode = Literal["weak", "strong"]
+from paceline.results.study import Mode
 
 METHODS: tuple[SyncMethod, ...] = tuple(sync_methods())
 PLAIN: SyncMethod = "allreduce"
@@ -92,3 +93,145 @@ def usual_workers(most: int) -> tuple[int, ...]:
     """Choose numbers of workers where nobody says: powers of two, and all that there are."""
     powers = [2**n for n in range(most.bit_length()) if 2**n <= most]
     return tuple(sorted({*powers, most}))
+
+
+PREDICTED: tuple[SyncMethod, ...] = (
+    "allreduce",
+    "ordered",
+    "bf16",
+    "fp16",
+    "powersgd",
+    "local",
+    "diloco",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions:
+    """For which hosts, networks and prices."""
+
+    nodes: str = "2,4,8"
+    """Numbers of nodes: 1,2,4,8, or doubled from the first to the last, 2..1024."""
+
+    gpus_per_node: int = 1
+    """Workers on each node, which share its link."""
+
+    link: str | None = None
+    """Speed of each node's link, such as 25gbit (bits) or 1.2GB/s (bytes). Default: of a study,
+    what explains its sizes."""
+
+    rtt: str | None = None
+    """Round-trip of a small message between nodes, such as 50us. Default: 0.1 ms, or the
+    doctor's."""
+
+    link_within: str | None = None
+    """Speed between the workers of a node, such as 64gbit. Default: as if it took no time."""
+
+    doctor: str | None = None
+    """File with what `paceline doctor --hosts ... --json` printed, in place of --link."""
+
+    library: Library | None = None
+    """What carries the bytes. gloo: a ring. nccl: ring or tree, whatever is faster. Default: nccl
+    for a profile of GPUs, else gloo."""
+
+    mode: Mode | None = None
+    """weak: each worker keeps its batch, so that the global batch grows with the workers. strong:
+    the global batch stays. Default: as a study scaled, else weak."""
+
+    methods: str | None = None
+    """Ways of combining gradients to predict, as in --sync, such as allreduce,local. Default: all
+    of them."""
+
+    sync_every: int | None = None
+    """Steps between two averages of local and diloco. Default: the fewest, up to 64, that reach an
+    efficiency of 0.9, or of --pays where that is more, on the most nodes."""
+
+    sync_delay: int | None = None
+    """Steps that go on while an average is under way. Default: half of the steps between two."""
+
+    sync_parts: int = 1
+    """Parts that local and diloco cut the model into."""
+
+    sync_precision: SyncPrecision = "fp32"
+    """What local and diloco send differences of weights in."""
+
+    powersgd_rank: int = 4
+    """Columns of PowerSGD's matrices."""
+
+    pays: float = 0.8
+    """Efficiency from which on a size is said to pay."""
+
+    price: float | None = None
+    """What a node costs in an hour, in any currency."""
+
+    mtbf: str | None = None
+    """Mean time between failures of one node, such as 1000h. Default: none fails."""
+
+    restart: str = "2m"
+    """From a failure until the training goes on."""
+
+    snapshot_every: str | None = None
+    """Time between two snapshots, to which a failure throws the training back. Default: an
+    epoch."""
+
+    json: bool = False
+    """Print JSON: all methods, all sizes, with bands."""
+
+    def __post_init__(self) -> None:
+        """Check ranges.
+
+        Raises:
+            UsageError: A value is out of range or unknown; the message says which.
+        """
+        parse_sizes(self.nodes)
+        self.chosen_methods()
+        for name in ("gpus_per_node", "pays", "price"):
+            value = getattr(self, name)
+            if value is not None and not (isfinite(value) and value > 0):
+                raise UsageError(f"--{name.replace('_', '-')} must be above 0, not {value:g}")
+        if self.pays > 1:
+            raise UsageError(f"--pays is an efficiency, at most 1, not {self.pays:g}")
+        if self.link is not None and self.doctor is not None:
+            raise UsageError("--link and --doctor both say what the network is: give one of them")
+        for name in ("mtbf", "restart", "snapshot_every"):
+            text = getattr(self, name)
+            if text is not None:
+                parse_duration_s(text, f"--{name.replace('_', '-')}")
+        if self.link_within is not None and self.gpus_per_node == 1:
+            raise UsageError(
+                "--link-within is the speed between the workers of a node, and --gpus-per-node is "
+                "1: give more of them, or leave it out"
+            )
+        if self.mtbf is None and self.snapshot_every is not None:
+            raise UsageError("--snapshot-every counts where nodes fail: give --mtbf as well")
+
+    def chosen_methods(self) -> tuple[SyncOptions, ...]:
+        """List what is to be predicted; local steps of unsettled number have the default.
+
+        Raises:
+            UsageError: A method or one of its options can't be.
+        """
+        if self.methods is None:
+            return tuple(self._settled(SyncOptions(sync=name)) for name in PREDICTED)
+        words = [word.strip() for word in self.methods.split(",")]
+        for word in words:
+            if word not in PREDICTED:
+                raise UsageError(
+                    f"--methods is {self.methods}, but {word!r} can't be predicted. Known: "
+                    + ", ".join(PREDICTED)
+                )
+        return tuple(self._settled(SyncOptions(sync=name)) for name in PREDICTED if name in words)
+
+    def _settled(self, method: SyncOptions) -> SyncOptions:
+        if method.sync == "powersgd":
+            return replace(method, powersgd_rank=self.powersgd_rank)
+        if method.sync not in LOCAL_METHODS:
+            return method
+        least = max(method.sync_every, (self.sync_delay or 0) + 1)
+        return replace(
+            method,
+            sync_every=least if self.sync_every is None else self.sync_every,
+            sync_delay=self.sync_delay,
+            sync_parts=self.sync_parts,
+            sync_precision=self.sync_precision,
+        )

@@ -7,7 +7,8 @@ from paceline.errors import UsageError
 from paceline.gradient_sync.options import LOCAL_METHODS, OWN_OPTIONS, SyncMethod
 from paceline.launch.ssh.hostfile import Host
 from paceline.options.fields import OptionValue
-from paceline.scaling.options import PLAIN, Mode
+from paceline.results.study import Mode
+from paceline.scaling.options import PLAIN
 
 SLOWER_ALONE = ("ordered",)
 """Methods that cost something even where there is one worker, so that it is measured."""

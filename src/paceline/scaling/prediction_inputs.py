@@ -11,12 +11,13 @@ from paceline.files import read_json_object, why_unreadable
 from paceline.gradient_sync.cost_model import Compute
 from paceline.gradient_sync.network_model import Cluster, Library, Network
 from paceline.gradient_sync.options import SyncOptions
+from paceline.options.fields import check_types
+from paceline.options.figures import show_bandwidth, show_time
 from paceline.options.quantities import parse_bandwidth_bytes_per_s, parse_count, parse_short_time_s
-from paceline.options.units import show_bandwidth, show_time
 from paceline.results.profile import StepProfile
+from paceline.results.study import STUDY_JSON, Mode, SizeResult, Study, require_study
 from paceline.scaling.fitting import SizeTime, fit_link
-from paceline.scaling.options import PLAIN, Mode
-from paceline.scaling.result import what_is_wrong
+from paceline.scaling.options import PLAIN
 
 PAYLOAD = 0.957
 """What is left of a link's speed for payload: TCP in Ethernet packets of 1,500 bytes, 95.7 % where
@@ -26,7 +27,7 @@ GLOO_BYTES_PER_S = 1.25e9
 _USUAL_ROUND_TRIP_S = 1e-4
 _STATED_DOUBT, _MEASURED_DOUBT = 0.1, 0.03
 _WAYS = ("bandwidth", "several")
-_PROFILE, _STUDY = "profile.json", "study.json"
+_PROFILE = "profile.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,47 +71,41 @@ def read_evidence(path: Path) -> Evidence:
     """
     if path.is_file():
         return Evidence(profile=StepProfile.read(path), source=str(path))
-    if (path / _STUDY).is_file():
+    if (path / STUDY_JSON).is_file():
         return _of_study(path)
     if (path / _PROFILE).is_file():
         return Evidence(profile=StepProfile.read(path / _PROFILE), source=str(path))
     raise UsageError(
-        f"{path} holds no {_PROFILE} and no {_STUDY}. Name a run directory (a training writes its "
-        "profile at the end of each epoch), or the directory of `paceline scale`"
+        f"{path} holds no {_PROFILE} and no {STUDY_JSON}. Name a run directory (a training writes "
+        "its profile at the end of each epoch), or the directory of `paceline scale`"
     )
 
 
 def _of_study(path: Path) -> Evidence:
     try:
-        study: Any = read_json_object(path / _STUDY)
-        wrong = what_is_wrong(study)
-        if wrong is not None:
-            raise DataError(f"{path / _STUDY} isn't a study of Paceline: {wrong}")
-        sizes = [size for size in study["sizes"] if isinstance(size, dict)]
-        alone = (size for size in sizes if size["workers"] == 1)
-        profile = _alone(path, [size for size in alone if size["method"] == PLAIN])
-        slots = _slots(study)
-        several = [size for size in sizes if size["workers"] > 1]
-        return Evidence(
-            profile=profile,
-            source=str(path),
-            sizes=tuple(_measured(several, profile.global_batch, slots)),
-            methods=tuple(dict.fromkeys(_method(s) for s in several if s["method"] != "auto")),
-            mode="strong" if study["mode"] == "strong" else "weak",
-            efficiencies={
-                (_method(size), size["nodes"], size["workers"] // size["nodes"]): reached["median"]
-                for size in several
-                if _is_even(size, slots) and size["method"] != "auto"
-                for reached in [size.get("efficiency")]
-                if reached
-            },
-            not_reliable=str(study.get("not_reliable", "")),
-            warnings=tuple(map(str, study.get("notes", ()))),
-        )
-    except (OSError, ValueError, ArithmeticError, KeyError, TypeError, AttributeError) as error:
+        study = require_study(path, sizes=True)
+        several = [size for size in study.sizes if size.workers > 1]
+        methods = [(size, _method(size)) for size in several if size.method != "auto"]
+    except (OSError, ValueError) as error:
         if isinstance(error, PacelineError):
             raise
-        raise DataError(f"{path / _STUDY} isn't a study of Paceline: {_why(error)}") from error
+        raise DataError(f"{path / STUDY_JSON} isn't a study of Paceline: {_why(error)}") from error
+    profile = _alone(path, study)
+    slots = _slots(study)
+    return Evidence(
+        profile=profile,
+        source=str(path),
+        sizes=tuple(_measured(several, profile.global_batch, slots)),
+        methods=tuple(dict.fromkeys(method for _, method in methods)),
+        mode=study.mode,
+        efficiencies={
+            (method, nodes, size.workers // nodes): size.efficiency.median
+            for size, method in methods
+            if (nodes := _even_nodes(size, slots)) and size.efficiency
+        },
+        not_reliable=study.not_reliable,
+        warnings=study.notes,
+    )
 
 
 def _why(error: Exception) -> str:
@@ -122,48 +117,49 @@ def _why(error: Exception) -> str:
     return f"a part isn't what it should be ({error})"
 
 
-def _alone(path: Path, sizes: Sequence[Mapping[str, Sequence[Mapping[str, str]]]]) -> StepProfile:
+def _alone(path: Path, study: Study) -> StepProfile:
     """Give the profile of the run of one worker whose steps are in the middle."""
-    repeats = [repeat for size in sizes for repeat in size["repeats"] if not repeat["problem"]]
-    profiles = [StepProfile.read(path / repeat["run_dir"] / _PROFILE) for repeat in repeats]
+    alone = [size for size in study.sizes if size.workers == 1 and size.method == PLAIN]
+    repeats = [repeat for size in alone for repeat in size.repeats if not repeat.problem]
+    profiles = [StepProfile.read(path / repeat.run_dir / _PROFILE) for repeat in repeats]
     if not profiles:
         raise DataError(f"{path} holds no measurement of one worker: run `paceline scale` again")
     return sorted(profiles, key=lambda one: one.step_s.median)[len(profiles) // 2]
 
 
-def _measured(
-    sizes: Sequence[Mapping[str, Any]], batch: int, slots: Sequence[int]
-) -> Iterator[SizeTime]:
+def _measured(sizes: Sequence[SizeResult], batch: int, slots: Sequence[int]) -> Iterator[SizeTime]:
     for size in sizes:
-        if size["method"] == PLAIN and _is_even(size, slots) and size["step_s"]:
+        nodes = _even_nodes(size, slots)
+        if size.method == PLAIN and nodes and size.step_s and size.global_batch:
             yield SizeTime(
-                nodes=size["nodes"],
-                per_node=size["workers"] // size["nodes"],
-                step_s=size["step_s"]["median"],
-                share=size["global_batch"] / size["workers"] / batch,
+                nodes=nodes,
+                per_node=size.workers // nodes,
+                step_s=size.step_s.median,
+                share=size.global_batch / size.workers / batch,
             )
 
 
-def _slots(study: Mapping[str, Any]) -> tuple[int, ...]:
+def _slots(study: Study) -> tuple[int, ...]:
     """Read how many workers each host takes, the first one first; none where it isn't known."""
-    asked = study.get("asked") or {}
-    slots = [str(host).rpartition(":")[2] for host in asked.get("hosts") or ()]
+    hosts = study.asked.get("hosts")
+    slots = [str(host).rpartition(":")[2] for host in (hosts if isinstance(hosts, list) else ())]
     return tuple(number for number in map(parse_count, slots) if number is not None)
 
 
-def _is_even(size: Mapping[str, Any], slots: Sequence[int]) -> bool:
-    """Tell whether it is one of several nodes, with as many workers on each: the first slots."""
-    workers, nodes = size["workers"], size["nodes"]
-    each = workers // nodes
-    full = all(number == each for number in slots[: nodes - 1])
-    return bool(nodes > 1 and workers % nodes == 0 and full)
+def _even_nodes(size: SizeResult, slots: Sequence[int]) -> int | None:
+    """Count the nodes of a size of several with as many workers on each: the first slots."""
+    if size.nodes is None or size.nodes == 1 or size.workers % size.nodes:
+        return None
+    each = size.workers // size.nodes
+    return size.nodes if all(number == each for number in slots[: size.nodes - 1]) else None
 
 
-def _method(size: Mapping[str, Any]) -> SyncOptions:
+def _method(size: SizeResult) -> SyncOptions:
     """Read a method as it was measured; options that aren't of SyncOptions count nothing here."""
     known = {field.name for field in fields(SyncOptions)}
-    told = {n: v for n, v in size["method_options"].items() if n in known and v is not None}
-    return SyncOptions(**told | {"sync": size["method"], "sync_warmup_steps": None})
+    options = {n: v for n, v in size.method_options.items() if n in known and v is not None}
+    settings = options | {"sync": size.method, "sync_warmup_steps": None}
+    return SyncOptions(**check_types(SyncOptions, settings))
 
 
 def stated_link(link: str, round_trip: str | None, library: Library) -> NetworkLink:

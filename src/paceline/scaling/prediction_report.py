@@ -6,8 +6,7 @@ from pathlib import Path
 from textwrap import wrap
 
 from paceline.options.durations import format_duration
-from paceline.options.figures import plural
-from paceline.options.units import show_bandwidth, show_time
+from paceline.options.figures import plural, show_bandwidth, show_time
 from paceline.scaling.forecast import Forecast, Outlook, Question, look_out
 from paceline.scaling.prediction import (
     Assumptions,

@@ -6,8 +6,7 @@ from dataclasses import replace
 from paceline.gradient_sync.cost_model import method_label
 from paceline.gradient_sync.options import SyncOptions
 from paceline.options.durations import format_duration
-from paceline.options.figures import plural
-from paceline.options.units import show_bandwidth
+from paceline.options.figures import plural, show_bandwidth
 from paceline.scaling.forecast import Forecast, Outlook, every_prediction
 from paceline.scaling.prediction import (
     Band,

@@ -1,112 +1,22 @@
-"""What a study has found, as `study.json` holds it; follows from the records alone. Pure."""
+"""What a study has found: follows from the records of its measurements alone. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from math import ceil
 from statistics import median
-from typing import final
 
 from paceline.gradient_sync.options import LOCAL_METHODS
-from paceline.options.figures import plural
+from paceline.options.figures import listed, plural
 from paceline.results.profile import EpochCosts, Spread, StepParts
-from paceline.scaling.measurement import Measured, Trained
-from paceline.scaling.options import Mode
+from paceline.results.study import Measured, Repeat, SizeResult, Study, Trained
 from paceline.scaling.plan import SLOWER_ALONE, Size
 
-FORMAT = 1
 _FEW_STEPS = 5
 _WIDE = 0.2
 _MOST_EFFICIENCY = 1.1
 """More than this doesn't come from more workers, but from one that was held up alone."""
 _LEAST_ROUNDS = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Repeat:
-    """One measurement of a size."""
-
-    run_dir: str
-    images_per_s: float | None
-    step_s: float | None
-    problem: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SizeResult:
-    """What one number of workers with one method came to; None where it wasn't measured."""
-
-    workers: int
-    nodes: int
-    method: str
-    method_options: Mapping[str, object]
-    global_batch: int | None
-    lr: float | None
-    steps_per_epoch: int | None
-    """0 where the length of an epoch isn't known."""
-    images_per_s: Spread | None
-    """Of all workers. Spreads are over the repeats: their median, the least and the most."""
-    step_s: Spread | None
-    efficiency: Spread | None
-    """Images a second, by workers times those of the best run of one worker."""
-    parts: StepParts | None
-    """As shared out in the repeat in the middle; together they are the median step."""
-    epoch_s: float | None
-    """Its steps, evaluation, snapshot, the loader's start and averaging at its end."""
-    fixed: EpochCosts
-    wire_bytes_per_step: float | None
-    repeats: tuple[Repeat, ...]
-    problem: str | None
-    trained: Trained | None = None
-
-    @property
-    def fixed_s(self) -> float:
-        """Seconds of an epoch besides its steps, as far as they are known."""
-        fixed = self.fixed
-        shared = (fixed.evaluation_s, fixed.snapshot_s, fixed.loader_start_s)
-        return sum(cost for cost in (*shared, fixed.averaging_s) if cost is not None)
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Study:
-    """A study as it stands."""
-
-    recipe: str
-    command: tuple[str, ...]
-    started_at: str
-    """ISO 8601, UTC."""
-    paceline: str
-    hosts: tuple[str, ...]
-    mode: Mode
-    repeats: int
-    seconds: float
-    versions: Mapping[str, str] = field(default_factory=dict)
-    device: str = ""
-    cores: int | None = None
-    """Of the smallest host."""
-    baseline_images_per_s: float | None = None
-    """Of the best run of one worker, with any method."""
-    not_reliable: str = ""
-    """Why no conclusion is drawn from these measurements, in words; empty where one can be."""
-    notes: tuple[str, ...] = ()
-    sizes: tuple[SizeResult, ...] = ()
-    prediction: Mapping[str, object] | None = None
-    asked: Mapping[str, object] = field(default_factory=dict)
-    """What settles the measurements: a study goes on only where it is the same."""
-
-    def to_json(self) -> dict[str, object]:
-        """Give it as what JSON can carry."""
-        return {"format": FORMAT, "kind": "scale", **asdict(self)}
-
-
-def what_is_wrong(content: object) -> str | None:
-    """Say why what was read isn't a study that this Paceline reads; None where it is."""
-    if not isinstance(content, dict) or content.get("kind") != "scale":
-        return "it holds no study of scaling"
-    if content.get("format") != FORMAT:
-        return f"it has format {content.get('format')}, and this Paceline reads {FORMAT}"
-    return None
 
 
 def summarise(
@@ -187,7 +97,7 @@ def _size(
     if result.step_s is None or not result.steps_per_epoch:
         return result
     steps_s = result.steps_per_epoch * result.step_s.median
-    return replace(result, epoch_s=steps_s + result.fixed_s)
+    return replace(result, epoch_s=steps_s + (result.fixed.total_s or 0.0))
 
 
 def _options_of(
@@ -332,6 +242,4 @@ def _saw_few_steps(measured: Measured) -> bool:
 
 
 def _workers(counts: Sequence[int]) -> str:
-    *first, last = map(str, counts)
-    listed = f"{', '.join(first)} and {last}" if first else last
-    return f"{listed} worker" if listed == "1" else f"{listed} workers"
+    return f"{listed([*map(str, counts)])} {'worker' if counts == [1] else 'workers'}"

@@ -15,8 +15,8 @@ from paceline.errors import DataError, ExitCode, UsageError
 from paceline.options.durations import format_duration
 from paceline.options.figures import plural
 from paceline.results.run_directory import RunDirectory
-from paceline.scaling.measurement import Measured, Trained, read_measured, read_trained
-from paceline.scaling.options import Mode
+from paceline.results.study import Measured, Mode, Trained
+from paceline.scaling.measurement import read_measured, read_trained
 from paceline.scaling.plan import (
     ENDED_FROM_OUTSIDE,
     Measurement,

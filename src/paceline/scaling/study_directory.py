@@ -1,7 +1,9 @@
 """The directory of a study: what is in it, and whether it may be gone on with."""
 
 import re
+import shlex
 import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
@@ -9,19 +11,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import final
 
-from paceline.errors import UsageError
-from paceline.files import (
-    read_json_object,
-    why_unreadable,
-    write_atomic,
-    write_json,
-)
+from paceline.errors import InfrastructureError, UsageError
+from paceline.files import why_unreadable, write_atomic, write_json
 from paceline.launch.ssh.hostfile import Host
+from paceline.launch.ssh.options import HostsOptions
+from paceline.launch.ssh.parallel_commands import Commands, on_each
+from paceline.launch.ssh.ssh import plain_ssh_words
 from paceline.results.run_directory import RunDirectory
-from paceline.scaling.measurement import Measured
+from paceline.results.study import STUDY_JSON, Measured, Study, require_study
 from paceline.scaling.options import parse_methods
 from paceline.scaling.plan import METHOD_OPTIONS, Size, first_slots, own_options
-from paceline.scaling.result import Study, what_is_wrong
 from paceline.scaling.table import as_csv
 
 OF_TRAINED = "options of --train"
@@ -52,7 +51,7 @@ class StudyDirectory:
     @property
     def study_json(self) -> Path:
         """All that was found; written after each measurement."""
-        return self.path / "study.json"
+        return self.path / STUDY_JSON
 
     @property
     def study_csv(self) -> Path:
@@ -106,11 +105,9 @@ class StudyDirectory:
         """
         if not self.study_json.exists():
             return study
-        told = self._read()
-        before = told["asked"]
-        assert isinstance(before, dict)
+        before = self._read()
         now = {name: value for name, value in study.asked.items() if value is not None}
-        return replace(study, started_at=str(told["started_at"]), asked={**before, **now})
+        return replace(study, started_at=before.started_at, asked={**before.asked, **now})
 
     def write(self, study: Study) -> None:
         """Write what is known by now."""
@@ -159,18 +156,13 @@ class StudyDirectory:
         names = (path.stem for path in sorted((self.path / "measured").glob("*.json")))
         return [match for match in map(_NAME.fullmatch, names) if match is not None]
 
-    def _read(self) -> Mapping[str, object]:
+    def _read(self) -> Study:
         try:
-            content = read_json_object(self.study_json)
+            return require_study(self.path, asked=True)
         except (OSError, ValueError) as error:
-            raise UsageError(f"{self.study_json} can't be read: {why_unreadable(error)}") from error
-        wrong = what_is_wrong(content)
-        if wrong is None and not isinstance(content.get("asked"), dict):
-            wrong = "it doesn't say what was asked for"
-        if wrong is not None:
-            raise UsageError(f"{self.study_json} can't be gone on with: {wrong}")
-        told: Mapping[str, object] = content
-        return told
+            raise UsageError(
+                f"{self.study_json} can't be resumed: {why_unreadable(error)}"
+            ) from error
 
     def _compare(self, asked: Mapping[str, object], methods: Sequence[str]) -> None:
         """Refuse to go on with another study.
@@ -178,8 +170,7 @@ class StudyDirectory:
         Raises:
             UsageError: It is one; the message names the first thing that differs.
         """
-        before = self._read()["asked"]
-        assert isinstance(before, dict)
+        before = self._read().asked
         measured = {found[2] for found in self._measured()}
         known = {name for method in measured & {*methods} for name in own_options(method)}
         free = {_flag(name) for name in {*METHOD_OPTIONS} - known}
@@ -200,3 +191,36 @@ def _flag(name: str) -> str:
 
 def _told(name: str, value: object) -> str:
     return f"no {name}" if value in (None, [], "") else f"{name} {value}"
+
+
+_MOST_S = 30.0
+
+
+def sweep(hosts: Sequence[Host], options: HostsOptions, run_dir: Path, here: Path) -> None:
+    """Remove a measurement's snapshots from the hosts. Blocks; a host that fails keeps them.
+
+    Args:
+        hosts: Those that trained.
+        options: How ssh reaches them.
+        run_dir: The measurement's, on this machine.
+        here: Working directory of the command.
+    """
+
+    def work(host: Host, commands: Commands) -> None:
+        command = sweep_command(host, options, run_dir, here)
+        with suppress(OSError, subprocess.TimeoutExpired):
+            commands.run(command, _MOST_S)
+
+    with suppress(InfrastructureError):
+        on_each(hosts, work)
+
+
+def sweep_command(host: Host, options: HostsOptions, run_dir: Path, here: Path) -> list[str]:
+    """Write the ssh command for one host; arguments as for `sweep`. Pure."""
+    place = run_dir / "snapshots"
+    if place.is_relative_to(here):
+        usual = f"~/paceline/{here.name}" if options.sync_code else str(here)
+        place = Path(host.directory or usual) / place.relative_to(here)
+    text = str(place)
+    path = f'"$HOME"{shlex.quote(text[1:])}' if text.startswith("~/") else shlex.quote(text)
+    return [*plain_ssh_words(host, options), "--", host.name, f"rm -rf -- {path}"]

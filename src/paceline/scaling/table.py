@@ -8,9 +8,10 @@ from textwrap import fill
 
 from paceline.options.durations import format_duration
 from paceline.options.figures import plural, show_bytes, show_loss, show_rate
+from paceline.results.json_object import text
 from paceline.results.profile import Spread, StepParts
+from paceline.results.study import SizeResult, Study
 from paceline.scaling.options import PLAIN
-from paceline.scaling.result import SizeResult, Study
 
 WIDTH = 100
 _GAP = "  "
@@ -100,7 +101,7 @@ def _epoch_table(study: Study, measured: Sequence[SizeResult]) -> str:
         costs += [fixed.averaging_s] if averages else []
         shown = ("-" if cost is None else _seconds(cost) for cost in costs)
         sent = size.wire_bytes_per_step
-        share = f"{size.fixed_s / size.epoch_s:.0%}" if size.epoch_s else "-"
+        share = f"{(fixed.total_s or 0) / size.epoch_s:.0%}" if size.epoch_s else "-"
         rows.append(
             (*_who(study, size)[::2], *shown, share, "-" if sent is None else show_bytes(sent))
         )
@@ -121,7 +122,7 @@ def _trained_table(study: Study) -> str:
             (
                 *_who(study, size)[::2],
                 str(trained.epochs),
-                format_duration(trained.train_time_s),
+                format_duration(trained.train_time_s or 0.0),
                 reason,
                 _loss(trained.best_val_loss),
                 _percent(trained.best_val_accuracy),
@@ -159,13 +160,12 @@ def _conclusion(size: SizeResult) -> str:
 
 def _prediction(study: Study) -> str:
     """Say what is to be expected of more hosts, and of which network."""
-    told = study.prediction or {}
-    lines, link = told.get("text"), told.get("link")
-    if not isinstance(lines, list | tuple) or not lines:
+    predicted = study.predicted
+    if predicted is None or not predicted.text:
         return ""
-    source = link.get("source") if isinstance(link, Mapping) else None
+    source = text(predicted.link, "source")
     heading = f"Predicted for more hosts (network: {source})" if source else "Predicted"
-    return "\n".join(fill(str(line), WIDTH) for line in (heading, *lines))
+    return "\n".join(fill(line, WIDTH) for line in (heading, *predicted.text))
 
 
 def _told(study: Study) -> str:

@@ -15,7 +15,12 @@ import psutil
 
 from paceline.distributed.cpu_threads import share_cores
 from paceline.distributed.device import pick_device, resolve_backend
-from paceline.distributed.environment import current_placement, handed_request, look, surroundings
+from paceline.distributed.environment import (
+    current_placement,
+    detect_launchers,
+    handed_request,
+    surroundings,
+)
 from paceline.distributed.group import Group, joined
 from paceline.distributed.placement import Placement
 from paceline.errors import InterruptedTraining, JobError, UsageError
@@ -189,7 +194,7 @@ def _request(run_dir: str | Path | None, settings: dict[str, OptionValue]) -> Tr
 
 def _started_at() -> datetime:
     """Say when the workers were started: what started them may start them again after a failure."""
-    if not look(surroundings()).started:
+    if not detect_launchers(surroundings()).started:
         return datetime.now(UTC)
     starter = os.getppid() or os.getpid()  # 0: it is outside of this container
     return datetime.fromtimestamp(psutil.Process(starter).create_time(), UTC)

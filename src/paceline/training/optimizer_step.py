@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from paceline.errors import UsageError
 from paceline.gradient_sync.name_list import list_names
-from paceline.optim.clip import clip_gradients
+from paceline.optim.build import clip_gradients
 from paceline.training.hooks.base import StepHook
 from paceline.training.options import Precision
 from paceline.training.profiling.step_profiler import StepProfiler

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paceline.data.augment import Augment
-from paceline.data.source import BatchSource
+from paceline.data.batch import BatchSource
 from paceline.errors import UsageError
 from paceline.gradient_sync.replica import Replica
 from paceline.training.batches.loader import (

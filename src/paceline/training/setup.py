@@ -110,16 +110,44 @@ def _build(
     announce: Callable[[Engine], None],
     opened: ExitStack,
 ) -> Engine:
-    # What a step works with.
-    division, components, hooks = (
-        Division.of(config.data.shards, group.world_size),
-        Components(),
-        StepHooks(),
+    context = _context(config, run, group, console, own_options)
+    hooks = context.hooks
+    # What combines the workers' gradients, and what is done around the steps.
+    for hook in ADDED_HOOKS.get():
+        hooks.add(hook)
+    context.profiler.wire_bytes = lambda: sum(model.wire_bytes for model in context.replicas)
+    sync = make_sync(context)
+    if overrides(sync, GradientSync, "begin_step"):
+        hooks.begin_step.insert(0, sync.begin_step)  # it settles the random numbers of a shard
+    for hook in _hooks(context, sync, opened):
+        hooks.add(hook)
+    counters = StepCounters(top=None, parts=context.division.parts_of(group.rank))
+    return Engine(
+        context=context,
+        sync=sync,
+        counters=counters,
+        snapshots=SnapshotManager(context, sync, counters),
+        stop_flag=stop_flag,
+        note=note,
+        announce=announce,
+        step=context.step,
     )
+
+
+def _context(
+    config: TrainConfig,
+    run: RunDirectory,
+    group: Group,
+    console: Console,
+    own_options: Sequence[str],
+) -> TrainingContext:
+    """Make what a step works with."""
+    division = Division.of(config.data.shards, group.world_size)
+    components, hooks = Components(), StepHooks()
     step_profiler = StepProfiler(note, group.device, group.world_size, components.named_parameters)
     scaler = torch.amp.GradScaler(group.device.type) if config.compute.precision == "fp16" else None
     shared = shared_between_nodes(run.path, group)
-    context = TrainingContext(
+    return TrainingContext(
         config=config,
         group=group,
         division=division,
@@ -153,26 +181,6 @@ def _build(
         shared=shared,
         kept_options=tuple(own_options),
     )
-    # What combines the workers' gradients, and what is done around the steps.
-    for hook in ADDED_HOOKS.get():
-        hooks.add(hook)
-    context.profiler.wire_bytes = lambda: sum(model.wire_bytes for model in context.replicas)
-    sync = make_sync(context)
-    if overrides(sync, GradientSync, "begin_step"):
-        hooks.begin_step.insert(0, sync.begin_step)  # it settles the random numbers of a shard
-    for hook in _hooks(context, sync, opened):
-        hooks.add(hook)
-    counters = StepCounters(top=None, parts=division.parts_of(group.rank))
-    return Engine(
-        context=context,
-        sync=sync,
-        counters=counters,
-        snapshots=SnapshotManager(context, sync, counters),
-        stop_flag=stop_flag,
-        note=note,
-        announce=announce,
-        step=context.step,
-    )
 
 
 def make_sync(context: TrainingContext) -> GradientSync:
@@ -190,12 +198,8 @@ def make_sync(context: TrainingContext) -> GradientSync:
 
 def _hooks(context: TrainingContext, sync: GradientSync, opened: ExitStack) -> Iterator[StepHook]:
     """Make what this training has of hooks, in the order in which they are called."""
-    config, group, components, say = (
-        context.config,
-        context.group,
-        context.components,
-        context.console,
-    )
+    config, group, say = context.config, context.group, context.console
+    components = context.components
     agree = None if context.shared else group.broadcast_text
     if context.scaler is not None:
         yield context.optimizer_step

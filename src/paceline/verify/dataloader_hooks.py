@@ -23,7 +23,7 @@ from paceline.verify.events import Drawn, Drew, PassBegun, PassEnded
 from paceline.verify.observer import SESSION_LOADER, Observer
 from paceline.verify.patching import Patches
 from paceline.verify.rng_tracking import chance_states, drawn_from
-from paceline.verify.sample_hash import content_hashes
+from paceline.verify.tensor_sketch import content_hashes
 from paceline.verify.trial import EnoughSeenError
 
 _DEPTH = 4

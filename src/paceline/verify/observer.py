@@ -30,8 +30,7 @@ from paceline.verify.events import (
 )
 from paceline.verify.perturbation import disturb_gradients, disturb_weights
 from paceline.verify.rng_tracking import chance_states
-from paceline.verify.sample_hash import content_hashes
-from paceline.verify.tensor_sketch import TensorSketch, mark
+from paceline.verify.tensor_sketch import TensorSketch, content_hashes, mark
 from paceline.verify.trial import EnoughSeenError, Trial
 
 _MOST_REDUCED = 16
@@ -69,7 +68,7 @@ class Observer:
     _disturbed_at: int = -1
     _dropped_at: int = -1
     _chance: str = ""
-    """State of the generator after the last batch or dropout; empty where it isn't looked at."""
+    """State of the generator after the last batch, dropout or backward pass; empty before them."""
 
     # Called for Paceline's session, by `SessionHook`
 
@@ -203,9 +202,12 @@ class Observer:
             self.tell(Met(joined_only))
 
     def _look_for_draws(self) -> None:
-        if self._chance and chance_states()["torch"] != self._chance:
+        if not self._chance:
+            return
+        state = chance_states()["torch"]
+        if state != self._chance:
             self.writer.write(Drew("step", self._chance))
-        self._chance = ""
+        self._chance = state  # a step may have several backward passes, and draw between them
 
     def _name(self, module: nn.Module, prefix: str = "") -> None:
         self.roots[id(module)] = module

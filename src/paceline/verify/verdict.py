@@ -7,9 +7,8 @@ from typing import final
 
 from paceline.options.figures import plural
 from paceline.verify.compare import CHAOS, FACTOR, Comparison, Limits, compare
-from paceline.verify.comparison_case import Case, Detector
 from paceline.verify.detectors import figures, ranks, samples, steps
-from paceline.verify.finding import Cause, Finding
+from paceline.verify.finding import Case, Cause, Detector, Finding
 from paceline.verify.trace import Trace
 
 DETECTORS: tuple[Detector, ...] = (

@@ -59,13 +59,13 @@ def test_a_good_host_is_good() -> None:
         ({"steal_share": 0.05}, "steal", "warning", "5%"),
         ({"steal_share": 0.6}, "steal", "fault", "60%"),
         ({"busy_cores": 6.0, "busiest": ("ffmpeg (7) 590%",)}, "load", "warning", "ffmpeg (7)"),
-        ({"available_bytes": 2 * GB}, "memory", "warning", "4 workers need 4 GB"),
-        ({"limit_bytes": GB}, "memory", "warning", "the control group allows 1 GB"),
+        ({"available_bytes": 2 * GB}, "memory", "warning", "4 workers need 4.0 GB"),
+        ({"limit_bytes": GB}, "memory", "warning", "the control group allows 1.0 GB"),
         (
             {"swap_used_bytes": 9 * GB, "available_bytes": 6 * GB},
             "memory",
             "warning",
-            "9 GB are swapped out",
+            "9.0 GB are swapped out",
         ),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paceline._version import __version__
-from paceline.doctor.probes import gpus, machine, network, software, storage
+from paceline.doctor.probes import machine, network, software, storage
 
 
 def test_the_network() -> None:
@@ -92,25 +92,25 @@ def test_the_driver(tmp_path: Path) -> None:
 
 
 def test_copies_that_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(gpus.wrong_copies(["cpu", "cpu"])) == []
+    assert list(machine.wrong_copies(["cpu", "cpu"])) == []
 
     def lose(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         return self  # as some machines do it between GPUs: no error, and no data
 
     monkeypatch.setattr(torch.Tensor, "copy_", lose)
-    assert list(gpus.wrong_copies(["cpu"])) == ["cpu to cpu"]
+    assert list(machine.wrong_copies(["cpu"])) == ["cpu to cpu"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_no_gpus() -> None:
-    found = gpus.gpu_facts()
+    found = machine.gpu_facts()
     assert (found.kind, found.names, found.problem) == ("", (), "")
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_gpus() -> None:
-    found = gpus.gpu_facts()
+    found = machine.gpu_facts()
     assert found.kind == "cuda"
     assert len(found.names) == torch.cuda.device_count()
     assert found.wrong_copies == ()

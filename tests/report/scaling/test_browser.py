@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 from selenium.webdriver import Chrome
 
-from paceline.report.scaling.run import write_scaling_report
+from paceline.report.scaling.page import write_scaling_report
 from tests.report.browsing import CONTRAST, open_file, requested
 from tests.report.scaling.studies import Record, study_record, write_study
 

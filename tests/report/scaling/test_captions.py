@@ -14,13 +14,11 @@ from paceline.report.scaling.captions import (
     tell_throughput,
 )
 from paceline.report.scaling.convergence import trained_sizes
-from paceline.report.scaling.load_study import read_study
-from paceline.report.scaling.missing_data import find_gaps
-from paceline.report.scaling.model import Study
 from paceline.report.scaling.page import render_page
 from paceline.report.scaling.series import size_name
-from paceline.report.scaling.status import describe_state
+from paceline.report.scaling.status import describe_state, find_gaps
 from paceline.report.scaling.tables import key_figures, study_table
+from paceline.results.study import Study, read_study
 from tests.report.scaling.studies import (
     BASELINE,
     Record,
@@ -48,7 +46,7 @@ def four() -> Record:
 
 
 def read(tmp_path: Path, record: Record) -> Study:
-    return read_study(write_study(tmp_path, record))
+    return read_study(write_study(tmp_path, record))[0]
 
 
 def test_several_sizes(tmp_path: Path, four: Record) -> None:
@@ -81,7 +79,7 @@ def test_no_conclusion_is_drawn_of_what_is_not_reliable(tmp_path: Path, four: Re
     assert state.state == "interrupted"  # the colour of a warning
     assert state.sentence.startswith("not reliable; measured 1, 2, 4 and 8 workers")
     assert [figure.label for figure in key_figures(study)] == ["One worker"]
-    page = render_page(study)
+    page = render_page(study, tmp_path)
     assert page.count(told) == 1
     assert "3.7 times" not in page
 

@@ -13,16 +13,15 @@ from paceline.report.scaling.charts import (
     throughput_picture,
 )
 from paceline.report.scaling.lines import choose_labels, draw_lines, short
-from paceline.report.scaling.load_study import read_study
-from paceline.report.scaling.model import Study
 from paceline.report.scaling.series import find_methods
+from paceline.results.study import Study, read_study
 from tests.report.scaling.studies import BASELINE, Record, study_record, write_study
 
 THREE = ("allreduce", "bf16", "local")
 
 
 def read(tmp_path: Path, record: Record) -> Study:
-    return read_study(write_study(tmp_path, record))
+    return read_study(write_study(tmp_path, record))[0]
 
 
 def test_the_ideal_line_goes_on_from_one_worker(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from paceline import training
 from paceline.data.batch import Batch
 from paceline.distributed.group import Group
 from paceline.errors import InterruptedTraining
-from paceline.metrics.table import EpochRow
 from paceline.optim.schedule import Schedule
 from paceline.options.fields import OptionValue
+from paceline.results.metrics_table import EpochRow
 from paceline.training.components import Components
 from paceline.training.hooks.base import ADDED_HOOKS, StepHook, StepHooks
 from paceline.training.hooks.learning_rate import LearningRateSchedule

@@ -13,8 +13,8 @@ from torch.utils.data import TensorDataset
 from paceline.distributed.group import Group
 from paceline.gradient_sync import low_rank, powersgd
 from paceline.gradient_sync.local_sgd.exchange import AverageInFlight, LocalExchange
-from paceline.metrics.table import read_table
 from paceline.options.fields import OptionValue
+from paceline.results.metrics_table import read_table
 from paceline.results.profile import StepProfile
 from paceline.training import status_exchange
 from tests.support.ranks import run_ranks

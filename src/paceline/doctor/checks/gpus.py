@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from paceline.doctor.check_result import Found, common, fault, ok, warning
 from paceline.doctor.checks.machine import Wants
 from paceline.doctor.facts import GpuFacts, HostFacts
-from paceline.options.figures import plural
-from paceline.options.units import show_size
+from paceline.options.figures import plural, show_bytes
 
 _USED_SHARE = 0.1
 
@@ -85,7 +84,7 @@ def _used(host: str, gpus: GpuFacts) -> Iterator[Found]:
     used = {i: total - free for i, (total, free) in enumerate(sizes)}
     busy = [i for i, size in used.items() if size > _USED_SHARE * gpus.memory_bytes[i]]
     if busy:
-        listed = ", ".join(f"GPU {i} {show_size(used[i])}" for i in busy)
+        listed = ", ".join(f"GPU {i} {show_bytes(used[i])}" for i in busy)
         yield warning(
             host, "GPU memory", f"something else uses {listed}: nvidia-smi shows what. End it"
         )

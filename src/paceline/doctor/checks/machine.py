@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from paceline.doctor.check_result import Found, fault, ok, warning
 from paceline.doctor.facts import DiskFacts, HostFacts, LimitFacts, MachineFacts
-from paceline.options.figures import plural
-from paceline.options.units import show_size
+from paceline.options.figures import plural, show_bytes
 
 GB = 10**9
 _FAULTY_STEAL, _MUCH_STEAL, _SOME_STEAL = 0.5, 0.1, 0.02
@@ -114,24 +113,24 @@ def _memory(host: str, machine: MachineFacts, wants: Wants) -> Iterator[Found]:
     limit = machine.limit_bytes
     usable = min(machine.available_bytes, limit or machine.available_bytes)
     needed = wants.workers * _WORKER_BYTES
-    of = f"{show_size(usable)} of {show_size(machine.memory_bytes)}"
-    of += f", and the control group allows {show_size(limit)}" if limit is not None else ""
+    of = f"{show_bytes(usable)} of {show_bytes(machine.memory_bytes)}"
+    of += f", and the control group allows {show_bytes(limit)}" if limit is not None else ""
     if usable < needed:
         yield warning(
             host,
             "memory",
-            f"{of} are free, and {plural(wants.workers, 'worker')} need {show_size(needed)} before "
-            "any model: fewer workers, or raise the limit (docker --memory, limits.memory)",
+            f"{of} are free, and {plural(wants.workers, 'worker')} need {show_bytes(needed)} "
+            "before any model: fewer workers, or raise the limit (docker --memory, limits.memory)",
         )
     elif machine.swap_used_bytes > GB and machine.available_bytes < 0.2 * machine.memory_bytes:
         yield warning(
             host,
             "memory",
-            f"{of} are free and {show_size(machine.swap_used_bytes)} are swapped out: what is "
+            f"{of} are free and {show_bytes(machine.swap_used_bytes)} are swapped out: what is "
             "swapped in again makes steps many times slower. End what uses the memory",
         )
     else:
-        yield ok(host, "memory", f"{show_size(machine.memory_bytes)}, enough of it free")
+        yield ok(host, "memory", f"{show_bytes(machine.memory_bytes)}, enough of it free")
 
 
 def _limits(host: str, limits: LimitFacts, wants: Wants) -> Iterator[Found]:
@@ -152,7 +151,7 @@ def _limits(host: str, limits: LimitFacts, wants: Wants) -> Iterator[Found]:
             host,
             "locked memory",
             f"{', '.join(limits.rdma_devices)} need memory that stays in place, and only "
-            f"{show_size(locked)} are allowed: ulimit -l unlimited (memlock in limits.conf, "
+            f"{show_bytes(locked)} are allowed: ulimit -l unlimited (memlock in limits.conf, "
             "docker --ulimit memlock=-1), and a new login",
         )
     elif limits.rdma_devices:
@@ -168,8 +167,8 @@ def _shared_memory(host: str, limits: LimitFacts, wants: Wants) -> Found:
         return warning(
             host,
             "/dev/shm",
-            f"{show_size(size)}: loader processes pass batches through it, {loaders} of them may "
-            f"fill {show_size(needed)}, and NCCL uses it between GPUs (`Bus error` when it is "
+            f"{show_bytes(size)}: loader processes pass batches through it, {loaders} of them may "
+            f"fill {show_bytes(needed)}, and NCCL uses it between GPUs (`Bus error` when it is "
             "full). docker --shm-size=8g, in Kubernetes an emptyDir of medium Memory, or "
             "--loader-workers 0",
         )
@@ -184,7 +183,7 @@ def _directory(host: str, disk: DiskFacts, wants: Wants) -> Iterator[Found]:
 
 
 def _disk(host: str, disk: DiskFacts) -> Iterator[Found]:
-    where, free = disk.directory, show_size(disk.free_bytes)
+    where, free = disk.directory, show_bytes(disk.free_bytes)
     if disk.problem:
         yield fault(
             host,
@@ -202,7 +201,7 @@ def _disk(host: str, disk: DiskFacts) -> Iterator[Found]:
         yield warning(
             host,
             "disk",
-            f"{where} takes {show_size(disk.write_bytes_per_s)}/s: a snapshot of 1 GB needs "
+            f"{where} takes {show_bytes(disk.write_bytes_per_s)}/s: a snapshot of 1 GB needs "
             f"{seconds:.0f} s. Name a faster place by --run-dir, or save less often",
         )
     else:

@@ -7,6 +7,7 @@ from paceline.doctor.addresses import AddressChoice
 from paceline.doctor.bandwidth import Pair
 from paceline.doctor.check_result import Found, common, fault, ok, warning
 from paceline.doctor.facts import Contact, HostFacts
+from paceline.options.figures import listed
 
 _UNKNOWN = "its name isn't known there"
 _SURE_MTU = 1280
@@ -65,7 +66,7 @@ def judge_meanings(
             yield warning(
                 host,
                 "name",
-                f"{_and(who)}: {problem}. Paceline goes by addresses; for other programs mend "
+                f"{listed(who)}: {problem}. Paceline goes by addresses; for other programs mend "
                 "DNS or /etc/hosts there",
             )
 
@@ -156,7 +157,7 @@ def _ports_of(
     if shut:
         contact = found[shut[0]]
         everybody = len(shut) == len(found) > 1
-        who = "none of the others reaches" if everybody else f"{_and(shut)} can't reach"
+        who = "none of the others reaches" if everybody else f"{listed(shut)} can't reach"
         yield Found(
             hosts=(target,) if everybody else (*shut, target),
             what="ports",
@@ -173,7 +174,7 @@ def _ports_of(
             hosts=(*half, target),
             what="ports",
             state="fault",
-            text=f"{_and(half)} can reach {target} at {_listed(contact.open_ports)} but not at "
+            text=f"{listed(half)} can reach {target} at {_listed(contact.open_ports)} but not at "
             f"{_listed(contact.closed_ports)}: {contact.problem}. Gloo and NCCL take any of "
             f"{low}-{high}: let TCP through on all of them, or narrow "
             "net.ipv4.ip_local_port_range to those that are open",
@@ -218,14 +219,10 @@ def judge_packets(contacts: Mapping[Pair, Contact], mtus: Mapping[str, int]) -> 
             hosts=(*sources, target),
             what="packets",
             state="warning",
-            text=f"packets of {mtu} bytes from {_and(sources)} don't reach {target}, {shown}: "
+            text=f"packets of {mtu} bytes from {listed(sources)} don't reach {target}, {shown}: "
             "something on the way takes smaller ones. Set the MTU of all of them to "
             f"{largest or _SURE_MTU}",
         )
-
-
-def _and(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _listed(ports: Sequence[int]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from paceline.doctor.bandwidth import Pair
 from paceline.doctor.check_result import Found, common, fault, ok, warning
 from paceline.doctor.facts import Contact, HostFacts
-from paceline.options.units import show_time
+from paceline.options.figures import show_time
 
 _MAY_DIFFER = frozenset({"driver"})
 _SHOWN = ("Paceline", "torch", "Python")

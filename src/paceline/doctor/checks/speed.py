@@ -7,7 +7,7 @@ from paceline.distributed.environment_check import State
 from paceline.doctor.addresses import AddressChoice
 from paceline.doctor.bandwidth import HostLink, Slow, slow_hosts, slow_links, slowest
 from paceline.doctor.check_result import Found
-from paceline.options.units import show_bandwidth, show_size, show_time
+from paceline.options.figures import show_bandwidth, show_bytes, show_time
 
 _GRADIENTS_BYTES = 100e6
 _GIGABIT = 100e6
@@ -170,7 +170,7 @@ def judge_all_reduce(found: AllReduce, links: Sequence[HostLink], hosts: Sequenc
         return said(
             "fault",
             f"over {found.backend} it failed: {found.problem}. Mend the faults above first; then "
-            "see docs/backends.md for what the backend needs",
+            "see docs/reference/backends.md for what the backend needs",
         )
     if not found.is_right:
         return said(
@@ -179,8 +179,8 @@ def judge_all_reduce(found: AllReduce, links: Sequence[HostLink], hosts: Sequenc
             "data. Take hosts out until it is right; don't train on them",
         )
     text = (
-        f"{show_size(found.size_bytes)} over {found.backend} in {show_time(found.seconds)}, right, "
-        f"{show_bandwidth(rate)} on each host"
+        f"{show_bytes(found.size_bytes)} over {found.backend} in {show_time(found.seconds)}, "
+        f"right, {show_bandwidth(rate)} on each host"
     )
     link = slowest(links)
     limit = (link.best_bytes_per_s or 0.0) if link is not None else 0.0

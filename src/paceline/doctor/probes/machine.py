@@ -1,16 +1,88 @@
-"""Processors, memory and limits of this host, and who else uses them."""
+"""Processors, memory, GPUs and limits of this host, and who else uses them."""
 
 import os
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import psutil
 
 from paceline.distributed.device import cpu_name
-from paceline.doctor.facts import LimitFacts, MachineFacts
-from paceline.doctor.probes.cgroups import allowance
+from paceline.doctor.facts import GpuFacts, LimitFacts, MachineFacts
 from paceline.launch.worker_count import usable_cores
+
+_UNLIMITED = 1 << 60
+"""cgroup v1 writes a number near 2^63 where there is no limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allowance:
+    """The narrowest limits of a control group and those that it is in; None: no limit."""
+
+    cores: float | None
+    memory_bytes: int | None
+
+
+def allowance(
+    proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> Allowance:
+    """Read this process's limits.
+
+    Args:
+        proc: Names the control groups of this process.
+        root: Where control groups are mounted.
+    """
+    try:
+        lines = proc.read_text().splitlines()
+    except OSError:
+        return Allowance(cores=None, memory_bytes=None)
+    groups = list(_groups(lines, root))
+    cores = [found for group in groups if (found := _cores(group)) is not None]
+    memory = [found for group in groups if (found := _memory(group)) is not None]
+    return Allowance(
+        cores=min(cores, default=None),
+        memory_bytes=min(memory, default=None),
+    )
+
+
+def _groups(lines: list[str], root: Path) -> Iterator[Path]:
+    """List the groups and those that they are in; a container may see its own group as the root."""
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        names = controllers.split(",") if controllers else [""]
+        for name in names:
+            if name in ("", "cpu", "memory"):
+                base = root / (controllers if (root / controllers).is_dir() else name)
+                inner = Path(path.lstrip("/"))
+                yield from (base / part for part in (inner, *inner.parents))
+
+
+def _cores(group: Path) -> float | None:
+    words = _words(group / "cpu.max")
+    if not words:
+        quota, period = _words(group / "cpu.cfs_quota_us"), _words(group / "cpu.cfs_period_us")
+        words = quota + period
+    if len(words) != 2 or not words[0].isdecimal() or not int(words[1]):
+        return None  # `max` in v2, -1 in v1
+    return int(words[0]) / int(words[1])
+
+
+def _memory(group: Path) -> int | None:
+    words = _words(group / "memory.max") or _words(group / "memory.limit_in_bytes")
+    if not words or not words[0].isdecimal() or int(words[0]) >= _UNLIMITED:
+        return None
+    return int(words[0])
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
+
 
 _WATCHED_S = 1.0
 _SHOWN = 3
@@ -94,3 +166,51 @@ def _watched() -> tuple[float, float | None, tuple[str, ...]]:
 def _steal_s(times: object) -> float:
     """Time that the hypervisor gave to others; Linux alone tells."""
     return float(getattr(times, "steal", 0.0))
+
+
+_KINDS = ("cuda", "xpu")
+_ELEMENTS = 1 << 20
+_STEP = 2654435761
+"""Knuth's multiplier: neighbours differ in all bytes, so that pieces in wrong places show."""
+
+
+def gpu_facts() -> GpuFacts:
+    """Count the GPUs, and copy data between all of them. Claims a little memory on each."""
+    import torch
+
+    try:
+        found = torch.accelerator.current_accelerator(check_available=True)
+        if found is None or found.type not in _KINDS:
+            return GpuFacts()
+        module = torch.get_device_module(found)
+        devices = [f"{found.type}:{i}" for i in range(torch.accelerator.device_count())]
+        memory = [module.mem_get_info(device) for device in devices]
+        return GpuFacts(
+            kind=found.type,
+            names=tuple(str(module.get_device_name(device)) for device in devices),
+            memory_bytes=tuple(int(total) for _, total in memory),
+            free_bytes=tuple(int(free) for free, _ in memory),
+            wrong_copies=tuple(wrong_copies(devices)),
+        )
+    except RuntimeError as error:
+        return GpuFacts(problem=str(error).splitlines()[0])
+
+
+def wrong_copies(devices: Sequence[str]) -> Iterator[str]:
+    """Copy a pattern from each device to each, and name the ways on which it was damaged.
+
+    Some machines return zeros or old data from copies between GPUs (where the IOMMU or PCI access
+    control is in the way) and report no error.
+
+    Args:
+        devices: As torch names them.
+    """
+    import torch
+
+    pattern = torch.arange(_ELEMENTS, dtype=torch.int64) * _STEP
+    for source, target in product(devices, repeat=2):
+        sent = pattern.to(source, copy=True)
+        arrived = torch.zeros_like(pattern, device=target)
+        arrived.copy_(sent)
+        if not torch.equal(arrived.cpu(), pattern):
+            yield f"{source} to {target}"

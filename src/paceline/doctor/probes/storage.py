@@ -1,13 +1,16 @@
-"""Disks: room and speed where run directories go, and whether all hosts see the same files."""
+"""Disks and data: room and speed, whether all hosts see the same files, and have the same data."""
 
 import os
 import secrets
 import shutil
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.doctor.facts import DiskFacts
+from paceline.options.fields import OptionValue
 
 _WRITTEN_BYTES = 16 << 20
 _CHUNK_BYTES = 1 << 20
@@ -99,3 +102,29 @@ def _write_speed(place: Path) -> float:
 
 def _said(error: OSError) -> str:
     return error.strerror or str(error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRequest:
+    """A recipe whose data is to be looked at."""
+
+    reference: str = ""
+    """See `load_recipe`; empty: none."""
+    arguments: Mapping[str, OptionValue] = field(default_factory=dict)
+    seed: int = 0
+
+
+def data_facts(asked: DataRequest) -> dict[str, str]:
+    """Build a recipe's job, and say what its data sets are: by `training`, `validation`, `test`.
+
+    Raises:
+        PacelineError: The recipe isn't there, fails, or its data isn't there.
+    """
+    from paceline.data.fingerprint import data_fingerprint
+    from paceline.training.recipe import load_recipe
+    from paceline.training.rng import seed_everything
+
+    seed_everything(asked.seed)
+    job = load_recipe(asked.reference)(**asked.arguments)
+    sets = {"training": job.train, "validation": job.validation, "test": job.test}
+    return {name: data_fingerprint(data) for name, data in sets.items() if data is not None}

@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from paceline.report.formatting import seconds, whole_percent
+from paceline.options.figures import show_seconds, show_whole_percent
 from paceline.report.scaling.captions import FIXED_NAMES, PART_NAMES, tell_fixed, tell_steps
-from paceline.report.scaling.model import Size, Study
 from paceline.report.scaling.series import one_worker, size_name
-from paceline.report.style import COLOURS, MUTED, make_axes, plain
-from paceline.report.svg import figure_to_svg
+from paceline.report.svg import COLOURS, MUTED, figure_to_svg, make_axes, plain
+from paceline.results.study import SizeResult, Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,7 +62,7 @@ class BarPicture:
         """The picture in one sentence, for those who don't see it."""
         told = []
         for bar in self.bars:
-            parts = [f"{self.names[n]} {seconds(t)}" for n, t in bar.parts.items() if t > 0]
+            parts = [f"{self.names[n]} {show_seconds(t)}" for n, t in bar.parts.items() if t > 0]
             inside = f" ({', '.join(parts)})" if parts else ""
             told.append(f"{bar.label}: {bar.end}{inside}")
         return f"{self.title}. {'; '.join(told)}"
@@ -115,20 +114,20 @@ def draw_bars(picture: BarPicture) -> str:
     return figure_to_svg(figure, slug=picture.slug, label=picture.description, colours=colours)
 
 
-def _step_bar(study: Study, size: Size) -> Bar:
-    end = "not measured" if size.step_s is None else seconds(size.step_s.median)
+def _step_bar(study: Study, size: SizeResult) -> Bar:
+    end = "not measured" if size.step_s is None else show_seconds(size.step_s.median)
     parts = {} if size.parts is None else asdict(size.parts)
     if size.parts is None and size.step_s is not None:
         parts = {_UNKNOWN: size.step_s.median}
     return Bar(label=size_name(study, size), parts=parts, end=end)
 
 
-def _fixed_bar(study: Study, size: Size) -> Bar:
+def _fixed_bar(study: Study, size: SizeResult) -> Bar:
     share = size.fixed_share
     known = {name: value for name, value in asdict(size.fixed).items() if value is not None}
-    end = seconds(size.fixed.total_s) if known else "not measured"
+    end = show_seconds(size.fixed.total_s) if known else "not measured"
     if share is not None:
-        end = f"{end}, {whole_percent(share)}"
+        end = f"{end}, {show_whole_percent(share)}"
     return Bar(label=size_name(study, size), parts=known, end=end)
 
 

@@ -3,10 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from paceline.options.figures import plural
-from paceline.report.formatting import listed, loss, seconds, three_digits, times, whole_percent
+from paceline.options.figures import (
+    listed,
+    plural,
+    show_loss,
+    show_seconds,
+    show_three_digits,
+    show_times,
+    show_whole_percent,
+)
 from paceline.report.scaling.convergence import reach_together
-from paceline.report.scaling.model import Size, Study
 from paceline.report.scaling.series import (
     efficiency,
     find_methods,
@@ -17,6 +23,7 @@ from paceline.report.scaling.series import (
     speed_up_of,
 )
 from paceline.results.profile import StepParts
+from paceline.results.study import SizeResult, Study
 
 PART_NAMES = {
     "data": "waiting for data",
@@ -55,25 +62,26 @@ def tell_throughput(study: Study) -> str:
     if study.not_reliable:
         return study.not_reliable
     workers = plural(top[0].workers, "worker")
-    fastest = three_digits(_median(top[0]))
+    fastest = show_three_digits(_median(top[0]))
     if study.baseline_images_per_s is None:
         does = "does" if top[0].workers == 1 else "do"
         return (
             f"{workers} {does} {fastest} images a second. What one worker does alone isn't known, "
             "so there is no ideal line."
         )
-    alone = three_digits(study.baseline_images_per_s)
+    alone = show_three_digits(study.baseline_images_per_s)
     if top[0].workers == 1:
         return (
             f"One worker does {alone} images a second. How that scales takes a measurement "
             "with more workers."
         )
     if len(top) == 1:
+        faster = show_times(speed_up_of(study, top[0]) or 0)
         return (
-            f"{workers} do {times(speed_up_of(study, top[0]) or 0)} the work of one: {fastest} "
+            f"{workers} do {faster} the work of one: {fastest} "
             f"images a second instead of {alone}. Ideal would be {top[0].workers:,} times."
         )
-    each = [f"{times(speed_up_of(study, s) or 0)} with {method_name(study, s)}" for s in top]
+    each = [f"{show_times(speed_up_of(study, s) or 0)} with {method_name(study, s)}" for s in top]
     return (
         f"{workers} do {_first_whole(each, ' the work of one')}; one does {alone} images a second."
     )
@@ -95,7 +103,7 @@ def tell_efficiency(study: Study) -> str:
     return " ".join([*told, *_expected(study)])
 
 
-def tell_loss(study: Study, size: Size) -> str:
+def tell_loss(study: Study, size: SizeResult) -> str:
     """Say what most of the lost efficiency went into; empty where that isn't known."""
     share, alone = efficiency(study, size), one_worker(study)
     if share is not None and share >= _HARDLY:
@@ -109,11 +117,11 @@ def tell_loss(study: Study, size: Size) -> str:
     major = most_s > sum(lost.values()) / 2
     return (
         f"{'Most' if major else 'The largest part'} of what is lost is {_CAUSES[name]} "
-        f"({seconds(most_s)} of {seconds(size.step_s.median)} a step)."
+        f"({show_seconds(most_s)} of {show_seconds(size.step_s.median)} a step)."
     )
 
 
-def lost_by_part(study: Study, alone: StepParts, size: Size) -> dict[str, float]:
+def lost_by_part(study: Study, alone: StepParts, size: SizeResult) -> dict[str, float]:
     """Give the seconds by which each part of a step exceeds its ideal; none below zero."""
     shrink = size.workers if study.mode == "strong" else 1
     parts = {} if size.parts is None else asdict(size.parts)
@@ -127,12 +135,12 @@ def tell_steps(study: Study) -> str:
     if not top:
         return "How long a step takes couldn't be measured."
     alone = one_worker(study)
-    each = [seconds(size.step_s.median) for size in top if size.step_s is not None]
+    each = [show_seconds(size.step_s.median) for size in top if size.step_s is not None]
     if len(top) > 1:
         each = [f"{t} with {method_name(study, s)}" for t, s in zip(each, top, strict=True)]
     told = f"With {plural(top[0].workers, 'worker')} a step takes {listed(each)}"
     if alone is not None and alone.step_s is not None and top[0].workers > 1:
-        told += f"; one worker's takes {seconds(alone.step_s.median)}"
+        told += f"; one worker's takes {show_seconds(alone.step_s.median)}"
     return f"{told}.{_communication(study, top)}"
 
 
@@ -143,20 +151,20 @@ def tell_fixed(study: Study) -> str:
         return "No epoch ended while it was measured, so its fixed cost isn't known."
     top = max(known, key=lambda size: size.workers)
     share = top.fixed_share
-    part = "" if share is None else f" ({whole_percent(share)} of the epoch)"
+    part = "" if share is None else f" ({show_whole_percent(share)} of the epoch)"
     named = [label for n, label in FIXED_NAMES.items() if getattr(top.fixed, n) is not None]
     told = (
         f"Besides its steps, an epoch with {size_phrase(study, top)} takes "
-        f"{seconds(top.fixed.total_s)}{part} for {listed(named)}."
+        f"{show_seconds(top.fixed.total_s)}{part} for {listed(named)}."
     )
     if top.fixed.averaging_s is None:
         return f"{told} No way of combining gradients changes that."
-    own = seconds(top.fixed.averaging_s)
+    own = show_seconds(top.fixed.averaging_s)
     rest = " No way of combining gradients changes the rest." if len(named) > 1 else ""
     return f"{told} Averaging ({own}) is what {method_name(study, top)} itself takes.{rest}"
 
 
-def tell_learning(study: Study, sizes: Sequence[Size], across: str) -> str:
+def tell_learning(study: Study, sizes: Sequence[SizeResult], across: str) -> str:
     """Say what it took to reach the loss that every training reached.
 
     Args:
@@ -172,12 +180,12 @@ def tell_learning(study: Study, sizes: Sequence[Size], across: str) -> str:
     places = [(r.time_s if across == "time" else r.samples, r.size) for r in reached.sizes]
     known = [(place, size) for place, size in places if place is not None]
     if len(known) < 2:
-        return f"All got down to a {reached.kind} loss of {loss(reached.loss)}."
+        return f"All got down to a {reached.kind} loss of {show_loss(reached.loss)}."
     if len(known) > _MOST_NAMED:
         known = [known[0], known[-1]]
-    common = f"a {reached.kind} loss of {loss(reached.loss)}"
+    common = f"a {reached.kind} loss of {show_loss(reached.loss)}"
     if across == "time":
-        ends = [f"{size_phrase(study, size)} after {seconds(place)}" for place, size in known]
+        ends = [f"{size_phrase(study, size)} after {show_seconds(place)}" for place, size in known]
         return f"All got down to {common}: {listed(ends)}."
     (first, size), *others = known
     factors = [place / first if first > 0 else 1.0 for place, _ in others]
@@ -190,9 +198,9 @@ def tell_learning(study: Study, sizes: Sequence[Size], across: str) -> str:
 _ONE_WORKER = "One worker alone is the measure: 100 %."
 
 
-def _reached(study: Study, top: Sequence[Size]) -> str:
+def _reached(study: Study, top: Sequence[SizeResult]) -> str:
     workers = plural(top[0].workers, "worker")
-    shares = [whole_percent(efficiency(study, size)) for size in top]
+    shares = [show_whole_percent(efficiency(study, size)) for size in top]
     if len(top) == 1:
         return (
             f"With {workers} the efficiency is {shares[0]}: each does that share of what one does "
@@ -211,14 +219,14 @@ def _expected(study: Study) -> list[str]:
     best = max(methods, key=lambda method: method.predicted[-1].efficiency)
     size = best.predicted[-1]
     name = f" with {best.label}" if len(methods) > 1 else ""
-    low = whole_percent(size.low).removesuffix(" %")
+    low = show_whole_percent(size.low).removesuffix(" %")
     return [
-        f"Predicted for {plural(size.workers, 'worker')}: {whole_percent(size.efficiency)}{name} "
-        f"({low} to {whole_percent(size.high)})."
+        f"Predicted for {plural(size.workers, 'worker')}: "
+        f"{show_whole_percent(size.efficiency)}{name} ({low} to {show_whole_percent(size.high)})."
     ]
 
 
-def _communication(study: Study, top: Sequence[Size]) -> str:
+def _communication(study: Study, top: Sequence[SizeResult]) -> str:
     known = [s for s in top if s.parts is not None and s.step_s is not None]
     if not known:
         return ""
@@ -231,15 +239,15 @@ def _communication(study: Study, top: Sequence[Size]) -> str:
     share = exposed_s / worst.step_s.median
     if share < 0.01:
         return " Hardly any of it is communication that isn't hidden behind computation."
-    told = f"{seconds(exposed_s)} ({whole_percent(share)})"
+    told = f"{show_seconds(exposed_s)} ({show_whole_percent(share)})"
     named = f"With {method_name(study, worst)} {told} of that" if len(top) > 1 else f"Of it {told}"
     return f" {named} are communication that isn't hidden behind computation."
 
 
-def _longest_part(size: Size) -> str:
+def _longest_part(size: SizeResult) -> str:
     parts = {} if size.parts is None else asdict(size.parts)
     name, time_s = max(parts.items(), key=lambda entry: entry[1])
-    return f" The longest part of it is {PART_NAMES[name]} ({seconds(time_s)})."
+    return f" The longest part of it is {PART_NAMES[name]} ({show_seconds(time_s)})."
 
 
 def _first_whole(each: Sequence[str], unit: str) -> str:
@@ -248,5 +256,5 @@ def _first_whole(each: Sequence[str], unit: str) -> str:
     return listed([f"{head}{unit} with {tail}", *each[1:]])
 
 
-def _median(size: Size) -> float | None:
+def _median(size: SizeResult) -> float | None:
     return None if size.images_per_s is None else size.images_per_s.median

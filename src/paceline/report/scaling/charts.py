@@ -4,12 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from paceline.options import figures
 from paceline.options.figures import plural
-from paceline.report import formatting
 from paceline.report.charts import MAX_POINTS, thin
 from paceline.report.scaling.captions import tell_efficiency, tell_learning, tell_throughput
 from paceline.report.scaling.convergence import loss_kind, loss_of, trained_sizes
-from paceline.report.scaling.model import CurvePoint, PredictedSize, Size, Study
 from paceline.report.scaling.series import (
     Method,
     efficiency,
@@ -18,6 +17,7 @@ from paceline.report.scaling.series import (
     one_worker,
     size_name,
 )
+from paceline.results.study import CurvePoint, PredictedSize, SizeResult, Study
 
 COLOURS_THERE = 8
 """Colours of the page for lines beside each other; more lines begin again, dashed."""
@@ -94,7 +94,7 @@ class Picture:
         return f"{line.label}, predicted" if line.stroke == "predicted" else line.label
 
     def _told(self, line: Line) -> str:
-        write = formatting.whole_percent if self.percent else _four_digits
+        write = figures.show_whole_percent if self.percent else _four_digits
         if self.across == "workers":
             return ", ".join(f"{write(y)} at {x:,.0f}" for x, y in line.points)
         return f"from {write(line.points[0][1])} to {write(line.points[-1][1])}"
@@ -112,7 +112,7 @@ def throughput_picture(study: Study) -> Picture:
     methods = find_methods(study)
     lines = [
         *_predicted(methods, low_high),
-        *_measured(study, methods, _throughput, formatting.three_digits),
+        *_measured(study, methods, _throughput, figures.show_three_digits),
     ]
     baseline, workers = study.baseline_images_per_s, _workers(study)
     if baseline is not None and len(workers) > 1:
@@ -135,7 +135,9 @@ def efficiency_picture(study: Study) -> Picture:
     methods, workers = find_methods(study), _workers(study)
     lines = [
         *_predicted(methods, lambda size: (size.low, size.efficiency, size.high)),
-        *_measured(study, methods, lambda size: _efficiency(study, size), formatting.whole_percent),
+        *_measured(
+            study, methods, lambda size: _efficiency(study, size), figures.show_whole_percent
+        ),
     ]
     if len(workers) > 1:
         lines.insert(0, _ideal(workers, lambda n: 1.0))
@@ -162,7 +164,7 @@ def learning_pictures(study: Study) -> tuple[Picture, ...]:
     return tuple(picture for picture in pictures if any(line.points for line in picture.lines))
 
 
-def _learning_groups(study: Study) -> list[tuple[str, tuple[Size, ...]]]:
+def _learning_groups(study: Study) -> list[tuple[str, tuple[SizeResult, ...]]]:
     """Choose which trainings share a picture.
 
     Where there are more than colours, the methods are compared at the most workers first; then each
@@ -181,7 +183,9 @@ def _learning_groups(study: Study) -> list[tuple[str, tuple[Size, ...]]]:
     return groups
 
 
-def _learning_picture(study: Study, across: Across, sizes: tuple[Size, ...], name: str) -> Picture:
+def _learning_picture(
+    study: Study, across: Across, sizes: tuple[SizeResult, ...], name: str
+) -> Picture:
     kind = loss_kind(study)
     lines = _loss_lines(study, sizes, across)
     return Picture(
@@ -203,7 +207,7 @@ def _ideal(workers: tuple[int, ...], reach: Callable[[int], float]) -> Line:
 def _measured(
     study: Study,
     methods: tuple[Method, ...],
-    reach: Callable[[Size], Interval | None],
+    reach: Callable[[SizeResult], Interval | None],
     write: Callable[[float | None], str],
 ) -> list[Line]:
     lines = []
@@ -245,12 +249,12 @@ def _predicted(
     return lines
 
 
-def _throughput(size: Size) -> Interval | None:
+def _throughput(size: SizeResult) -> Interval | None:
     spread = size.images_per_s
     return None if spread is None else (spread.low, spread.median, spread.high)
 
 
-def _efficiency(study: Study, size: Size) -> Interval | None:
+def _efficiency(study: Study, size: SizeResult) -> Interval | None:
     if size.efficiency is not None:
         return size.efficiency.low, size.efficiency.median, size.efficiency.high
     share = efficiency(study, size)
@@ -259,7 +263,7 @@ def _efficiency(study: Study, size: Size) -> Interval | None:
 
 def _workers(study: Study) -> tuple[int, ...]:
     """All numbers of workers, measured and predicted, in growing order."""
-    predicted = {} if study.prediction is None else study.prediction.methods
+    predicted = {} if study.predicted is None else study.predicted.methods
     found = {size.workers for size in study.measured}
     found |= {size.workers for sizes in predicted.values() for size in sizes}
     if one_worker(study) is None and study.baseline_images_per_s is not None and found:
@@ -271,7 +275,7 @@ def _wide(workers: tuple[int, ...]) -> bool:
     return len(workers) > 1 and workers[-1] / workers[0] > 16
 
 
-def _loss_lines(study: Study, sizes: tuple[Size, ...], across: Across) -> tuple[Line, ...]:
+def _loss_lines(study: Study, sizes: tuple[SizeResult, ...], across: Across) -> tuple[Line, ...]:
     kind = loss_kind(study)
     lines = []
     names = _curve_names(study, sizes)
@@ -280,12 +284,12 @@ def _loss_lines(study: Study, sizes: tuple[Size, ...], across: Across) -> tuple[
         both = [(_place(point, across), loss_of(point, kind)) for point in curve]
         known = [(x, y) for x, y in both if x is not None and y is not None]
         points = tuple(known[i] for i in thin(len(known), MAX_POINTS))
-        value = formatting.loss(points[-1][1]) if points else ""
+        value = figures.show_loss(points[-1][1]) if points else ""
         lines.append(Line(label=names[colour], value=value, colour=colour, points=points))
     return tuple(lines)
 
 
-def _curve_names(study: Study, sizes: tuple[Size, ...]) -> list[str]:
+def _curve_names(study: Study, sizes: tuple[SizeResult, ...]) -> list[str]:
     methods = {method_name(study, size) for size in sizes if size.workers > 1}
     if len(methods) > 1:
         return [size_name(study, size) for size in sizes]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.report.scaling.model import CurvePoint, Size, Study
+from paceline.results.study import CurvePoint, SizeResult, Study
 
 LossKind = Literal["validation", "training"]
 
@@ -13,7 +13,7 @@ LossKind = Literal["validation", "training"]
 class Reached:
     """When one training first had the common loss; None where it wasn't written down."""
 
-    size: Size
+    size: SizeResult
     time_s: float | None
     samples: float | None
 
@@ -27,7 +27,7 @@ class Together:
     sizes: tuple[Reached, ...]
 
 
-def trained_sizes(study: Study) -> tuple[Size, ...]:
+def trained_sizes(study: Study) -> tuple[SizeResult, ...]:
     """The sizes whose training has a loss to show."""
     kind = loss_kind(study)
     return tuple(size for size in study.sizes if _known(size, kind))
@@ -44,7 +44,7 @@ def loss_of(point: CurvePoint, kind: LossKind) -> float | None:
     return point.val_loss if kind == "validation" else point.train_loss
 
 
-def reach_together(study: Study, sizes: Sequence[Size]) -> Together | None:
+def reach_together(study: Study, sizes: Sequence[SizeResult]) -> Together | None:
     """Find the lowest loss that each of the trainings reached; None where there are none."""
     kind = loss_kind(study)
     lowest = [min(known) for size in sizes if (known := _known(size, kind))]
@@ -56,7 +56,7 @@ def reach_together(study: Study, sizes: Sequence[Size]) -> Together | None:
     )
 
 
-def _reach(size: Size, kind: LossKind, common: float) -> Reached:
+def _reach(size: SizeResult, kind: LossKind, common: float) -> Reached:
     curve = () if size.trained is None else size.trained.curve
     for point in curve:
         found = loss_of(point, kind)
@@ -65,6 +65,6 @@ def _reach(size: Size, kind: LossKind, common: float) -> Reached:
     return Reached(size=size, time_s=None, samples=None)
 
 
-def _known(size: Size, kind: LossKind) -> list[float]:
+def _known(size: SizeResult, kind: LossKind) -> list[float]:
     curve = () if size.trained is None else size.trained.curve
     return [found for point in curve if (found := loss_of(point, kind)) is not None]

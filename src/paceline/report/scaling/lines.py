@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from paceline.report.curves import choose_times, clock
 from paceline.report.scaling.charts import COLOURS_THERE, Interval, Line, Picture
-from paceline.report.style import COLOURS, LINE, MUTED, PAPER, make_axes, plain
-from paceline.report.svg import figure_to_svg
+from paceline.report.svg import COLOURS, LINE, MUTED, PAPER, figure_to_svg, make_axes, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

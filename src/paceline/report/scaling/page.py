@@ -1,10 +1,13 @@
 """Puts a study's sentences, pictures and tables into one self-contained HTML page."""
 
 import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
 
 from markupsafe import Markup
 
-from paceline.report.load_run import text
+from paceline.files import write_atomic
 from paceline.report.scaling import tables
 from paceline.report.scaling.bars import BarPicture, draw_bars, fixed_picture, step_picture
 from paceline.report.scaling.captions import tell_fixed
@@ -16,28 +19,33 @@ from paceline.report.scaling.charts import (
     throughput_picture,
 )
 from paceline.report.scaling.lines import draw_lines
-from paceline.report.scaling.missing_data import find_gaps
-from paceline.report.scaling.model import Study
-from paceline.report.scaling.status import describe_state
-from paceline.report.templating import command_text, fill_template
+from paceline.report.scaling.status import describe_state, find_gaps
+from paceline.report.templating import fill_template
+from paceline.results.study import Study, read_study
 
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|m?s\b)")
 
 
-def render_page(study: Study) -> str:
-    """Render a study as HTML that needs no network and no script; the same study, the same text."""
+def render_page(study: Study, directory: Path, problems: Sequence[str] = ()) -> str:
+    """Render a study as HTML that needs no network and no script; the same study, the same text.
+
+    Args:
+        study: As far as it is known.
+        directory: Of the study.
+        problems: With its file, a sentence each.
+    """
     measured = bool(study.measured)
     lines = (throughput_picture(study), efficiency_picture(study)) if measured else ()
     step, fixed = (step_picture(study), fixed_picture(study)) if measured else (None, None)
-    prediction = study.prediction
+    prediction = study.predicted
     return fill_template(
         "scaling.html",
-        recipe=text(study.record, "recipe") or study.path.name,
-        paceline=text(study.record, "paceline"),
-        directory=str(study.path),
-        command=command_text(study.record),
+        recipe=study.recipe or directory.name,
+        paceline=study.paceline,
+        directory=str(directory),
+        command=shlex.join(study.command),
         state=describe_state(study),
-        problems=study.problems,
+        problems=problems,
         figures=tables.key_figures(study),
         scaling=[_with_lines(picture) for picture in lines],
         times=[_with_bars(picture) for picture in (step, fixed) if picture],
@@ -67,3 +75,22 @@ def _with_bars(picture: BarPicture) -> tuple[BarPicture, str, Markup]:
 def _unbroken(sentence: str) -> str:
     """Keep figures and their units on one line."""
     return _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", sentence)
+
+
+def write_scaling_report(study_dir: Path) -> Path:
+    """Write `report.html` into a study's directory; called by one process, not a collective.
+
+    Works at any time: what isn't measured yet, failed or is damaged is said to be so on the page.
+    The page is one file that needs no network.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        OSError: The directory can't be written; an older page stays.
+    """
+    study, problems = read_study(study_dir)
+    page = render_page(study, study_dir, problems)
+    path = study_dir / "report.html"
+    write_atomic(path, page.encode("utf-8", errors="replace"))
+    return path

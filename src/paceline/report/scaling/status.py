@@ -1,11 +1,9 @@
-"""How far a study came, in the sentence under the page's title."""
+"""How far a study came, and what it set out to measure and couldn't, in sentences."""
 
-from paceline.options.figures import plural
-from paceline.report.formatting import length, listed
-from paceline.report.load_run import number
+from paceline.options.figures import listed, plural, show_length
 from paceline.report.run_outcome import RunOutcome
-from paceline.report.scaling.model import Study
-from paceline.report.scaling.series import find_methods
+from paceline.report.scaling.series import find_methods, size_name
+from paceline.results.study import SizeResult, Study
 
 
 def describe_state(study: Study) -> RunOutcome:
@@ -30,9 +28,8 @@ def _what(study: Study) -> str:
     named = f"{listed([f'{n:,}' for n in workers])} {'worker' if workers == [1] else 'workers'}"
     methods = [method.label for method in find_methods(study) if method.sizes]
     ways = f" with {listed(methods)}" if len(methods) > 1 else ""
-    length_s = number(study.record, "seconds")
-    each = "" if length_s is None else f" for {length(length_s)}"
-    often = "" if study.repeats is None else f", {_times(study.repeats)}{each}"
+    each = f" for {show_length(study.seconds)}" if study.seconds else ""
+    often = f", {_times(study.repeats)}{each}" if study.repeats else ""
     return f"{named}{ways}{often}. {_KEPT[study.mode]}"
 
 
@@ -44,3 +41,43 @@ _KEPT = {
     "weak": "More workers make the global batch larger, and each has as much to do as one alone.",
     "strong": "The global batch stays the same, so more workers have less to do each.",
 }
+
+
+def find_gaps(study: Study) -> tuple[str, ...]:
+    """List what is missing: sizes, repeats, the parts of steps, fixed costs, trainings."""
+    told = [sentence for size in study.sizes for sentence in _size_gaps(study, size)]
+    told += _missing(
+        study,
+        [size for size in study.measured if size.parts is None],
+        "Where the time of a step goes isn't known for",
+    )
+    told += _missing(
+        study,
+        [size for size in study.measured if size.fixed.total_s is None],
+        "The fixed cost of an epoch wasn't measured for",
+    )
+    if any(size.trained is not None for size in study.sizes):
+        lacking = [size for size in study.sizes if size.trained is None]
+        told += _missing(study, lacking, "No training was made with")
+    return tuple(told)
+
+
+def _size_gaps(study: Study, size: SizeResult) -> list[str]:
+    name = size_name(study, size)
+    failed = [repeat.problem for repeat in size.repeats if repeat.problem]
+    if size.images_per_s is None:
+        why = size.problem or (failed[0] if failed else "")
+        return [f"{name}: {why}" if why else f"{name}: not measured."]
+    told = [f"{name}: {size.problem}"] if size.problem else []
+    if failed and not size.problem:
+        told.append(f"{name}: {len(failed)} of {plural(len(size.repeats), 'repeat')}: {failed[0]}")
+    done = len(size.repeats) - len(failed)
+    if size.repeats and not failed and done < study.repeats:
+        told.append(f"{name}: {done} of {plural(study.repeats, 'repeat')} done.")
+    return told
+
+
+def _missing(study: Study, sizes: list[SizeResult], what: str) -> list[str]:
+    names = [size_name(study, size) for size in sizes]
+    separated = "; ".join(names) if any("," in name for name in names) else listed(names)
+    return [f"{what} {separated}."] if names else []

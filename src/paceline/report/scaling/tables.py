@@ -1,14 +1,12 @@
 """The page's figures and tables of a study as plain text cells; no HTML here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
+from paceline.options import figures
 from paceline.options.durations import format_duration
-from paceline.options.figures import plural, show_bytes
-from paceline.report import formatting
-from paceline.report.load_run import number, section, text
+from paceline.options.figures import plural
 from paceline.report.scaling.captions import FIXED_NAMES, PART_NAMES
-from paceline.report.scaling.model import Size, Study, Trained
 from paceline.report.scaling.series import (
     efficiency,
     has_several_alone,
@@ -18,11 +16,13 @@ from paceline.report.scaling.series import (
     speed_up_of,
 )
 from paceline.report.sections import KeyFigure, Setting, Table, moment
+from paceline.results.json_object import number, text
 from paceline.results.profile import Spread
+from paceline.results.study import SizeResult, Study, Trained
 
 _MOST_HOSTS = 8
 
-Cell = Callable[[Study, Size], str]
+Cell = Callable[[Study, SizeResult], str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +38,13 @@ class _Column:
 def key_figures(study: Study) -> tuple[KeyFigure, ...]:
     """Choose what to read first: the largest size, and one worker beside it."""
     alone = study.baseline_images_per_s
-    figures = [KeyFigure(label="One worker", value=formatting.three_digits(alone), note="images/s")]
+    chosen = [
+        KeyFigure(label="One worker", value=figures.show_three_digits(alone), note="images/s")
+    ]
     top = largest(study)
     if top and top[0].workers > 1 and not study.not_reliable:
-        figures += _of_largest(study, top[0])
-    return tuple(figure for figure in figures if figure.value != formatting.NOTHING)
+        chosen += _of_largest(study, top[0])
+    return tuple(figure for figure in chosen if figure.value != figures.NOTHING)
 
 
 def study_table(study: Study) -> Table:
@@ -74,10 +76,10 @@ def repeats_table(study: Study) -> Table:
         (
             size_name(study, size),
             str(place),
-            formatting.three_digits(repeat.images_per_s),
+            figures.show_three_digits(repeat.images_per_s),
             _thousandths(repeat.step_s),
-            repeat.run_dir or formatting.NOTHING,
-            *([repeat.problem.partition("\n")[0]] if failed else []),
+            repeat.run_dir or figures.NOTHING,
+            *([(repeat.problem or "").partition("\n")[0]] if failed else []),
         )
         for size in study.sizes
         for place, repeat in enumerate(size.repeats, 1)
@@ -88,15 +90,15 @@ def repeats_table(study: Study) -> Table:
 
 def prediction_table(study: Study) -> Table:
     """What is predicted, a row for each method and size."""
-    methods = {} if study.prediction is None else study.prediction.methods
+    methods = {} if study.predicted is None else study.predicted.methods
     rows = tuple(
         (
             plural(size.workers, "worker"),
             method,
-            formatting.count(size.nodes),
-            formatting.whole_percent(size.efficiency),
-            f"{formatting.whole_percent(size.low)} to {formatting.whole_percent(size.high)}",
-            formatting.three_digits(size.images_per_s),
+            figures.show_count(size.nodes),
+            figures.show_whole_percent(size.efficiency),
+            f"{figures.show_whole_percent(size.low)} to {figures.show_whole_percent(size.high)}",
+            figures.show_three_digits(size.images_per_s),
             _thousandths(size.step_s),
         )
         for method, sizes in methods.items()
@@ -108,17 +110,17 @@ def prediction_table(study: Study) -> Table:
 
 def link_text(study: Study) -> str:
     """Say which link the prediction is for; empty where it names none."""
-    link = {} if study.prediction is None else study.prediction.link
+    link = {} if study.predicted is None else study.predicted.link
     bandwidth = number(link, "bandwidth_bytes_per_s")
     round_trip = number(link, "round_trip_s")
     told = []
     if bandwidth is not None:
-        told.append(f"{_bits(bandwidth)} between nodes")
+        told.append(f"{figures.show_bandwidth(bandwidth)} between nodes")
     if round_trip is not None:
-        told.append(f"a round trip of {_short_time(round_trip)}")
+        told.append(f"a round trip of {figures.show_time(round_trip)}")
     if source := text(link, "source"):
         return f"For this network: {source}."
-    return f"For {formatting.listed(told)}." if told else ""
+    return f"For {figures.listed(told)}." if told else ""
 
 
 def settings_table(study: Study) -> tuple[Setting, ...]:
@@ -127,61 +129,59 @@ def settings_table(study: Study) -> tuple[Setting, ...]:
         "weak": "the batch per worker stays the same (weak)",
         "strong": "the global batch stays the same (strong)",
     }
-    record = study.record
     rows = [
-        ("scaling", kept[study.mode] if text(record, "mode") else ""),
-        ("repeats", formatting.count(study.repeats)),
-        ("measured for", formatting.length(number(record, "seconds"))),
-        ("device", text(record, "device")),
-        ("cores", formatting.count(number(record, "cores"))),
-        ("hosts", _hosts(record.get("hosts"))),
-        ("started", moment(record)),
+        ("scaling", kept[study.mode] if study.started_at else ""),
+        ("repeats", figures.show_count(study.repeats or None)),
+        ("measured for", figures.show_length(study.seconds or None)),
+        ("device", study.device),
+        ("cores", figures.show_count(study.cores)),
+        ("hosts", _hosts(study.hosts)),
+        ("started", moment(study.started_at)),
     ]
-    rows += [(name, formatting.value(v)) for name, v in section(record, "versions").items()]
+    rows += list(study.versions.items())
     return tuple(
         Setting(name=name, value=value)
         for name, value in rows
-        if value not in ("", formatting.NOTHING)
+        if value not in ("", figures.NOTHING)
     )
 
 
-def _hosts(hosts: object) -> str:
-    names = [str(host) for host in hosts] if isinstance(hosts, list) else []
+def _hosts(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_HOSTS:,} more" if len(names) > _MOST_HOSTS else ""
     return ", ".join(names[:_MOST_HOSTS]) + more
 
 
-def _of_largest(study: Study, size: Size) -> list[KeyFigure]:
+def _of_largest(study: Study, size: SizeResult) -> list[KeyFigure]:
     names = [size_name(study, size)]
     speed_up = speed_up_of(study, size)
     epoch_s = size.epoch_s
     return [
         KeyFigure(
             label="Throughput",
-            value=formatting.three_digits(
+            value=figures.show_three_digits(
                 None if size.images_per_s is None else size.images_per_s.median
             ),
             note=f"images/s, {names[0]}",
         ),
         KeyFigure(
             label="Speed-up",
-            value=formatting.NOTHING if speed_up is None else formatting.times(speed_up),
+            value=figures.dashed(figures.show_times)(speed_up),
             note=f"of {size.workers:,} times",
         ),
         KeyFigure(
             label="Efficiency",
-            value=formatting.whole_percent(efficiency(study, size)),
+            value=figures.show_whole_percent(efficiency(study, size)),
             note="of one worker's, each",
         ),
         KeyFigure(
             label="Epoch",
-            value=formatting.NOTHING if epoch_s is None else format_duration(epoch_s),
+            value=_time(epoch_s),
             note=names[0],
         ),
     ]
 
 
-def _parts_row(study: Study, size: Size) -> tuple[str, ...]:
+def _parts_row(study: Study, size: SizeResult) -> tuple[str, ...]:
     parts = {} if size.parts is None else asdict(size.parts)
     fixed = asdict(size.fixed)
     return (
@@ -192,100 +192,91 @@ def _parts_row(study: Study, size: Size) -> tuple[str, ...]:
 
 
 def _thousandths(time_s: float | None) -> str:
-    return formatting.three_digits(None if time_s is None else 1000 * time_s)
+    return figures.show_three_digits(None if time_s is None else 1000 * time_s)
 
 
 def _is_told(study: Study, column: _Column) -> bool:
     cells = {column.write(study, size) for size in study.sizes}
-    return column.always or not cells <= {formatting.NOTHING}
+    return column.always or not cells <= {figures.NOTHING}
 
 
-def _speed(study: Study, size: Size) -> str:
-    return _spread(size.images_per_s, formatting.three_digits)
+def _speed(study: Study, size: SizeResult) -> str:
+    return _spread(size.images_per_s, figures.show_three_digits)
 
 
-def _step(study: Study, size: Size) -> str:
+def _step(study: Study, size: SizeResult) -> str:
     return _thousandths(None if size.step_s is None else size.step_s.median)
 
 
-def _efficiency(study: Study, size: Size) -> str:
+def _efficiency(study: Study, size: SizeResult) -> str:
     if size.efficiency is None:
-        return formatting.whole_percent(efficiency(study, size))
+        return figures.show_whole_percent(efficiency(study, size))
     return _spread(size.efficiency, _bare_percent, " %")
 
 
 def _bare_percent(share: float) -> str:
-    return formatting.whole_percent(share).removesuffix(" %")
+    return figures.show_whole_percent(share).removesuffix(" %")
 
 
 def _spread(figure: Spread | None, write: Callable[[float], str], unit: str = "") -> str:
     """Write a figure, and the spread where it shows in the digits: `319 (312 to 325)`."""
     if figure is None:
-        return formatting.NOTHING
+        return figures.NOTHING
     low, middle, high = (write(value) for value in (figure.low, figure.median, figure.high))
     around = "" if low == middle == high else f" ({low} to {high})"
     return f"{middle}{unit}{around}"
 
 
-def _time(time_s: float | None) -> str:
-    return formatting.NOTHING if time_s is None else format_duration(time_s)
-
-
-def _bytes(amount: float | None) -> str:
-    return formatting.NOTHING if amount is None else show_bytes(amount)
-
-
-def _bits(bytes_per_s: float) -> str:
-    for unit, factor in (("Gbit/s", 1e9), ("Mbit/s", 1e6)):
-        if 8 * bytes_per_s >= factor:
-            return f"{8 * bytes_per_s / factor:.3g} {unit}"
-    return f"{8 * bytes_per_s / 1e3:.3g} kbit/s"
-
-
-def _short_time(time_s: float) -> str:
-    return f"{1e6 * time_s:.3g} µs" if time_s < 1e-3 else formatting.seconds(time_s)
+_time = figures.dashed(format_duration)
 
 
 def _of_training(title: str, write: Callable[[Trained], str]) -> _Column:
     """Make a column of what the size's training reached, if it trained at all."""
 
-    def cell(_: Study, size: Size) -> str:
-        return formatting.NOTHING if size.trained is None else write(size.trained)
+    def cell(_: Study, size: SizeResult) -> str:
+        return figures.NOTHING if size.trained is None else write(size.trained)
 
     return _Column(title=title, write=cell, always=False)
 
 
 _COLUMNS = (
-    _Column(title="workers", write=lambda _, size: formatting.count(size.workers)),
-    _Column(title="nodes", write=lambda _, size: formatting.count(size.nodes)),
+    _Column(title="workers", write=lambda _, size: figures.show_count(size.workers)),
+    _Column(title="nodes", write=lambda _, size: figures.show_count(size.nodes)),
     _Column(title="method", write=lambda study, size: _method(study, size)),
-    _Column(title="learning rate", write=lambda _, size: formatting.rate(size.lr), always=False),
-    _Column(title="global batch", write=lambda _, size: formatting.count(size.global_batch)),
+    _Column(
+        title="learning rate",
+        write=lambda _, size: figures.dashed(figures.show_rate)(size.lr),
+        always=False,
+    ),
+    _Column(title="global batch", write=lambda _, size: figures.show_count(size.global_batch)),
     _Column(
         title="steps an epoch",
-        write=lambda _, size: formatting.count(size.steps_per_epoch),
+        write=lambda _, size: figures.show_count(size.steps_per_epoch or None),
         always=False,
     ),
     _Column(title="epoch time", write=lambda _, size: _time(size.epoch_s), always=False),
     _Column(title="images/s", write=_speed),
     _Column(title="efficiency", write=_efficiency),
-    _of_training("epochs trained", lambda trained: formatting.count(trained.epochs)),
-    _of_training("best validation loss", lambda trained: formatting.loss(trained.best_val_loss)),
+    _of_training("epochs trained", lambda trained: figures.show_count(trained.epochs)),
     _of_training(
-        "best validation accuracy", lambda trained: formatting.percent(trained.best_val_accuracy)
+        "best validation loss",
+        lambda trained: figures.dashed(figures.show_loss)(trained.best_val_loss),
     ),
-    _of_training("test loss", lambda trained: formatting.loss(trained.test_loss)),
-    _of_training("test top-1", lambda trained: formatting.percent(trained.test_accuracy)),
+    _of_training(
+        "best validation accuracy", lambda trained: figures.show_percent(trained.best_val_accuracy)
+    ),
+    _of_training("test loss", lambda trained: figures.dashed(figures.show_loss)(trained.test_loss)),
+    _of_training("test top-1", lambda trained: figures.show_percent(trained.test_accuracy)),
     _of_training("trained for", lambda trained: _time(trained.train_time_s)),
     _Column(title="ms a step", write=_step),
     _Column(
         title="sent a step",
-        write=lambda _, size: _bytes(size.wire_bytes_per_step),
+        write=lambda _, size: figures.dashed(figures.show_bytes)(size.wire_bytes_per_step),
         always=False,
     ),
 )
 
 
-def _method(study: Study, size: Size) -> str:
+def _method(study: Study, size: SizeResult) -> str:
     is_named = size.workers > 1 or has_several_alone(study)
-    return method_name(study, size) if is_named else formatting.NOTHING
+    return method_name(study, size) if is_named else figures.NOTHING

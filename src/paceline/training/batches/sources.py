@@ -16,12 +16,11 @@ from torch.utils.data import (
 )
 
 from paceline.data.augment import Augment
+from paceline.data.batch import BatchSource
+from paceline.data.dataset_worker import Collate
 from paceline.data.fingerprint import data_fingerprint
-from paceline.data.items import Collate
 from paceline.data.loader import LoaderSource
-from paceline.data.memory import MemorySource, TensorData
-from paceline.data.prepared import PreparedSource, RawImages
-from paceline.data.source import BatchSource
+from paceline.data.memory import MemorySource, PreparedSource, RawImages, TensorData
 from paceline.data.stream import StreamSource
 from paceline.distributed.group import Group
 from paceline.distributed.startup_facts import WorkerFacts, disagreement

@@ -9,8 +9,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from paceline.data.batch import Batch
-from paceline.data.source import BatchSource
+from paceline.data.batch import Batch, BatchSource
 from paceline.distributed.group import Group
 from paceline.errors import JobError
 from paceline.metrics.counters import StepCounters, Totals

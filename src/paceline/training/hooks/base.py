@@ -14,7 +14,7 @@ from typing import final
 from torch import Tensor
 
 from paceline.data.batch import Batch
-from paceline.metrics.table import EpochRow
+from paceline.results.metrics_table import EpochRow
 from paceline.training.components import Components
 from paceline.training.snapshots.train_state import TrainState
 

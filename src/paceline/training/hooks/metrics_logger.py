@@ -12,12 +12,18 @@ from typing import final
 from torch.optim import Optimizer
 
 from paceline.files import storing
-from paceline.metrics.communication import Communication
-from paceline.metrics.console import Advance, Console
+from paceline.metrics.console import Advance, Communication, Console
 from paceline.metrics.counters import Totals
-from paceline.metrics.table import Begun, Cells, EpochRow, append_rows, cells_of, start_table
 from paceline.metrics.tensorboard import TensorBoardLog
 from paceline.options.figures import plural
+from paceline.results.metrics_table import (
+    Begun,
+    Cells,
+    EpochRow,
+    append_rows,
+    cells_of,
+    start_table,
+)
 from paceline.training.components import Components
 from paceline.training.hooks.base import StepHook
 from paceline.training.progress import TrainingProgress

@@ -11,7 +11,7 @@ from typing import Protocol, final
 
 from paceline.distributed.group import Group
 from paceline.files import write_atomic
-from paceline.metrics.communication import Communication
+from paceline.metrics.console import Communication
 from paceline.results.profile import EpochCosts, StepProfile
 from paceline.training.components import Components
 from paceline.training.hooks.base import StepHook

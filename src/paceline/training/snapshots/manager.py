@@ -8,9 +8,9 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from paceline.checkpoint.fingerprint import weights_sha256
 from paceline.checkpoint.flatten import flatten_optimizer
 from paceline.checkpoint.format import Snapshot
+from paceline.checkpoint.host_tensors import weights_sha256
 from paceline.checkpoint.state_encoding import decode, encode
 from paceline.checkpoint.store import SnapshotStore
 from paceline.checkpoint.writer import SnapshotWriter

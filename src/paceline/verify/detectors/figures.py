@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from paceline.options.figures import plural
-from paceline.verify.comparison_case import Case
-from paceline.verify.finding import Cause, Finding
+from paceline.verify.finding import Case, Cause, Finding
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w.]*\d)")
 _METRIC = re.compile(

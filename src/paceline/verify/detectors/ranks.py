@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from paceline.options.figures import plural
-from paceline.verify.comparison_case import Case
 from paceline.verify.events import Drew, Handed
-from paceline.verify.finding import Cause, Finding
+from paceline.verify.finding import Case, Cause, Finding
 
 _DRAWING = (
     ("dropout", Cause.SAME_DROPOUT, "drop out"),

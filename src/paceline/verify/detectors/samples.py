@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from paceline.options.figures import plural
-from paceline.verify.comparison_case import Case
-from paceline.verify.finding import Cause, Finding
+from paceline.verify.finding import Case, Cause, Finding
 from paceline.verify.trace import Pass
 
 _MANY = 0.25

@@ -4,8 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from paceline.options.figures import plural
-from paceline.verify.comparison_case import Case
-from paceline.verify.finding import Cause, Finding
+from paceline.verify.finding import Case, Cause, Finding
 from paceline.verify.tensor_sketch import TensorSketch, best_factor
 from paceline.verify.trace import Step
 

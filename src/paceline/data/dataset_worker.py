@@ -1,0 +1,234 @@
+"""Processes that run a user's data set: seeding, errors, signals, results in order."""
+
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+import torch.multiprocessing
+
+from paceline.data.splitmix import Domain, derive_key
+from paceline.errors import DataError, InfrastructureError, PacelineError
+from paceline.launch.processes import note_sharing
+
+
+class MapDataset(Protocol):
+    """A map-style data set; its items are (input, target) pairs."""
+
+    def __getitem__(self, index: int, /) -> object:
+        """Read and transform one sample."""
+
+    def __len__(self) -> int:
+        """Count the samples."""
+
+
+Collate = Callable[[list[object]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class ItemRequest:
+    """The samples of one batch, for a loader process."""
+
+    seed: int
+    epoch: int
+    indices: tuple[int, ...]
+
+
+class SeededItems:
+    """Wraps a data set so that a sample's random choices depend on (seed, epoch, index) alone.
+
+    Before each item the global generators of torch, NumPy and Python are seeded, and what they were
+    is brought back afterwards: neither the number of loader processes nor the order of reading
+    matters. A data set with `__getitems__` makes its items together, seeded by the first index, and
+    so does `collate` (which may mix samples at random).
+    """
+
+    def __init__(self, dataset: MapDataset, collate: Collate) -> None:
+        """Args:
+        dataset: The user's.
+        collate: Makes a batch of a list of items.
+        """
+        self._dataset = dataset
+        self._collate = collate
+
+    def __getitems__(self, request: ItemRequest) -> object:
+        """Make one batch, collated.
+
+        Raises:
+            DataError: The user's code raised; names the sample.
+        """
+        with _generators_restored():
+            items = self._read(request)
+            try:
+                with collating(request):
+                    return self._collate(items)
+            except Exception as error:
+                raise DataError(
+                    f"no batch can be made of the samples {shorten(request.indices)}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+
+    def _read(self, request: ItemRequest) -> list[object]:
+        together: Callable[[list[int]], Sequence[object]] | None
+        together = getattr(self._dataset, "__getitems__", None)
+        if together is not None:
+            _seed_generators(Domain.ITEM, request, request.indices[0])
+            with _errors_named(f"the samples {shorten(request.indices)}"):
+                return list(together(list(request.indices)))
+        items = []
+        for index in request.indices:
+            _seed_generators(Domain.ITEM, request, index)
+            with _errors_named(f"sample {index}"):
+                items.append(self._dataset[index])
+        return items
+
+
+@contextmanager
+def collating(request: ItemRequest) -> Iterator[None]:
+    """Seed what a batch is made of items with, by its first sample; bring back what was before."""
+    with _generators_restored():
+        _seed_generators(Domain.COLLATE, request, request.indices[0])
+        yield
+
+
+def start_loader_process(worker_id: int) -> None:
+    """Set a fresh loader process up; called by the DataLoader inside it.
+
+    Signals meant for the training (Ctrl-C reaches the whole process group) don't end it, it ends
+    with its parent, and it hands tensors over by file name: with file descriptors, torch's default,
+    a stopped loader process blocks its parent for ever, outside any timeout.
+
+    Args:
+        worker_id: Given by the DataLoader; not used.
+    """
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    note_sharing()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def shorten(indices: Sequence[int], most: int = 8) -> str:
+    """Write sample indices for a message, at most a few of them."""
+    listed = ", ".join(str(index) for index in indices[:most])
+    return listed if len(indices) <= most else f"{listed} … ({len(indices)} in all)"
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _seed_generators(domain: Domain, request: ItemRequest, index: int) -> None:
+    key = derive_key(domain, request.seed, request.epoch, index)
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(key >> 1)
+
+
+@contextmanager
+def _generators_restored() -> Iterator[None]:
+    python, legacy = random.getstate(), np.random.get_state()
+    torch_state = torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)
+        torch.default_generator.set_state(torch_state)
+
+
+@contextmanager
+def _errors_named(what: str) -> Iterator[None]:
+    """Add the sample to whatever the user's code raises."""
+    try:
+        yield
+    except PacelineError:
+        raise
+    except Exception as error:
+        message = f"the data set failed at {what}: {type(error).__name__}: {error}"
+        raise DataError(message) from error
+
+
+_AHEAD = 2
+"""Tasks handed out per process: results that wait for their turn are bounded."""
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+def run_in_order(
+    function: Callable[[Task], Result], tasks: Iterable[Task], jobs: int
+) -> Iterator[Result]:
+    """Apply a function to every task.
+
+    Args:
+        function: Of a module; computes on one thread.
+        tasks: Read as they are needed.
+        jobs: Processes; 1 works in this one.
+
+    Returns:
+        The results, in the order of the tasks.
+
+    Raises:
+        InfrastructureError: A process died.
+    """
+    if jobs == 1:
+        yield from map(function, tasks)
+        return
+    executor = ProcessPoolExecutor(
+        jobs, multiprocessing.get_context(_start_method()), initializer=_start_process
+    )
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for task in tasks:
+            waiting.append(_submitted(executor, function, task))
+            if len(waiting) >= _AHEAD * jobs:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool as error:
+        raise InfrastructureError(
+            f"a process that {function.__name__.strip('_').replace('_', ' ')}s ended abruptly. The "
+            "kernel kills processes when memory runs out: use fewer --jobs"
+        ) from error
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def count_cores() -> int:
+    """Count the cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def _submitted(
+    executor: ProcessPoolExecutor, function: Callable[[Task], Result], task: Task
+) -> Future[Result]:
+    with warnings.catch_warnings():  # Python 3.12's about forking with threads: see loader.py
+        warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
+        return executor.submit(function, task)
+
+
+def _start_method() -> str | None:
+    return "fork" if sys.platform == "linux" else None
+
+
+def _start_process() -> None:
+    start_loader_process(0)
+    torch.set_num_threads(1)

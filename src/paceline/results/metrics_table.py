@@ -1,0 +1,239 @@
+"""`metrics.csv`: a row an epoch."""
+
+import csv
+import io
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from paceline.errors import UsageError
+from paceline.files import open_plain, read_plain, write_atomic
+from paceline.results.json_object import read_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochRow:
+    """One epoch's figures over all workers; None where a figure has no meaning."""
+
+    epoch: int
+    """Counted from 1."""
+    step: int
+    """Optimizer steps since the start of the training."""
+    time_s: float
+    """Training time so far, evaluation and snapshots included, interruptions not."""
+    train_loss: float | None = None
+    train_accuracy: float | None = None
+    train_top5_accuracy: float | None = None
+    val_loss: float | None = None
+    val_accuracy: float | None = None
+    val_top5_accuracy: float | None = None
+    lr: float = 0.0
+    """Learning rate of the epoch's last step."""
+    images_per_s: float = 0.0
+    """Training samples a second over all workers, evaluation not counted."""
+    batch_time_s: float = 0.0
+    """Mean time of a step, data included."""
+    data_time_s: float = 0.0
+    """Mean time a step waited for its data, of the slowest worker."""
+    exposed_comm: float | None = None
+    """Share of the steps' time in which the slowest worker waited for communication; of several
+    workers."""
+    waiting: float | None = None
+    """Share in which the workers waited for the slowest, on average."""
+    wire_bytes_per_step: float | None = None
+    """What one worker sends in a step."""
+    extra: Mapping[str, float] = field(default_factory=dict)
+    """Figures of the script's own; each becomes one more column."""
+
+
+TABLE_MAX_BYTES = 64 << 20
+"""A table of 250,000 epochs."""
+_EPOCH = re.compile(r"[0-9]{1,15}")
+COLUMNS = tuple(f.name for f in fields(EpochRow) if f.name != "extra")
+
+
+Cells = Mapping[str, str]
+"""A row as it is written, by column."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """What became of the rows of the epochs that a training has behind it."""
+
+    rebuilt: int
+    """Rows that were missing or damaged, and came back from a snapshot."""
+    missing: int
+    """Epochs without a row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """The table by columns; one value an epoch, NaN for an empty cell."""
+
+    columns: Mapping[str, tuple[float, ...]]
+
+    def __len__(self) -> int:
+        return len(self.columns.get("epoch", ()))
+
+    def column(self, name: str) -> tuple[float, ...]:
+        """Give a column's values; all NaN where the file has no such column."""
+        return self.columns.get(name, (math.nan,) * len(self))
+
+    def has(self, name: str) -> bool:
+        """Say whether a column holds at least one number."""
+        return any(not math.isnan(value) for value in self.column(name))
+
+    def last(self, name: str) -> float | None:
+        """Give the newest number of a column, or None where there is none."""
+        numbers = [value for value in self.column(name) if not math.isnan(value)]
+        return numbers[-1] if numbers else None
+
+
+def start_table(path: Path, completed_epochs: int, saved: Iterable[Cells] = ()) -> Begun:
+    """Prepare the table: the header, and the rows of epochs that a resumed training has behind it.
+
+    Rows beyond `completed_epochs` (they will be trained again) and a row that a crash cut short
+    are dropped: a power cut may leave less of the table than of the snapshots, or zeros.
+
+    Args:
+        path: Of the table.
+        completed_epochs: How many the training has behind it.
+        saved: Their rows, as the snapshot has them; they count before those of the table.
+    """
+    found = {epoch: row for row in read_table(path) if (epoch := int(row["epoch"]))}
+    known = {int(row["epoch"]): row for row in saved if _has_epoch(row)}
+    rebuilt = [epoch for epoch, row in known.items() if not _holds(found.get(epoch), row)]
+    kept = dict(sorted((found | {epoch: known[epoch] for epoch in rebuilt}).items()))
+    rows = [row for epoch, row in kept.items() if epoch <= completed_epochs]
+    write_atomic(path, _text(rows, _columns(rows), header=True).encode())
+    return Begun(rebuilt=len(rebuilt), missing=max(0, completed_epochs - len(rows)))
+
+
+def _holds(found: Cells | None, row: Cells) -> bool:
+    return found is not None and all(found.get(name, "") == cell for name, cell in row.items())
+
+
+def cells_of(row: EpochRow) -> Cells:
+    """Give a row as it is written."""
+    own = {name: _cell(getattr(row, name)) for name in COLUMNS}
+    return own | {name: _cell(value) for name, value in row.extra.items()}
+
+
+def append_rows(path: Path, new: Sequence[Cells], *, synced: bool = False) -> None:
+    """Add rows, all of them or none.
+
+    Args:
+        path: Of the table.
+        new: The rows.
+        synced: Wait until they, and all before them, survive a power cut.
+
+    Raises:
+        OSError: The disk is full; the table is as it was.
+    """
+    with open_plain(path) as file:
+        header = file.readline(TABLE_MAX_BYTES).decode(errors="replace")
+    columns = next(csv.reader([header]), list(COLUMNS))
+    if any(name not in columns for row in new for name in row):
+        everything = [*read_table(path), *new]
+        write_atomic(path, _text(everything, _columns(everything), header=True).encode())
+        return
+    with path.open("ab") as file:
+        before = file.tell()
+        try:
+            file.write(_text(new, columns).encode())
+            file.flush()
+            if synced:
+                os.fsync(file.fileno())
+        except OSError:
+            file.truncate(before)
+            raise
+
+
+def read_table(path: Path) -> list[Mapping[str, str]]:
+    """Read the complete rows; none where the file doesn't exist."""
+    try:
+        content = read_plain(path, TABLE_MAX_BYTES)
+    except FileNotFoundError:
+        return []
+    except ValueError as error:
+        raise UsageError(
+            f"{path} can't be read: {error}. Move it out of the way: the training goes on without "
+            "the epochs that it holds"
+        ) from error
+    rows = parse_rows(content.decode(errors="replace"))
+    width = max(map(len, rows), default=0)
+    return [row for row in rows if len(row) == width and _has_epoch(row)]
+
+
+def _has_epoch(row: Cells) -> bool:
+    return _EPOCH.fullmatch(row.get("epoch", "")) is not None
+
+
+def parse_rows(text: str) -> list[Mapping[str, str]]:
+    """Read the text of a table that may be growing or torn, without its unfinished last line.
+
+    Returns:
+        The rows by column, without cells that a row lacks or that have no column.
+    """
+    complete = text[: text.rfind("\n") + 1]  # a crash may have cut the last row anywhere
+    rows: list[Mapping[str, str]] = []
+    with suppress(csv.Error):  # an overlong field: the rows before it stand
+        for row in csv.DictReader(io.StringIO(complete.replace("\0", ""), newline="")):
+            rows.append({k: v for k, v in row.items() if k and isinstance(v, str)})
+    return rows
+
+
+def parse_metrics(content: str) -> Metrics:
+    """Read the text of a `metrics.csv` that may be growing or torn.
+
+    A last line without its end is dropped, so is a row without an epoch; of two rows for one epoch
+    the later one counts. What isn't a finite number becomes NaN.
+    """
+    rows = {_figure(row.get("epoch")): row for row in parse_rows(content)}
+    ordered = [rows[epoch] for epoch in sorted(filter(math.isfinite, rows))]
+    names = dict.fromkeys(name for row in ordered for name in row)
+    return Metrics(columns={n: tuple(_figure(row.get(n)) for row in ordered) for n in names})
+
+
+def read_metrics(path: Path, problems: list[str]) -> Metrics:
+    """Read the table by columns, whole or not; see `parse_metrics`.
+
+    Args:
+        path: Of the table.
+        problems: Gets a sentence where the file can't be read.
+    """
+    return parse_metrics(read_text(path, problems, TABLE_MAX_BYTES))
+
+
+def _columns(rows: Iterable[Mapping[str, str]]) -> list[str]:
+    """Name the usual columns and those that some row has besides, in order of appearance."""
+    return list(dict.fromkeys([*COLUMNS, *(name for row in rows for name in row)]))
+
+
+def _text(
+    rows: Iterable[Mapping[str, str]], columns: Sequence[str], *, header: bool = False
+) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _cell(value: float | int | None) -> str:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    return str(value) if isinstance(value, int) else f"{value:.9g}"
+
+
+def _figure(value: str | None) -> float:
+    try:
+        found = float(value or "nan")
+    except (TypeError, ValueError):
+        return math.nan
+    return found if math.isfinite(found) else math.nan

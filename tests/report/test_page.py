@@ -1,0 +1,147 @@
+"""`report.html` exists, is safe and small, whatever the run left behind."""
+
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from paceline.report.page import write_run_report
+from paceline.results.run_directory import RunDirectory
+
+MakeRun = Callable[..., RunDirectory]
+
+NASTY = "<script>alert(1)</script>\"'&{{ 7 * 7 }}\x1b[2J"
+
+
+class Outline(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("src", "href", "xlink:href"):
+                self.links.append(value or "")
+
+
+def page_of(run: RunDirectory) -> str:
+    path = write_run_report(run)
+    assert path == run.report_html
+    return path.read_text()
+
+
+def outline(page: str) -> Outline:
+    parser = Outline()
+    parser.feed(page)
+    parser.close()
+    return parser
+
+
+@pytest.mark.parametrize("because", ["epochs", "target", "signal", None])
+@pytest.mark.core_cases(2)
+def test_a_page_is_self_contained(make_run: MakeRun, because: str | None) -> None:
+    page = page_of(make_run(because=because))
+    found = outline(page)
+    assert found.tags.count("svg") == 6
+    assert "script" not in found.tags
+    assert len(found.ids) == len(set(found.ids))
+    assert all(link.startswith(("#", "data:")) for link in found.links)
+    assert {link[1:] for link in found.links if link.startswith("#")} <= set(found.ids)
+    assert "@import" not in page
+    assert not re.search(r"url\((?!#)", page)
+
+
+def test_the_same_run_gives_the_same_page(make_run: MakeRun) -> None:
+    run = make_run()
+    assert page_of(run) == page_of(run)
+
+
+def test_everything_is_escaped(make_run: MakeRun) -> None:
+    run = make_run(because=None)
+    description = json.loads(run.run_json.read_text())
+    for name in ("settings", "recipe_arguments", "derived", "versions"):
+        description[name][NASTY] = NASTY
+    description |= {"recipe": NASTY, "command": [NASTY], "given": [NASTY], "started_at": NASTY}
+    description["hosts"] = [{"host": NASTY, "cpu": NASTY, "ranks": [NASTY]}]
+    description["history"] += [{"reason": NASTY, "started_at": NASTY}]
+    run.run_json.write_text(json.dumps(description))
+    record = dict.fromkeys(("host", "error_type", "message", "traceback", "operation"), NASTY)
+    (run.logs / "failure-rank-0.json").write_text(json.dumps({**record, "kind": "job"}))
+    (run.snapshots / f"step-{NASTY.replace('/', '')}").mkdir()
+    page = page_of(run)
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "49" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL).partition("Curves")[0]
+
+
+def test_two_hundred_epochs_stay_small(make_run: MakeRun) -> None:
+    assert len(page_of(make_run(done=200, epochs=200, because="epochs"))) < 400_000
+
+
+def test_thousands_of_epochs_are_thinned(make_run: MakeRun) -> None:
+    page = page_of(make_run(done=3000, epochs=3000, because="epochs"))
+    assert len(page) < 600_000
+    assert "of 3,000 epochs; metrics.csv has all" in page
+
+
+@pytest.mark.slow
+def test_the_users_settings_are_marked(make_run: MakeRun) -> None:
+    page = page_of(make_run())
+    given = re.findall(r'<tr class="given"><th scope="row">(\w+)', page)
+    assert given == ["epochs", "lr", "workers"]
+
+
+def test_a_failure_is_shown_whole(make_run: MakeRun) -> None:
+    run = make_run(because=None)
+    lines = "\n".join(f"  line {n}" for n in range(300))
+    record = {"rank": 0, "kind": "job", "message": "no", "traceback": lines}
+    (run.logs / "failure-rank-0.json").write_text(json.dumps(record))
+    assert lines in page_of(run)
+
+
+@pytest.mark.parametrize("missing", ["run.json", "metrics.csv", "summary.json", "all"])
+@pytest.mark.core_cases(2)
+def test_missing_files(make_run: MakeRun, missing: str) -> None:
+    run = make_run()
+    for name in ("run.json", "metrics.csv", "summary.json"):
+        if missing in (name, "all"):
+            (run.path / name).unlink()
+    assert page_of(run).endswith("</html>")
+
+
+@pytest.mark.parametrize("name", ["run.json", "metrics.csv", "summary.json", "snapshots/best.json"])
+@pytest.mark.core_cases(2)
+def test_files_torn_anywhere(make_run: MakeRun, name: str) -> None:
+    run = make_run(done=3)
+    content = (run.path / name).read_bytes()
+    for cut in range(0, len(content), len(content) // 2 + 1):
+        (run.path / name).write_bytes(content[:cut])
+        assert page_of(run).endswith("</html>")
+
+
+@pytest.mark.parametrize("value", [None, "text", [1], {"a": []}, True, -1, 1e308])
+@pytest.mark.core_cases(2)
+def test_values_of_the_wrong_type(make_run: MakeRun, value: object) -> None:
+    run = make_run(done=2)
+    for path in (run.run_json, run.summary_json):
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps(dict.fromkeys(content, value)))
+    assert page_of(run).endswith("</html>")
+    nested = {"epochs": value, "steps_per_epoch": value, "started_at": value, "from_step": value}
+    lists = {name: [value, nested] for name in ("history", "hosts", "given", "command")}
+    objects = dict.fromkeys(("settings", "derived", "versions", "recipe_arguments"), nested)
+    run.run_json.write_text(json.dumps({**lists, **objects}))
+    assert page_of(run).endswith("</html>")
+
+
+def test_an_unwritable_directory_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        write_run_report(RunDirectory(tmp_path / "missing"))

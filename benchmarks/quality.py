@@ -204,7 +204,7 @@ def _trained(t: RecipeTraining, epochs: int) -> dict[str, float]:
             outputs = as_scores(t.model(inputs))
             t.session.step(t.loss(outputs, targets), outputs=outputs, targets=targets)
         if epoch == epochs - 1:
-            figures = t.session.evaluate(t.judge, t.validation)
+            figures = t.session.evaluate(t.evaluate_batch, t.validation)
     return figures
 
 

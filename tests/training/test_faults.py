@@ -141,7 +141,7 @@ def test_all_workers_expect_the_evaluation_of_the_slowest(tmp_path: Path) -> Non
             training = prepare(s, plain_job(val_samples=13))
             s.engine.context.console = console = RecordingConsole()
             next(s.epochs(1))
-            s.engine.time_evaluation(training.judge, training.validation)
+            s.engine.time_evaluation(training.evaluate_batch, training.validation)
             return s.engine.context.progress.timed_eval_s, console.lines
 
     (timed_s, told), (other_s, other_told) = run_ranks(2, body)
@@ -159,9 +159,9 @@ def test_a_timed_evaluation_ends_the_training_in_time(timed_s: float) -> None:
     )
     progress.timed_eval_s = timed_s
     progress.add_pause(18.9999)
-    progress.take_in(agreement_of(lap_s=0.0))
+    progress.advance(agreement_of(lap_s=0.0))
     assert (progress.stopping is not None) == (timed_s > 8)
-    progress.take_in(agreement_of(lap_s=0.0001))
+    progress.advance(agreement_of(lap_s=0.0001))
     assert progress.stopping == "time"
     progress.add_evaluation(12.0)
     budget = progress.describe_budget(saving_s=0.5)
@@ -178,7 +178,7 @@ def test_a_step_that_would_end_after_the_budget_is_not_begun() -> None:
     stops = []
     for lap_s in (20.0, 10.0, 10.0, 10.0):
         progress.state.step += 1
-        progress.take_in(agreement_of(lap_s=lap_s))
+        progress.advance(agreement_of(lap_s=lap_s))
         stops.append((progress.state.elapsed_s, progress.stopping))
     assert stops == [(20.0, None), (30.0, None), (40.0, None), (50.0, "time")]
 
@@ -187,7 +187,7 @@ def test_an_epoch_that_ends_near_the_budgets_end_is_the_last() -> None:
     """Another step would need another evaluation: 5 of 6 s that are kept back are gone."""
     loop = LoopOptions(time_budget="60s", epochs=100)
     progress = TrainingProgress(loop=loop, snapshot_every_steps=None, snapshot_every_s=None)
-    progress.take_in(agreement_of(lap_s=53.0))
+    progress.advance(agreement_of(lap_s=53.0))
     assert progress.stopping is None
     progress.add_evaluation(4.0)
     progress.close_epoch(validated=True)
@@ -202,7 +202,7 @@ def test_a_test_set_counts_in_what_is_kept_back() -> None:
     )
     progress.timed_eval_s, progress.test_samples = 8.0, 300
     progress.add_pause(59.0)
-    progress.take_in(agreement_of(lap_s=0.0))
+    progress.advance(agreement_of(lap_s=0.0))
     assert progress.stopping == "time"  # 1.25 x (8 + 24) + 1 = 41 s are kept back
 
 

@@ -52,7 +52,7 @@ def make_optimizer_step(
         report=lambda _: None,
     )
     for optimizer in optimizers:
-        optimizer_step.take_in(optimizer, lambda optimizer: None)
+        optimizer_step.add_optimizer(optimizer, lambda optimizer: None)
     return optimizer_step
 
 
@@ -210,13 +210,13 @@ def test_what_an_abandoned_step_reached_counts_for_nothing(tmp_path: Path) -> No
             replica.defer_to(PowerSGD(group.world_size, 1))
             inputs = points()[0][:BATCH]
             model(inputs, deep=True).backward()
-            replica.settle()
+            replica.finish_backward()
             replica.syncing = False
             model(inputs, deep=True).backward()  # the first piece of a step that the script leaves
-            replica.forget()
+            replica.reset()
             model(inputs, deep=False).backward()
             with pytest.raises(JobError, match=r"second\..* got no gradient in this step"):
-                replica.settle()
+                replica.finish_backward()
             return replica.syncing
 
     assert run_ranks(2, body) == [True, True]

@@ -66,10 +66,10 @@ def go(progress: TrainingProgress, steps: int) -> None:
 def test_the_clock_counts_steps_and_pauses() -> None:
     progress = make_course()
     go(progress, 4)
-    assert progress.take_in(news(2.0, data_s=0.5)) == 4
+    assert progress.advance(news(2.0, data_s=0.5)) == 4
     progress.add_pause(3.0)
     go(progress, 2)
-    assert progress.take_in(news(1.0, data_s=0.25)) == 2
+    assert progress.advance(news(1.0, data_s=0.25)) == 2
     state = progress.state
     assert (state.elapsed_s, state.train_s) == (6.0, 3.0)
     assert (state.epoch_train_s, state.epoch_data_s) == (3.0, 0.75)
@@ -78,7 +78,7 @@ def test_the_clock_counts_steps_and_pauses() -> None:
 def test_the_wait_for_data_is_of_one_exchange() -> None:
     progress = make_course()
     progress.data_s = 0.5
-    progress.take_in(news(1.0, data_s=0.5))
+    progress.advance(news(1.0, data_s=0.5))
     assert progress.data_s == 0.0
 
 
@@ -86,23 +86,23 @@ def test_exchanges_come_about_twice_a_second() -> None:
     progress = make_course()
     assert progress.next_agreement == 0
     go(progress, 1)
-    progress.take_in(news(0.125))  # eight steps a second
+    progress.advance(news(0.125))  # eight steps a second
     assert progress.next_agreement == 1 + 4
 
 
 def test_a_snapshot_is_due_by_time_since_the_last_one_pauses_included() -> None:
     progress = make_course(every_s=10.0)
     go(progress, 1)
-    progress.take_in(news(6.0))
+    progress.advance(news(6.0))
     assert not progress.due_to_save()
     progress.add_pause(4.0)
     assert progress.due_to_save()
     progress.saved()
     assert not progress.due_to_save()
     go(progress, 1)
-    progress.take_in(news(9.0))
+    progress.advance(news(9.0))
     assert not progress.due_to_save()
-    progress.take_in(news(1.0))
+    progress.advance(news(1.0))
     assert progress.due_to_save()
 
 
@@ -127,14 +127,14 @@ def test_steps_between_snapshots_may_be_more_than_an_epoch_has() -> None:
 def test_none_is_due_by_itself() -> None:
     progress = make_course()
     go(progress, 5)
-    progress.take_in(news(1e6))
+    progress.advance(news(1e6))
     assert not progress.due_to_save()
 
 
 def test_of_an_epochs_end_nothing_stays() -> None:
     progress = make_course(plan=replace(PLAN, steps_per_epoch=0))  # a stream
     go(progress, 4)
-    progress.take_in(news(2.0, data_s=1.0))
+    progress.advance(news(2.0, data_s=1.0))
     complete = [progress.epoch_is_complete]
     progress.has_seen_all = True
     complete.append(progress.epoch_is_complete)
@@ -169,7 +169,7 @@ def test_what_stops_within_an_epoch(
 ) -> None:
     progress = make_course(budget="60s")
     go(progress, 4)
-    progress.take_in(news(lap_s, signalled=signalled))
+    progress.advance(news(lap_s, signalled=signalled))
     assert progress.stopping == why
     assert progress.can_continue == (why is None)
 
@@ -177,7 +177,7 @@ def test_what_stops_within_an_epoch(
 def test_out_of_time_a_part_of_an_epoch_is_the_end() -> None:
     progress = make_course(budget="60s")
     go(progress, 4)
-    progress.take_in(news(99.0))
+    progress.advance(news(99.0))
     progress.close_epoch(validated=False)
     assert (progress.state.ended, progress.state.epoch, progress.state.step_in_epoch) == (
         "time",
@@ -189,7 +189,7 @@ def test_out_of_time_a_part_of_an_epoch_is_the_end() -> None:
 def test_after_a_signal_the_epoch_that_ended_with_it_counts() -> None:
     progress = make_course(budget="60s")
     go(progress, STEPS)
-    progress.take_in(news(1.0, signalled=True))
+    progress.advance(news(1.0, signalled=True))
     progress.close_epoch(validated=False)
     assert (progress.state.ended, progress.state.epoch) == (None, 1)
 
@@ -198,9 +198,9 @@ def test_time_for_the_last_evaluation_and_snapshot_is_kept_back() -> None:
     # An evaluation took 8 s: a quarter more and a second, 11 s of the 100 are kept back.
     progress = make_course(budget="100s", eval_s=8.0)
     go(progress, 4)
-    progress.take_in(news(88.5))
+    progress.advance(news(88.5))
     assert progress.stopping is None
-    progress.take_in(news(1.0))
+    progress.advance(news(1.0))
     assert progress.stopping == "time"
 
 
@@ -210,7 +210,7 @@ def test_the_schedule_is_fitted_to_the_steps_that_the_time_allows() -> None:
     progress.begin()
     assert progress.state.total_steps == 3 * STEPS
     go(progress, STEPS)
-    progress.take_in(news(50.0))
+    progress.advance(news(50.0))
     assert progress.state.total_steps == 10 + 7  # 39 s at 5 s each
 
 
@@ -218,7 +218,7 @@ def test_a_pause_takes_steps_from_the_schedule() -> None:
     progress = make_course(budget="100s", eval_s=8.0)
     go(progress, STEPS)
     progress.add_pause(25.0)
-    progress.take_in(news(25.0))
+    progress.advance(news(25.0))
     assert progress.state.total_steps == 10 + 7
 
 
@@ -226,7 +226,7 @@ def test_only_epochs_that_are_over_are_the_last_one() -> None:
     progress, ends = make_course(), []
     for _ in range(3):
         go(progress, STEPS)
-        progress.take_in(news(1.0))
+        progress.advance(news(1.0))
         progress.close_epoch(validated=False)
         ends.append(progress.state.ended)
     assert ends == [None, None, "epochs"]
@@ -258,7 +258,7 @@ def test_goes_on_where_a_snapshot_stands() -> None:
     progress = make_course(budget="1h")
     progress.resume(saved)
     go(progress, 1)
-    assert progress.take_in(news(0.5)) == 1  # steps of this start alone
+    assert progress.advance(news(0.5)) == 1  # steps of this start alone
     assert progress.state.elapsed_s == 7.5
 
 
@@ -291,7 +291,7 @@ def test_a_long_evaluation_is_expected_by_the_last_one_or_by_the_pace_of_trainin
     assert progress.expected_eval_s() == 0.0
     progress.val_samples = 80
     go(progress, STEPS)
-    progress.take_in(news(1.0))  # 80 samples a second
+    progress.advance(news(1.0))  # 80 samples a second
     assert (progress.expected_eval_s(), progress.expects_long_evaluation) == (1.0, False)
     progress.state.eval_s = 3.0
     assert (progress.expected_eval_s(), progress.expects_long_evaluation) == (3.0, True)

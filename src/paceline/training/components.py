@@ -155,7 +155,7 @@ def takes_channels_last(module: nn.Module, options: ComputeOptions) -> bool:
     return any(isinstance(part, nn.Conv2d) for part in module.modules())
 
 
-def placed(
+def place_model(
     module: nn.Module, options: ComputeOptions, group: Group, *, channels_last: bool
 ) -> nn.Module:
     """Bring a module to the group's device, laid out and normalising as the options ask for.
@@ -171,13 +171,15 @@ def placed(
     return module
 
 
-def compiled(module: nn.Module) -> Forward:
+def compile_forward(module: nn.Module) -> Forward:
     """Give a module's forward pass, compiled by torch.compile at its first use."""
     forward: Forward = torch.compile(module.forward)
     return forward
 
 
-def upcasting(forward: Forward, context: Callable[[], AbstractContextManager[object]]) -> Forward:
+def upcast_outputs(
+    forward: Forward, context: Callable[[], AbstractContextManager[object]]
+) -> Forward:
     """Run a forward pass under autocast, and give its half-precision outputs as fp32.
 
     So that a loss computed outside is as exact as one computed inside.

@@ -25,7 +25,7 @@ from paceline.training.batches.loader import (
 from paceline.training.batches.plan import TrainPlan
 from paceline.training.context import OpenStep, TrainingContext
 from paceline.training.evaluation.distributed_mean import BatchMetrics, Metrics
-from paceline.training.evaluation.evaluator import evaluating, time_batches
+from paceline.training.evaluation.evaluator import eval_mode, time_batches
 from paceline.training.hooks.base import overrides
 from paceline.training.hooks.metrics_logger import (
     describe_advance,
@@ -162,7 +162,7 @@ class Engine:
         self.note.operation = "restore"
         # Where the training stands: at its first step, or where the snapshot was taken.
         progress.begin()
-        context.buffer_averager.forget()  # the models may have been changed since they came in
+        context.buffer_averager.reset()  # the models may have been changed since they came in
         components.per_part.begin(context.division.parts_of(context.group.rank))
         with storing(context.run.path):
             restored = self.snapshots.restore_newest()
@@ -314,7 +314,7 @@ class Engine:
         *,
         more: bool = False,
     ) -> bool:
-        """See `Session.backward`."""
+        """Run a backward pass, and count its loss; tell whether the gradients are complete."""
         context = self.context
         step = self.step
         batch = step.batch
@@ -349,8 +349,8 @@ class Engine:
             self.counters.add(loss, 1, number, part=part)
         return not more
 
-    def update(self, optimizer: Optimizer | None = None, *, forgets: bool = True) -> None:
-        """See `Session.update`. Local to the worker, but where a snapshot is due."""
+    def update(self, optimizer: Optimizer | None = None, *, zero_grads: bool = True) -> None:
+        """Take the optimizers' step. Local to the worker, but where a snapshot is due."""
         step = self.step
         batch = step.batch
         if batch is not None and not batch.last:
@@ -358,7 +358,7 @@ class Engine:
         context = self.context
         step.updated = context.progress.state.step
         optimizers = context.components.optimizers if optimizer is None else (optimizer,)
-        context.optimizer_step.update(optimizers, forgets=forgets)
+        context.optimizer_step.update(optimizers, zero_grads=zero_grads)
         if batch is None and self.counting.is_over_with(optimizers):
             self._count_step()
             self._open_free_step()
@@ -371,7 +371,7 @@ class Engine:
         """
         if not self.context.optimizer_step.has_gradients:
             self.context.optimizer_step.refuse_a_step_of_its_own()
-        self.update(optimizer, forgets=False)
+        self.update(optimizer, zero_grads=False)
 
     def agree(self, more: Tensor = NOTHING) -> Agreement:
         """Count, and learn what the other workers know.
@@ -396,7 +396,7 @@ class Engine:
         agreed = agree(status, context.group, context.division, more)
         if agreed.bad is not None:
             raise NonFiniteLossError(progress.describe_bad(*agreed.bad, self.snapshots.advice()))
-        steps = progress.take_in(agreed)
+        steps = progress.advance(agreed)
         if steps:
             spent = context.profiler.count(agreed, status, steps, progress)
             lr = last_lr(progress, context.components.optimizers)
@@ -405,7 +405,7 @@ class Engine:
         return agreed
 
     def snapshot(self, *, best: bool = False, must: bool = False) -> None:
-        """See `Session.snapshot`."""
+        """Save everything needed to resume exactly, written in the background."""
         progress = self.context.progress
         self.before_collective("s.snapshot()")
         agreed = self.agree(self.context.buffer_averager.own())
@@ -430,7 +430,7 @@ class Engine:
             context.buffer_averager.averaged_buffers(),
             self.sync.averaged_weights(),
             torch.no_grad(),
-            evaluating(context.components.model),
+            eval_mode(context.components.model),
         ):
             yield
         progress.add_evaluation(agree_on_pause(progress.lap(), self.stop_flag, context.group))
@@ -447,18 +447,18 @@ class Engine:
             return
         self.note.operation = "evaluate"
         most_s = min(_TIMING_S, budget_s / 20)
-        with torch.no_grad(), evaluating(context.components.model):
+        with torch.no_grad(), eval_mode(context.components.model):
             sample_s = time_batches(judge, loader.batches(), most_s)
         share = -(-loader.num_samples // group.world_size)
         found = torch.tensor([share * sample_s, progress.lap()], dtype=torch.float64)
         rows = group.gather_rows(found)  # (world_size, 2)
         progress.timed_eval_s = float(rows[:, 0].max())
         progress.add_pause(float(rows[0, 1]))
-        told = describe_too_long(
+        warning = describe_too_long(
             progress.closing_evals_s(), str(progress.loop.time_budget), budget_s
         )
-        if told is not None and group.rank == 0:
-            context.console.warn(told)
+        if warning is not None and group.rank == 0:
+            context.console.warn(warning)
         self.note.operation = "script"
 
     def note_validation(self, figures: Metrics, samples: int) -> None:
@@ -502,7 +502,7 @@ class Engine:
         the model run without effect: BatchNorm sees nothing of it, and its gradient weighs zero.
         """
         context, number = self.context, self.context.progress.state.step
-        with nullcontext() if batch.local else evaluating(context.components.model):
+        with nullcontext() if batch.local else eval_mode(context.components.model):
             while True:
                 for piece in pieces(batch, most):
                     self.step.batch, context.optimizer_step.has_gradients = piece, False
@@ -526,9 +526,9 @@ class Engine:
             state.samples_seen += batch.total
             if not batch.last:  # the script left in the middle of a batch
                 context.optimizer_step.holds_pieces = False
-                context.optimizer_step.forget()
+                context.optimizer_step.zero_grad()
                 for replica in context.replicas:
-                    replica.forget()
+                    replica.reset()
         for after_step in context.hooks.after_step:
             after_step(state.step)
 

@@ -88,7 +88,7 @@ class NumericsRecord:
     ) -> None:
         """Args:
         device: This worker's.
-        report: Is told what differs where that is allowed.
+        report: Called with what differs where that is allowed.
         allow_different: Go on with other hardware or libraries than before.
         """
         self._device = device

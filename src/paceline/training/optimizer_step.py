@@ -64,9 +64,9 @@ class OptimizerStep(StepHook):
     scaler: LossScaler | None
     clip_norm: float | None
     step_profiler: StepProfiler
-    """Is told when gradients are exchanged."""
+    """Takes the time of a step, and of the exchange of gradients."""
     report: Callable[[str], None]
-    """Is told once about parameters that get no gradient."""
+    """Called once with what the user has to know: which parameters get no gradient."""
     backward_hooks: Sequence[Callable[[Tensor, float], None]] = ()
     """Called before each backward pass."""
     is_updating: bool = False
@@ -139,7 +139,7 @@ class OptimizerStep(StepHook):
             )
         return scaler.scale(loss)
 
-    def update(self, optimizers: Sequence[Optimizer], *, forgets: bool = True) -> None:
+    def update(self, optimizers: Sequence[Optimizer], *, zero_grads: bool = True) -> None:
         """Clip, and take the optimizers' step.
 
         Args:
@@ -159,8 +159,8 @@ class OptimizerStep(StepHook):
                 self.scaler.step(optimizer)
                 self._has_stepped = True
         self.is_updating = False
-        if forgets:
-            self.forget()
+        if zero_grads:
+            self.zero_grad()
         if self.step_profiler.is_sampling:
             self.step_profiler.mark("updated")
 
@@ -183,7 +183,7 @@ class OptimizerStep(StepHook):
                 self.scaler.unscale_(optimizer)
                 self._unscaled.append(optimizer)
 
-    def take_in(self, optimizer: Optimizer, update: Callable[[Optimizer], None]) -> None:
+    def add_optimizer(self, optimizer: Optimizer, update: Callable[[Optimizer], None]) -> None:
         """Lead an optimizer's calls by the script here.
 
         Args:
@@ -197,7 +197,7 @@ class OptimizerStep(StepHook):
         """Look anew what drops the optimizers' gradients: a script may have put its own there."""
         self._zero_grads = [own_step.zero_grad() for own_step in self._own_steps]
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         """Drop all gradients."""
         self.has_gradients = False
         if self.scaler is not None:

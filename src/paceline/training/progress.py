@@ -148,7 +148,7 @@ class TrainingProgress:
         lap_s, self._lap_from_s = now_s - self._lap_from_s, now_s
         return lap_s
 
-    def take_in(self, agreed: Agreement) -> int:
+    def advance(self, agreed: Agreement) -> int:
         """Advance clock and counts by an exchange.
 
         Returns:

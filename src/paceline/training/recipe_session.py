@@ -36,7 +36,7 @@ class RecipeTraining:
     top: int
     """5 to also count classes among the five best guesses, 1 for the best alone, 0 for neither."""
 
-    def judge(self, content: object) -> Mapping[str, Tensor | float]:
+    def evaluate_batch(self, content: object) -> Mapping[str, Tensor | float]:
         """Give a validation batch's figures."""
         inputs, targets = cast(tuple[Tensor, Tensor], content)
         outputs = as_scores(self.model(inputs))
@@ -102,7 +102,9 @@ def evaluate_best(t: RecipeTraining) -> dict[str, object]:
         return {}
     with engine.evaluation(save=False):
         batches = engine.stop_flag.until_signal(t.test.batches())
-        figures, samples = average(t.judge, batches, engine.context.group, engine.context.division)
+        figures, samples = average(
+            t.evaluate_batch, batches, engine.context.group, engine.context.division
+        )
     return {"test_samples": samples} | {f"test_{name}": value for name, value in figures.items()}
 
 

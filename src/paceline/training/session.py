@@ -30,7 +30,12 @@ from paceline.training.batches.sources import (
     describe_data,
     make_source,
 )
-from paceline.training.components import compiled, placed, takes_channels_last, upcasting
+from paceline.training.components import (
+    compile_forward,
+    place_model,
+    takes_channels_last,
+    upcast_outputs,
+)
 from paceline.training.config import TrainConfig
 from paceline.training.engine import Engine
 from paceline.training.evaluation.distributed_mean import BatchMetrics, Metrics, average
@@ -132,11 +137,11 @@ class Session:
             components.unseeded.append(name)  # nothing has been drawn since: it was built before
         layout = takes_channels_last(module, compute)
         self._context.components.channels_last |= layout
-        ready = placed(module, compute, self._context.group, channels_last=layout)
-        forward = compiled(ready) if compute.compile else None
+        ready = place_model(module, compute, self._context.group, channels_last=layout)
+        forward = compile_forward(ready) if compute.compile else None
         if compute.precision != "fp32":
             context = autocast(compute.precision, self.device)
-            forward = upcasting(forward or ready.forward, context)
+            forward = upcast_outputs(forward or ready.forward, context)
         self._context.replicas.append(Replica(ready, self._context.group, forward))
         components.models[name] = ready
         return ready  # type: ignore[return-value]  # another module only where it is a BatchNorm
@@ -154,7 +159,7 @@ class Session:
         Raises:
             UsageError: One is something else.
         """
-        return cast(tuple[*Parts], tuple(map(self._take, parts)))
+        return cast(tuple[*Parts], tuple(map(self._register, parts)))
 
     def optimizer(self, optimizer: AnyOptimizer) -> AnyOptimizer:
         """Take an optimizer into the training: `step` uses it, snapshots hold its state.
@@ -163,7 +168,7 @@ class Session:
         """
         self._before_begin("s.optimizer")
         self._context.components.optimizers.append(optimizer)
-        self._context.optimizer_step.take_in(optimizer, self.engine.update_by_script)
+        self._context.optimizer_step.add_optimizer(optimizer, self.engine.update_by_script)
         return optimizer
 
     def scheduler(self, scheduler: Scheduler) -> Scheduler:
@@ -523,7 +528,7 @@ class Session:
         kind = torch.int64 if isinstance(value, int) else torch.float64
         return self._context.group.sum_(torch.tensor(value, dtype=kind))
 
-    def _take(self, part: object) -> object:
+    def _register(self, part: object) -> object:
         number = len(self._context.components.models)
         match part:
             case nn.Module():
@@ -569,11 +574,11 @@ class Session:
         Raises:
             UsageError: They disagree.
         """
-        told = self.config.settings()[name]
-        if name in self._given and told != value:
+        settled = self.config.settings()[name]
+        if name in self._given and settled != value:
             raise UsageError(
                 f"the script has {name}={value}, and the command line or the environment says "
-                f"{told}: leave it out in one of the two places"
+                f"{settled}: leave it out in one of the two places"
             )
         return value
 

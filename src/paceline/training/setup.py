@@ -54,7 +54,7 @@ def open_session(
     announce: Callable[[Engine], None] = _quiet,
     unseeded: bool = False,
 ) -> Iterator[Session]:
-    """Lend a session, and close what it opened: snapshots in flight, reader processes. Collective.
+    """Open a session, and close what it opened: snapshots in flight, reader processes. Collective.
 
     Args:
         config: The options.

@@ -148,14 +148,15 @@ def announce(engine: Engine, request: TrainRequest) -> None:
 def finish(
     engine: Engine,
     request: TrainRequest,
-    judge: Callable[[], Mapping[str, object]] = dict,
+    evaluate: Callable[[], Mapping[str, object]] = dict,
 ) -> str:
     """Wait for the snapshots and write `summary.json`. Collective.
 
     Args:
         engine: Of the training that is over.
         request: What was asked for.
-        judge: Gives what else belongs into the summary; called where the training wasn't cut short.
+        evaluate: Gives what else belongs into the summary; called where the training wasn't cut
+            short.
 
     Raises:
         StorageError: The final weights, or the summary, can't be written; on every worker.
@@ -171,7 +172,7 @@ def finish(
         perf_counter(),
     )
     if summary["stopped_because"] != "signal":
-        summary |= judge()
+        summary |= evaluate()
     if budget is not None:
         test_s = perf_counter() - begun_s
         used_s = budget["used_s"] + test_s
@@ -204,14 +205,14 @@ def save_last(engine: Engine) -> None:
     reason = engine.snapshots.save_last(limit_s, lambda: flag.name is not None)
     is_gone = context.group.rank == 0 and not context.run.run_json.exists()
     own = json.dumps([gethostname(), reason, is_gone])
-    told = [json.loads(text) for text in context.group.gather_texts(own)]
-    if any(gone for _, _, gone in told):
+    reports = [json.loads(text) for text in context.group.gather_texts(own)]
+    if any(gone for _, _, gone in reports):
         raise StorageError(
             f"{context.run.run_json} is gone: the run directory was removed, moved or emptied "
             "while the training ran. Where it was moved, move it back and go on; what is there now "
             "can't be gone on with"
         )
-    failed = {host: why for host, why, _ in told if why}
+    failed = {host: why for host, why, _ in reports if why}
     if failed and not was_stopped:
         each = "; ".join(f"on {host}, {why}" for host, why in failed.items())
         raise StorageError(

@@ -53,7 +53,7 @@ def find_snapshot(run: RunDirectory, which: str, say: Callable[[str], None]) -> 
     Args:
         run: The run directory.
         which: `best`, `last`, or a snapshot's directory.
-        say: Is told that the last one stands in.
+        say: Called where the last one stands in.
 
     Raises:
         UsageError: There is none.

@@ -110,7 +110,7 @@ def parts_of(workers: Sequence[WorkerTimes], step_s: float) -> StepParts:
     usual one does, since the first ones, and some on a busy machine, take many times as long.
 
     Args:
-        told: By every worker.
+        workers: Of every worker.
         step_s: The whole step.
     """
     common = set(workers[0].waits_s).intersection(*(each.waits_s for each in workers[1:]))

@@ -37,7 +37,7 @@ _LEAST_S = 2.0
 
 @dataclass(kw_only=True)
 class _Sums:
-    """Over steps of which the workers have told each other."""
+    """Over steps whose figures the workers have exchanged."""
 
     steps: int = 0
     lap_s: float = 0.0
@@ -49,7 +49,7 @@ class _Sums:
         """Count a lap: who waited least in it was the slowest, and waited for communication alone.
 
         Args:
-            agreed: What the workers have told each other at its end.
+            agreed: What the workers have exchanged at its end.
             steps: Of the lap.
             wire_bytes: What this worker has sent in it.
         """
@@ -153,8 +153,8 @@ class Profiler:
         """Take an exchange in. Local.
 
         Args:
-            agreed: What the workers have told each other.
-            status: What this one told.
+            agreed: What the workers have exchanged.
+            status: What this one contributed.
             steps: Of which it is.
             course: After it has taken the exchange in.
 
@@ -209,7 +209,7 @@ class Profiler:
             step: How many have been taken.
         """
         if self._next_method is not None:
-            self.step_profiler.forget(step)
+            self.step_profiler.reset(step)
             self._waits_from, self._is_mixed = step, True
             self._change_method()
         if self.averaging is None:
@@ -359,7 +359,7 @@ class TimedSync(StepHook):
 
     def __init__(self, profiler: Profiler, sync: GradientSync) -> None:
         """Args:
-        profiler: Is told the time.
+        profiler: Takes the time.
         sync: Has an `after_step`.
         """
         self._profiler = profiler

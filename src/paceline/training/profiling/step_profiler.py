@@ -1,4 +1,4 @@
-"""Where this worker's time goes: told by looking closely at one step in each half second."""
+"""Where this worker's time goes: one step in each half second is sampled closely."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -186,7 +186,7 @@ class StepProfiler:
 
         Args:
             steps: How many.
-            status: What this worker told of them.
+            status: What this worker contributed to the exchange.
             step: The one that is next.
             planned: The step, from 0, that is to be looked at next.
         """
@@ -228,7 +228,7 @@ class StepProfiler:
         if self._lap_from is not None:
             self._lap_from = perf_counter(), step
 
-    def forget(self, step: int) -> None:
+    def reset(self, step: int) -> None:
         """Forget steps and laps, since those that come are others; gradients come as before.
 
         Args:

@@ -330,9 +330,9 @@ class SnapshotManager:
         else:
             tensors = snapshot.tensors.get("sync", {})
             state = SyncState(tensors=tensors, values=values)
-            told = self._sync.load_state_dict(state, int(str(snapshot.state.get("world_size"))))
-            if told:
-                self._report(told)
+            notice = self._sync.load_state_dict(state, int(str(snapshot.state.get("world_size"))))
+            if notice:
+                self._report(notice)
 
     def _restore_own(self, snapshot: Snapshot) -> None:
         """Give this worker's parts their statistics and sums back.
@@ -347,7 +347,7 @@ class SnapshotManager:
             self._buffer_averager.restore(snapshot.tensors["workers"]["buffers"])
             self._counters.reset(counted[mine.start : mine.stop])
             return
-        self._buffer_averager.forget()
+        self._buffer_averager.reset()
         self._counters.reset(counted.sum(0, keepdim=True) if rank == 0 else None)
         self._report(
             f"The snapshot was taken on {state.get('world_size')} workers, and now there are "

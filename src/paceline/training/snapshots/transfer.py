@@ -1,4 +1,4 @@
-"""Hands a snapshot over from the node that has it to those that lack it, by the process group."""
+"""Transfers a snapshot from the node that has it to those that lack it, by the process group."""
 
 import socket
 from collections.abc import Iterator

@@ -30,12 +30,12 @@ class ReplicaSync(GradientSync):
         self._workers = context.group.world_size
 
     def setup(self, step: int) -> None:
-        """See `GradientSync`."""
+        """Settle what the gradients travel in."""
         for replica in self.replicas:
             replica.compression = self.compression
 
     def backward(self, loss: Tensor, batch: Batch | None, *, more: bool = False) -> None:
-        """See `GradientSync`: an average weighted by samples."""
+        """Average gradients, weighted by samples."""
         if batch is None:
             self._optimizer_step.begin_alone()
             self._optimizer_step.run_backward(loss, 1.0, completes=True)
@@ -47,7 +47,7 @@ class ReplicaSync(GradientSync):
             if not batch.last:
                 return
         for replica in self.replicas:
-            unused = replica.settle()
+            unused = replica.finish_backward()
             if unused:
                 name = type(replica.module).__name__
                 self._optimizer_step.report(describe_unused(name, unused))

@@ -66,13 +66,13 @@ class BufferAverager:
         mine = self._division.parts_of(self._group.rank)
         self._buffers.restore(rows[mine.start : mine.stop])
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Start every part from what the models hold now. Local to the worker."""
         self._made = None
 
     @contextmanager
     def averaged_buffers(self) -> Iterator[None]:
-        """Lend the models the average of all parts. Collective on entry."""
+        """Put into the models, for the block, the average of all parts. Collective on entry."""
         buffers = self._buffers
         live = buffers.live()
         own = {name: b.detach().clone() for name, b in live.items()}

@@ -62,7 +62,7 @@ class LocalSync(ReplicaSync):
         return self._local.sent_bytes + self._optimizers.sent_bytes
 
     def setup(self, step: int) -> None:
-        """See `GradientSync`. Local to the worker; the first round begins with the pass."""
+        """Begin to train alone where the warm-up is over. Local; rounds begin with the pass."""
         self._warmup_steps = self._settle_warmup()
         self._is_alone = step >= self._warmup_steps
         if self._is_alone:
@@ -75,7 +75,7 @@ class LocalSync(ReplicaSync):
             self._local.start()
 
     def after_step(self, step: int) -> None:
-        """See `GradientSync`. Collective where an average is sent or due."""
+        """Send and apply averages where they are due. Collective then."""
         if self._is_alone:
             in_epoch = self.context.progress.state.step_in_epoch
             self._local.after(min(in_epoch, step - self._warmup_steps))
@@ -85,7 +85,7 @@ class LocalSync(ReplicaSync):
             self._local.start()
 
     def end_epoch(self) -> bool:
-        """See `GradientSync`: weights and optimizers' states become their means."""
+        """Make weights and optimizers' states their means."""
         if not self._local.is_apart:
             return False
         self._local.agree()
@@ -96,12 +96,12 @@ class LocalSync(ReplicaSync):
         return True
 
     def averaged_weights(self) -> AbstractContextManager[None]:
-        """See `GradientSync`."""
+        """Put the average of all workers' weights into the models. Collective."""
         self._note_open_step()
         return self._local.averaged_weights()
 
     def state_dict(self) -> SyncState:
-        """See `GradientSync`: a copy of every worker's own state travels to all others."""
+        """Collect every worker's own state: a copy of each travels to all others."""
         self._note_open_step()
         saved = self._local.state()
         if not self._local.is_apart:
@@ -132,7 +132,7 @@ class LocalSync(ReplicaSync):
         )
 
     def load_state_dict(self, state: SyncState, world_size: int) -> str:
-        """See `GradientSync`. Local to the worker."""
+        """Put this worker's own state back, or go on from the average. Local to the worker."""
         shared = {n: t for n, t in state.tensors.items() if not n.startswith(_WORKERS)}
         of_round, rank = _mapping(state.values.get("round", {})), self.context.group.rank
         same = world_size == self.context.group.world_size
@@ -158,7 +158,7 @@ class LocalSync(ReplicaSync):
         return ""
 
     def close(self) -> None:
-        """See `GradientSync`."""
+        """End the thread that sends averages."""
         self._local.release()
 
     def _note_open_step(self) -> None:

@@ -84,7 +84,7 @@ class OrderedSync(GradientSync):
         self._ordered.begin_step(self._parameters)
 
     def backward(self, loss: Tensor, batch: Batch | None, *, more: bool = False) -> None:
-        """See `GradientSync`: a sum in the order of the shards."""
+        """Take a shard's gradient, and sum those of all in the order of the shards."""
         if batch is None:
             raise UsageError(
                 "with --shards a step is about a batch of the training loader, within the loop "

@@ -28,14 +28,14 @@ class PowerSGDSync(ReplicaSync):
         self._is_warm = False
 
     def setup(self, step: int) -> None:
-        """See `GradientSync`."""
+        """Make an averager for each model; it begins here where the warm-up is over."""
         context = self.context
         self._warmup_steps = warmup_steps(context.config, context.progress.steps_per_epoch)
         self._make()
         self.after_step(step)
 
     def after_step(self, step: int) -> None:
-        """See `GradientSync`. Local to the worker."""
+        """Begin with the end of the warm-up. Local to the worker."""
         if self._is_warm or step < self._warmup_steps:
             return
         self._is_warm = True
@@ -44,12 +44,12 @@ class PowerSGDSync(ReplicaSync):
             replica.defer_to(averager)
 
     def close(self) -> None:
-        """See `GradientSync`."""
+        """Give up the averagers' memory."""
         for averager in self._averagers.values():
             averager.release()
 
     def state_dict(self) -> SyncState:
-        """See `GradientSync`. Collective: all workers' errors travel."""
+        """Give all workers' errors, which travel, and the common bases. Collective."""
         remembered, keeps = dict(self._remembered()), self.context.writes
         own = RankState(tensors={key: thin.error for key, thin in remembered.items()})
         states = gather_states(self.context.group, own, keeps=keeps) if remembered else []
@@ -62,7 +62,7 @@ class PowerSGDSync(ReplicaSync):
         return SyncState(tensors=tensors, values={"scales": scales})
 
     def load_state_dict(self, state: SyncState, world_size: int) -> str:
-        """See `GradientSync`. Local to the worker."""
+        """Put errors and bases back; with other workers, errors are shared out. Local."""
         self._make()
         scales = state.values.get("scales")
         assert isinstance(scales, dict)

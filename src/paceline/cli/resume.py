@@ -16,10 +16,9 @@ from paceline.results.run_directory import RunDirectory
 from paceline.runtime.placement import choose_place
 from paceline.runtime.spec import Launch
 from paceline.runtime.start import start, warn_of_no_effect
-from paceline.training.config import TrainConfig, training_options
+from paceline.training.config import TrainConfig, TrainRequest, training_options
 from paceline.training.previous_run import PreviousRun
 from paceline.training.recipe import load_recipe
-from paceline.training.request import TrainRequest
 from paceline.training.sync.validation import refuse_idle
 
 _ALLOW = OptionField(

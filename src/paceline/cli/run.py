@@ -14,8 +14,7 @@ from paceline.options.command_line import (
     show_help,
     wants_help,
 )
-from paceline.training.config import TrainConfig
-from paceline.training.request import TrainRequest
+from paceline.training.config import TrainConfig, TrainRequest
 
 _USAGE = "paceline run SCRIPT.py [options] [-- the script's own arguments]"
 _ABOUT = (

@@ -21,9 +21,8 @@ from paceline.results.run_directory import RunDirectory
 from paceline.runtime.placement import choose_place
 from paceline.runtime.spec import Launch
 from paceline.runtime.start import start, warn_of_no_effect
-from paceline.training.config import TrainConfig, merge, training_options
+from paceline.training.config import TrainConfig, TrainRequest, merge, training_options
 from paceline.training.recipe import Recipe, absolute_reference, load_recipe
-from paceline.training.request import TrainRequest
 from paceline.training.sync.validation import refuse_idle
 
 RUN_DIR = OptionField(

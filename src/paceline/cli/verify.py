@@ -39,9 +39,8 @@ from paceline.recipes.registry import reference_of
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.placement import count_gpus
 from paceline.runtime.script_options import script_options
-from paceline.training.config import TrainConfig, merge, training_options
+from paceline.training.config import TrainConfig, TrainRequest, merge, training_options
 from paceline.training.recipe import Recipe, absolute_reference, load_recipe
-from paceline.training.request import TrainRequest
 from paceline.verify.landlock import landlock_version
 
 if TYPE_CHECKING:

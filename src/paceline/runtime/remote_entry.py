@@ -17,9 +17,8 @@ from paceline.distributed.interface import (
 from paceline.errors import UsageError
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.placement import local_place
-from paceline.training.config import TrainConfig
+from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.recipe import absolute_reference
-from paceline.training.request import TrainRequest
 from paceline.training.startup_facts import code_and_versions
 
 

@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from paceline.distributed.placement import NodePlacement
 from paceline.launch.ssh.options import HostsOptions
 from paceline.results.run_directory import RunDirectory
-from paceline.training.config import TrainConfig
-from paceline.training.request import TrainRequest
+from paceline.training.config import TrainConfig, TrainRequest
 
 _ENTRIES = {
     "recipe": "paceline.training.worker:run_training",

@@ -47,13 +47,13 @@ def choose_address(
 
 
 def meanings_of(
-    name: str, told: Mapping[str, Mapping[str, str | None]], own: str
+    name: str, answers: Mapping[str, Mapping[str, str | None]], own: str
 ) -> list[str | None]:
     """List what a name stands for on the other hosts.
 
     Args:
         name: The host's.
-        told: What each host says of names, by host.
+        answers: What each host says of names, by host.
         own: The host whose word doesn't count.
     """
-    return [known.get(name) for host, known in told.items() if host != own]
+    return [known.get(name) for host, known in answers.items() if host != own]

@@ -85,7 +85,7 @@ class Probe:
         """Answer one question; a problem is an answer as well."""
         try:
             return {"answer": self._answers[str(question.get("ask"))](question)}
-        except Exception as error:  # noqa: BLE001  # the process boundary: told to the launcher
+        except Exception as error:  # noqa: BLE001  # the process boundary: reported to the launcher
             text = str(error).strip() or type(error).__name__
             return {"problem": text.splitlines()[0]}
 
@@ -185,12 +185,12 @@ class Probe:
 
 def main() -> None:
     """Answer until there are no more questions."""
-    told = agent_io.payload()
-    work = Path(str(told.get("directory") or "~")).expanduser()
+    payload = agent_io.payload()
+    work = Path(str(payload.get("directory") or "~")).expanduser()
     if work.is_dir():  # from there a recipe's modules and data may be named
         os.chdir(work)
         sys.path.insert(0, str(work))
-    probe = Probe(read(Tokens, told.get("tokens")), work, str(told.get("place") or "."))
+    probe = Probe(read(Tokens, payload.get("tokens")), work, str(payload.get("place") or "."))
     try:
         for question in agent_io.heard():
             agent_io.tell({"number": question.get("number"), **probe.answer(question)})

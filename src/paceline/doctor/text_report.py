@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
 from paceline.doctor.bandwidth import HostLink, slow_links
-from paceline.doctor.check_result import ORDER, Found, folded
+from paceline.doctor.check_result import ORDER, CheckResult, folded
 from paceline.doctor.diagnosis import Diagnosis
 from paceline.options.figures import plural, show_bandwidth, show_time
 
@@ -25,7 +25,7 @@ def _sections(diagnosis: Diagnosis) -> Iterator[str]:
     """Write the findings: first what concerns all hosts, then each host, then several of them."""
     everybody = diagnosis.hosts
     common = {found.text for found in diagnosis.findings if len(found.hosts) > 1}
-    groups: dict[str, list[Found]] = {name: [] for name in ("", *everybody, "several hosts")}
+    groups: dict[str, list[CheckResult]] = {name: [] for name in ("", *everybody, "several hosts")}
     for found in folded(diagnosis.findings):
         groups[_group_of(found, everybody)].append(found)
     for name, listed in groups.items():
@@ -40,7 +40,7 @@ def _sections(diagnosis: Diagnosis) -> Iterator[str]:
             yield "\n".join([title, *lines])
 
 
-def _group_of(found: Found, everybody: Sequence[str]) -> str:
+def _group_of(found: CheckResult, everybody: Sequence[str]) -> str:
     if len(found.hosts) == 1:
         return found.hosts[0]
     if found.state == "ok" or set(found.hosts) >= set(everybody):
@@ -48,7 +48,7 @@ def _group_of(found: Found, everybody: Sequence[str]) -> str:
     return "several hosts"
 
 
-def _lines(found: Found, whom: str) -> Iterator[str]:
+def _lines(found: CheckResult, whom: str) -> Iterator[str]:
     text = f"{found.text} on {whom}" if whom and found.state == "ok" else found.text
     text = f"{text} ({whom})" if whom and found.state != "ok" else text
     head = f"  {found.state:{_STATE}}{found.what:{_WHAT}}"
@@ -58,7 +58,7 @@ def _lines(found: Found, whom: str) -> Iterator[str]:
     yield from (" " * len(head) + line for line in rest)
 
 
-def _whom(found: Found, everybody: Sequence[str]) -> str:
+def _whom(found: CheckResult, everybody: Sequence[str]) -> str:
     """Say of which hosts the same was found; empty for one."""
     if len(found.hosts) == 1:
         return ""

@@ -154,8 +154,8 @@ def _conclusion(size: SizeResult) -> str:
         "waiting for the slowest": size.parts.waiting / whole_s,
         "waiting for data": size.parts.data / whole_s,
     }
-    told = [f"{share:.0%} is {what}" for what, share in shares.items() if share >= 0.01]
-    return f"{text}; of a step {', '.join(told)}." if told else f"{text}."
+    parts = [f"{share:.0%} is {what}" for what, share in shares.items() if share >= 0.01]
+    return f"{text}; of a step {', '.join(parts)}." if parts else f"{text}."
 
 
 def _prediction(study: Study) -> str:
@@ -185,8 +185,8 @@ def _missing(study: Study) -> list[str]:
     missing = [s for s in study.sizes if s.images_per_s is None and not s.problem]
     if not missing:
         return []
-    told = ", ".join(f"{plural(s.workers, 'worker')} with {s.method}" for s in missing)
-    return [f"Not measured yet: {told}"]
+    names = ", ".join(f"{plural(s.workers, 'worker')} with {s.method}" for s in missing)
+    return [f"Not measured yet: {names}"]
 
 
 def _who_head(study: Study) -> tuple[str, ...]:

@@ -1,1 +1,1 @@
-"""Measurements that repeat the figures of docs/benchmarks.md; run each as a module."""
+"""Measurements that repeat the figures of benchmarks/README.md; run each as a module."""

@@ -23,7 +23,7 @@ from paceline.results.run_directory import RunDirectory
 from paceline.training.config import TrainConfig
 from paceline.training.job import Job
 from paceline.training.loop import train
-from paceline.training.recipe_session import Training, prepare
+from paceline.training.recipe_session import RecipeTraining, prepare
 from paceline.training.rng import seed_everything
 from paceline.training.setup import open_session
 from paceline.training.signals import StopFlag
@@ -93,7 +93,7 @@ def mnist_training(
     run: RunDirectory,
     data: tuple[TensorData, TensorData],
     group: Group,
-) -> Iterator[Training]:
+) -> Iterator[RecipeTraining]:
     """Set up a training as a worker of `paceline train mnist` does. Collective.
 
     Args:
@@ -109,7 +109,7 @@ def mnist_training(
         yield prepare(session, job)
 
 
-def run_gated(training: Training, block_steps: int, between: Callable[[], None]) -> None:
+def run_gated(training: RecipeTraining, block_steps: int, between: Callable[[], None]) -> None:
     """Train until the callback raises `EnoughError`; may be repeated. Collective."""
     training.train.source = Gate(training.train.source, block_steps, between)
     training.session.engine.begun = False
@@ -118,12 +118,12 @@ def run_gated(training: Training, block_steps: int, between: Callable[[], None])
 
 
 @contextlib.contextmanager
-def paused(training: Training) -> Iterator[None]:
+def paused(training: RecipeTraining) -> Iterator[None]:
     """Stop the training's own clock, so that it exchanges news as often as it would alone."""
     started_s = perf_counter()
     yield
     away_s = perf_counter() - started_s
-    course = training.session.engine.course
+    course = training.session.engine.context.course
     course._lap_from_s += away_s
     course.data_s -= away_s
 

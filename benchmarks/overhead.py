@@ -40,7 +40,7 @@ from paceline.launch.local.launcher import launch_local
 from paceline.launch.restart_policy import Policy
 from paceline.models.mnist_cnn import MnistCnn
 from paceline.results.run_directory import RunDirectory
-from paceline.training.recipe_session import Training
+from paceline.training.recipe_session import RecipeTraining
 from paceline.training.rng import seed_everything
 
 WORKERS, BATCH = 2, 64
@@ -84,7 +84,7 @@ class Blocks:
 class Contest:
     """Runs the opponent's blocks between those of a training."""
 
-    def __init__(self, training: Training, opponent: HandLoop, match: Match) -> None:
+    def __init__(self, training: RecipeTraining, opponent: HandLoop, match: Match) -> None:
         self.blocks = Blocks()
         self._training = training
         self._opponent = opponent
@@ -124,7 +124,7 @@ class Contest:
         self.blocks.theirs_cpu.append(process_time() - since[1])
 
     def _floor(self) -> tuple[float, float]:
-        self._training.session.engine.group.barrier()
+        self._training.session.engine.context.group.barrier()
         return perf_counter(), process_time()
 
     def _compare(self) -> None:

@@ -26,7 +26,7 @@ from paceline.recipes.digits import digits
 from paceline.results.run_directory import RunDirectory
 from paceline.training.job import Job
 from paceline.training.losses import as_scores
-from paceline.training.recipe_session import Training, prepare
+from paceline.training.recipe_session import RecipeTraining, prepare
 
 WORKERS = 8
 SEEDS = 5
@@ -186,7 +186,7 @@ def serve(seat: Seat, request: Mapping[str, object]) -> Answer:
         training = prepare(s, TASKS[str(request["task"])].job())
         figures = _trained(training, s.config.loop.epochs)
         s.engine.keeper.flush()
-        state = s.engine.course.state
+        state = s.engine.context.course.state
         return {
             "accuracy": figures["accuracy"],
             "loss": figures["loss"],
@@ -195,7 +195,7 @@ def serve(seat: Seat, request: Mapping[str, object]) -> Answer:
         }
 
 
-def _trained(t: Training, epochs: int) -> dict[str, float]:
+def _trained(t: RecipeTraining, epochs: int) -> dict[str, float]:
     """Train as `trainer.loop.train` does; judged at the end alone."""
     figures: dict[str, float] = {}
     for epoch in t.session.epochs():

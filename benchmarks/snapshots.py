@@ -21,7 +21,7 @@ from paceline.checkpoint.format import HostSnapshot, Snapshot
 from paceline.launch.local.launcher import launch_local
 from paceline.launch.restart_policy import Policy
 from paceline.results.run_directory import RunDirectory
-from paceline.training.recipe_session import Training
+from paceline.training.recipe_session import RecipeTraining
 
 WORKERS, BATCH = 2, 64
 EVERY = 10
@@ -62,7 +62,7 @@ class Measured:
 class Switch:
     """Switches a training's snapshots on and off between blocks."""
 
-    def __init__(self, training: Training, plan: Plan) -> None:
+    def __init__(self, training: RecipeTraining, plan: Plan) -> None:
         self.measured = Measured()
         self._training = training
         self._pairs = plan.pairs
@@ -92,8 +92,8 @@ class Switch:
             raise EnoughError
         self._on = done % 4 in (0, 3)
         every = EVERY if self._on else None
-        training.session.engine.course.snapshot_every_steps = every
-        training.session.engine.group.barrier()
+        training.session.engine.context.course.snapshot_every_steps = every
+        training.session.engine.context.group.barrier()
         self._since = perf_counter(), process_time()
 
     def timed_snapshot(self, *, best: bool = False, must: bool = False) -> None:
@@ -132,7 +132,7 @@ def measure(payload: str) -> str:
         mnist_training(settings, run, data, group) as training,
     ):
         # So that the first block begins off a snapshot.
-        training.session.engine.course.state.step = -_LEAD % EVERY
+        training.session.engine.context.course.state.step = -_LEAD % EVERY
         switch = Switch(training, plan)
         run_gated(training, plan.block_steps, switch.between)
     return json.dumps(asdict(switch.measured))

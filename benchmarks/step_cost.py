@@ -34,7 +34,7 @@ from paceline.data.memory import TensorData
 from paceline.distributed.environment import Placement
 from paceline.distributed.group import Group
 from paceline.results.run_directory import RunDirectory
-from paceline.training.recipe_session import Training
+from paceline.training.recipe_session import RecipeTraining
 from paceline.training.rng import seed_everything
 
 BATCH = 4
@@ -91,7 +91,7 @@ def hand_loop(group: Group) -> Iterator[Take]:
 
 
 @contextmanager
-def paceline(group: Group, directory: Path) -> Iterator[tuple[Take, Training]]:
+def paceline(group: Group, directory: Path) -> Iterator[tuple[Take, RecipeTraining]]:
     """Lend the real training loop, without the exchanges between the workers. Collective."""
     run = RunDirectory.named(directory)
     settings = {"global_batch": BATCH * group.world_size}
@@ -100,7 +100,7 @@ def paceline(group: Group, directory: Path) -> Iterator[tuple[Take, Training]]:
 
         def take(number: int) -> None:
             training.train.source = source
-            training.session.engine.course.next_agreement = sys.maxsize
+            training.session.engine.context.course.next_agreement = sys.maxsize
             arena.run_gated(training, 1, _Ending(number))
 
         yield take, training
@@ -239,7 +239,7 @@ def count_cost(directory: Path) -> Cost:
     )
 
 
-def _agree(training: Training) -> None:
+def _agree(training: RecipeTraining) -> None:
     training.session.engine.agree()
 
 

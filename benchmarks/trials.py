@@ -32,7 +32,6 @@ from paceline.training.rng import seed_everything
 from paceline.training.session import Session
 from paceline.training.setup import open_session
 from paceline.training.signals import StopFlag
-from paceline.training.sync.auto import AutoSync
 from paceline.training.worker import set_up_torch
 
 Settings = Mapping[str, OptionValue]
@@ -227,7 +226,7 @@ def _train(seat: Seat, trial: Trial, meeting: str, run_dir: Path) -> Answer:
                     cpu.append(process_time())
                 s.step(network(images))
         s.engine.keeper.flush()
-        said = s.engine.sync.describe() if isinstance(s.engine.sync, AutoSync) else ""
+        said = s.engine.sync.label or ""
     counted = stamps[trial.lead : trial.lead + trial.steps + 1]
     return {
         "step_s": (counted[-1] - counted[0]) / trial.steps,

@@ -1,12 +1,13 @@
-"""Writes options.md from the option dataclasses: python docs/generate_options.py."""
+"""Writes reference/options.md from the option dataclasses: python docs/generate_options.py."""
 
+import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Literal, Union, get_args, get_origin
 
-from paceline.cli.cluster_submit import elsewhere_options
+from paceline.cli.cluster_submit import cluster_options
 from paceline.cli.train import RUN_DIR
 from paceline.optim.table import OPTIMIZERS
 from paceline.options.command_line import flag
@@ -15,24 +16,25 @@ from paceline.recipes.registry import BUILT_IN
 from paceline.training.config import training_options
 from paceline.training.recipe import load_recipe
 
-PAGE = Path(__file__).with_name("options.md")
+PAGE = Path(__file__).parent / "reference" / "options.md"
 
 _INTRODUCTION = """\
 # Options
 
 <!-- Written by generate_options.py from the option dataclasses; don't edit by hand. -->
 
-All options of `paceline train`, as `paceline train RECIPE --help` shows them. In Python (in
-`@paceline.recipe(...)`) and in `run.json` the same names are written with underscores:
-`--global-batch` is `global_batch`. Switches take `--no-`: `--no-drop-last`. An option that isn't
-given keeps the recipe's setting, else the default below. How they work: [train.md](train.md).
+All options of `paceline train`, in short; `paceline train RECIPE --help` says more, with the
+recipe's own defaults. In Python (in `@paceline.recipe(...)`) and in `run.json` the same names are
+written with underscores: `--global-batch` is `global_batch`. Switches take `--no-`:
+`--no-drop-last`. An option that isn't given keeps the recipe's setting, else the default below. How
+they work together: [training.md](training.md).
 """
 
 
 def render() -> str:
     """Write the whole page."""
     parts = [_INTRODUCTION]
-    options = [*training_options().values(), RUN_DIR, *elsewhere_options()]
+    options = [*training_options().values(), RUN_DIR, *cluster_options()]
     for group, members in groupby(sorted(options, key=_group_order(options)), key=_group):
         parts.append(f"## {group}\n\n" + _table(_OPTION_HEADER, map(_option_row, members)))
     parts.append(_optimizers())
@@ -40,6 +42,7 @@ def render() -> str:
     return "\n".join(parts)
 
 
+_SENTENCE = re.compile(r"(?<=\.) (?=[A-Z0-9])")
 _OPTION_HEADER = ("option", "value", "default", "meaning")
 
 
@@ -53,7 +56,14 @@ def _group_order(options: Sequence[OptionField]) -> Callable[[OptionField], int]
 
 
 def _option_row(option: OptionField) -> Sequence[str]:
-    return (f"`{flag(option.name)}`", _kind(option.annotation), _show(option.default), option.help)
+    meaning = _short(option.help)
+    return (f"`{flag(option.name)}`", _kind(option.annotation), _show(option.default), meaning)
+
+
+def _short(text: str) -> str:
+    """Keep the first sentence and the default: `--help` has the rest."""
+    first, *others = _SENTENCE.split(text)
+    return " ".join([first, *(other for other in others if other.startswith("Default:"))])
 
 
 def _kind(annotation: object) -> str:
@@ -63,7 +73,8 @@ def _kind(annotation: object) -> str:
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(annotation))
     if get_origin(annotation) is tuple:
-        return f"{len(get_args(annotation))} numbers"
+        parts = get_args(annotation)
+        return "text, repeatable" if parts[-1] is Ellipsis else f"{len(parts)} numbers"
     names = {int: "whole number", float: "number", str: "text", bool: "switch"}
     return names[annotation] if isinstance(annotation, type) else str(annotation)
 

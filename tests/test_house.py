@@ -12,7 +12,7 @@ from statistics import median, quantiles
 
 import pytest
 
-from paceline.cli.cluster_submit import elsewhere_options
+from paceline.cli.cluster_submit import cluster_options
 from paceline.training.config import training_options
 from tests.launch.waiting import patient
 
@@ -211,7 +211,7 @@ def test_every_option_has_help() -> None:
 
 def test_flags_change_only_on_purpose() -> None:
     """Scripts rely on names and defaults: change tests/flags.txt and the changelog with them."""
-    options = [*training_options().values(), *elsewhere_options()]
+    options = [*training_options().values(), *cluster_options()]
     listed = [f"--{o.name.replace('_', '-')} {o.default!r}" for o in options]
     assert listed == FLAGS.read_text().splitlines()
 

@@ -24,7 +24,7 @@ _DOCUMENTED = re.compile("|".join(f"(?:{name})" for name in _NAMES))
 
 
 def undocumented(run_dir: Path) -> list[str]:
-    """List what is in a run directory after the end that docs/run-directory.md doesn't name."""
+    """List what an ended run directory has that docs/reference/run-directory.md doesn't name."""
     names = (str(path.relative_to(run_dir)) for path in run_dir.rglob("*"))
     return sorted(name for name in names if not _DOCUMENTED.fullmatch(name))
 
@@ -55,7 +55,7 @@ def _problem(path: Path) -> str:
 
 
 def newest_weights_sha256(run_dir: Path) -> str:
-    """Hash the weights in the newest snapshot, as docs/run-directory.md says."""
+    """Hash the weights in the newest snapshot, as docs/reference/run-directory.md says."""
     newest = max(p for p in run_dir.glob("snapshots/step-*") if re.fullmatch(_SNAPSHOT, p.name))
     tensors = load((newest / "tensors.safetensors").read_bytes())
     digest = hashlib.sha256()

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.cli.app import main
 from paceline.errors import ExitCode
-from paceline.provision.aws.orphaned_resources import find_leftovers
+from paceline.provision.aws.orphaned_resources import find_orphaned
 from tests.cli.conftest import Paceline
 from tests.provision.aws.account import Account, own_home, served
 
@@ -44,13 +44,13 @@ def test_an_interrupted_up_leaves_nothing(
     assert process.stderr is not None
     for line in process.stderr:
         if awaited in line:
-            assert len(find_leftovers(account.aws(), "paceline")) > 8
+            assert len(find_orphaned(account.aws(), "paceline")) > 8
             process.send_signal(number)
             break
     rest = process.stderr.read()  # up to the end of the process
     assert paceline.finish(process).code == ExitCode.RESUMABLE, rest
     assert "nothing is left\npaceline: interrupted" in rest
-    assert find_leftovers(account.aws(), "paceline") == []
+    assert find_orphaned(account.aws(), "paceline") == []
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_nobody_pays_without_being_asked(
     monkeypatch.setattr("sys.stdin", _Terminal("no\n"))
     assert main(UP) == ExitCode.DONE
     assert "nothing was made" in capsys.readouterr().err
-    assert find_leftovers(account.aws(), "paceline") == []
+    assert find_orphaned(account.aws(), "paceline") == []
 
 
 class _Terminal:
@@ -125,7 +125,7 @@ def test_a_dry_run_prints_and_makes_nothing(
     assert "Node2" in printed["template"]["Resources"]
     assert printed["parameters"]["StopAfterMinutes"] == "120"
     assert printed["parameters"]["SshFrom"] == "192.0.2.7/32"
-    assert find_leftovers(account.aws(), "paceline") == []
+    assert find_orphaned(account.aws(), "paceline") == []
 
 
 @pytest.mark.parametrize(

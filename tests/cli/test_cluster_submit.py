@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.cli.cluster_submit import take_elsewhere
+from paceline.cli.cluster_submit import take_cluster_choice
 from paceline.errors import UsageError
 from paceline.options.fields import OptionValue
 
@@ -20,7 +20,7 @@ from paceline.options.fields import OptionValue
 )
 def test_without_effect(given: dict[str, OptionValue], on: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        take_elsewhere(given).check(on)
+        take_cluster_choice(given).check(on)
 
 
 @pytest.mark.parametrize(
@@ -33,5 +33,5 @@ def test_without_effect(given: dict[str, OptionValue], on: str, said: str) -> No
 )
 def test_with_effect(given: dict[str, OptionValue], on: str) -> None:
     kept = {name: value for name, value in given.items() if name == "lr"}
-    take_elsewhere(given).check(on)
+    take_cluster_choice(given).check(on)
     assert given == kept  # the training's own options stay

@@ -10,8 +10,8 @@ from paceline.cli import train
 from paceline.cli.app import main
 from paceline.cli.aws import _OPTIONS as AWS_OPTIONS
 from paceline.cli.cluster_submit import (
-    elsewhere_options,
-    take_elsewhere,
+    cluster_options,
+    take_cluster_choice,
 )
 from paceline.cli.pack import _OPTIONS as PACK_OPTIONS
 from paceline.data.options import PackOptions
@@ -48,13 +48,13 @@ def _made(*components: Callable[..., object]) -> Callable[[Given], object]:
 
 
 def _elsewhere(given: Given) -> None:
-    take_elsewhere(dict(given)).hosts.read()
+    take_cluster_choice(dict(given)).hosts.read()
     _made(*(entry.options_class() for entry in launchers().values()))(given)
 
 
 _TAKERS: Mapping[str, tuple[Sequence[OptionField], Callable[[Given], object]]] = {
     "training": ([*training_options().values()], TrainConfig.from_settings),
-    "elsewhere": (elsewhere_options(), _elsewhere),
+    "elsewhere": (cluster_options(), _elsewhere),
     "scale": (option_fields(ScaleOptions, ""), _made(ScaleOptions)),
     "predict": (option_fields(PredictOptions, ""), _made(PredictOptions)),
     "pack": (PACK_OPTIONS, _made(PackOptions)),

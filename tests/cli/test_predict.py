@@ -13,7 +13,7 @@ from tests.scaling.studies import ASKED, measured, size
 from tests.scaling.studies import profile as made_profile
 from tests.scaling.vgg import profile_of
 
-PAGES = ROOT / "docs"
+PAGES = ROOT / "docs" / "how-to"
 
 
 @pytest.fixture

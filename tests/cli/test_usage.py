@@ -21,6 +21,7 @@ def _in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 _WRONG = [
     ("tran", r"unknown command 'tran'. Did you mean 'train'\? Known: .*resume"),
     ("train digit", r"unknown recipe 'digit'. Did you mean 'digits'\? Known: cifar10-wideresnet"),
+    ("train bars.py", r"'bars.py' is a file.* bars.py:function.*`paceline run bars.py`"),
     ("train digits --epoch 3", r"unknown option '--epoch'. Did you mean '--epochs'\? Known: --"),
     ("train digits --optimizer adm", r'"adm" for --optimizer. Choose from: "sgd", "adam"'),
     ("train digits --optimizer adam --momentum 0.9", r"adam has no momentum.*sgd, lars"),

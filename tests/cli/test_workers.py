@@ -9,8 +9,7 @@ from rich.console import Console
 
 from paceline.cli.workers import main, table_of
 from paceline.errors import UsageError
-from paceline.launch.watchdog.live_stats import live_path, remove_live, write_live
-from paceline.launch.watchdog.stragglers import WorkerSpeed
+from paceline.launch.watchdog.stragglers import WorkerSpeed, live_path, remove_live, write_live
 from paceline.results.run_directory import RunDirectory
 
 _FAST = WorkerSpeed(

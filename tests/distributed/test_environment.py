@@ -8,7 +8,7 @@ from paceline.distributed.environment import (
     INTERFACE_VARIABLES,
     Placement,
     chosen_interface,
-    look,
+    detect_launchers,
     read_placement,
     store_file,
     surroundings,
@@ -32,7 +32,7 @@ TORCHRUN = {
 def test_alone() -> None:
     assert read_placement({}) == Placement()
     assert read_placement({"RANK": "1"}).source == "alone"  # somebody else's variable
-    assert not look({"WORLD_SIZE": "2"}).started
+    assert not detect_launchers({"WORLD_SIZE": "2"}).started
 
 
 def test_as_torchs_agent_says() -> None:
@@ -108,14 +108,14 @@ def test_sagemakers_file_stands_for_its_variables(
     for name in ("SM_HOSTS", "SM_CURRENT_HOST"):
         monkeypatch.delenv(name, raising=False)
     resources = tmp_path / "resourceconfig.json"
-    assert look(surroundings(resources)).node is None
+    assert detect_launchers(surroundings(resources)).node is None
     content = {"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]}
     resources.write_text(json.dumps(content | {"network_interface_name": "eth0"}))
-    node = look(surroundings(resources)).node
+    node = detect_launchers(surroundings(resources)).node
     assert node is not None
     assert (node.node_rank, node.nodes, node.workers) == (1, 2, None)
     resources.write_text("{}")
-    assert look(surroundings(resources)).node is None
+    assert detect_launchers(surroundings(resources)).node is None
 
 
 def test_an_interface_is_told_to_gloo_and_nccl(monkeypatch: pytest.MonkeyPatch) -> None:

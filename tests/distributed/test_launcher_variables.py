@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.distributed.environment import look, read_placement
+from paceline.distributed.environment import detect_launchers, read_placement
+from paceline.distributed.launcher_variables import port_of_job, port_of_name
 from paceline.distributed.placement import NodePlacement, Placement
-from paceline.distributed.variables import port_of_job, port_of_name
 from paceline.errors import UsageError
 
 SRUN = {  # Slurm 22.05, `srun -N2 --ntasks=6`, rank 5 on the second node
@@ -160,7 +160,7 @@ def test_workers(environment: Mapping[str, str], found: Placement) -> None:
     ids=["kubeflow", "kubeflow auto", "sagemaker", "sagemaker cpu", "skypilot"],
 )
 def test_nodes(environment: Mapping[str, str], found: NodePlacement) -> None:
-    assert look(environment).node == found
+    assert detect_launchers(environment).node == found
     expected = found.only_worker() if found.nodes > 1 else Placement()
     assert read_placement(environment) == expected
 
@@ -190,7 +190,7 @@ def test_the_innermost_launcher_counts(
 
 
 def test_what_is_wrong_further_out_doesnt_count() -> None:
-    seen = look(TORCH | SRUN | {"SLURM_PROCID": "6"})
+    seen = detect_launchers(TORCH | SRUN | {"SLURM_PROCID": "6"})
     assert [worker.source for worker in seen.workers] == ["torch"]
     assert seen.problems == ("what slurm calls RANK is 6, but WORLD_SIZE is 6",)
 
@@ -213,7 +213,7 @@ def test_what_is_wrong_further_out_doesnt_count() -> None:
 )
 def test_variables_that_cant_be_right(environment: Mapping[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        look(environment)
+        detect_launchers(environment)
 
 
 def test_ports_of_jobs_lie_below_those_of_the_kernel() -> None:

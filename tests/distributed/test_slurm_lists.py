@@ -1,6 +1,6 @@
 import pytest
 
-from paceline.distributed.slurm_lists import hosts_of, tasks_of_nodes
+from paceline.distributed.launcher_variables import hosts_of, tasks_of_nodes
 from paceline.errors import UsageError
 
 

@@ -8,13 +8,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 COMING_FROM = ROOT / "docs" / "coming-from"
-PAGES: Sequence[Path] = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+PAGES: Sequence[Path] = (
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "benchmarks").glob("*.md")),
+)
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _INLINE = re.compile(r"`([^`\n]+)`")
 _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]+)")
+_SOURCE = re.compile(r"[\w./-]+/[\w-]+\.py")
 _ROW = re.compile(r"^\| (.+) \|$", re.MULTILINE)
 
 
@@ -66,6 +71,11 @@ def rows(page: Path, heading: str) -> list[list[str]]:
 def inline_code(text: str) -> list[str]:
     """List what stands in backticks."""
     return _INLINE.findall(text)
+
+
+def source_files(page: Path) -> set[str]:
+    """Name the Python files that a page speaks of, as it writes them: `data/order.py`."""
+    return {code for code in inline_code(_prose(page)) if _SOURCE.fullmatch(code)}
 
 
 def flags(page: Path) -> set[str]:

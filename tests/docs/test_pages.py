@@ -1,6 +1,7 @@
 """What the pages say is so: links, options, commands, code, contracts."""
 
 import csv
+import difflib
 import importlib.util
 import json
 import re
@@ -29,7 +30,7 @@ from paceline.cli import (
     workers,
 )
 from paceline.cli.app import main
-from paceline.cli.cluster_submit import elsewhere_options
+from paceline.cli.cluster_submit import cluster_options
 from paceline.data.augment import RandomFlip
 from paceline.errors import ExitCode
 from paceline.options.fields import option_fields
@@ -49,11 +50,14 @@ from tests.docs.pages import (
     commands,
     flags,
     links,
+    source_files,
 )
 from tests.docs.running import train_here
 from tests.support.image_files import write_image_folder
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
+TUTORIAL = DOCS / "tutorial" / "first-training.md"
+EXAMPLES = ROOT / "examples"
 pytestmark = pytest.mark.xdist_group("pages")
 
 PYTHON = [b for page in PAGES if page.parent != COMING_FROM for b in blocks(page, "python")]
@@ -65,12 +69,14 @@ def name_of(page: Path) -> str:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The recipes of the pages, and `runs/first`: the README's own, trained as it stands there."""
+    """The recipes of the pages, and `runs/first`: the tutorial's own, as it stands there."""
     place = tmp_path_factory.mktemp("pages")
-    (place / "bars.py").write_text(blocks(README, "python")[0].text)
-    (place / "clouds.py").write_text(blocks(DOCS / "recipes.md", "python")[0].text)
+    (place / "bars.py").write_text(blocks(TUTORIAL, "python")[0].text)
+    (place / "clouds.py").write_text(
+        blocks(DOCS / "how-to" / "write-a-recipe.md", "python")[0].text
+    )
     (place / "train.py").touch()
-    shutil.copy(DOCS / "vgg19-t4.json", place)
+    shutil.copy(DOCS / "how-to" / "vgg19-t4.json", place)
     write_image_folder(place / "photos")
     train_here(place, "bars.py:build", "--width", "16", "--run-dir", "runs/first")
     return place
@@ -91,6 +97,13 @@ def test_links_lead_somewhere(page: Path) -> None:
     for path, anchor in links(page):
         assert path.exists(), f"{page.name} links to {path}"
         assert not anchor or anchor in anchors(path), f"{page.name} links to {path.name}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_source_files_that_a_page_names_are_there(page: Path) -> None:
+    places = (ROOT, Path(paceline.__file__).parent)
+    missing = [n for n in source_files(page) if not any((p / n).is_file() for p in places)]
+    assert missing == []
 
 
 def test_every_page_is_listed_in_the_index() -> None:
@@ -155,7 +168,7 @@ def test_flags_exist(page: Path) -> None:
     more = [*arguments, train.RUN_DIR, resume._ALLOW, *evaluate._OPTIONS, *export._OPTIONS]
     more += [*preview._OPTIONS, *pack._OPTIONS, *doctor._OPTIONS, *verify._OPTIONS]
     more += [*workers._OPTIONS, *predict._OPTIONS, *option_fields(ScaleOptions, "")]
-    more += elsewhere_options()
+    more += cluster_options()
     more += [option for each in aws._OPTIONS.values() for option in each]
     names = {option.name for option in (*training_options().values(), *more)}
     own = {"width", "hidden"} | {name.replace("_", "-") for name in names}
@@ -206,7 +219,11 @@ def test_python_runs(block: Block) -> None:
 
 
 def test_the_augmentation_of_the_page_augments() -> None:
-    (block,) = (b for b in blocks(DOCS / "recipes.md", "python") if "RandomInvert" in b.text)
+    (block,) = (
+        b
+        for b in blocks(DOCS / "how-to" / "write-a-recipe.md", "python")
+        if "RandomInvert" in b.text
+    )
     found: dict[str, Callable[[], RandomFlip]] = {}
     exec(block.text, found)
     invert = found["RandomInvert"]()
@@ -226,7 +243,7 @@ def test_the_recipe_of_the_page_trains(workplace: Path) -> None:
 def test_the_weights_can_be_hashed_as_the_page_says(
     inside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (block,) = blocks(DOCS / "run-directory.md", "python")
+    (block,) = blocks(DOCS / "reference" / "run-directory.md", "python")
     found: dict[str, Callable[[str], str]] = {}
     exec(block.text, found)
     assert main(["export", "runs/first", "all.safetensors", "--snapshot", "last"]) == ExitCode.DONE
@@ -236,7 +253,7 @@ def test_the_weights_can_be_hashed_as_the_page_says(
 
 
 def test_the_contract_names_every_field(workplace: Path) -> None:
-    page = (DOCS / "run-directory.md").read_text()
+    page = (DOCS / "reference" / "run-directory.md").read_text()
     run = workplace / "runs" / "first"
     described = json.loads((run / "run.json").read_text())
     named = [*described, *described["derived"], *described["versions"], *described["hosts"][0]]
@@ -248,12 +265,14 @@ def test_the_contract_names_every_field(workplace: Path) -> None:
 
 
 def test_the_exit_codes_are_the_pages() -> None:
-    codes = re.findall(r"^\| (\d+) \|", (DOCS / "failures.md").read_text(), re.MULTILINE)
+    codes = re.findall(
+        r"^\| (\d+) \|", (DOCS / "reference" / "failures.md").read_text(), re.MULTILINE
+    )
     assert [int(code) for code in codes] == [int(code) for code in ExitCode]
 
 
 def test_what_can_never_change_is_named() -> None:
-    page = (DOCS / "snapshots.md").read_text()
+    page = (DOCS / "how-to" / "resume.md").read_text()
     assert all(f"`{name}`" in page for name in FIXED)
 
 
@@ -264,3 +283,15 @@ def test_the_readme_shows_the_tree() -> None:
     packages = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
     assert shown.keys() == packages | {"errors.py", "files.py"}
     assert all(len(words.split()) <= 5 for words in shown.values())
+
+
+def test_the_readmes_diff_is_that_of_the_example() -> None:
+    (shown,) = blocks(README, "diff")
+    before, after = (
+        (EXAMPLES / f"mnist_cnn_{name}.py").read_text().splitlines() for name in ("before", "after")
+    )
+    whole = list(difflib.unified_diff(before, after, n=len(before)))
+    position = 0
+    for line in (line for line in shown.text.splitlines() if line != " ..."):
+        position = whole.index(line, position) + 1
+    assert {line[0] for line in shown.text.splitlines()} == {" ", "+", "-"}

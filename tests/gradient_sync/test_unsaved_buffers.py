@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import JobError
-from paceline.gradient_sync.unsaved_buffers import HiddenBuffers
+from paceline.gradient_sync.unsaved_buffers import UnsavedBuffers
 
 
 class Layer(nn.Module):
@@ -18,11 +18,11 @@ class Layer(nn.Module):
         self.register_buffer("seen", torch.zeros(4))
 
 
-def watched() -> tuple[Layer, HiddenBuffers]:
+def watched() -> tuple[Layer, UnsavedBuffers]:
     model = nn.Sequential(nn.Linear(2, 2), Layer())
     layer = model[1]
     assert isinstance(layer, Layer)
-    return layer, HiddenBuffers({"model": model})
+    return layer, UnsavedBuffers({"model": model})
 
 
 def test_what_is_in_the_snapshots_may_change() -> None:
@@ -84,7 +84,7 @@ def test_a_tensor_without_a_version() -> None:
 
 def test_models_are_told_apart() -> None:
     one, two = Layer(), Layer()
-    hidden = HiddenBuffers({"one": one, "two": two})
+    hidden = UnsavedBuffers({"one": one, "two": two})
     two.table += 1
     with pytest.raises(JobError, match=r"the buffer two\.table changes"):
         hidden.check()

@@ -1,15 +1,15 @@
-"""Errands on a thread: in order, and what fails is raised where it is waited for."""
+"""Work on a thread: in order, and what fails is raised where it is waited for."""
 
 import threading
 
 import pytest
 
-from paceline.gradient_sync.worker_thread import Errands
+from paceline.gradient_sync.worker_thread import WorkerThread
 from tests.launch.waiting import patient
 
 
 def test_errands_run_in_order_on_one_other_thread() -> None:
-    errands, seen = Errands("test-errands"), []
+    errands, seen = WorkerThread("test-errands"), []
     given = [
         errands.send(lambda n=n: seen.append((n, threading.current_thread().name)))  # type: ignore[misc]
         for n in range(5)
@@ -21,7 +21,7 @@ def test_errands_run_in_order_on_one_other_thread() -> None:
 
 
 def test_a_failure_is_raised_and_the_next_errand_runs() -> None:
-    errands = Errands("test-failure")
+    errands = WorkerThread("test-failure")
 
     def fail() -> None:
         raise RuntimeError("the other end is gone")
@@ -35,7 +35,7 @@ def test_a_failure_is_raised_and_the_next_errand_runs() -> None:
 
 def test_the_end_doesnt_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.gradient_sync.worker_thread._END_S", 0.01)
-    errands, gate = Errands("test-end"), threading.Event()
+    errands, gate = WorkerThread("test-end"), threading.Event()
 
     def wait() -> None:
         assert gate.wait(patient(60))

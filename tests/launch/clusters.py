@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from paceline.errors import ExitCode
-from paceline.launch.kubernetes import job as kubernetes_job
-from paceline.launch.sagemaker import job as sagemaker_job
+from paceline.launch.kubernetes.job import KubernetesJob
+from paceline.launch.sagemaker.job import SagemakerJob
 from paceline.launch.slurm import job as slurm_job
 from tests.launch.kubernetes.test_job import RUNNING, USUAL, exited, pod, pods
 from tests.launch.kubernetes.test_job import job as kubernetes_answer
@@ -61,7 +61,7 @@ class Kubernetes(Cluster):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        self.monkeypatch.setattr(kubernetes_job, "POLL_S", 0.01)
+        self.monkeypatch.setattr(KubernetesJob, "poll_s", 0.01)
         self.kubectl = Played(self.programs, "kubectl")
         yield
 
@@ -117,7 +117,7 @@ class Sagemaker(Cluster):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        self.monkeypatch.setattr(sagemaker_job, "POLL_S", 0.02)
+        self.monkeypatch.setattr(SagemakerJob, "poll_s", 0.02)
         with served_job(self.directory, self.monkeypatch) as self.server:
             yield
 

@@ -6,7 +6,10 @@ import shutil
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from paceline.errors import InfrastructureError, JobError, StorageError, UsageError
 from paceline.files import write_json
@@ -87,6 +90,22 @@ def leave_when_done(payload: str) -> str:
     if _rank() == 0:
         vars(worker)["write_json"] = deliver_and_leave
     return "done"
+
+
+def outlive(payload: str) -> str:
+    """Rank 0 ends when rank 1's process is no more."""
+    place = Path(payload)
+    if _rank() == 1:
+        (place / ".pid").write_text(str(os.getpid()))
+        (place / ".pid").rename(place / "pid")
+        return "first"
+    while not (place / "pid").exists():
+        time.sleep(0.01)
+    peer = psutil.Process(int((place / "pid").read_text()))
+    with suppress(psutil.NoSuchProcess):
+        while peer.is_running() and peer.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+    return "last"
 
 
 def fail_first(payload: str) -> str:

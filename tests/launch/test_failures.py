@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.launch.failures import (
-    Ending,
+    WorkerExits,
     WorkerFailure,
     is_lost_peer,
     one_line,
@@ -135,7 +135,7 @@ def test_lost_peers_are_known_by_their_type() -> None:
 
 
 def test_workers_that_said_nothing() -> None:
-    ending = Ending(
+    ending = WorkerExits(
         exit_codes={0: -15, 1: -9, 2: 65, 3: 0, 4: None, 5: -9, 6: 3, 7: -11},
         first=1,
         stopped=frozenset({5}),
@@ -144,19 +144,19 @@ def test_workers_that_said_nothing() -> None:
 
 
 def test_a_worker_that_ended_with_0_and_no_result_has_failed() -> None:
-    ending = Ending(exit_codes={0: 0, 1: 0, 2: 70}, first=2, stopped=frozenset())
+    ending = WorkerExits(exit_codes={0: 0, 1: 0, 2: 70}, first=2, stopped=frozenset())
     assert unrecorded(ending, {2: _failure(2)}, [0]) == {1: 0}
     assert _silent(1, 0).kind == "job"
     assert root_cause([_lost_peer(2, time_s=1.0), _silent(1, 0)])[0].rank == 1
 
 
 def test_a_sigterm_from_outside_counts() -> None:
-    ending = Ending(exit_codes={0: -15, 1: -15}, first=1, stopped=frozenset())
+    ending = WorkerExits(exit_codes={0: -15, 1: -15}, first=1, stopped=frozenset())
     assert unrecorded(ending, {}, []) == {1: -15}
 
 
 def test_after_a_request_to_stop_only_those_that_did_not_obey_count() -> None:
-    ending = Ending(
+    ending = WorkerExits(
         exit_codes={0: -15, 1: -15, 2: -9}, first=1, stopped=frozenset({2}), stop_requested=True
     )
     assert unrecorded(ending, {}, []) == {2: -9}

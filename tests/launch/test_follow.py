@@ -18,16 +18,14 @@ Step = str | Outcome | Exception | Callable[[], str | Outcome]
 class Scripted(SubmittedJob):
     """Answers each poll by the next step; notes what it was asked."""
 
+    poll_s = 0.0
+
     def __init__(self, *steps: Step, texts: tuple[str | None, ...] = ()) -> None:
         super().__init__("job x", "kill x")
         self.asked: list[str] = []
         self._steps: Iterator[Step] = iter(steps)
         self._texts: Iterator[str | None] = iter(texts)
         self.cancelled: Outcome | None = None
-
-    @property
-    def poll_s(self) -> float:
-        return 0.0
 
     def poll(self) -> str | Outcome:
         step = next(self._steps)

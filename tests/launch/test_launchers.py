@@ -15,6 +15,7 @@ from paceline.errors import ExitCode, UsageError
 from paceline.launch import follow, registry
 from paceline.launch.cluster import ClusterJob
 from paceline.launch.registry import LauncherEntry, launchers
+from paceline.options import entry_points
 from tests.launch.cluster_jobs import a_job
 from tests.launch.clusters import CLUSTERS, RUN_DIR, Cluster
 from tests.launch.waiting import patient, until
@@ -41,7 +42,7 @@ def install(package: Path, site: Path) -> None:
 
 def forget() -> None:
     registry.launchers.cache_clear()
-    registry._others.cache_clear()
+    entry_points._installed.cache_clear()
 
 
 @pytest.fixture

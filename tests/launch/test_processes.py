@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.launch import processes
-from paceline.launch.process_tree import adopt_orphans
-from paceline.launch.processes import Worker, WorkerGuard, descendants, reap
+from paceline.launch.processes import Worker, WorkerSupervisor, adopt_orphans, descendants, reap
 from paceline.launch.restart_policy import STOP_S
 from tests.launch.waiting import alive, patient, until
 
@@ -50,9 +49,9 @@ def children() -> Iterator[list[Child]]:
         child.end()
 
 
-def _guard(children: list[Child], done: bool = False) -> WorkerGuard:
+def _guard(children: list[Child], done: bool = False) -> WorkerSupervisor:
     workers = {rank: child.worker for rank, child in enumerate(children)}
-    return WorkerGuard(workers, delivered=lambda rank: done)
+    return WorkerSupervisor(workers, delivered=lambda rank: done)
 
 
 def test_a_request_to_stop_reaches_all_and_kills_the_rest(children: list[Child]) -> None:
@@ -87,6 +86,17 @@ def test_after_success_there_is_time_to_end(
         assert child.process.returncode == 0
     guard.close()
     assert guard.killed == frozenset()
+
+
+def test_where_all_have_results_the_time_to_exit_is_limited(
+    children: list[Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "EXIT_S", 0.0)
+    children.append(Child(_STUBBORN))
+    guard = _guard(children, done=True)
+    guard.limit_exit()
+    assert children[0].process.wait(timeout=patient(60)) == -signal.SIGKILL
+    guard.close()
 
 
 def test_an_order_to_kill_is_obeyed_at_once(children: list[Child]) -> None:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from paceline.launch import signals
-from paceline.launch.processes import WorkerGuard
+from paceline.launch.processes import WorkerSupervisor
 from paceline.launch.restart_policy import STOP_S
 from paceline.launch.signals import (
     InterruptedStartError,
@@ -177,8 +177,8 @@ def test_killing_the_fork_server_ends_the_workers_and_the_launch(start: Start) -
 
 def test_signals_close_together_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     killed = []
-    guard = WorkerGuard({}, delivered=lambda rank: False)
-    monkeypatch.setattr(WorkerGuard, "kill", lambda _: killed.append(True))
+    guard = WorkerSupervisor({}, delivered=lambda rank: False)
+    monkeypatch.setattr(WorkerSupervisor, "kill", lambda _: killed.append(True))
     with Interrupts().caught() as interrupts, interrupts.starting():
         interrupts.pass_on(guard)
         os.kill(os.getpid(), signal.SIGINT)
@@ -201,6 +201,27 @@ def test_a_signal_breaks_a_start_off() -> None:
     assert interrupts.received
     with pytest.raises(InterruptedStartError), interrupts.starting():
         raise AssertionError("a start after a signal")
+
+
+def test_a_library_may_break_by_the_signal_that_breaks_a_start_off() -> None:
+    with (
+        Interrupts().caught() as interrupts,
+        pytest.raises(InterruptedStartError),
+        interrupts.starting(),
+    ):
+        _import_that_a_signal_breaks()
+
+
+def _import_that_a_signal_breaks() -> None:
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except InterruptedStartError:
+        raise ImportError("cannot load module more than once per process") from None
+
+
+def test_an_error_without_a_signal_stays_what_it_is() -> None:
+    with Interrupts().caught() as interrupts, pytest.raises(ImportError), interrupts.starting():
+        raise ImportError("no numpy")
 
 
 def test_an_ignored_hangup_stays_ignored() -> None:

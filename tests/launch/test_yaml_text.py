@@ -63,3 +63,8 @@ def test_it_reads_well() -> None:
 def test_paths_need_no_quotes() -> None:
     path = str(PurePosixPath("/snapshots") / "runs" / "digits-1")
     assert to_yaml([path]) == f"- {path}\n"
+
+
+@pytest.mark.parametrize("text", ["1e3", "1e-3", "0o17", "y", "N", "On"])
+def test_what_some_readers_take_for_something_else_is_quoted(text: str) -> None:
+    assert to_yaml([text]) == f'- "{text}"\n'

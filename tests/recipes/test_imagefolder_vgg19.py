@@ -18,7 +18,7 @@ from paceline.distributed.group import Group
 from paceline.errors import DataError, ExitCode, UsageError
 from paceline.options.fields import OptionValue
 from paceline.recipes.registry import reference_of
-from paceline.training.batches.sources import make_source, take_apart
+from paceline.training.batches.sources import describe_data, make_source
 from paceline.training.config import TrainConfig
 from paceline.training.job import Job
 from paceline.training.recipe import load_recipe
@@ -91,7 +91,7 @@ def inputs(job: Job, *, train: bool) -> list[Tensor]:
     """The batches of an epoch, or all of validation."""
     config = TrainConfig.from_settings({"loader_workers": 0})
     group = Group(Placement(), torch.device("cpu"), "none")
-    served = take_apart(job.train if train else job.validation)
+    served = describe_data(job.train if train else job.validation)
     source = make_source(served, config, group, True, job.augment, job.evaluate_with)
     plan = EpochPlan(seed=3, epoch=1, global_batch=5)
     found = source.train_batches(plan) if train else source.eval_batches(0, 1, 7)

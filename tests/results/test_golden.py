@@ -20,7 +20,7 @@ from paceline.scaling.plan import Size, make_sizes
 from paceline.scaling.prediction_inputs import read_inputs
 from paceline.scaling.result import summarise
 from paceline.scaling.study_directory import StudyDirectory
-from paceline.training.previous_run import PastRun
+from paceline.training.previous_run import PreviousRun
 
 GOLDEN = Path(__file__).parent / "golden"
 _OF_THE_COMMAND = (
@@ -58,7 +58,7 @@ def damaged(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_a_run_directory_is_read() -> None:
     run, summary = RUN.read_run(), RUN.read_summary()
     assert (run["format"], run["recipe"], summary["stopped_because"]) == (1, "digits", "epochs")
-    past = PastRun.read(RUN)
+    past = PreviousRun.read(RUN)
     assert (past.world_size, past.steps_per_epoch, past.given) == (2, 23, ("epochs", "workers"))
     assert past.config().data.global_batch == 64
     assert RUN.newest_step() == summary["steps"] == 46

@@ -64,7 +64,7 @@ def gbits(fitted: Fitted) -> float:
 def test_the_link_that_explains_the_ec2_study(
     head: Sequence[int], by_size: Sequence[float], one: float, misfit: float
 ) -> None:
-    """The figures of docs/predict.md."""
+    """The figures of docs/internals/prediction.md."""
     compute = Compute.of(profile_of(head=head))
     measured = [SizeTime(nodes=n, step_s=EPOCHS_S[n] / STEPS[n]) for n in (2, 4, 8)]
     fitted = fit_link(compute, measured, UNKNOWN)
@@ -91,8 +91,8 @@ def test_a_fixed_cost_explains_it_as_well(
 
 
 def test_the_page_has_the_studys_figures_and_what_follows_from_them() -> None:
-    """The table of docs/predict.md; N nodes are efficient as one's time over N times theirs."""
-    text = (ROOT / "docs" / "predict.md").read_text()
+    """The table of prediction.md: N nodes are efficient as one's time over N times theirs."""
+    text = (ROOT / "docs" / "internals" / "prediction.md").read_text()
     rows = {name: figures_of(text, name) for name in ("steps of an epoch", "epoch, minutes")}
     nodes = [1, 2, 4, 8]
     assert dict(zip(nodes, rows["steps of an epoch"], strict=True)) == STEPS

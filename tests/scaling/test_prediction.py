@@ -190,7 +190,7 @@ def test_bands_are_wider_the_less_is_known() -> None:
 
 
 def test_the_figures_of_the_page() -> None:
-    """docs/predict.md, "What explains the EC2 study", with a GPU's cost of compression."""
+    """prediction.md, "What explains the EC2 study", with a GPU's cost of compression."""
     ways = {
         "allreduce": PLAIN,
         "bf16": BF16,

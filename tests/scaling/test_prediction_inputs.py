@@ -259,5 +259,5 @@ def test_a_doctor_without_links(tmp_path: Path) -> None:
 
 
 def test_the_profile_of_the_page_is_the_one_that_is_computed_here() -> None:
-    page = Path(__file__).parents[2] / "docs" / "vgg19-t4.json"
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "vgg19-t4.json"
     assert StepProfile.read(page) == VGG

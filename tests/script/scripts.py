@@ -79,8 +79,8 @@ from paceline.training import status_exchange
 status_exchange._EVERY_S = 0.0  # the workers exchange news after every step
 def hook(s):
     engine = s.engine
-    first = not engine.group.placement.attempt and not os.path.exists("happened")
-    if first and engine.course.state.step == {step} and s.rank == {rank}:
+    first = not engine.context.group.placement.attempt and not os.path.exists("happened")
+    if first and engine.context.course.state.step == {step} and s.rank == {rank}:
         open("happened", "w").close()
         {what}
 """

@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -32,7 +32,6 @@ from paceline.training.rng import seed_everything
 from paceline.training.run_metadata import summarize
 from paceline.training.setup import open_session
 from paceline.training.signals import StopFlag
-from paceline.training.sync.allreduce import ReplicaSync
 
 Settings = Mapping[str, OptionValue]
 MakeJob = Callable[[], Job]
@@ -226,9 +225,7 @@ def run_training_on(
         console = RecordingConsole()
         training.train.source, training.validation.source = trained, evaluated
         engine = session.engine
-        engine.console = console
-        if isinstance(engine.sync, ReplicaSync):
-            engine.sync.context = replace(engine.sync.context, console=console)
+        engine.context.console = console
         with suppress(InterruptedTraining):
             train(training)
         engine.keeper.flush()
@@ -281,10 +278,10 @@ def _outcome(
     console: RecordingConsole,
 ) -> Outcome:
     summary = summarize(engine, "test")
-    state = engine.course.state
+    state = engine.context.course.state
     return Outcome(
         optimizer=_optimizer_hash(engine),
-        rows=table_without_times(run.metrics_csv) if engine.group.rank == 0 else [],
+        rows=table_without_times(run.metrics_csv) if engine.context.group.rank == 0 else [],
         step=state.step,
         step_in_epoch=state.step_in_epoch,
         epoch=state.epoch,
@@ -294,13 +291,13 @@ def _outcome(
         trained=trained.trained,
         evaluated=evaluated.evaluated,
         lines=console.lines,
-        parameters=[p.detach().clone() for p in engine.parts.model.parameters()],
+        parameters=[p.detach().clone() for p in engine.context.parts.model.parameters()],
     )
 
 
 def _optimizer_hash(engine: Engine) -> str:
     tensors, scalars = flatten_optimizer(
-        engine.parts.optimizers[0], engine.parts.model.named_parameters()
+        engine.context.parts.optimizers[0], engine.context.parts.model.named_parameters()
     )
     digest = hashlib.sha256(repr(scalars).encode())
     for name in sorted(tensors):

@@ -92,7 +92,7 @@ def test_leaving_the_loop_early_ends_the_epoch(tmp_path: Path) -> None:
                 lengths.append(pieces)
                 if epoch == 2:
                     break
-            state = s.engine.course.state
+            state = s.engine.context.course.state
         return state.samples_seen, state.epoch, lengths
 
     for samples, epochs, lengths in run_ranks(2, body):
@@ -132,7 +132,9 @@ def test_evaluation_after_the_loop_is_not_the_last_epochs(tmp_path: Path) -> Non
             for _ in s.epochs(1):
                 list(batches)
                 s.evaluate(lambda _: {"accuracy": 0.25}, test)
-            return s.engine.course.state.val_accuracy, s.evaluate(lambda _: {"accuracy": 1.0}, test)
+            return s.engine.context.course.state.val_accuracy, s.evaluate(
+                lambda _: {"accuracy": 1.0}, test
+            )
 
     assert run_ranks(2, body) == [(0.25, {"accuracy": 1.0})] * 2
 
@@ -164,7 +166,7 @@ def test_what_the_script_keeps_goes_on_inside_an_epoch(world_size: int, tmp_path
                         scheduler.step()
                         sums.total += float(s.sum(first_of(next(drawn)).sum()))
                         seen.append(sums.total + float(scheduler.get_last_lr()[0]))
-                        if s.engine.course.state.step == stop:
+                        if s.engine.context.course.state.step == stop:
                             flag.name = "SIGTERM"
             return seen, weights_of(model, last)
 
@@ -261,7 +263,7 @@ def test_evaluations_and_snapshots_are_counted_by_the_clock(tmp_path: Path) -> N
             s.loader(TensorDataset(*points()), global_batch=BATCH)
             test = s.eval_loader(TensorDataset(*points(11, seed=2)))
             s.begin()
-            course = s.engine.course
+            course = s.engine.context.course
             before_s = course.state.elapsed_s
             s.evaluate(lambda _: {"ones": 1.0}, test)
             assert course.state.eval_s is not None

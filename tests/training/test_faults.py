@@ -15,7 +15,7 @@ from paceline.metrics.counters import Totals
 from paceline.training import engine as engine_module
 from paceline.training.job import Job
 from paceline.training.options import LoopOptions
-from paceline.training.progress import Course
+from paceline.training.progress import TrainingProgress
 from paceline.training.recipe_session import prepare
 from paceline.training.setup import open_session
 from paceline.training.signals import StopFlag
@@ -140,10 +140,10 @@ def test_all_workers_expect_the_evaluation_of_the_slowest(tmp_path: Path) -> Non
         config = configure(time_budget="30s")
         with open_session(config, prepared(tmp_path), group, StopFlag(under_launcher=True)) as s:
             training = prepare(s, plain_job(val_samples=13))
-            s.engine.console = console = RecordingConsole()
+            s.engine.context.console = console = RecordingConsole()
             next(s.epochs(1))
             s.engine.time_evaluation(training.judge, training.validation)
-            return s.engine.course.timed_eval_s, console.lines
+            return s.engine.context.course.timed_eval_s, console.lines
 
     (timed_s, told), (other_s, other_told) = run_ranks(2, body)
     assert timed_s == other_s == 14.0  # 7 of the 13 samples
@@ -155,7 +155,9 @@ def test_all_workers_expect_the_evaluation_of_the_slowest(tmp_path: Path) -> Non
 def test_a_timed_evaluation_ends_the_training_in_time(timed_s: float) -> None:
     """Of 30 s, 1.25 x 8 + 1 = 11 s are kept back: at 19 s it is over."""
     loop = LoopOptions(time_budget="30s")
-    course = Course(loop=loop, snapshot_every_steps=None, snapshot_every_s=None, val_samples=100)
+    course = TrainingProgress(
+        loop=loop, snapshot_every_steps=None, snapshot_every_s=None, val_samples=100
+    )
     course.timed_eval_s = timed_s
     course.add_pause(18.9999)
     course.take_in(agreement_of(lap_s=0.0))
@@ -172,7 +174,7 @@ def test_a_timed_evaluation_ends_the_training_in_time(timed_s: float) -> None:
 
 def test_a_step_that_would_end_after_the_budget_is_not_begun() -> None:
     loop = LoopOptions(time_budget="60s")
-    course = Course(loop=loop, snapshot_every_steps=None, snapshot_every_s=None)
+    course = TrainingProgress(loop=loop, snapshot_every_steps=None, snapshot_every_s=None)
     course.state.eval_s = 4.0  # 6 s are kept back
     stops = []
     for lap_s in (20.0, 10.0, 10.0, 10.0):
@@ -185,7 +187,7 @@ def test_a_step_that_would_end_after_the_budget_is_not_begun() -> None:
 def test_an_epoch_that_ends_near_the_budgets_end_is_the_last() -> None:
     """Another step would need another evaluation: 5 of 6 s that are kept back are gone."""
     loop = LoopOptions(time_budget="60s", epochs=100)
-    course = Course(loop=loop, snapshot_every_steps=None, snapshot_every_s=None)
+    course = TrainingProgress(loop=loop, snapshot_every_steps=None, snapshot_every_s=None)
     course.take_in(agreement_of(lap_s=53.0))
     assert course.stopping is None
     course.add_evaluation(4.0)
@@ -196,7 +198,9 @@ def test_an_epoch_that_ends_near_the_budgets_end_is_the_last() -> None:
 
 def test_a_test_set_counts_in_what_is_kept_back() -> None:
     loop = LoopOptions(time_budget="100s")
-    course = Course(loop=loop, snapshot_every_steps=None, snapshot_every_s=None, val_samples=100)
+    course = TrainingProgress(
+        loop=loop, snapshot_every_steps=None, snapshot_every_s=None, val_samples=100
+    )
     course.timed_eval_s, course.test_samples = 8.0, 300
     course.add_pause(59.0)
     course.take_in(agreement_of(lap_s=0.0))

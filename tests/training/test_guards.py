@@ -57,7 +57,7 @@ def test_a_time_budget_in_mid_stream_doesnt_count_as_an_epoch(tmp_path: Path) ->
                     assert isinstance(batch, Tensor)
                     s.step(model(batch).square().mean() * 1e-9)
             s.engine.close_epoch()
-            state = s.engine.course.state
+            state = s.engine.context.course.state
             return state.epoch, state.step_in_epoch, state.ended
 
     [(epoch, steps, ended)] = run_ranks(1, body)
@@ -97,7 +97,7 @@ def test_losses_of_separate_halves_of_a_step_are_counted(tmp_path: Path) -> None
                     inputs, targets = pair_of(batch)
                     s.backward(F.cross_entropy(model(inputs), targets))
                     s.update()
-            return s.engine.course.state.train_loss
+            return s.engine.context.course.state.train_loss
 
     losses = run_ranks(2, body)
     assert losses[0] == losses[1]
@@ -120,7 +120,7 @@ def test_a_signal_in_a_long_evaluation_ends_all_workers_together(
             data = TensorDataset(*points())
             batches = s.loader(data, global_batch=BATCH, drop_last=True)
             test = s.eval_loader(TensorDataset(*points(11, seed=2)), batch_size=2)
-            s.engine.course.state.eval_s = 60.0  # it is known to take long
+            s.engine.context.course.state.eval_s = 60.0  # it is known to take long
 
             def judge(batch: object) -> dict[str, Tensor]:
                 if group.rank in signalled:
@@ -139,7 +139,7 @@ def test_a_signal_in_a_long_evaluation_ends_all_workers_together(
                     s.engine.keeper.flush()
                     s.barrier()  # nobody is left in another collective
                     raise
-        return ended, s.engine.course.state.epoch, s.engine.keeper._store.steps()
+        return ended, s.engine.context.course.state.epoch, s.engine.keeper._store.steps()
 
     for ended, epoch, steps in run_ranks(2, body):
         assert ended

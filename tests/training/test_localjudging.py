@@ -38,7 +38,7 @@ def judging(
             for batch in batches:
                 inputs, targets = pair_of(batch)
                 s.step(F.cross_entropy(model(inputs), targets))
-                if s.engine.course.state.step == at:
+                if s.engine.context.course.state.step == at:
                     if leaves:
                         break
                     s.evaluate(judge, test)

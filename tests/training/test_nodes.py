@@ -15,7 +15,7 @@ from paceline.training import status_exchange
 from paceline.training.config import TrainConfig
 from paceline.training.loop import train
 from paceline.training.numerics import NumericsRecord
-from paceline.training.recipe_session import judge_best, prepare
+from paceline.training.recipe_session import evaluate_best, prepare
 from paceline.training.setup import open_session
 from paceline.training.signals import StopFlag
 from tests.support.nodes import on_nodes
@@ -112,7 +112,7 @@ def judge_on(group: Group, disks: Sequence[Path], lost: int | None) -> dict[str,
             best = json.loads((run.snapshots / "best.json").read_text())["snapshot"]
             shutil.rmtree(run.snapshots / best)
         nodes.barrier()
-        return judge_best(training)
+        return evaluate_best(training)
 
 
 @pytest.mark.slow

@@ -288,3 +288,27 @@ def test_a_gan_of_two_passes_and_two_optimizers(world_size: int, tmp_path: Path)
 
     for found in run_ranks(world_size, body):
         assert_weights(found, plain_gan(), atol=1e-5)
+
+
+def test_a_zero_grad_that_the_script_puts_there_later_drops_gradients(tmp_path: Path) -> None:
+    def body(group: Group) -> tuple[int, bool]:
+        calls = 0
+        with session_on(group, tmp_path) as s:
+            model = s.model(net())
+            optimizer = s.optimizer(sgd(model))
+            found = optimizer.zero_grad
+
+            def zero_grad(set_to_none: bool = True) -> None:
+                nonlocal calls
+                calls += 1
+                found(set_to_none)
+
+            optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
+            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            for _ in s.epochs(1):
+                for x, y in map(pair_of, batches):
+                    s.step(F.cross_entropy(model(x), y))
+                    dropped = all(p.grad is None for p in model.parameters())
+        return calls, dropped
+
+    assert run_ranks(2, body) == [(7, True)] * 2

@@ -1,7 +1,6 @@
 """A step: backward, combine, clip, update; beside plain PyTorch in one process."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +17,9 @@ from paceline.errors import JobError, UsageError
 from paceline.gradient_sync.powersgd import PowerSGD
 from paceline.launch.heartbeat import note
 from paceline.options.fields import OptionValue
-from paceline.training.optimizer_step import LossScaler, Stepper
-from paceline.training.profiling.step_profiler import Pace
+from paceline.training.optimizer_step import LossScaler, OptimizerStep
+from paceline.training.profiling.step_profiler import StepProfiler
 from paceline.training.rng import seed_everything
-from paceline.training.sync.allreduce import ReplicaSync
 from tests.support.ranks import run_ranks
 from tests.support.sessions import (
     BATCH,
@@ -46,14 +44,16 @@ def make_stepper(
     optimizers: list[torch.optim.Optimizer],
     scaler: LossScaler | None = None,
     clip_norm: float | None = None,
-) -> Stepper:
-    return Stepper(
+) -> OptimizerStep:
+    stepper = OptimizerStep(
         scaler=scaler,
         clip_norm=clip_norm,
-        pace=Pace(note, CPU, 1, dict),
+        pace=StepProfiler(note, CPU, 1, dict),
         report=lambda _: None,
-        zero_grads=[optimizer.zero_grad for optimizer in optimizers],
     )
+    for optimizer in optimizers:
+        stepper.take_in(optimizer, lambda optimizer: None)
+    return stepper
 
 
 def whole(batch: Tensor) -> Batch:
@@ -205,16 +205,15 @@ def test_what_an_abandoned_step_reached_counts_for_nothing(tmp_path: Path) -> No
     def body(group: Group) -> bool:
         with session_on(group, tmp_path, {"sync": "powersgd", "powersgd_rank": 1}) as s:
             torch.manual_seed(0)
-            model, sync = s.model(Two()), s.engine.sync
-            assert isinstance(sync, ReplicaSync)
-            replica = sync.replicas[0]
+            model = s.model(Two())
+            (replica,) = s.engine.context.replicas
             replica.defer_to(PowerSGD(group.world_size, 1))
             inputs = points()[0][:BATCH]
             model(inputs, deep=True).backward()
             replica.settle()
-            sync.begin_piece(replace(whole(inputs), last=False))
+            replica.syncing = False
             model(inputs, deep=True).backward()  # the first piece of a step that the script leaves
-            sync.abandon_step()
+            replica.forget()
             model(inputs, deep=False).backward()
             with pytest.raises(JobError, match=r"second\..* got no gradient in this step"):
                 replica.settle()

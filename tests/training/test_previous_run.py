@@ -8,7 +8,7 @@ from paceline.errors import UsageError
 from paceline.options.fields import OptionValue
 from paceline.results.run_directory import RunDirectory
 from paceline.training.config import TrainConfig
-from paceline.training.previous_run import FIXED, FREE, PastRun
+from paceline.training.previous_run import FIXED, FREE, PreviousRun
 from paceline.training.sync.validation import check_method
 
 
@@ -32,13 +32,13 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def test_where_and_how_it_was_shown_belong_to_one_start(run: RunDirectory) -> None:
-    assert not PastRun.read(run).settings.keys() & {"workers", "on", "progress"}
+    assert not PreviousRun.read(run).settings.keys() & {"workers", "on", "progress"}
 
 
 def test_the_global_batch_is_kept_on_any_number_of_workers(run: RunDirectory) -> None:
-    config = PastRun.read(run).config()
+    config = PreviousRun.read(run).config()
     assert (config.data.global_batch, config.data.batch_per_worker) == (32, None)
-    assert PastRun.read(run).world_size == 2
+    assert PreviousRun.read(run).world_size == 2
     assert config.optim.betas == (0.8, 0.9)
 
 
@@ -56,7 +56,7 @@ def test_the_global_batch_is_kept_on_any_number_of_workers(run: RunDirectory) ->
 def test_what_doesnt_change_the_training_is_taken(
     given: dict[str, OptionValue], run: RunDirectory
 ) -> None:
-    past = PastRun.read(run)
+    past = PreviousRun.read(run)
     settings, arguments = past.changed(given, [])
     assert {**settings, **arguments}.items() >= given.items()
     assert settings.keys() == past.settings.keys() | given.keys() - arguments.keys()
@@ -65,7 +65,7 @@ def test_what_doesnt_change_the_training_is_taken(
 
 def test_what_changes_the_training_is_refused_and_all_of_it_shown(run: RunDirectory) -> None:
     with pytest.raises(UsageError) as error:
-        PastRun.read(run).changed({"lr": 0.2, "epochs": 20, "dropout": 0.3, "seed": 1}, ["lr"])
+        PreviousRun.read(run).changed({"lr": 0.2, "epochs": 20, "dropout": 0.3, "seed": 1}, ["lr"])
     text = str(error.value)
     assert "lr:" not in text
     assert "epochs: the run has 10, you give 20" in text
@@ -75,7 +75,7 @@ def test_what_changes_the_training_is_refused_and_all_of_it_shown(run: RunDirect
 
 
 def test_allowed_changes_are_taken(run: RunDirectory) -> None:
-    settings, arguments = PastRun.read(run).changed(
+    settings, arguments = PreviousRun.read(run).changed(
         {"epochs": 20, "dropout": 0.3}, ["epochs", "dropout"]
     )
     assert (settings["epochs"], arguments["dropout"]) == (20, 0.3)
@@ -86,11 +86,11 @@ def test_what_can_never_change(name: str, run: RunDirectory) -> None:
     values: dict[str, OptionValue] = {"drop_last": True, "optimizer": "sgd"}
     value = values.get(name, 7)
     with pytest.raises(UsageError, match=f"{name} can't change .*, since .*: start a new one"):
-        PastRun.read(run).changed({name: value}, [name])
+        PreviousRun.read(run).changed({name: value}, [name])
 
 
 def test_an_argument_of_the_recipe_can_be_allowed_without_a_change(run: RunDirectory) -> None:
-    assert PastRun.read(run).changed({}, ["dropout"])[1] == {"dropout": 0.1}
+    assert PreviousRun.read(run).changed({}, ["dropout"])[1] == {"dropout": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_an_argument_of_the_recipe_can_be_allowed_without_a_change(run: RunDirec
 def test_fewer_epochs_than_are_done(
     epochs: int, step: int, told: str | None, run: RunDirectory
 ) -> None:
-    past = PastRun.read(run)
+    past = PreviousRun.read(run)
     if told is None:
         past.check_epochs(epochs, step)
         return
@@ -110,7 +110,7 @@ def test_fewer_epochs_than_are_done(
 
 def test_an_unknown_name_to_allow_lists_the_known(run: RunDirectory) -> None:
     with pytest.raises(UsageError, match="unknown option to change 'epoch'"):
-        PastRun.read(run).changed({}, ["epoch"])
+        PreviousRun.read(run).changed({}, ["epoch"])
 
 
 def test_free_options_are_options() -> None:
@@ -124,21 +124,21 @@ def test_a_run_json_of_another_kind(missing: str, run: RunDirectory) -> None:
     del content[missing]
     run.run_json.write_text(json.dumps(content))
     with pytest.raises(UsageError, match=r"wasn't written by this version"):
-        PastRun.read(run)
+        PreviousRun.read(run)
 
 
 @pytest.fixture
-def sharded(run: RunDirectory) -> PastRun:
+def sharded(run: RunDirectory) -> PreviousRun:
     """A training in reproducible mode."""
     content = run.read_run()
     settings = content["settings"]
     assert isinstance(settings, dict)
     run.run_json.write_text(json.dumps(content | {"settings": settings | {"shards": 4}}))
-    return PastRun.read(run)
+    return PreviousRun.read(run)
 
 
 @pytest.mark.parametrize("name", ["threads", "max_batch_per_worker"])
-def test_with_shards_what_bits_depend_on_stays(name: str, sharded: PastRun) -> None:
+def test_with_shards_what_bits_depend_on_stays(name: str, sharded: PreviousRun) -> None:
     with pytest.raises(UsageError, match=f"bits depend on {name}: .*--allow-different-hardware"):
         sharded.changed({name: 2}, [name])
     knowingly: dict[str, OptionValue] = {name: 2, "allow_different_hardware": True}
@@ -146,7 +146,7 @@ def test_with_shards_what_bits_depend_on_stays(name: str, sharded: PastRun) -> N
     assert settings.items() >= knowingly.items()
 
 
-def test_the_default_number_of_threads_may_be_given(sharded: PastRun) -> None:
+def test_the_default_number_of_threads_may_be_given(sharded: PreviousRun) -> None:
     assert sharded.settings["threads"] is None
     assert sharded.changed({"threads": 1}, [])[0]["threads"] == 1
     given = replace(sharded, settings={**sharded.settings, "threads": 1})
@@ -155,14 +155,14 @@ def test_the_default_number_of_threads_may_be_given(sharded: PastRun) -> None:
         given.changed({"threads": 2}, [])
 
 
-def test_what_was_allowed_once_is_remembered(sharded: PastRun) -> None:
+def test_what_was_allowed_once_is_remembered(sharded: PreviousRun) -> None:
     settings, _ = sharded.changed({"allow_different_hardware": True}, [])
     again = replace(sharded, settings=settings)
     assert again.changed({"threads": 2}, [])[0]["threads"] == 2
 
 
 def test_reproducible_mode_can_be_neither_entered_nor_left(
-    run: RunDirectory, sharded: PastRun
+    run: RunDirectory, sharded: PreviousRun
 ) -> None:
     assert sharded.changed({"shards": 4}, [])[0]["shards"] == 4
     for value in (None, 8):
@@ -171,11 +171,11 @@ def test_reproducible_mode_can_be_neither_entered_nor_left(
 
 
 def test_the_way_of_combining_gradients_may_change(run: RunDirectory) -> None:
-    past = PastRun.read(run)
+    past = PreviousRun.read(run)
     assert past.changed({"sync": "bf16"}, [])[0]["sync"] == "bf16"
     content = json.loads(run.run_json.read_text())
     content["settings"] |= {"sync": "local", "sync_every": 4}
     run.run_json.write_text(json.dumps(content))
-    settings, _ = PastRun.read(run).changed({"sync": "powersgd", "powersgd_rank": 2}, [])
+    settings, _ = PreviousRun.read(run).changed({"sync": "powersgd", "powersgd_rank": 2}, [])
     check_method(TrainConfig.from_settings(settings))  # nothing of the other method is left
-    assert PastRun.read(run).changed({"sync_every": 2}, [])[0]["sync_every"] == 2
+    assert PreviousRun.read(run).changed({"sync_every": 2}, [])[0]["sync_every"] == 2

@@ -10,7 +10,7 @@ from paceline.errors import JobError
 from paceline.metrics.counters import Totals
 from paceline.training.batches.plan import TrainPlan
 from paceline.training.options import LoopOptions
-from paceline.training.progress import Course
+from paceline.training.progress import TrainingProgress
 from paceline.training.snapshots.train_state import TrainState
 from paceline.training.status_exchange import Agreement
 
@@ -33,8 +33,8 @@ def make_course(
     budget: str | None = None,
     plan: TrainPlan | None = PLAN,
     **state: float,
-) -> Course:
-    return Course(
+) -> TrainingProgress:
+    return TrainingProgress(
         loop=LoopOptions(epochs=3, time_budget=budget),
         snapshot_every_steps=every_steps,
         snapshot_every_s=every_s,
@@ -57,7 +57,7 @@ def news(lap_s: float, data_s: float = 0.0, *, signalled: bool = False) -> Agree
     )
 
 
-def go(course: Course, steps: int) -> None:
+def go(course: TrainingProgress, steps: int) -> None:
     course.state.step += steps
     course.state.step_in_epoch += steps
     course.state.samples_seen += 8 * steps

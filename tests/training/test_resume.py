@@ -177,7 +177,7 @@ def test_with_fp16_the_loss_scale_goes_on_where_it_was(tmp_path: Path) -> None:
             model = s.model(net())
             s.optimizer(sgd(model))
             batches = s.loader(TensorDataset(*points()), global_batch=8)
-            scaler = s.engine.keeper.scaler
+            scaler = s.engine.context.scaler
             assert scaler is not None
             fresh = scaler.state_dict()
             for _ in s.epochs(epochs):

@@ -248,7 +248,7 @@ def _script(group: Group, directory: Path, fault: str) -> None:
         s.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         if fault == "two optimizers":
             s.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-        (optimizer, *_) = s.engine.parts.optimizers
+        (optimizer, *_) = s.engine.context.parts.optimizers
         schedule = s.scheduler(StepLR(optimizer, 1000))
         batches = s.loader(data, global_batch=8)
         if fault == "two loaders":
@@ -256,7 +256,7 @@ def _script(group: Group, directory: Path, fault: str) -> None:
         seen = 0
         for _ in s.epochs(1):
             for x, y in map(pair_of, batches):
-                if fault == "left out" and s.engine.batch and s.engine.batch.part == 1:
+                if fault == "left out" and s.engine.step.batch and s.engine.step.batch.part == 1:
                     continue
                 loss = F.cross_entropy(model(x), y)
                 if fault == "twice":

@@ -97,7 +97,7 @@ def train(
         except InterruptedTraining:
             return []
         s.engine.close_epoch()
-        s.engine.run.run_json.touch()
+        s.engine.context.run.run_json.touch()
         finish(s.engine, REQUEST)
         return weights_of(model)
 

@@ -19,8 +19,8 @@ from paceline.results.metrics_table import read_table
 from paceline.results.run_directory import RunDirectory
 from paceline.training import worker
 from paceline.training.config import TrainConfig, merge
-from paceline.training.evaluation.evaluate_run import find_snapshot, judge
-from paceline.training.previous_run import PastRun
+from paceline.training.evaluation.evaluate_run import evaluate_run, find_snapshot
+from paceline.training.previous_run import PreviousRun
 from paceline.training.recipe import load_recipe
 from paceline.training.request import TrainRequest
 from paceline.training.signals import StopFlag
@@ -253,16 +253,16 @@ def test_judging_afterwards_gives_the_same_figures(tmp_path: Path) -> None:
     train(2, request(tmp_path))
     summary = read(tmp_path / "summary.json")
     run = RunDirectory(tmp_path)
-    last = judge(run, find_snapshot(run, "last", print))
+    last = evaluate_run(run, find_snapshot(run, "last", print))
     assert last.totals.samples == 355
     assert last.totals.accuracy == summary["val_accuracy"]
     assert last.totals.top5_accuracy == summary["val_top5_accuracy"]
     assert last.totals.mean_loss == pytest.approx(summary["val_loss"], rel=1e-5)
     assert int(last.confusion.sum()) == 355
     assert int(last.confusion.diagonal().sum()) == last.totals.top1
-    best = judge(run, find_snapshot(run, "best", print))
+    best = evaluate_run(run, find_snapshot(run, "best", print))
     assert best.totals.accuracy == summary["best_val_accuracy"]
-    assert PastRun.read(run).arguments == {"dropout": 0.1}
+    assert PreviousRun.read(run).arguments == {"dropout": 0.1}
     assert read_snapshot(last.snapshot).step == 2 * STEPS
 
 
@@ -286,7 +286,7 @@ def test_only_what_ran_to_its_end_is_judged(signalled: bool, tmp_path: Path) -> 
                 judged.append("judged")
                 return {"test_loss": 1.0}
 
-            s.engine.run.run_json.touch()
+            s.engine.context.run.run_json.touch()
             finish(s.engine, request(tmp_path), judge_it)
         return judged
 

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.data.batch import Batch
-from paceline.training.observer import Watcher
+from paceline.training.components import Components
+from paceline.training.snapshots.train_state import TrainState
 from paceline.verify.events import (
     Backward,
     Drawn,
@@ -25,7 +26,7 @@ from paceline.verify.events import (
     Stepped,
     read_events,
 )
-from paceline.verify.observer import Observer
+from paceline.verify.observer import Observer, SessionHook
 from paceline.verify.script_hooks import watched
 from paceline.verify.trial import EnoughSeenError, Trial
 
@@ -51,19 +52,23 @@ def test_what_is_printed_is_noted_on_what_looks_like_the_real_stream(
 
 
 def test_a_session_tells_it_all(observer: Observer) -> None:
-    watcher: Watcher = observer
+    watcher = SessionHook(observer)
     model = nn.Linear(2, 1)
-    watcher.begin({"model": model}, [torch.optim.SGD(model.parameters())])
-    watcher.batch(Batch(torch.ones(2, 2), 2, 4, np.array([3, 5])), 0, 0)
-    watcher.loss(torch.tensor(0.5), 0.25)
+    parts, position = Components(), TrainState()
+    parts.models["model"] = model
+    parts.optimizers.append(torch.optim.SGD(model.parameters()))
+    watcher.setup(parts, position, {})
+    watcher.begin_step(0, Batch(torch.ones(2, 2), 2, 4, np.array([3, 5])))
+    watcher.before_backward(torch.tensor(0.5), 0.25)
     handed, drawn, backward = read_events(observer.writer.path)
     assert isinstance(handed, ModelBuilt)
     assert set(handed.tensors) == {"weight", "bias"}
     assert isinstance(drawn, Drawn)
     assert (drawn.samples, drawn.total, drawn.trains) == (("3", "5"), 4, True)
     assert backward == Backward(0.5, 0.25)
+    position.epoch = 2
     with pytest.raises(EnoughSeenError):
-        watcher.batch(Batch(torch.ones(2, 2), 2, 4, np.array([3, 5])), 2, 9)
+        watcher.begin_step(9, Batch(torch.ones(2, 2), 2, 4, np.array([3, 5])))
 
 
 def test_a_plain_script_is_seen_from_outside(observer: Observer) -> None:

@@ -24,6 +24,15 @@ def test_gradients_move_by_some_bits(autocast: torch.dtype | None, size: float) 
     assert apart == pytest.approx(size, rel=0.3)
 
 
+def test_what_is_exactly_zero_stays() -> None:
+    """A sum of zeros comes out alike in any order; Adam would make a whole step of the noise."""
+    parameter = torch.nn.Parameter(torch.zeros(50, 40))
+    parameter.grad = torch.randn(50, 40)
+    parameter.grad[7] = 0
+    disturb_gradients([parameter], 1, None)
+    assert not parameter.grad[7].any()
+
+
 def test_steps_are_disturbed_in_other_ways() -> None:
     one, two = torch.ones(100), torch.ones(100)
     disturb_weights([one], 1)

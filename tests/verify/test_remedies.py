@@ -7,7 +7,7 @@ import pytest
 from paceline.verify.finding import ALIKE, NOTES, Cause
 from paceline.verify.remedies import ADVICE
 
-PAGE = Path(__file__).parents[2] / "docs" / "verify.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "verify.md"
 
 
 @pytest.mark.parametrize("cause", Cause)

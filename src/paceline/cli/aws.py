@@ -178,22 +178,22 @@ def _write_files(
     from paceline.files import write_atomic
     from paceline.provision.aws.files import keep, kept
     from paceline.provision.aws.hostkeys import fetch_host_keys
-    from paceline.provision.aws.waiter import Patience, never
+    from paceline.provision.aws.waiter import Waiter, never
 
     files = kept(stack.name)
     addresses = {node.address for node in nodes}
     keys = {address: each for address, each in files.known().items() if address in addresses}
     unknown = [node for node in nodes if node.address not in keys]
-    keys |= fetch_host_keys(aws, unknown, Patience(never), 0.0) if unknown else {}
+    keys |= fetch_host_keys(aws, unknown, Waiter(never), 0.0) if unknown else {}
     keep(files, stack, nodes, keys, None)
     write_atomic(hostfile.absolute(), text.encode())
     note(f"wrote {hostfile}; use it with --ssh-config {files.ssh_config}")
 
 
 def _down(place: ClusterPlace, _: Given) -> int:
-    from paceline.provision.aws.delete import take_down
+    from paceline.provision.aws.delete import delete_nodes
 
-    take_down(_connect(place), place.name, note)
+    delete_nodes(_connect(place), place.name, note)
     return ExitCode.DONE
 
 

@@ -18,7 +18,7 @@ from paceline.training.config import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elsewhere:
+class ClusterChoice:
     """What was said about where a training is to go."""
 
     hosts: HostsOptions
@@ -47,7 +47,7 @@ class Elsewhere:
 
 
 @cache
-def elsewhere_options() -> tuple[OptionField, ...]:
+def cluster_options() -> tuple[OptionField, ...]:
     """List the options, by heading."""
     listed = [*option_fields(HostsOptions, "Hosts"), *option_fields(ClusterOptions, "Cluster")]
     for kind in launchers():
@@ -55,15 +55,15 @@ def elsewhere_options() -> tuple[OptionField, ...]:
     return tuple(listed)
 
 
-def take_elsewhere(given: dict[str, OptionValue]) -> Elsewhere:
+def take_cluster_choice(given: dict[str, OptionValue]) -> ClusterChoice:
     """Take these options out of what was given.
 
     Raises:
         UsageError: A value is out of range.
     """
-    names = {option.name for option in elsewhere_options()}
+    names = {option.name for option in cluster_options()}
     own = {name: given.pop(name) for name in list(given) if name in names}
-    return Elsewhere(
+    return ClusterChoice(
         hosts=HostsOptions(**_of(HostsOptions, own)),  # type: ignore[arg-type]  # checked by parsing
         cluster=ClusterOptions(**_of(ClusterOptions, own)),  # type: ignore[arg-type]
         given=own,
@@ -71,7 +71,7 @@ def take_elsewhere(given: dict[str, OptionValue]) -> Elsewhere:
 
 
 def submit(
-    elsewhere: Elsewhere, config: TrainConfig, command: tuple[str, ...], name: str, run_dir: str
+    elsewhere: ClusterChoice, config: TrainConfig, command: tuple[str, ...], name: str, run_dir: str
 ) -> int:
     """Hand a training to the cluster that `--on` names. Returns the exit code.
 

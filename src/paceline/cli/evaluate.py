@@ -54,12 +54,12 @@ def main(tokens: Sequence[str]) -> int:
     given = parse_options(command, _ABOUT, rest, _OPTIONS)
     run = RunDirectory.named(where)
     run.read_run()
-    from paceline.training.evaluation.evaluate_run import find_snapshot, judge
+    from paceline.training.evaluation.evaluate_run import evaluate_run, find_snapshot
 
     arguments = {"data_dir": given["data_dir"]} if "data_dir" in given else {}
     device = cast(DeviceKind, given.get("device", "auto"))
     path = find_snapshot(run, str(given.get("snapshot", "best")), note)
-    result = judge(run, path, arguments, device)
+    result = evaluate_run(run, path, arguments, device)
     totals = result.totals
     print(f"snapshot  {result.snapshot.name} (step {result.step})")
     if not totals.samples:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from paceline.cli.cluster_submit import Elsewhere, elsewhere_options, submit, take_elsewhere
+from paceline.cli.cluster_submit import ClusterChoice, cluster_options, submit, take_cluster_choice
 from paceline.cli.run import SCRIPT_ENTRY
 from paceline.cli.train import file_name, parse_recipe_options
 from paceline.errors import UsageError
@@ -18,7 +18,7 @@ from paceline.runtime.placement import choose_place
 from paceline.runtime.spec import Launch
 from paceline.runtime.start import start, warn_of_no_effect
 from paceline.training.config import TrainConfig, training_options
-from paceline.training.previous_run import PastRun
+from paceline.training.previous_run import PreviousRun
 from paceline.training.recipe import load_recipe
 from paceline.training.request import TrainRequest
 from paceline.training.sync.validation import refuse_idle
@@ -41,18 +41,18 @@ _ABOUT = (
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     if wants_help(tokens):
-        options = [*training_options().values(), _ALLOW, *elsewhere_options()]
+        options = [*training_options().values(), _ALLOW, *cluster_options()]
         return show_help("paceline resume RUN_DIR", _ABOUT, options)
     where, rest = take_word(tokens, "paceline resume RUN_DIR", "the run directory")
     run = RunDirectory.named(where)
-    past = PastRun.read(run)
+    past = PreviousRun.read(run)
     if past.kind == "script":
         return _resume_script(run, past, where, rest)
     recipe = load_recipe(past.reference)
     given = parse_recipe_options(
-        shlex.join(("paceline", "resume", where)), recipe, rest, [_ALLOW, *elsewhere_options()]
+        shlex.join(("paceline", "resume", where)), recipe, rest, [_ALLOW, *cluster_options()]
     )
-    elsewhere = take_elsewhere(given)
+    elsewhere = take_cluster_choice(given)
     names = _names(given.pop("allow_change", ()))
     paths = recipe.path_arguments()
     given = recipe.with_absolute_paths(given)
@@ -86,7 +86,7 @@ def main(tokens: Sequence[str]) -> int:
     return _go_on(launch, given)
 
 
-def _resume_script(run: RunDirectory, past: PastRun, where: str, tokens: Sequence[str]) -> int:
+def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Sequence[str]) -> int:
     from paceline.runtime.script_options import script_options
 
     if not Path(past.reference).is_file():
@@ -96,9 +96,9 @@ def _resume_script(run: RunDirectory, past: PastRun, where: str, tokens: Sequenc
             "the script's own arguments are those that the training began with; they can't be "
             "given anew: " + (" ".join(past.script_args) or "none")
         )
-    options = [*script_options().values(), _ALLOW, *elsewhere_options()]
+    options = [*script_options().values(), _ALLOW, *cluster_options()]
     given = parse_options(shlex.join(("paceline", "resume", where)), _ABOUT, tokens, options)
-    elsewhere = take_elsewhere(given)
+    elsewhere = take_cluster_choice(given)
     allowed = _names(given.pop("allow_change", ()))
     past.changed(given, allowed)  # refuses
     # What the script itself says it will say again.
@@ -131,7 +131,7 @@ def _resume_script(run: RunDirectory, past: PastRun, where: str, tokens: Sequenc
 
 
 def _submit(
-    elsewhere: Elsewhere,
+    elsewhere: ClusterChoice,
     config: TrainConfig,
     run: RunDirectory,
     given: Mapping[str, OptionValue],

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from paceline.cli.cluster_submit import elsewhere_options, run_dir_there, submit, take_elsewhere
+from paceline.cli.cluster_submit import cluster_options, run_dir_there, submit, take_cluster_choice
 from paceline.cli.train import RUN_DIR, file_name
 from paceline.errors import UsageError
 from paceline.launch.registry import launchers
@@ -38,12 +38,12 @@ def main(tokens: Sequence[str]) -> int:
     from paceline.runtime.script_options import script_options
 
     own, arguments = part_script_args(tokens)
-    options = [*script_options().values(), RUN_DIR, *elsewhere_options()]
+    options = [*script_options().values(), RUN_DIR, *cluster_options()]
     if wants_help(own):
         return show_help(_USAGE, _ABOUT, options)
     script, own = _take_script(own)
     given = parse_options(shlex.join(("paceline", "run", script)), _ABOUT, own, options)
-    elsewhere = take_elsewhere(given)
+    elsewhere = take_cluster_choice(given)
     where = given.pop("run_dir", None)
     config = TrainConfig.from_settings(given)
     name = file_name(Path(script).stem)

@@ -12,7 +12,7 @@ from paceline.errors import UsageError
 from paceline.gradient_sync.options import SyncMethod
 from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
-from paceline.launch.worker_count import check_machine, may_have_gpus, usable_cores
+from paceline.launch.worker_count import check_machine, usable_cores
 from paceline.options.command_line import (
     flag,
     parse_options,
@@ -25,7 +25,7 @@ from paceline.options.command_line import with_defaults as shown_with
 from paceline.options.fields import OptionField, OptionValue, option_fields
 from paceline.options.shell import command_line
 from paceline.recipes.registry import reference_of
-from paceline.runtime.placement import check_workers
+from paceline.runtime.placement import check_workers, count_gpus
 from paceline.runtime.script_options import script_options
 from paceline.scaling.options import (
     ScaleOptions,
@@ -191,11 +191,7 @@ def _most_workers(hosts: Sequence[Host], given: Mapping[str, OptionValue]) -> in
 
 
 def _gpus(given: Mapping[str, OptionValue]) -> int:
-    if not may_have_gpus() or given.get("device") == "cpu" or given.get("backend") == "gloo":
-        return 0
-    from paceline.distributed.device import gpu_count
-
-    return gpu_count()
+    return count_gpus(str(given.get("device", "auto")), str(given.get("backend", "auto")))
 
 
 def _batch(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from paceline.cli.cluster_submit import elsewhere_options, run_dir_there, submit, take_elsewhere
+from paceline.cli.cluster_submit import cluster_options, run_dir_there, submit, take_cluster_choice
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.registry import launchers
 from paceline.options.command_line import HelpShown, parse_options, with_defaults, words
@@ -37,11 +37,11 @@ def main(tokens: Sequence[str]) -> int:
     recipe = load_recipe(reference)
     try:
         given = parse_recipe_options(
-            f"paceline train {name}", recipe, rest, [RUN_DIR, *elsewhere_options()]
+            f"paceline train {name}", recipe, rest, [RUN_DIR, *cluster_options()]
         )
     except HelpShown:
         return ExitCode.DONE
-    elsewhere = take_elsewhere(given)
+    elsewhere = take_cluster_choice(given)
     where = given.pop("run_dir", None)
     own = {argument.name for argument in recipe.arguments()}
     arguments = recipe.resolved({n: v for n, v in given.items() if n in own})

@@ -18,7 +18,6 @@ from paceline.launch.restart_policy import Policy
 from paceline.launch.scratch import own_directory_is, scratch_directory
 from paceline.launch.worker_count import (
     check_machine,
-    may_have_gpus,
     threads_per_worker,
     usable_cores,
 )
@@ -38,6 +37,7 @@ from paceline.options.shell import command_line
 from paceline.options.text import printable
 from paceline.recipes.registry import reference_of
 from paceline.results.run_directory import RunDirectory
+from paceline.runtime.placement import count_gpus
 from paceline.runtime.script_options import script_options
 from paceline.training.config import TrainConfig, merge, training_options
 from paceline.training.recipe import Recipe, absolute_reference, load_recipe
@@ -251,11 +251,8 @@ def _verify(asked: _VerifyRequest, place: Path) -> int:
 
 
 def _is_on_cpu(asked: _VerifyRequest) -> bool:
-    if asked.config.dist.device == "cpu" or not may_have_gpus():
-        return True
-    from paceline.distributed.device import gpu_count
-
-    return gpu_count() < max(asked.workers)
+    dist = asked.config.dist
+    return count_gpus(dist.device, dist.backend) < max(asked.workers)
 
 
 def _study(launcher: "_Launcher") -> "VerifyResult":

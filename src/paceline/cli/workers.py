@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import ExitCode, UsageError
-from paceline.launch.watchdog.live_stats import read_live
-from paceline.launch.watchdog.stragglers import WorkerSpeed, find_stragglers
+from paceline.launch.watchdog.stragglers import WorkerSpeed, find_stragglers, read_live
 from paceline.options.command_line import parse_options, show_help, wants_help
 from paceline.options.fields import OptionField
 from paceline.options.text import printable

@@ -1,6 +1,6 @@
 """Who am I among the workers: the one place where a worker reads the environment.
 
-What each launcher's variables mean is in `launchers` and `clouds`, as pure functions.
+What each launcher's variables mean is in `launcher_variables`, as pure functions.
 """
 
 import json
@@ -9,12 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.distributed.launcher_variables import LAUNCHERS
+from paceline.distributed.launcher_variables import LAUNCHERS, NODES, Environment, hosts_of, integer
 from paceline.distributed.options import DistOptions
 from paceline.distributed.placement import USUAL_PORT, NodePlacement, Placement
-from paceline.distributed.service_variables import NODES
-from paceline.distributed.slurm_lists import hosts_of
-from paceline.distributed.variables import Environment, integer
 from paceline.errors import UsageError
 
 __all__ = [
@@ -23,7 +20,7 @@ __all__ = [
     "chosen_interface",
     "current_placement",
     "current_variables",
-    "look",
+    "detect_launchers",
     "numeric_variables",
     "store_file",
     "read_placement",
@@ -98,7 +95,7 @@ def surroundings(resources: Path = _SAGEMAKER_RESOURCES) -> Environment:
     return environment | {"SM_HOSTS": hosts, "SM_CURRENT_HOST": own}
 
 
-def look(environment: Environment) -> Findings:
+def detect_launchers(environment: Environment) -> Findings:
     """Read every launcher's variables.
 
     A launcher that doesn't name the host of rank 0 takes it from one further out: mpirun inside of
@@ -150,7 +147,7 @@ def read_placement(environment: Environment, options: DistOptions | None = None)
     options = options or DistOptions()
     if options.rank is not None and options.world_size is not None:
         return _by_hand(environment, options.rank, options.world_size, options.local_rank)
-    findings = look(environment)
+    findings = detect_launchers(environment)
     if findings.workers:
         return findings.workers[0]
     if findings.node is not None and findings.node.nodes > 1:

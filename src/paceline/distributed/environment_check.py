@@ -10,7 +10,7 @@ from paceline.distributed.address import Address
 from paceline.distributed.environment import (
     Findings,
     chosen_interface,
-    look,
+    detect_launchers,
     read_placement,
 )
 from paceline.distributed.interface import (
@@ -21,10 +21,10 @@ from paceline.distributed.interface import (
     own_addresses,
     reachable_address,
 )
+from paceline.distributed.launcher_variables import Environment
 from paceline.distributed.options import DistOptions
 from paceline.distributed.placement import NodePlacement, Placement
 from paceline.distributed.rendezvous_address import meeting_address
-from paceline.distributed.variables import Environment
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def examine(environment: Environment, options: DistOptions) -> tuple[CheckLine, 
     seen = Findings(workers=(), nodes=())
     placement = Placement()
     try:
-        seen = look(environment)
+        seen = detect_launchers(environment)
         placement = read_placement(environment, options)
     except PacelineError as error:
         findings.append(CheckLine(what="place", state="fault", text=str(error)))

@@ -1,17 +1,115 @@
-"""What launchers that start one process per worker leave in the environment: pure functions."""
+"""What launchers (a process per worker) and services (a process per node) leave in the environment:
+pure functions. Slurm writes hosts as `node[01-03,7]`, and tasks per node as `2(x3),1`.
+"""
 
-from collections.abc import Callable, Mapping
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 
-from paceline.distributed.placement import USUAL_PORT, Placement, Source
-from paceline.distributed.slurm_lists import hosts_of, tasks_of_nodes
-from paceline.distributed.variables import (
-    Environment,
-    first_integer,
-    first_of,
-    integer,
-    port_of_job,
-    port_of_name,
-)
+from paceline.distributed.placement import USUAL_PORT, NodePlacement, Placement, Source
+from paceline.errors import UsageError
+from paceline.options.quantities import parse_count
+
+Environment = Mapping[str, str]
+
+_FIRST_PORT, _PORTS = 20_000, 12_000
+"""Below the ports that Linux hands out by itself (32768 and up)."""
+
+
+def integer(environment: Environment, name: str, default: int) -> int:
+    """Read a whole number.
+
+    Raises:
+        UsageError: The variable holds something else.
+    """
+    text = environment.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"the variable {name} should be a whole number, not {text!r}") from None
+
+
+def first_of(environment: Environment, *names: str) -> str:
+    """Give the first of these variables that isn't empty; an empty text where none is."""
+    return next((environment[name] for name in names if environment.get(name)), "")
+
+
+def first_integer(environment: Environment, names: tuple[str, ...], default: int) -> int:
+    """Read the first of these variables that is set."""
+    found = next((name for name in names if environment.get(name)), None)
+    return default if found is None else integer(environment, found, default)
+
+
+def port_of_job(job: int, step: int = 0) -> int:
+    """Derive a port from a job's number, so that two jobs on one node don't meet."""
+    return _FIRST_PORT + (job + 1000 * step) % _PORTS
+
+
+def port_of_name(job: str) -> int:
+    """Derive a port from a job's name."""
+    return port_of_job(zlib.crc32(job.encode()))
+
+
+_PART = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
+_BRACKET = re.compile(r"\[([^\[\]]*)\]")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+def hosts_of(text: str) -> Iterator[str]:
+    """Name the hosts of a compressed list, in its order.
+
+    Args:
+        text: For example `gpu-a,rack[1-2]n[08-10,12]`.
+
+    Raises:
+        UsageError: It isn't such a list.
+    """
+    if not text or ",".join(_PART.findall(text)) != text:
+        raise UsageError(f"not a list of hosts as Slurm writes it: {text!r}")
+    for part in _PART.findall(text):
+        yield from _expanded(part)
+
+
+def tasks_of_nodes(text: str) -> list[int]:
+    """Give the number of tasks of each node.
+
+    Args:
+        text: For example `4,2` or `2(x3),1`.
+
+    Raises:
+        UsageError: It isn't such a list.
+    """
+    counts: list[int] = []
+    for part in text.split(","):
+        match = _REPEATED.fullmatch(part.strip())
+        if match is None:
+            raise UsageError(f"not tasks per node as Slurm writes them: {text!r}")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def _expanded(part: str) -> Iterator[str]:
+    bracket = _BRACKET.search(part)
+    if bracket is None:
+        yield part
+        return
+    before, after = part[: bracket.start()], part[bracket.end() :]
+    for number in _numbers(bracket[1], part):
+        yield from _expanded(f"{before}{number}{after}")
+
+
+def _numbers(ranges: str, part: str) -> Iterator[str]:
+    """Count through `08-10,12`, keeping leading zeros."""
+    for text in ranges.split(","):
+        match = _RANGE.fullmatch(text)
+        if match is None:
+            raise UsageError(f"not a list of hosts as Slurm writes it: {part!r}")
+        first, last = match[1], match[2] or match[1]
+        for number in range(int(first), int(last) + 1):
+            yield f"{number:0{len(first)}d}"
+
 
 _LOOPBACK = "127.0.0.1"
 _NO_STEP = 0xFFFFFFF0
@@ -121,3 +219,89 @@ def _same_as_slurms(found: Placement, environment: Environment) -> bool:
     """Tell whether srun has set PMI's variables itself: its own say more."""
     slurm = from_slurm(environment)
     return slurm is not None and (slurm.rank, slurm.world_size) == (found.rank, found.world_size)
+
+
+def from_kubeflow(environment: Environment) -> NodePlacement | None:
+    """Read what Kubeflow's trainer sets (torchrun's own options): PET_NODE_RANK, PET_NNODES …"""
+    if "PET_NODE_RANK" not in environment or "PET_NNODES" not in environment:
+        return None
+    nodes = parse_count(environment["PET_NNODES"])
+    if nodes is None:
+        raise UsageError(
+            f"PET_NNODES is {environment['PET_NNODES']!r}: a training needs a fixed number of "
+            "nodes, such as 2"
+        )
+    workers = environment.get("PET_NPROC_PER_NODE", "auto")
+    return NodePlacement(
+        node_rank=integer(environment, "PET_NODE_RANK", 0),
+        nodes=nodes,
+        workers=None if workers in ("auto", "gpu", "cpu") else _count(workers),
+        source="kubeflow",
+        master_addr=first_of(environment, "PET_MASTER_ADDR", "MASTER_ADDR"),
+        master_port=integer(environment, "PET_MASTER_PORT", USUAL_PORT),
+    )
+
+
+def from_sagemaker(environment: Environment) -> NodePlacement | None:
+    """Read what SageMaker sets: SM_HOSTS, SM_CURRENT_HOST, SM_NUM_GPUS.
+
+    The same names stand for the container's resourceconfig.json, see `environment.surroundings`.
+    """
+    if "SM_HOSTS" not in environment or "SM_CURRENT_HOST" not in environment:
+        return None
+    hosts, own = _names(environment["SM_HOSTS"]), environment["SM_CURRENT_HOST"]
+    if own not in hosts:
+        raise UsageError(f"SM_CURRENT_HOST is {own!r}, which is none of SM_HOSTS: {hosts}")
+    gpus = environment.get("SM_NUM_GPUS")
+    return NodePlacement(
+        node_rank=hosts.index(own),
+        nodes=len(hosts),
+        workers=None if gpus is None else max(1, _count(gpus)),
+        source="sagemaker",
+        master_addr=environment.get("MASTER_ADDR", hosts[0]),
+        master_port=integer(environment, "MASTER_PORT", USUAL_PORT),
+    )
+
+
+def from_skypilot(environment: Environment) -> NodePlacement | None:
+    """Read what SkyPilot sets: SKYPILOT_NODE_RANK, SKYPILOT_NODE_IPS, SKYPILOT_NUM_GPUS_PER_NODE.
+
+    The first address is the head's.
+    """
+    addresses = environment.get("SKYPILOT_NODE_IPS", "").split()
+    if "SKYPILOT_NODE_RANK" not in environment or not addresses:
+        return None
+    gpus = environment.get("SKYPILOT_NUM_GPUS_PER_NODE")
+    return NodePlacement(
+        node_rank=integer(environment, "SKYPILOT_NODE_RANK", 0),
+        nodes=integer(environment, "SKYPILOT_NUM_NODES", len(addresses)),
+        workers=None if gpus is None else max(1, _count(gpus)),
+        source="skypilot",
+        master_addr=environment.get("MASTER_ADDR", addresses[0]),
+        master_port=integer(environment, "MASTER_PORT", USUAL_PORT),
+    )
+
+
+NODES: Mapping[Source, Callable[[Environment], NodePlacement | None]] = {
+    "kubeflow": from_kubeflow,
+    "sagemaker": from_sagemaker,
+    "skypilot": from_skypilot,
+}
+"""In the order in which they count; all of them after the launchers of workers."""
+
+
+def _count(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"not a number of workers: {text!r}") from None
+
+
+def _names(text: str) -> list[str]:
+    try:
+        names = json.loads(text)
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
+        raise UsageError(f"SM_HOSTS should be a JSON list of names, not {text!r}")
+    return sorted(names)

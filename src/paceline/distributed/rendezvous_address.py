@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from paceline.distributed.address import Address, address_of
 from paceline.distributed.environment import store_file, uses_agent_store
+from paceline.distributed.launcher_variables import Environment
 from paceline.distributed.options import DistOptions
 from paceline.distributed.placement import Placement
-from paceline.distributed.variables import Environment
 
 _LIMIT_S = 20.0
 _FIELD = re.compile(r"(?:^|\s)NodeAddr=(\S+)")

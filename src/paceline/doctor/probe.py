@@ -192,8 +192,8 @@ def main() -> None:
         sys.path.insert(0, str(work))
     probe = Probe(read(Tokens, payload.get("tokens")), work, str(payload.get("place") or "."))
     try:
-        for question in agent_io.heard():
-            agent_io.tell({"number": question.get("number"), **probe.answer(question)})
+        for question in agent_io.received():
+            agent_io.send({"number": question.get("number"), **probe.answer(question)})
     finally:
         probe.close()
 

@@ -11,7 +11,7 @@ from paceline.doctor.diagnosis import Diagnosis, DiagnosisRequest, Examination
 from paceline.doctor.host_pool import HostPool, PooledHost
 from paceline.doctor.probes.handshake import Tokens
 from paceline.doctor.transport import PROBE, LocalLine, RemoteLine
-from paceline.launch.ssh.connection_pool import connect
+from paceline.launch.ssh.connection import connect
 from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
 from paceline.options.figures import plural

@@ -12,8 +12,8 @@ from typing import Protocol, final
 from paceline.distributed.environment import surroundings
 from paceline.errors import InfrastructureError
 from paceline.launch.ssh.agent import DESCRIPTOR_VARIABLE, PARENT_VARIABLE
+from paceline.launch.ssh.connection import RemoteProcess
 from paceline.launch.ssh.protocol import Message, decode, encode, lines_of
-from paceline.launch.ssh.remote_process import Remote
 
 PROBE = "paceline.doctor.probe"
 _END_S = 3.0
@@ -41,12 +41,12 @@ class ProbeTransport(Protocol):
 class RemoteLine:
     """A probe behind an ssh connection."""
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: RemoteProcess) -> None:
         self._remote = remote
 
     def say(self, message: Message) -> None:
         """Send a message."""
-        self._remote.say(message)
+        self._remote.send(message)
 
     def hear(self, timeout_s: float) -> Message:
         """Wait for the next message."""

@@ -9,7 +9,7 @@ from paceline.gradient_sync.powersgd import PowerSGD
 
 
 @final
-class Departures:
+class BucketOverlap:
     """Starts each bucket once all its gradients, and those of the buckets before it, are there."""
 
     def __init__(self, averager: PowerSGD, parameters: Mapping[str, nn.Parameter]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 @final
 @dataclass(kw_only=True)
-class Thin:
+class LowRankState:
     """What is remembered of one parameter."""
 
     error: Tensor
@@ -26,11 +26,11 @@ class Thin:
 
 @final
 @dataclass(kw_only=True)
-class Thinned:
+class LowRankGradient:
     """A gradient that is approximated."""
 
     gradient: Tensor
-    thin: Thin
+    thin: LowRankState
     matrix: Tensor
     """(N, M): the gradient with its error, in memory of its own."""
     left: Tensor
@@ -58,7 +58,7 @@ class Bucket:
     """Gradients of one device on their way."""
 
     workers: int
-    thinned: list[Thinned] = field(default_factory=list)
+    thinned: list[LowRankGradient] = field(default_factory=list)
     whole: list[Tensor] = field(default_factory=list)
     """Gradients that travel as they are."""
     sent: list[Tensor] = field(default_factory=list)
@@ -73,15 +73,17 @@ class Bucket:
         """Whether the stage under way is complete, so that waiting for it takes no time."""
         return all(one.has_arrived for one in self.sums)
 
-    def take(self, gradient: Tensor, thin: Thin) -> None:
+    def take(self, gradient: Tensor, thin: LowRankState) -> None:
         """Project a gradient on its basis."""
         matrix = as_matrix(gradient) + thin.error
         left = _product(matrix, _orthonormal(thin.basis))
         self.thinned.append(
-            Thinned(gradient=gradient, thin=thin, matrix=matrix, left=left, right=thin.basis)
+            LowRankGradient(
+                gradient=gradient, thin=thin, matrix=matrix, left=left, right=thin.basis
+            )
         )
 
-    def take_whole(self, gradient: Tensor, thin: Thin | None) -> None:
+    def take_whole(self, gradient: Tensor, thin: LowRankState | None) -> None:
         """Take one that travels as it is, with what is left of a time when it didn't."""
         self.whole.append(gradient)
         sent = gradient if thin is None else gradient + thin.error.view(gradient.shape)

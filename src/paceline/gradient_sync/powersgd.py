@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.gradient_sync.bucketing import group_by_bytes
-from paceline.gradient_sync.low_rank import Bucket, Thin, as_matrix, wide
+from paceline.gradient_sync.low_rank import Bucket, LowRankState, as_matrix, wide
 from paceline.gradient_sync.network_model import ring_bytes
 from paceline.gradient_sync.options import POWERSGD_BUCKETS
 from paceline.gradient_sync.ordered.exchange import another_group
@@ -55,7 +55,7 @@ class PowerSGD:
         loss_scale: What gradients are multiplied by at the moment, alike on all workers.
         waiting: Is around each wait for the other workers: the rest is this one's own computing.
         """
-        self.thin: dict[str, Thin] = {}
+        self.thin: dict[str, LowRankState] = {}
         """By the parameter's name; of those that have been approximated."""
         self.scale = 1.0
         """What the errors are multiplied by: a loss scale of the past."""
@@ -189,7 +189,7 @@ class PowerSGD:
         """Count what one worker sends for gradients of these parameters."""
         return ring_bytes(sum(map(self._sent_bytes, tensors)), self._workers)
 
-    def begin(self, name: str, like: Tensor) -> Thin:
+    def begin(self, name: str, like: Tensor) -> LowRankState:
         """Give a parameter's memory, a fresh one where there is none. Local to the worker.
 
         Args:
@@ -201,7 +201,7 @@ class PowerSGD:
             rows, columns = matrix.shape
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
             basis = torch.randn(columns, self._columns(like), generator=generator)
-            self.thin[name] = Thin(
+            self.thin[name] = LowRankState(
                 error=torch.zeros(rows, columns, dtype=matrix.dtype, device=matrix.device),
                 basis=basis.to(matrix),
             )

@@ -7,10 +7,9 @@ Imports no torch.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from typing import final
 
-from paceline.errors import UsageError
+from paceline.options.entry_points import with_added
 
 ENTRY_POINTS = "paceline.gradient_sync"
 """Group of the entry points by which other packages add rows: a name -> a `SyncEntry`."""
@@ -22,8 +21,8 @@ class SyncEntry:
     """What is known of a way of combining gradients before it is imported."""
 
     implementation: str
-    """What makes the `GradientSync` of a `SyncContext`, as `module:name`: a class, or a function.
-    Imported by the workers alone, since it needs torch."""
+    """What makes the `GradientSync` of a `TrainingContext`, as `module:name`: a class, or a
+    function. Imported by the workers alone, since it needs torch."""
     help: str
     """What `--help` says of it: a few words, without a full stop."""
     options: tuple[str, ...] = ()
@@ -96,33 +95,7 @@ def sync_methods() -> Mapping[str, SyncEntry]:
     Raises:
         UsageError: A package's row can't be had.
     """
-    found = dict(OURS)
-    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
-        if point.name in found:
-            raise UsageError(f"{_from(point)}, which there is already: uninstall one of the two")
-        found[point.name] = _loaded(point)
-    return found
-
-
-def _loaded(point: EntryPoint) -> SyncEntry:
-    try:
-        entry = point.load()
-    except Exception as error:  # whatever another package's code may raise
-        raise UsageError(
-            f"{_from(point)}, which can't be imported ({type(error).__name__}: {error}): mend or "
-            "uninstall it"
-        ) from error
-    if not isinstance(entry, SyncEntry):
-        raise UsageError(
-            f"{_from(point)} as a {type(entry).__name__}; it should be a "
-            "paceline.gradient_sync.registry.SyncEntry"
-        )
-    return entry
-
-
-def _from(point: EntryPoint) -> str:
-    package = point.dist.name if point.dist else "a package"
-    return f"{package} adds --sync {point.name} ({point.value})"
+    return with_added(OURS, ENTRY_POINTS, SyncEntry, "--sync {}")
 
 
 def describe_choices() -> str:

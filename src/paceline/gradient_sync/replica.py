@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from paceline.distributed.group import Group
 from paceline.errors import JobError
 from paceline.gradient_sync.broadcast_parameters import agree_on_weights
-from paceline.gradient_sync.bucket_overlap import Departures
+from paceline.gradient_sync.bucket_overlap import BucketOverlap
 from paceline.gradient_sync.compression import Compression
 from paceline.gradient_sync.name_list import list_names
 from paceline.gradient_sync.network_model import ring_bytes
@@ -76,13 +76,14 @@ class Replica:
         """Whether the next backward pass that reaches the module will average its gradients."""
         self._looked = False
         self._group = group
-        self._compression = compression
+        self.compression = compression
+        """What gradients travel in; by default they do as they are. To be set before any does."""
         self._averager: Averager | None = None
         self._alone = group.world_size == 1
         self._reached: dict[str, int] = {}
         """Parameters that backward passes have reached since the last averaging, where deferred;
         how often the last pass, which averages, did."""
-        self._departures: Departures | None = None
+        self._departures: BucketOverlap | None = None
         """Where gradients can leave during the backward pass."""
         self._has_looked_at_a_pass = False
         """Whether it is known if they can."""
@@ -132,8 +133,8 @@ class Replica:
         workers, tensors = self._group.world_size, list(self.parameters.values())
         if self._averager is not None:
             return self._averager.wire_bytes(tensors)
-        if self._compression is not None:
-            return self._compression.wire_bytes(tensors, workers)
+        if self.compression is not None:
+            return self.compression.wire_bytes(tensors, workers)
         return ring_bytes(sum(tensor.nbytes for tensor in tensors), workers)
 
     def run(self, *args: object, **kwargs: object) -> object:
@@ -177,6 +178,7 @@ class Replica:
 
     def forget(self) -> None:
         """Count nothing of the backward passes since the last averaging. Collective."""
+        self.syncing = True
         self._reached.clear()
         self._recall()
         self.used = False
@@ -188,8 +190,8 @@ class Replica:
             return ()
         # A forward pass that never meets a backward pass would leave gradients waiting.
         self._parallel = _parallel(self._body, self._group.device, partly=self._partly)
-        if self._compression is not None:
-            self._compression.attach(self._parallel)
+        if self.compression is not None:
+            self.compression.attach(self._parallel)
         self._replay(without, twice=not self._partly)
         return tuple(without)
 
@@ -226,7 +228,7 @@ class Replica:
             return
         if self._group.gather_rows(torch.tensor([once], dtype=torch.uint8)).all():
             averager.open_stream(self._group.device)
-            self._departures = Departures(averager, self.parameters)
+            self._departures = BucketOverlap(averager, self.parameters)
 
     def _recall(self) -> None:
         """Take back what has left during a backward pass. Collective."""

@@ -16,7 +16,7 @@ _SHOWN = 3
 
 
 @final
-class DriftGuard:
+class ReplicaConsistency:
     """Compares parameters and learning rates every few steps.
 
     All workers update their weights themselves, from the same gradients. Where one of them computes

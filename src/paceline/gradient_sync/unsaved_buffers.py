@@ -10,7 +10,7 @@ from paceline.gradient_sync.tensor_hash import hash_bits
 
 
 @final
-class HiddenBuffers:
+class UnsavedBuffers:
     """The buffers of models that are left out of their `state_dict`.
 
     Tables made once (positions, masks) are welcome there, and so are caches that are made anew in

@@ -11,7 +11,7 @@ _END_S = 2.0
 
 
 @final
-class Errands:
+class WorkerThread:
     """Does errands in the order in which they are given, on one thread of its own."""
 
     def __init__(self, name: str) -> None:

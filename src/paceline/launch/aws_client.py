@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, final
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, final
 
 from paceline.errors import InfrastructureError, PacelineError, UsageError
 from paceline.launch.json_fields import Answer
@@ -62,16 +63,8 @@ class Aws:
             AwsError: AWS refused for another reason.
             InfrastructureError: AWS can't be reached.
         """
-        from botocore.exceptions import BotoCoreError, ClientError
-        from botocore.parsers import ResponseParserError
-
-        try:
-            function: Callable[..., object] = getattr(self._service(service), operation)
-            return Answer(function(**arguments))
-        except ClientError as error:
-            raise _refusal(service, operation, Answer(dict(error.response))) from error
-        except (BotoCoreError, ResponseParserError) as error:
-            raise _failure(service, operation, error) from error
+        with _errors_explained(service, operation):
+            return Answer(getattr(self._service(service), operation)(**arguments))
 
     def pages(
         self, service: str, operation: str, listed: str, **arguments: object
@@ -84,15 +77,11 @@ class Aws:
             listed: The answer's member with the list.
             arguments: As boto3 wants them.
         """
-        token: dict[str, object] = {}
-        while True:
-            answer = self.call(service, operation, **arguments, **token)
-            yield from answer[listed]
-            if not answer["NextToken"]:
-                return
-            token = {"NextToken": answer.text("NextToken")}
+        with _errors_explained(service, operation):
+            for page in self._service(service).get_paginator(operation).paginate(**arguments):
+                yield from Answer(page)[listed]
 
-    def _service(self, service: str) -> object:
+    def _service(self, service: str) -> Any:
         from botocore.config import Config
 
         if service not in self._services:
@@ -138,6 +127,19 @@ def permission_named(text: str) -> str | None:
     """Find the permission that AWS says is missing, such as `ec2:RunInstances`."""
     found = _PERMISSION.search(text)
     return found[1] if found else None
+
+
+@contextmanager
+def _errors_explained(service: str, operation: str) -> Iterator[None]:
+    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
+
+    try:
+        yield
+    except ClientError as error:
+        raise _refusal(service, operation, Answer(dict(error.response))) from error
+    except (BotoCoreError, ResponseParserError) as error:
+        raise _failure(service, operation, error) from error
 
 
 def _refusal(service: str, operation: str, answer: Answer) -> PacelineError:

@@ -53,7 +53,11 @@ class SubmittedJob(ABC):
     @property
     @abstractmethod
     def poll_s(self) -> float:
-        """Seconds between two calls of `poll`; looked at several times a second."""
+        """Seconds between two calls of `poll`, a class attribute where that never changes."""
+
+    def lost(self, why: str) -> JobLostError:
+        """Make the error of a job that may run on: what happened, and how to end it by hand."""
+        return JobLostError(f"{why}. {self.name} may still run, and cost: {self.stop_command}")
 
     @abstractmethod
     def poll(self) -> str | Outcome:

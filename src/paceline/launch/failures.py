@@ -12,6 +12,7 @@ from paceline.results.run_directory import log_path
 
 FailureKind = Literal["usage", "job", "infrastructure"]
 """Who is at fault: the command, the user's code, data or settings, or the world outside."""
+EndedBy = Literal["itself", "launcher", "fork server"]
 
 _LOST_PEER_TYPES = {"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"}
 _LOST_PEER = re.compile(
@@ -104,7 +105,7 @@ def _sort_of(failure: WorkerFailure) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending:
+class WorkerExits:
     """How the workers of one attempt ended, as far as the launcher can see."""
 
     exit_codes: Mapping[int, int | None]
@@ -120,7 +121,7 @@ class Ending:
 
 
 def unrecorded(
-    ending: Ending, recorded: Mapping[int, WorkerFailure], done: Iterable[int]
+    ending: WorkerExits, recorded: Mapping[int, WorkerFailure], done: Iterable[int]
 ) -> dict[int, int]:
     """Find the workers that failed and could not say why.
 
@@ -155,7 +156,7 @@ def silent_failure(
     operation: str,
     out_of_memory: bool | None,
     crash: str,
-    ended_by: Literal["itself", "launcher", "fork server"] = "itself",
+    ended_by: EndedBy = "itself",
 ) -> WorkerFailure:
     """Describe a worker that ended without a word: by a signal, or by ending its own process.
 

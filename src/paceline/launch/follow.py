@@ -109,7 +109,7 @@ class _Following:
             try:
                 self._job.stop()
             except InfrastructureError as error:
-                raise self._lost(str(error)) from error
+                raise self._job.lost(str(error)) from error
         return None
 
     def _look(self) -> Outcome | None:
@@ -132,7 +132,7 @@ class _Following:
             return found
         self._say(found)
         if now_s > self._stop_by_s:
-            raise self._lost(f"it hasn't stopped within {self._job.stop_limit_s:g} s")
+            raise self._job.lost(f"it hasn't stopped within {self._job.stop_limit_s:g} s")
         return None
 
     def _tolerate(self, error: InfrastructureError) -> None:
@@ -143,7 +143,7 @@ class _Following:
         """
         silent_s = time.monotonic() - self._answered_s
         if silent_s > self._job.patience_s or self._asked_to_stop > 1:
-            raise self._lost(str(error)) from error
+            raise self._job.lost(str(error)) from error
         self._say(str(error))
 
     def _show_rest(self) -> None:
@@ -163,10 +163,6 @@ class _Following:
         if text and text != self._said:
             self._said = text
             print(text, file=sys.stderr, flush=True)
-
-    def _lost(self, why: str) -> JobLostError:
-        job = self._job
-        return JobLostError(f"{why}. {job.name} may still run, and cost: {job.stop_command}")
 
 
 def _show(text: str | None) -> None:

@@ -1,29 +1,155 @@
-"""Ending processes for good: workers that outlive their time, and what they leave behind."""
+"""Ends processes for good: none outlives its launcher, and what they leave behind is freed.
 
+That is also the shared memory in which loader processes pass batches on. torch has a process of its
+own that frees it and removes its directory 2 s after the last loader process has ended. A command
+that is over doesn't wait for that, and when it kills that process, batches that nobody has taken
+would stay in memory for good. So every loader process leaves its number in the launcher's directory
+of the attempt, and the launcher frees what has that number.
+"""
+
+import ctypes
+import gc
 import os
+import shutil
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import connection
-from typing import final
+from functools import cache
+from multiprocessing import connection, parent_process
+from pathlib import Path
+from typing import Literal, final
 
 import psutil
 
-from paceline.launch.shared_memory import manager_directories, remove_directories
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_FIRST_NAMESPACES = {"ipc": 0xEFFFFFFF, "pid": 0xEFFFFFFC}
+"""PROC_IPC_INIT_INO and PROC_PID_INIT_INO of Linux's include/linux/proc_ns.h."""
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent process ends, however that ends.
+
+    Args:
+        parent: The parent's process id as the parent knows it. When it is gone already, this
+            process ends at once.
+    """
+    if _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL):
+        if os.getppid() != parent:
+            os._exit(128 + signal.SIGKILL)
+    else:
+        _watch_creator()
+
+
+def adopt_orphans(adopt: bool) -> None:
+    """Make this process the parent of its descendants' orphans (Linux), so that it can end them."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
+
+
+def in_first_namespace(kind: Literal["ipc", "pid"], proc: Path = Path("/proc")) -> bool:
+    """Tell whether this process is in the namespace that Linux has made first, in no container's.
+
+    Args:
+        kind: Of namespace. `NSpid` in `/proc/self/status` doesn't tell: a container's `/proc` shows
+            its own ids alone.
+        proc: Where the kernel shows processes.
+    """
+    try:
+        return (proc / "self" / "ns" / kind).stat().st_ino == _FIRST_NAMESPACES[kind]
+    except OSError:
+        return False
+
+
+def _prctl(option: int, value: int) -> bool:
+    if not sys.platform.startswith("linux"):
+        return False
+    return int(ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)) == 0
+
+
+def _watch_creator() -> None:
+    """Where the kernel doesn't help: a thread that waits for the process that started this one."""
+    creator = parent_process()
+    if creator is None:
+        return
+
+    def wait() -> None:
+        creator.join()
+        os._exit(128 + signal.SIGKILL)
+
+    threading.Thread(target=wait, name="paceline-parent", daemon=True).start()
+
+
+@cache
+def spare_children_our_garbage() -> None:
+    """Have processes that are forked from this one never collect what it has left to collect.
+
+    That may hold what waits for a thread when it is taken apart (a store, a process group), and a
+    forked process has no such thread: it would hang or crash. Call it before forking.
+    """
+    os.register_at_fork(after_in_child=gc.freeze)
+
+
+SCRATCH_VARIABLE = "PACELINE_SCRATCH"
+_SHARED_MEMORY = Path("/dev/shm")
+_NOTE = "shares-"
+
+
+def note_sharing() -> None:
+    """Note for the launcher that this process hands tensors over by shared memory."""
+    if scratch := os.environ.get(SCRATCH_VARIABLE):
+        with suppress(OSError):
+            Path(scratch, f"{_NOTE}{os.getpid()}").touch()
+
+
+def free_shared(scratch: Path) -> None:
+    """Free what processes have handed over that left their number here, and have ended.
+
+    A container that shares its host's memory (`--ipc=host`) but numbers processes by itself does
+    nothing: the number may be that of another container's living process.
+    """
+    if in_first_namespace("ipc") and not in_first_namespace("pid"):
+        return
+    for note in scratch.glob(f"{_NOTE}*"):
+        for path in _SHARED_MEMORY.glob(f"torch_{note.name.removeprefix(_NOTE)}_*"):
+            path.unlink(missing_ok=True)
+
+
+def manager_directories(process: psutil.Process) -> list[Path]:
+    """Name the temporary directory of torch's process that frees shared memory, if this is one."""
+    try:
+        if not process.name().startswith("torch_shm_manag"):  # the kernel keeps 15 letters
+            return []
+        sockets = [Path(str(c.laddr)) for c in process.net_connections("unix") if c.laddr]
+    except psutil.Error:
+        return []
+    return sorted({s.parent for s in sockets if s.parent.name.startswith("torch-shm-dir-")})
+
+
+def remove_directories(directories: list[Path]) -> None:
+    """Remove the directories of such processes that were killed."""
+    for directory in directories:
+        shutil.rmtree(directory, ignore_errors=True)
+
 
 PEERS_S = 3.0
 """From the first worker's failure until its peers are killed; they may hang in a collective."""
 EXIT_S = 15.0
-"""From the first worker's exit after all delivered results until the slowest is killed."""
+"""Once all have delivered results and one has exited: until the slowest is killed."""
 _REAP_S = 2.0
 _NEVER_S = float("inf")
+_TRACED = {"t", "tracing-stop", psutil.STATUS_TRACING_STOP}
+
+ProcessState = Literal["running", "stopped", "traced", "gone"]
+"""How the system sees a process; traced: a debugger holds it."""
 
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker process as the guard needs it."""
+    """A worker process as its supervisor needs it."""
 
     pid: int
     sentinel: int
@@ -31,12 +157,12 @@ class Worker:
 
 
 @final
-class WorkerGuard:
+class WorkerSupervisor:
     """A thread that ends workers which don't end by themselves.
 
     It stands beside the elastic agent, whose own time-out in this place is 30 s and can't be set:
-    once a worker ended, the others get PEERS_S (EXIT_S where it delivered its result); once a stop
-    was requested they all get SIGTERM and the time that was said. After that: SIGKILL.
+    once a worker has ended without a result, the others get PEERS_S; once a stop was requested
+    they all get SIGTERM and the time that was said. After that: SIGKILL.
     """
 
     def __init__(self, workers: Mapping[int, Worker], delivered: Callable[[int], bool]) -> None:
@@ -46,18 +172,19 @@ class WorkerGuard:
             workers: By rank.
             delivered: Whether the worker of this rank delivered its result.
         """
-        self._processes = {rank: _process(worker.pid) for rank, worker in workers.items()}
+        self._processes = {rank: find_process(worker.pid) for rank, worker in workers.items()}
         self._sentinels = {worker.sentinel: rank for rank, worker in workers.items()}
         self._delivered = delivered
         self._deadline_s = _NEVER_S
         self._stop_by_s: float | None = None
+        self._exit_by_s = _NEVER_S
         self._stop_sent = False
         self._kill_now = False
         self._closing = False
         self._killed: set[int] = set()
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_w, False)
-        self._thread = threading.Thread(target=self._watch, name="paceline-guard", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="paceline-supervisor", daemon=True)
         self._thread.start()
 
     @property
@@ -74,6 +201,12 @@ class WorkerGuard:
         """
         self._stop_by_s = since_s + stop_s
         self._wake()
+
+    def limit_exit(self) -> None:
+        """Give the workers, which all have delivered results, EXIT_S from the first call on."""
+        if self._exit_by_s == _NEVER_S:
+            self._exit_by_s = time.monotonic() + EXIT_S
+            self._wake()
 
     def kill(self) -> None:
         """Kill the workers now. Takes no lock: a signal handler may call it."""
@@ -105,9 +238,9 @@ class WorkerGuard:
                 self._kill_all()
 
     def _set_deadline(self, ended: Sequence[int]) -> None:
-        for rank in ended:
-            grace_s = EXIT_S if self._delivered(rank) else PEERS_S
-            self._deadline_s = min(self._deadline_s, time.monotonic() + grace_s)
+        if not all(self._delivered(rank) for rank in ended):
+            self._deadline_s = min(self._deadline_s, time.monotonic() + PEERS_S)
+        self._deadline_s = min(self._deadline_s, self._exit_by_s)
         if self._stop_by_s is not None and not self._stop_sent:
             self._stop_sent = True
             for process in self._processes.values():
@@ -121,7 +254,7 @@ class WorkerGuard:
         for rank, process in self._processes.items():
             if _end(process, psutil.Process.kill):
                 self._killed.add(rank)
-        self._deadline_s = _NEVER_S
+        self._deadline_s = self._exit_by_s = _NEVER_S
         self._sentinels = {}
 
 
@@ -140,24 +273,32 @@ def reap(spared: set[int]) -> None:
     remove_directories(directories)
 
 
-def is_running(pid: int) -> bool:
-    """Tell whether a process is there and hasn't ended; one that nobody has waited for has."""
+def find_process(pid: int) -> psutil.Process | None:
+    """Find a process; it remembers its start time, so that a reused id is never signalled."""
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        return psutil.Process(pid)
+    except psutil.Error:
+        return None
+
+
+def process_state(process: psutil.Process | None) -> ProcessState:
+    """See how a process is: one that has ended and that nobody has waited for is gone."""
+    try:
+        if process is None or not process.is_running():
+            return "gone"
+        status = process.status()
+    except psutil.Error:
+        return "gone"
+    if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+        return "gone"
+    if status in _TRACED:
+        return "traced"
+    return "stopped" if status == psutil.STATUS_STOPPED else "running"
 
 
 def descendants() -> set[int]:
     """List the process ids of all descendants of this process."""
     return {process.pid for process in psutil.Process().children(recursive=True)}
-
-
-def _process(pid: int) -> psutil.Process | None:
-    try:
-        return psutil.Process(pid)  # remembers the start time: a reused id is never signalled
-    except psutil.NoSuchProcess:
-        return None
 
 
 def _end(process: psutil.Process | None, how: Callable[[psutil.Process], None]) -> bool:

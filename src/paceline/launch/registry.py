@@ -7,11 +7,10 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from paceline.errors import UsageError
 from paceline.launch.base import Launcher
+from paceline.options.entry_points import added_names, with_added
 
 GROUP = "paceline.launchers"
 PLACES = ("auto", "local", "here")
@@ -66,7 +65,7 @@ _BUILT_IN: Mapping[str, LauncherEntry] = {
 
 def launcher_names() -> tuple[str, ...]:
     """List the names that `--on` takes for a cluster. No other package is imported for that."""
-    return tuple(dict.fromkeys((*_BUILT_IN, *sorted(point.name for point in _others()))))
+    return tuple(dict.fromkeys((*_BUILT_IN, *added_names(GROUP))))
 
 
 @cache
@@ -76,26 +75,7 @@ def launchers() -> Mapping[str, LauncherEntry]:
     Raises:
         UsageError: Another package's has a name that is taken, or can't be imported.
     """
-    found = dict(_BUILT_IN)
-    for point in sorted(_others(), key=lambda point: point.name):
-        whose = f"the launcher {point.name!r} ({point.value})"
-        if point.name in (*PLACES, *found):
-            raise UsageError(f"{whose} has a name that is taken: uninstall its package")
-        try:
-            entry = point.load()
-        except (ImportError, AttributeError) as error:
-            raise UsageError(
-                f"{whose} can't be imported: {error}. Uninstall its package"
-            ) from error
-        if not isinstance(entry, LauncherEntry):
-            raise UsageError(f"{whose} is {entry!r}; it should be a LauncherEntry")
-        found[point.name] = entry
-    return found
-
-
-@cache
-def _others() -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group=GROUP))
+    return with_added(_BUILT_IN, GROUP, LauncherEntry, "the launcher {!r}", PLACES)
 
 
 def _imported(reference: str) -> Any:

@@ -117,7 +117,7 @@ class Interrupts:
         """
         self._stop_s = stop_s
         self._first_s: float | None = None
-        self._guard: Stoppable | None = None
+        self._workers: Stoppable | None = None
         self._starting = False
         self._abandoned = False
         self._caught: Sequence[signal.Signals] = ()
@@ -135,8 +135,8 @@ class Interrupts:
     def abandon(self) -> None:
         """Give the launch up: its workers are killed. Another thread may call it."""
         self._abandoned = True
-        if self._guard is not None:
-            self._guard.kill()
+        if self._workers is not None:
+            self._workers.kill()
 
     @contextmanager
     def caught(self) -> Iterator["Interrupts"]:
@@ -157,18 +157,23 @@ class Interrupts:
             if self.received:
                 raise InterruptedStartError
             yield
+        except Exception as error:
+            if not (self.received and self._starting):
+                raise
+            # An import that a signal breaks off may end with an error of its library's own.
+            raise InterruptedStartError from error
         finally:
             self._starting = False
-            self._guard = None
+            self._workers = None
 
-    def pass_on(self, guard: Stoppable) -> None:
+    def pass_on(self, workers: Stoppable) -> None:
         """Have signals go to the workers from now on."""
-        self._guard = guard
+        self._workers = workers
         self._starting = False
         if self._first_s is not None:
-            guard.request_stop(self._first_s, self._stop_s)
+            workers.request_stop(self._first_s, self._stop_s)
         if self._abandoned:
-            guard.kill()
+            workers.kill()
 
     def note_received(self) -> None:
         """Note a signal that another handler received."""
@@ -179,9 +184,9 @@ class Interrupts:
         now_s = time.monotonic()
         if self._first_s is None:
             self._first_s = now_s
-            if self._guard is not None:
-                self._guard.request_stop(now_s, self._stop_s)
+            if self._workers is not None:
+                self._workers.request_stop(now_s, self._stop_s)
             elif self._starting:
                 raise InterruptedStartError
-        elif self._guard is not None and now_s - self._first_s > SAME_S:
-            self._guard.kill()
+        elif self._workers is not None and now_s - self._first_s > SAME_S:
+            self._workers.kill()

@@ -4,7 +4,8 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, get_args, get_origin
+from types import GenericAlias, UnionType
+from typing import Annotated, Union, cast, final, get_args, get_origin
 
 from cyclopts import App, Group, Parameter
 from cyclopts.config import Env
@@ -18,8 +19,39 @@ from cyclopts.exceptions import (
 
 from paceline.errors import ExitCode, UsageError
 from paceline.options.fields import OptionField, OptionValue, check_values, unknown_name
-from paceline.options.int_parsing import plain, strict
 from paceline.options.text import printable
+
+
+@final
+class _WholeNumber(int):
+    """What cyclopts makes of a token in place of `int`: its own conversion rounds `1.5` to 2."""
+
+
+_WholeNumber.__name__ = "int"  # as which `--help` and errors show it
+
+
+def strict(annotation: object) -> object:
+    """Replace `int` wherever it stands in an annotation, so that `1.5` isn't taken for it."""
+    if annotation is int:
+        return _WholeNumber
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return Annotated[strict(parts[0]), *parts[1:]]
+    if origin in (Union, UnionType):
+        return Union[tuple(strict(part) for part in parts)]  # noqa: UP007  # made of a tuple
+    if origin is tuple:
+        return GenericAlias(tuple, tuple(strict(part) for part in parts))
+    return annotation
+
+
+def plain(value: OptionValue) -> OptionValue:
+    """Give what was read by a strict annotation as ordinary numbers."""
+    if isinstance(value, _WholeNumber):
+        return int(value)
+    if type(value) is tuple:
+        return tuple(plain(cast(OptionValue, item)) for item in value)
+    return value
+
 
 _ENVIRONMENT_PREFIX = "PACELINE_"
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}

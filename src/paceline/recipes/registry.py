@@ -31,6 +31,11 @@ def reference_of(name: str) -> str:
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
+    if name.endswith(".py"):
+        raise UsageError(
+            f"{name!r} is a file, not a recipe. Name its function that returns a paceline.Job, as "
+            f"{name}:function; a script with a loop of its own runs by `paceline run {name}`"
+        )
     if ":" not in name:
         hint = "; or your own as file.py:function"
         raise UsageError(unknown_name(name, BUILT_IN, "recipe") + hint)

@@ -4,7 +4,12 @@ import os
 from dataclasses import replace
 
 from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
-from paceline.distributed.environment import Findings, look, read_placement, surroundings
+from paceline.distributed.environment import (
+    Findings,
+    detect_launchers,
+    read_placement,
+    surroundings,
+)
 from paceline.distributed.options import DistOptions
 from paceline.distributed.placement import NodePlacement, Placement
 from paceline.errors import UsageError
@@ -18,8 +23,7 @@ from paceline.launch.worker_count import (
 )
 from paceline.runtime.spec import Place
 from paceline.training.config import TrainConfig
-from paceline.training.sync.shard_validation import check_reproducible
-from paceline.training.sync.validation import check_method
+from paceline.training.sync.validation import check_method, check_reproducible
 
 _INTERACTIVE = ("slurm", "openmpi", "mpich")
 """Where a world of one may be no more than a shell: `--workers` then starts workers locally."""
@@ -100,10 +104,12 @@ def local_place(
     options = config.dist
     if options.backend == "mpi":
         raise UsageError("--backend mpi: start the workers by mpirun, or choose another backend")
-    gpus, cores = _gpus_for(options), usable_cores()
+    gpus, cores = count_gpus(options.device, options.backend), usable_cores()
+    if options.device == "cuda" and not may_have_gpus():
+        raise UsageError("--device cuda needs a GPU, and this machine has none. Use --device cpu")
     by_device = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
     backend = by_device.get(options.device, options.backend)
-    if usual is not None and gpus and backend != "gloo":
+    if usual is not None and gpus:
         usual = min(usual, gpus)  # this machine may have fewer than the last one
     wanted = asked or config.launch.workers or workers_of_node() or usual
     workers = choose_workers(wanted, gpus, cores, backend)
@@ -117,19 +123,22 @@ def local_place(
     )
 
 
-def _gpus_for(options: DistOptions) -> int:
-    """Count the GPUs that workers of this machine may use, without importing torch in vain."""
-    if options.device == "xpu" or (options.backend == "xccl" and options.device == "auto"):
+def count_gpus(device: str, backend: str) -> int:
+    """Count the GPUs that workers of this machine may use, without importing torch in vain.
+
+    Args:
+        device: As in `DistOptions`.
+        backend: As in `DistOptions`.
+    """
+    if device == "xpu" or (backend == "xccl" and device == "auto"):
         from paceline.distributed.device import xpu_count
 
         return xpu_count()
-    if may_have_gpus() and options.device != "cpu":
-        from paceline.distributed.device import gpu_count
+    if device == "cpu" or (backend == "gloo" and device == "auto") or not may_have_gpus():
+        return 0
+    from paceline.distributed.device import gpu_count
 
-        return gpu_count()
-    if options.device == "cuda":
-        raise UsageError("--device cuda needs a GPU, and this machine has none. Use --device cpu")
-    return 0
+    return gpu_count()
 
 
 def worker_here(launch: LaunchOptions, dist: DistOptions) -> Placement | None:
@@ -141,7 +150,9 @@ def worker_here(launch: LaunchOptions, dist: DistOptions) -> Placement | None:
     if launch.on == "local":
         return None
     environment = surroundings()
-    findings = Findings(workers=(), nodes=()) if dist.rank is not None else look(environment)
+    findings = (
+        Findings(workers=(), nodes=()) if dist.rank is not None else detect_launchers(environment)
+    )
     if dist.rank is not None or findings.workers:
         return _started(read_placement(environment, dist), launch)
     if findings.node is not None and findings.node.nodes > 1:
@@ -156,7 +167,7 @@ def worker_here(launch: LaunchOptions, dist: DistOptions) -> Placement | None:
 
 def workers_of_node() -> int | None:
     """Give the number of workers that a service wants on this node, where it is the only one."""
-    node = look(surroundings()).node
+    node = detect_launchers(surroundings()).node
     return node.workers if node is not None and node.nodes == 1 else None
 
 
@@ -179,15 +190,8 @@ def node_here(launch: LaunchOptions, dist: DistOptions) -> NodePlacement | None:
     """
     if launch.on != "auto" or dist.rank is not None:
         return None
-    node = look(surroundings()).node
+    node = detect_launchers(surroundings()).node
     if node is None or node.nodes == 1:
         return None
-    return replace(node, workers=launch.workers or node.workers or _gpus(dist) or 1)
-
-
-def _gpus(dist: DistOptions) -> int:
-    if dist.device == "cpu" or dist.backend == "gloo" or not may_have_gpus():
-        return 0
-    from paceline.distributed.device import gpu_count
-
-    return gpu_count()
+    gpus = count_gpus(dist.device, dist.backend)
+    return replace(node, workers=launch.workers or node.workers or gpus or 1)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from paceline.distributed.placement import NodePlacement
 from paceline.errors import ExitCode, UsageError
-from paceline.launch.node_seat import Seat
+from paceline.launch.local.worker import NodeRendezvous
 from paceline.runtime.outcome import announce_end, announce_failure
 from paceline.runtime.run_dir_agreement import agree_on_run
 from paceline.runtime.spec import PRELOAD, Launch
@@ -26,9 +26,9 @@ def start_on_node(launch: Launch, node: NodePlacement) -> int:
         UsageError: The nodes can't meet as it was said.
         InfrastructureError: The nodes didn't meet, or workers could not be started.
     """
-    from paceline.launch.local.node import launch_node
+    from paceline.launch.local.launcher import launch_node
 
-    seat = _seat(launch.config, node)
+    rendezvous = _rendezvous(launch.config, node)
     launch = agree_on_run(launch)
     run, leads = launch.run, node.node_rank == 0
     given_s = launch.config.launch.stop_grace_s
@@ -41,7 +41,7 @@ def start_on_node(launch: Launch, node: NodePlacement) -> int:
             workers=launch.place.workers,
             threads=launch.place.threads,
             log_dir=run.logs,
-            seat=seat,
+            rendezvous=rendezvous,
             stop_s=given_s if given_s is not None else _STOP_S,
             preload=PRELOAD,
         )
@@ -54,7 +54,7 @@ def start_on_node(launch: Launch, node: NodePlacement) -> int:
         return ExitCode.RESUMABLE if _was_stopped(outcome) else ExitCode.DONE
 
 
-def _seat(config: TrainConfig, node: NodePlacement) -> Seat:
+def _rendezvous(config: TrainConfig, node: NodePlacement) -> NodeRendezvous:
     """Find where the nodes meet, and the interface that leads there."""
     from paceline.distributed.environment import chosen_interface, surroundings
     from paceline.distributed.interface import find_route, reachable_address
@@ -69,7 +69,7 @@ def _seat(config: TrainConfig, node: NodePlacement) -> Seat:
         )
     chosen = chosen_interface(environment)
     route = find_route(address.host, config.dist.interface, chosen)
-    return Seat(
+    return NodeRendezvous(
         node_rank=node.node_rank,
         nodes=node.nodes,
         host=reachable_address(address.host),

@@ -65,12 +65,12 @@ def _check(launch: Launch, options: HostsOptions) -> None:
 
 def _launched(launch: Launch, options: HostsOptions) -> "LaunchOutcome":
     from paceline.launch.ssh.coordinator import launch_on_hosts
-    from paceline.launch.ssh.launch_spec import Order
+    from paceline.launch.ssh.launch_spec import LaunchSpec
 
     run, here, policy = launch.run, Path.cwd(), launch.config.policy()
     request = launch.request
     with run.token() as token:
-        order = Order(
+        spec = LaunchSpec(
             entry=launch.entry,
             payload=_movable(request, launch.paths, here).to_json(),
             inspect=_INSPECT,
@@ -88,7 +88,7 @@ def _launched(launch: Launch, options: HostsOptions) -> "LaunchOutcome":
             hang=policy.hang,
         )
         return launch_on_hosts(
-            order,
+            spec,
             options,
             policy=policy,
             ready=partial(_made_ready, options=options, here=here, run=run),

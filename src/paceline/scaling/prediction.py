@@ -15,7 +15,7 @@ from paceline.results.study import Mode
 
 MODEL_DOUBT = 0.08
 """Relative standard deviation of the time that communication takes against the model's, where it
-has been compared (see docs/predict.md): up to 8 nodes."""
+has been compared (see docs/internals/prediction.md): up to 8 nodes."""
 _DOUBT_PER_DOUBLING = 0.03
 _COMPARED_NODES = 8
 _WAITING_DOUBT = 0.4

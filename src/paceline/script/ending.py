@@ -83,7 +83,7 @@ class OpenSession:
         self._exit(code)  # type: ignore[arg-type]  # as it takes anything
 
     def _at_exit(self) -> None:
-        course = self._session.engine.course
+        course = self._session.engine.context.course
         stopped = course.stopping == "signal" and course.state.ended is None
         error = InterruptedTraining() if stopped else self._left_by
         try:

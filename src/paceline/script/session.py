@@ -15,7 +15,12 @@ import psutil
 
 from paceline.distributed.cpu_threads import share_cores
 from paceline.distributed.device import pick_device, resolve_backend
-from paceline.distributed.environment import current_placement, handed_request, look, surroundings
+from paceline.distributed.environment import (
+    current_placement,
+    detect_launchers,
+    handed_request,
+    surroundings,
+)
 from paceline.distributed.group import Group, joined
 from paceline.distributed.placement import Placement
 from paceline.errors import InterruptedTraining, JobError, UsageError
@@ -31,15 +36,14 @@ from paceline.script.ending import check_no_other, opened
 from paceline.script.pinning import pin_from_start
 from paceline.training.config import TrainConfig
 from paceline.training.engine import Engine
-from paceline.training.observer import WATCHER
-from paceline.training.previous_run import PastRun
+from paceline.training.hooks.base import ADDED_HOOKS
+from paceline.training.previous_run import PreviousRun
 from paceline.training.request import TrainRequest
 from paceline.training.rng import has_drawn_unseeded, seed_everything
 from paceline.training.session import Session
 from paceline.training.setup import open_session
 from paceline.training.signals import stop_on_signals
-from paceline.training.sync.shard_validation import check_reproducible
-from paceline.training.sync.validation import check_method, refuse_idle
+from paceline.training.sync.validation import check_method, check_reproducible, refuse_idle
 from paceline.training.worker import announce, facts_here, finish, set_up_torch
 
 Resume = bool | Literal["auto"]
@@ -140,15 +144,18 @@ def _announce(engine: Engine, request: TrainRequest) -> None:
     Raises:
         UsageError: They would change what is trained; every worker says so.
     """
+    context = engine.context
     problem = ""
-    if engine.group.rank == 0 and engine.run.run_json.exists():
-        plan = engine.course.plan
+    if context.group.rank == 0 and context.run.run_json.exists():
+        plan = context.course.plan
         batch = {"global_batch": plan.global_batch if plan else None, "batch_per_worker": None}
         try:
-            PastRun.read(engine.run).changed(engine.config.settings() | batch, request.allowed)
+            PreviousRun.read(context.run).changed(
+                context.config.settings() | batch, request.allowed
+            )
         except UsageError as error:
             problem = str(error)
-    problem = engine.group.broadcast_text(problem)
+    problem = context.group.broadcast_text(problem)
     if problem:
         raise UsageError(problem)
     announce(engine, request)
@@ -160,7 +167,7 @@ def _request(run_dir: str | Path | None, settings: dict[str, OptionValue]) -> Tr
     if payload is not None:
         asked = TrainRequest.from_json(payload)
         own = RunDirectory.named(run_dir) if run_dir is not None else None
-        watched = WATCHER.get() is not None  # it trains elsewhere, and keeps nothing
+        watched = bool(ADDED_HOOKS.get())  # it trains elsewhere, and keeps nothing
         if own is not None and not watched and str(own.path) != asked.run_dir:
             raise UsageError(
                 f"the script says run_dir={str(run_dir)!r}, and it was started with the run "
@@ -188,7 +195,7 @@ def _request(run_dir: str | Path | None, settings: dict[str, OptionValue]) -> Tr
 
 def _started_at() -> datetime:
     """Say when the workers were started: what started them may start them again after a failure."""
-    if not look(surroundings()).started:
+    if not detect_launchers(surroundings()).started:
         return datetime.now(UTC)
     starter = os.getppid() or os.getpid()  # 0: it is outside of this container
     return datetime.fromtimestamp(psutil.Process(starter).create_time(), UTC)

@@ -7,12 +7,12 @@ from pathlib import Path
 from paceline.distributed.environment import current_placement, set_variables
 from paceline.launch.heartbeat import note
 from paceline.script.entry import run_script
-from paceline.training.observer import WATCHER
+from paceline.training.hooks.base import ADDED_HOOKS
 from paceline.training.request import TrainRequest
 from paceline.training.worker import run_training
 from paceline.verify.events import Ended, EventWriter
 from paceline.verify.file_isolation import writes_isolated
-from paceline.verify.observer import Observer
+from paceline.verify.observer import Observer, SessionHook
 from paceline.verify.script_hooks import watched
 from paceline.verify.subprocesses import be_worker
 from paceline.verify.trial import EnoughSeenError, Trial, record_path
@@ -34,7 +34,7 @@ def run_watched(payload: str) -> str:
     rank = current_placement().rank
     observer = Observer(trial, rank, EventWriter(record_path(Path(trial.records), rank)))
     be_worker()
-    token = WATCHER.set(observer)
+    token = ADDED_HOOKS.set((SessionHook(observer),))
     is_cut = True
     try:
         with writes_isolated(trial), watched(observer), suppress(EnoughSeenError):
@@ -42,7 +42,7 @@ def run_watched(payload: str) -> str:
             run(trial.request)
             is_cut = False
     finally:
-        WATCHER.reset(token)
+        ADDED_HOOKS.reset(token)
     observer.writer.write(Ended(is_cut))
     note.operation = "end"
     return json.dumps({"stopped_because": "watched"})

@@ -10,23 +10,27 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.checkpoint.flatten import restore_optimizer
 from paceline.errors import UsageError
-from paceline.training.snapshots.script_state import Kept, PerPart, State, Stateful
+from paceline.training.batches.loader import EvalLoader, Loader
+from paceline.training.snapshots.script_state import KeptValues, PerPartState, State, Stateful
 
 
 @final
 @dataclass(kw_only=True)
-class Parts:
+class Components:
     """The registered parts of a training, each in the order in which it was registered."""
 
     models: dict[str, nn.Module] = field(default_factory=dict)
     optimizers: list[Optimizer] = field(default_factory=list)
     schedulers: list[LRScheduler] = field(default_factory=list)
     others: dict[str, Stateful] = field(default_factory=dict)
-    per_part: PerPart = field(default_factory=PerPart)
+    loaders: list[Loader | EvalLoader] = field(default_factory=list)
+    per_part: PerPartState = field(default_factory=PerPartState)
     """What every worker, or every shard, has a state of its own of."""
 
-    resumed: list[tuple[Kept, State]] = field(default_factory=list)
+    resumed: list[tuple[KeptValues, State]] = field(default_factory=list)
     """What plain values were in a snapshot that was taken within an epoch."""
+    channels_last: bool = False
+    """Whether images and convolutions are laid out channels-last."""
     unseeded: list[str] = field(default_factory=list)
     """Names of models whose first weights were drawn without a seed, before the session."""
 
@@ -36,6 +40,11 @@ class Parts:
         if len(self.models) == 1:
             return next(iter(self.models.values()))
         return nn.ModuleDict(self.models)
+
+    @property
+    def train_loader(self) -> Loader | None:
+        """The loader whose steps are counted: the first one to train on."""
+        return next((loader for loader in self.loaders if isinstance(loader, Loader)), None)
 
     def check_name(self, name: str) -> None:
         """Refuse a name that a further model can't have.
@@ -56,14 +65,14 @@ class Parts:
         The script runs the beginning of that epoch's body a second time, and may set there anew
         what has been changed since, such as a hidden state.
         """
-        kept = [one for one in self.others.values() if isinstance(one, Kept)]
-        self.resumed = [(one, Kept.copy(one)) for one in kept]  # its values may have any name
+        kept = [one for one in self.others.values() if isinstance(one, KeptValues)]
+        self.resumed = [(one, KeptValues.copy(one)) for one in kept]  # its values may have any name
         self.per_part.note_resumed()
 
     def put_back(self) -> None:
         """Undo what the script has changed of it since: the epoch's first batch follows. Local."""
         for kept, copy in self.resumed:
-            Kept.put_back(kept, copy)
+            KeptValues.put_back(kept, copy)
         self.resumed = []
         self.per_part.put_back()
 

@@ -8,13 +8,13 @@ from torch.optim import Optimizer
 from paceline.metrics.console import Advance, Communication
 from paceline.metrics.counters import Totals
 from paceline.results.metrics_table import EpochRow
-from paceline.training.progress import Course
+from paceline.training.progress import TrainingProgress
 from paceline.training.snapshots.train_state import TrainState
 from paceline.training.status_exchange import Agreement
 
 
 def progress(
-    course: Course,
+    course: TrainingProgress,
     agreed: Agreement,
     steps: int,
     lr: float,
@@ -96,7 +96,7 @@ def with_validation(row: EpochRow, state: TrainState) -> EpochRow:
     )
 
 
-def last_lr(course: Course, optimizers: Sequence[Optimizer]) -> float:
+def last_lr(course: TrainingProgress, optimizers: Sequence[Optimizer]) -> float:
     """Give the last step's learning rate, by our schedule or as the script has set it."""
     if course.rate is not None:
         return course.rate.lr_at(course.state.step - 1)

@@ -14,9 +14,10 @@ def numerics_of_all(engine: Engine) -> list[object]:
     Returns:
         Mostly a single entry; more where `--allow-different-hardware` lets workers differ.
     """
-    most = engine.config.data.max_batch_per_worker
-    own = describe(engine.group.device) | {"max_batch_per_worker": most or "none"}
-    texts = engine.group.gather_texts(json.dumps(own, sort_keys=True))
+    context = engine.context
+    most = context.config.data.max_batch_per_worker
+    own = describe(context.group.device) | {"max_batch_per_worker": most or "none"}
+    texts = context.group.gather_texts(json.dumps(own, sort_keys=True))
     return [json.loads(text) for text in dict.fromkeys(texts)]
 
 

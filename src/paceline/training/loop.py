@@ -1,10 +1,10 @@
 """The training loop of a recipe, written on the session as a user's own loop is."""
 
 from paceline.training.losses import as_scores
-from paceline.training.recipe_session import Training
+from paceline.training.recipe_session import RecipeTraining
 
 
-def train(t: Training) -> None:
+def train(t: RecipeTraining) -> None:
     """Train from wherever the run directory stands to the end. Collective: every worker runs it.
 
     Raises:

@@ -1,8 +1,13 @@
-"""What a step does after the forward pass on this worker alone: backward, clip, update."""
+"""What a step does after the forward pass on this worker alone: backward, clip, update.
+
+A script may keep its own calls of an optimizer's `step()` and `zero_grad()`: see `ScriptOptimizer`.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import wraps
+from types import MethodType
 from typing import NoReturn, Protocol, final
 
 import torch
@@ -12,12 +17,11 @@ from torch.optim import Optimizer
 from paceline.errors import UsageError
 from paceline.gradient_sync.name_list import list_names
 from paceline.optim.build import clip_gradients
-from paceline.training.observer import Watcher
-from paceline.training.optimizer_calls import OwnStep
+from paceline.training.hooks.base import StepHook
 from paceline.training.options import Precision
-from paceline.training.profiling.step_profiler import Pace
+from paceline.training.profiling.step_profiler import StepProfiler
 
-NEVER_STEPPED = (
+WITHOUT_UPDATE = (
     "the epoch ended with batches that had no s.step(loss): what a script computes by "
     "loss.backward() alone stays each worker's own"
 )
@@ -54,25 +58,32 @@ def autocast(
 
 @final
 @dataclass(kw_only=True)
-class Stepper:
-    """Turns losses into gradients, and these into new weights."""
+class OptimizerStep(StepHook):
+    """Turns losses into gradients, and these into new weights; a hook where losses are scaled."""
 
     scaler: LossScaler | None
     clip_norm: float | None
-    pace: Pace
+    pace: StepProfiler
     """Is told when gradients are exchanged."""
     report: Callable[[str], None]
     """Is told once about parameters that get no gradient."""
-    zero_grads: list[Callable[..., None]] = field(default_factory=list)
-    """The optimizers' own, from before the script's calls of it lead to the session."""
-    watcher: Watcher | None = None
+    backward_hooks: Sequence[Callable[[Tensor, float], None]] = ()
+    """Called before each backward pass."""
+    is_updating: bool = False
+    """Whether an optimizer's step is ours; one that a script takes itself would be on its own."""
+    has_gradients: bool = False
+    """Whether there was a backward pass since the batch was given, or since the last update."""
+    holds_pieces: bool = False
+    """Whether pieces of the open batch have left gradients that others will be added to."""
     counts_batches: bool = False
     """Whether only batches of the training loader may be trained on: where workers train on their
     own, what is due after a step is counted by them."""
     has_stepped_alone: bool = False
     """Whether something else than a batch of the training loader has been trained on."""
-    own_steps: list[OwnStep] = field(default_factory=list)
+    _own_steps: "list[ScriptOptimizer]" = field(default_factory=list)
     """Of the optimizers, whose calls by the script lead here."""
+    _zero_grads: list[Callable[..., None]] = field(default_factory=list)
+    """What drops the optimizers' gradients."""
     _has_stepped: bool = False
     """Whether an optimizer has stepped since the loss scale was adapted."""
     _unscaled: list[Optimizer] = field(default_factory=list)
@@ -103,8 +114,9 @@ class Stepper:
         Raises:
             UsageError: The gradients have been unscaled: nothing can be added to them any more.
         """
-        if self.watcher is not None:
-            self.watcher.loss(loss, weight)
+        self.has_gradients = True
+        for before_backward in self.backward_hooks:
+            before_backward(loss, weight)
         weighted = loss if weight == 1.0 else loss * weight
         if self.scaler is not None:
             weighted = self._scaled(weighted, self.scaler)
@@ -137,6 +149,7 @@ class Stepper:
             self.unscale(optimizers)
             for optimizer in optimizers:
                 clip_gradients(_parameters(optimizer), self.clip_norm)
+        self.is_updating = True
         if self.scaler is None:
             for optimizer in optimizers:
                 optimizer.step()
@@ -144,10 +157,15 @@ class Stepper:
             for optimizer in filter(_has_gradients, optimizers):
                 self.scaler.step(optimizer)
                 self._has_stepped = True
+        self.is_updating = False
         if forgets:
             self.forget()
         if self.pace.is_looking:
             self.pace.mark("updated")
+
+    def after_step(self, step: int) -> None:
+        """Adapt the loss scale. Local to the worker."""
+        self.end_update()
 
     def end_update(self) -> None:
         """Adapt the loss scale after the optimizers' steps: once for all of them."""
@@ -164,12 +182,27 @@ class Stepper:
                 self.scaler.unscale_(optimizer)
                 self._unscaled.append(optimizer)
 
+    def take_in(self, optimizer: Optimizer, update: Callable[[Optimizer], None]) -> None:
+        """Lead an optimizer's calls by the script here.
+
+        Args:
+            optimizer: Complete; stays the object it is.
+            update: Updates with what `s.backward` has left.
+        """
+        self._own_steps.append(ScriptOptimizer(optimizer, self, update))
+        self.collect_zero_grads()
+
+    def collect_zero_grads(self) -> None:
+        """Look anew what drops the optimizers' gradients: a script may have put its own there."""
+        self._zero_grads = [own_step.zero_grad() for own_step in self._own_steps]
+
     def forget(self) -> None:
         """Drop all gradients."""
+        self.has_gradients = False
         if self.scaler is not None:
             self.end_update()
             self._unscaled = []
-        for zero_grad in self.zero_grads:
+        for zero_grad in self._zero_grads:
             zero_grad(set_to_none=True)
 
     def refuse_a_step_of_its_own(self) -> NoReturn:
@@ -186,8 +219,65 @@ class Stepper:
 
     def release(self) -> None:
         """Give the optimizers back as they were. Local to the worker."""
-        for own_step in self.own_steps:
+        for own_step in self._own_steps:
             own_step.release()
+
+
+@final
+class ScriptOptimizer:
+    """Leads an optimizer's calls by the script to the session; the optimizer stays what it is."""
+
+    def __init__(
+        self, optimizer: Optimizer, stepper: "OptimizerStep", update: Callable[[Optimizer], None]
+    ) -> None:
+        """Args:
+        optimizer: Its methods are replaced, on this object alone.
+        stepper: Says when a call is the session's own, and when gradients have to stay.
+        update: Updates with what `s.backward` has left; nothing before the last piece of a batch.
+        """
+        self._stepper: OptimizerStep | None = stepper
+        self._update = update
+        self._names = vars(optimizer)
+        self._plain_zero_grad = optimizer.zero_grad
+        # A learning-rate scheduler wraps `step` again, and wants a method for it.
+        self._names["step"] = MethodType(self._step_around(optimizer.step), optimizer)
+        self._zero_grad = MethodType(self._zero_around(optimizer.zero_grad), optimizer)
+        self._names["zero_grad"] = self._zero_grad
+
+    def release(self) -> None:
+        """Let the optimizer's calls be its own again."""
+        self._stepper = None
+
+    def zero_grad(self) -> Callable[..., None]:
+        """Give what drops gradients: the optimizer's own, or what the script has put there since.
+
+        The script may call the method that it found there, which does so as well.
+        """
+        now: Callable[..., None] = self._names["zero_grad"]
+        return self._plain_zero_grad if now is self._zero_grad else now
+
+    def _step_around(self, plain: Callable[..., object]) -> Callable[..., object]:
+        @wraps(plain)
+        def step(optimizer: Optimizer, *args: object, **kwargs: object) -> object:
+            if self._stepper is None or self._stepper.is_updating:
+                return plain(*args, **kwargs)
+            if args or kwargs:
+                raise UsageError(
+                    f"{type(optimizer).__name__}.step(closure): a session runs each forward and "
+                    "backward pass once; use an optimizer whose step needs no closure"
+                )
+            self._update(optimizer)
+            return None
+
+        return step
+
+    def _zero_around(self, plain: Callable[..., None]) -> Callable[..., None]:
+        @wraps(plain)
+        def zero_grad(_: Optimizer, *args: object, **kwargs: object) -> None:
+            if self._stepper is None or not self._stepper.holds_pieces:
+                plain(*args, **kwargs)
+
+        return zero_grad
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

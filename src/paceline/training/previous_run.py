@@ -47,7 +47,7 @@ FIXED: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class PastRun:
+class PreviousRun:
     """What a run directory says of its training."""
 
     recipe: str

@@ -8,7 +8,6 @@ from typing import Literal, final
 from paceline.data.dataset_worker import shorten
 from paceline.data.order import epoch_order, step_shares
 from paceline.errors import JobError
-from paceline.optim.rate import RateControl
 from paceline.options.durations import parse_duration_s
 from paceline.training.batches.plan import TrainPlan
 from paceline.training.early_stopping import (
@@ -18,6 +17,7 @@ from paceline.training.early_stopping import (
     reserve_s,
     stop_reason,
 )
+from paceline.training.hooks.learning_rate import LearningRateSchedule
 from paceline.training.options import LoopOptions
 from paceline.training.snapshots.train_state import TrainState, finite
 from paceline.training.status_exchange import Agreement, steps_to_next
@@ -31,7 +31,7 @@ _LONG_STEP_S = 1.0
 
 @final
 @dataclass(kw_only=True)
-class Course:
+class TrainingProgress:
     """Position and clock of a training. Changes only by what all workers know alike."""
 
     loop: LoopOptions
@@ -45,7 +45,7 @@ class Course:
     """Samples that are evaluated once more when the training is over."""
     timed_eval_s: float | None = None
     """How long an evaluation takes on the slowest worker, by its first batches."""
-    rate: RateControl | None = None
+    rate: LearningRateSchedule | None = None
     """The schedule of the learning rate, where it isn't the script's own."""
     state: TrainState = field(default_factory=TrainState)
     stopping: Literal["time", "signal"] | None = None
@@ -133,7 +133,8 @@ class Course:
 
     def due_to_save(self) -> bool:
         """Tell whether a snapshot is due by steps or, since the last exchange, by time."""
-        every, every_s = self.snapshot_every_steps, self.snapshot_every_s
+        every = self.snapshot_every_steps
+        every_s = self.snapshot_every_s
         if (every is None or self.state.step % every) and (
             every_s is None or self._unsaved_s < every_s
         ):

@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from paceline.data.batch import Labelled
 from paceline.optim.build import build_optimizer
-from paceline.optim.rate import RateControl, scaled_lr
+from paceline.optim.rate import scaled_lr
 from paceline.optim.schedule import build_schedule
 from paceline.training.batches.loader import EvalLoader, Loader
-from paceline.training.batches.sources import take_apart
+from paceline.training.batches.sources import describe_data
 from paceline.training.evaluation.distributed_mean import average
+from paceline.training.hooks.learning_rate import LearningRateSchedule
 from paceline.training.job import Job, LossFunction
 from paceline.training.losses import as_scores, build_loss
 from paceline.training.session import Session
@@ -20,7 +21,7 @@ from paceline.training.session import Session
 
 @final
 @dataclass(kw_only=True)
-class Training:
+class RecipeTraining:
     """A job on a worker."""
 
     session: Session
@@ -48,7 +49,7 @@ class Training:
         return figures
 
 
-def prepare(session: Session, job: Job) -> Training:
+def prepare(session: Session, job: Job) -> RecipeTraining:
     """Put a job on a session. Collective.
 
     Raises:
@@ -61,7 +62,7 @@ def prepare(session: Session, job: Job) -> Training:
     test = None
     if job.test is not None:
         test = session.eval_loader(job.test, evaluate_with=job.evaluate_with)
-        engine.course.test_samples = take_apart(job.test).num_samples()
+        engine.context.course.test_samples = describe_data(job.test).num_samples()
     lr, _ = scaled_lr(config.optim, train.plan.global_batch)
     optimizer = build_optimizer(config.optim, model.named_parameters(), lr)
     session.optimizer(optimizer)
@@ -70,11 +71,13 @@ def prepare(session: Session, job: Job) -> Training:
         total_steps=config.loop.epochs * train.plan.steps_per_epoch,
         steps_per_epoch=train.plan.steps_per_epoch,
     )
-    engine.course.rate = RateControl(optimizer, [lr] * len(optimizer.param_groups), schedule)
+    rate = LearningRateSchedule(optimizer, [lr] * len(optimizer.param_groups), schedule)
+    engine.context.course.rate = rate
+    engine.context.hooks.add(rate)
     top = count_top(job)
     engine.counters.top = top
     classes = number_of_classes(job)
-    return Training(
+    return RecipeTraining(
         session=session,
         model=model,
         loss=build_loss(job.loss, config.loop.label_smoothing, classes),
@@ -86,7 +89,7 @@ def prepare(session: Session, job: Job) -> Training:
     )
 
 
-def judge_best(t: Training) -> dict[str, object]:
+def evaluate_best(t: RecipeTraining) -> dict[str, object]:
     """Evaluate the best model by validation on the job's test set. Collective.
 
     The model keeps these weights: call it when the training is over.
@@ -99,7 +102,7 @@ def judge_best(t: Training) -> dict[str, object]:
         return {}
     with engine.evaluation(save=False):
         batches = engine.stop_flag.heeded(t.test.batches())
-        figures, samples = average(t.judge, batches, engine.group, engine.division)
+        figures, samples = average(t.judge, batches, engine.context.group, engine.context.division)
     return {"test_samples": samples} | {f"test_{name}": value for name, value in figures.items()}
 
 

@@ -25,7 +25,6 @@ from paceline.training.hardware_mix import numerics_of_all
 from paceline.training.numerics import describe
 from paceline.training.request import TrainRequest
 from paceline.training.snapshots.train_state import finite
-from paceline.training.sync.auto import AutoSync
 from paceline.training.sync.validation import describe_method, method_of
 
 _LIBRARIES = ("torch", "torchvision", "numpy", "safetensors", "pytorch-optimizer")
@@ -36,7 +35,8 @@ def describe_run(engine: Engine, request: TrainRequest) -> dict[str, object]:
 
     Collective: every worker tells about its host; the result is the same on each.
     """
-    settings = engine.config.settings()
+    context = engine.context
+    settings = context.config.settings()
     return {
         "format": RUN_FORMAT,
         "paceline": __version__,
@@ -50,9 +50,9 @@ def describe_run(engine: Engine, request: TrainRequest) -> dict[str, object]:
         "derived": _derived(engine),
         "versions": {"python": platform.python_version(), "paceline": __version__}
         | {name: version(name) for name in _LIBRARIES},
-        "numerics": describe(engine.group.device),
-        "hosts": _hosts(engine.group),
-        "placement": describe_placement(engine.group),
+        "numerics": describe(context.group.device),
+        "hosts": _hosts(context.group),
+        "placement": describe_placement(context.group),
         "command": list(request.command),
         "started_at": request.started_at,
     }
@@ -76,29 +76,35 @@ def write_run(run: RunDirectory, description: Mapping[str, object], start: objec
 
 def describe_start(engine: Engine, attempt: int, resumed: bool) -> dict[str, object]:
     """Describe one start of the training for the history. Collective."""
+    context = engine.context
     reason = "restart" if attempt else "resume" if resumed else "start"
     start: dict[str, object] = {
         "started_at": datetime.now(UTC).isoformat(timespec="microseconds"),
-        "world_size": engine.group.world_size,
-        "from_step": engine.course.state.step,
-        "from_epoch": engine.course.state.epoch,
+        "world_size": context.group.world_size,
+        "from_step": context.course.state.step,
+        "from_epoch": context.course.state.epoch,
         "reason": reason,
     }
-    return start | ({"numerics": numerics_of_all(engine)} if engine.division.is_fixed else {})
+    return start | ({"numerics": numerics_of_all(engine)} if context.division.is_fixed else {})
 
 
 def summarize(engine: Engine, recipe: str) -> dict[str, object]:
     """Say how the training ended. Collective: the weights' hash needs every worker."""
-    state, plan, group = engine.course.state, engine.course.plan, engine.group
+    context = engine.context
+    state, plan, group = (
+        context.course.state,
+        context.course.plan,
+        context.group,
+    )
     counted = state.train_s and state.samples_seen
     images_per_s = round(state.samples_seen / state.train_s, 1) if counted else None
     return {
         "recipe": recipe,
         "world_size": group.world_size,
         "nodes": group.placement.nodes,
-        "shards": engine.division.parts,
-        "sync": method_of(engine.config),
-        "sync_chosen": _chosen(engine),
+        "shards": context.division.parts,
+        "sync": method_of(context.config),
+        "sync_chosen": engine.sync.chosen,
         "global_batch": plan.global_batch if plan else None,
         "epochs": state.epoch,
         "steps": state.step,
@@ -113,9 +119,9 @@ def summarize(engine: Engine, recipe: str) -> dict[str, object]:
         "best_val_accuracy": state.best_val_accuracy,
         "best_val_loss": state.best_val_loss,
         "best_epoch": state.best_epoch,
-        "val_samples": engine.course.val_samples,
+        "val_samples": context.course.val_samples,
         "figures": {name: finite(value) for name, value in engine.figures.items()},
-        "stopped_because": state.ended or engine.course.stopping,
+        "stopped_because": state.ended or context.course.stopping,
         "weights_sha256": engine.keeper.fingerprint(),
         "state_sha256": engine.keeper.state_fingerprint(),
         "final_snapshot": engine.keeper.snapshot_of(state.step),
@@ -127,7 +133,7 @@ def summarize(engine: Engine, recipe: str) -> dict[str, object]:
 
 def _communication(engine: Engine) -> dict[str, object]:
     """Say what all steps of this start spent on communication."""
-    spent = engine.profiler.total()
+    spent = engine.context.profiler.total()
     return {
         "exposed_comm": round(spent.exposed, 4) if spent else None,
         "waiting": round(spent.waiting, 4) if spent else None,
@@ -137,9 +143,10 @@ def _communication(engine: Engine) -> dict[str, object]:
 
 def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDirectory) -> str:
     """Say at the start what was chosen, for the user."""
+    context = engine.context
     derived = description["derived"]
     assert isinstance(derived, dict)
-    group = engine.group
+    group = context.group
     lines = [
         f"Paceline {__version__}: {description['recipe']} on {_plural(group.world_size, 'worker')} "
         f"({describe_device(group.device)}, {derived['backend']}, "
@@ -149,14 +156,14 @@ def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDir
         *_data_lines(engine),
         f"  optimizer {derived['optimizer']}",
     ]
-    if engine.course.rate is not None:
-        schedule = engine.config.optim.schedule
+    if context.course.rate is not None:
+        schedule = context.config.optim.schedule
         lines.append(f"  rate      {derived['lr_rule']}, {schedule} schedule")
-    if method_of(engine.config) not in ("allreduce", "ordered"):
+    if method_of(context.config) not in ("allreduce", "ordered"):
         lines.append(f"  sync      {derived['sync']}")
-    each = "" if engine.keeper.shared else " here; each other node keeps its own"
+    each = "" if context.shared else " here; each other node keeps its own"
     lines.append(f"  run       {run.path}{each}")
-    if engine.course.state.step:
+    if context.course.state.step:
         lines.append(f"  from      {_position(engine)}")
     return "\n".join(lines)
 
@@ -172,12 +179,13 @@ def unseeded_line(names: Sequence[str]) -> str:
 
 
 def _data_lines(engine: Engine) -> list[str]:
-    plan, loader = engine.course.plan, engine.train_loader
+    context = engine.context
+    plan, loader = context.course.plan, context.parts.train_loader
     if plan is None or loader is None:
         return []
     data = loader.source.describe()
-    if engine.course.val_samples:
-        data += f"; {engine.course.val_samples:,} for validation"
+    if context.course.val_samples:
+        data += f"; {context.course.val_samples:,} for validation"
     return [f"  data      {data}", f"  batch     {describe_batch(plan)}"]
 
 
@@ -205,7 +213,7 @@ def _shard_sizes(global_batch: int, shards: int) -> str:
 
 def restart_line(engine: Engine) -> str:
     """Say after a restart where the training goes on."""
-    return f"All {engine.group.world_size} workers are back, from {_position(engine)}"
+    return f"All {engine.context.group.world_size} workers are back, from {_position(engine)}"
 
 
 def parameter_count(model: nn.Module) -> int:
@@ -214,7 +222,8 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def _position(engine: Engine) -> str:
-    state, steps = engine.course.state, engine.course.steps_per_epoch
+    context = engine.context
+    state, steps = context.course.state, context.course.steps_per_epoch
     of = f" of {steps} steps" if steps else " steps"
     return f"step {state.step}: epoch {state.epoch + 1}, {state.step_in_epoch}{of} done"
 
@@ -228,41 +237,31 @@ def _shortened(batches: tuple[int, ...]) -> list[object]:
 
 
 def _derived(engine: Engine) -> dict[str, object]:
-    config, group, model = engine.config, engine.group, engine.parts.model
+    context = engine.context
+    config, group, model = context.config, context.group, context.parts.model
     return {
         "world_size": group.world_size,
         "nodes": group.placement.nodes,
-        "shards": engine.division.parts,
+        "shards": context.division.parts,
         **_planned(engine),
-        "memory_format": "channels-last" if engine.channels_last else "contiguous",
+        "memory_format": "channels-last" if context.parts.channels_last else "contiguous",
         "precision": config.compute.precision,
         "device": describe_device(group.device),
         "backend": group.backend,
-        "sync": _described(engine),
+        "sync": engine.sync.label or describe_method(config),
         "threads": torch.get_num_threads(),
-        "snapshots_written": "once" if engine.keeper.shared else "once on each node",
-        "val_samples": engine.course.val_samples,
+        "snapshots_written": "once" if context.shared else "once on each node",
+        "val_samples": context.course.val_samples,
         "parameters": parameter_count(model),
-        "unseeded_models": list(engine.parts.unseeded),
-        "model": ", ".join(type(part).__name__ for part in engine.parts.models.values()),
+        "unseeded_models": list(context.parts.unseeded),
+        "model": ", ".join(type(part).__name__ for part in context.parts.models.values()),
     }
-
-
-def _described(engine: Engine) -> str:
-    if isinstance(engine.sync, AutoSync):
-        return engine.sync.describe()
-    return describe_method(engine.config)
-
-
-def _chosen(engine: Engine) -> str | None:
-    """Name the method that `auto` has come to."""
-    auto = engine.sync if isinstance(engine.sync, AutoSync) else None
-    return None if auto is None or auto.choice is None else auto.choice.method
 
 
 def _planned(engine: Engine) -> dict[str, object]:
     """List what follows from the plan and the optimizer's options, or from the script's own."""
-    plan, config = engine.course.plan, engine.config
+    context = engine.context
+    plan, config = context.course.plan, context.config
     found: dict[str, object] = {"global_batch": None}
     if plan is not None:
         found = {
@@ -272,10 +271,10 @@ def _planned(engine: Engine) -> dict[str, object]:
             "steps_per_epoch": plan.steps_per_epoch,
             "train_samples": plan.train_samples,
         }
-    if plan is not None and engine.course.rate is not None:
+    if plan is not None and context.course.rate is not None:
         lr, rule = scaled_lr(config.optim, plan.global_batch)
         return found | {"lr": lr, "lr_rule": rule, "optimizer": describe_optimizer(config.optim)}
-    optimizers = engine.parts.optimizers
+    optimizers = context.parts.optimizers
     rates = [float(o.param_groups[0]["lr"]) for o in optimizers]
     names = [f"{type(o).__name__} (lr {lr:g})" for o, lr in zip(optimizers, rates, strict=True)]
     return found | {

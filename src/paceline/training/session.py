@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from paceline.data.augment import Augment
 from paceline.data.batch import BatchSource
 from paceline.errors import UsageError
+from paceline.gradient_sync.replica import Replica
 from paceline.training.batches.loader import (
     EvalLoader,
     Loader,
@@ -22,14 +23,19 @@ from paceline.training.batches.loader import (
     usual_eval_batch,
 )
 from paceline.training.batches.plan import check_plan, make_plan
-from paceline.training.batches.sources import AnyData, Served, compare_data, make_source, take_apart
+from paceline.training.batches.sources import (
+    AnyData,
+    DataSource,
+    compare_data,
+    describe_data,
+    make_source,
+)
 from paceline.training.config import TrainConfig
 from paceline.training.engine import Engine
-from paceline.training.evaluation.distributed_mean import Figures, Judge, average
+from paceline.training.evaluation.distributed_mean import BatchMetrics, Metrics, average
 from paceline.training.model_setup import compiled, placed, takes_channels_last, upcasting
-from paceline.training.optimizer_calls import OwnStep
 from paceline.training.optimizer_step import autocast
-from paceline.training.snapshots.script_state import Kept, Stateful, check_given
+from paceline.training.snapshots.script_state import KeptValues, Stateful, check_given
 
 Model = TypeVar("Model", bound=nn.Module)
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
@@ -59,10 +65,11 @@ class Session:
         unseeded: Whether torch has drawn random numbers without a seed before the session.
         """
         self.engine = engine
-        self.rank = engine.group.rank
-        self.world_size = engine.group.world_size
-        self.local_rank = engine.group.placement.local_rank
-        self.device = engine.group.device
+        self._context = engine.context
+        self.rank = engine.context.group.rank
+        self.world_size = engine.context.group.world_size
+        self.local_rank = engine.context.group.placement.local_rank
+        self.device = engine.context.group.device
         self._given = given
         self._seeded = torch.get_rng_state() if unseeded else None
         self._others: list[Loader] = []
@@ -74,7 +81,7 @@ class Session:
     @property
     def config(self) -> TrainConfig:
         """All options, as far as they are settled."""
-        return self.engine.config
+        return self._context.config
 
     # Its end
 
@@ -119,18 +126,18 @@ class Session:
             UsageError: There is a model of this name, or the training has begun.
         """
         self._before_begin("s.model")
-        parts, compute = self.engine.parts, self.config.compute
+        parts, compute = self._context.parts, self.config.compute
         parts.check_name(name)
         if self._seeded is not None and torch.equal(self._seeded, torch.get_rng_state()):
             parts.unseeded.append(name)  # nothing has been drawn since: it was built before
         layout = takes_channels_last(module, compute)
-        self.engine.channels_last |= layout
-        ready = placed(module, compute, self.engine.group, channels_last=layout)
+        self._context.parts.channels_last |= layout
+        ready = placed(module, compute, self._context.group, channels_last=layout)
         forward = compiled(ready) if compute.compile else None
         if compute.precision != "fp32":
             context = autocast(compute.precision, self.device)
             forward = upcasting(forward or ready.forward, context)
-        self.engine.sync.add_model(ready, forward)
+        self._context.replicas.append(Replica(ready, self._context.group, forward))
         parts.models[name] = ready
         return ready  # type: ignore[return-value]  # another module only where it is a BatchNorm
 
@@ -155,15 +162,14 @@ class Session:
         Its own `step()` and `zero_grad()` work behind `backward`.
         """
         self._before_begin("s.optimizer")
-        self.engine.parts.optimizers.append(optimizer)
-        self.engine.stepper.zero_grads.append(optimizer.zero_grad)  # before OwnStep replaces it
-        self.engine.stepper.own_steps.append(OwnStep(optimizer, self.engine))
+        self._context.parts.optimizers.append(optimizer)
+        self._context.stepper.take_in(optimizer, self.engine.update_by_script)
         return optimizer
 
     def scheduler(self, scheduler: Scheduler) -> Scheduler:
         """Have a learning-rate scheduler's state in the snapshots; the script steps it itself."""
         self._before_begin("s.scheduler")
-        self.engine.parts.schedulers.append(scheduler)
+        self._context.parts.schedulers.append(scheduler)
         return scheduler
 
     @overload
@@ -172,7 +178,7 @@ class Session:
     @overload
     def keep(
         self, part: None = None, *, name: str | None = None, per_worker: bool = False, **values: Any
-    ) -> Kept: ...
+    ) -> KeptValues: ...
 
     def keep(
         self,
@@ -200,7 +206,7 @@ class Session:
         """
         self._before_begin("s.keep")
         check_given(part, name, values)
-        kept, parts = Kept(values) if part is None else part, self.engine.parts
+        kept, parts = KeptValues(values) if part is None else part, self._context.parts
         called = name or ", ".join(values)
         if called in parts.stateful() or called in parts.per_part.objects:
             raise UsageError(f"{called!r} is in the snapshots already: give it another name")
@@ -232,7 +238,7 @@ class Session:
             JobError: The workers' data sets have different sizes.
         """
         self._before_begin("s.loader")
-        served = take_apart(data)
+        served = describe_data(data)
         shuffled = served.shuffle if shuffle is None else shuffle
         options = self.config.data
         batch = global_batch if global_batch is not None else served.batch_size
@@ -248,15 +254,15 @@ class Session:
             None if served.is_stream else samples,
             shuffle=shuffled is not False,
         )
-        engine, first = self.engine, self.engine.train_loader is None
-        compare_data(served, engine.group, plan)
+        context, first = self._context, self._context.parts.train_loader is None
+        compare_data(served, context.group, plan)
         refuse_further(options.shards, is_first=first)
-        drive, seed = engine.steps if first else None, self.config.loop.seed
+        drive, seed = self.engine.steps if first else None, self.config.loop.seed
         made = Loader(self._opener(served, augment), served, plan, seed, self.rank, drive)
-        engine.loaders.append(made)
+        context.parts.loaders.append(made)
         if first:
-            engine.train_loader, engine.course.plan = made, plan
-            engine.config = replace(engine.config, data=options)
+            context.course.plan = plan
+            context.config = replace(context.config, data=options)
         else:
             self._others.append(made)
             self.keep(made, name=f"loader-{len(self._others)}")
@@ -276,20 +282,20 @@ class Session:
             batch_size: Samples of one worker's batch; settles memory and speed, never the result.
             evaluate_with: Changes on the device that aren't random, for `TensorData`: a resize.
         """
-        served = take_apart(data)
+        served = describe_data(data)
         made = self._eval_loader(served, batch_size or served.batch_size, evaluate_with)
-        compare_data(served, self.engine.group)
-        self.engine.course.val_samples = self.engine.course.val_samples or served.num_samples()
+        compare_data(served, self._context.group)
+        self._context.course.val_samples = self._context.course.val_samples or served.num_samples()
         return made
 
     def _eval_loader(
-        self, served: Served, batch_size: int | None, evaluate_with: tuple[Augment, ...] = ()
+        self, served: DataSource, batch_size: int | None, evaluate_with: tuple[Augment, ...] = ()
     ) -> EvalLoader:
-        size = batch_size or usual_eval_batch(self.engine.course.plan)
+        size = batch_size or usual_eval_batch(self._context.course.plan)
         most = self.config.data.max_batch_per_worker or size
         opener = self._opener(served, (), evaluate_with)
-        made = EvalLoader(opener, served, min(size, most), self.rank, self.engine.division)
-        self.engine.loaders.append(made)
+        made = EvalLoader(opener, served, min(size, most), self.rank, self._context.division)
+        self._context.parts.loaders.append(made)
         return made
 
     # Training
@@ -333,7 +339,7 @@ class Session:
             UsageError: There is a training loader.
             InterruptedTraining: A signal came; what was trained is saved.
         """
-        if self.engine.train_loader is not None:
+        if self._context.parts.train_loader is not None:
             raise UsageError(
                 "s.steps() is for a loop without a training loader: put the loop over the loader "
                 "into `for epoch in s.epochs():`"
@@ -361,17 +367,20 @@ class Session:
     @property
     def steps_done(self) -> int:
         """Updates of the whole training until now, those before a resume included."""
-        return self.engine.course.state.step
+        return self._context.course.state.step
 
     def _begin(self) -> None:
         if self.engine.begun:
             raise UsageError(
                 "the training has begun already: call s.epochs(), s.steps() or s.begin() once"
             )
-        self.engine.parts.check_optimizers()
-        plan = self.engine.course.plan
+        self._context.parts.check_optimizers()
+        plan = self._context.course.plan
         if plan is not None:
-            sync, optimizers = self.config.compute.sync_batchnorm, self.engine.parts.optimizers
+            sync, optimizers = (
+                self.config.compute.sync_batchnorm,
+                self._context.parts.optimizers,
+            )
             check_plan(plan, self.config.data, sync_batchnorm=sync, optimizers=len(optimizers))
         self.engine.begin()
 
@@ -417,7 +426,7 @@ class Session:
         """
         complete = self.engine.backward(loss, more=more)
         if complete:
-            self.engine.stepper.unscale(self.engine.parts.optimizers)
+            self._context.stepper.unscale(self._context.parts.optimizers)
         return complete
 
     def update(self, optimizer: Optimizer | None = None) -> None:
@@ -427,7 +436,7 @@ class Session:
         """
         self.engine.update(optimizer)
 
-    def evaluate(self, judge: Judge, loader: EvalLoader | Loader) -> Figures:
+    def evaluate(self, judge: BatchMetrics, loader: EvalLoader | Loader) -> Metrics:
         """Average figures over all samples of a loader, each counted exactly once. Collective.
 
         Models are in evaluation mode, with all workers' running statistics, without gradients.
@@ -446,7 +455,9 @@ class Session:
         engine, loader = self.engine, self._judged(loader)
         with engine.evaluation():
             batches = engine.stop_flag.heeded(loader.batches())
-            figures, samples = average(judge, batches, engine.group, engine.division)
+            figures, samples = average(
+                judge, batches, engine.context.group, engine.context.division
+            )
         if loader.num_samples not in (0, samples):
             raise RuntimeError(f"evaluated {samples} of {loader.num_samples} samples")
         engine.note_validation(figures, samples)
@@ -470,7 +481,7 @@ class Session:
 
         Called alike by every worker; rank 0's values are recorded.
         """
-        self.engine.logged |= {name: float(value) for name, value in figures.items()}
+        self.engine.epoch.logged |= {name: float(value) for name, value in figures.items()}
 
     def snapshot(self, *, best: bool = False, must: bool = False) -> None:
         """Save everything needed to go on exactly. Collective; written in the background.
@@ -491,12 +502,12 @@ class Session:
     def print(self, *values: object) -> None:
         """Print once, on rank 0, above the progress."""
         if self.is_main:
-            self.engine.console.say(" ".join(map(str, values)))
+            self._context.console.say(" ".join(map(str, values)))
 
     def barrier(self) -> None:
         """Wait for all workers. Collective."""
         self.engine.before_collective("s.barrier()")
-        self.engine.group.barrier()
+        self._context.group.barrier()
 
     def sum(self, value: Tensor | float) -> Tensor:
         """Add a number or a tensor up over all workers. Collective.
@@ -506,12 +517,12 @@ class Session:
         """
         self.engine.before_collective("s.sum(...)")
         if isinstance(value, Tensor):
-            return self.engine.group.sum_(value.detach().clone())
+            return self._context.group.sum_(value.detach().clone())
         kind = torch.int64 if isinstance(value, int) else torch.float64
-        return self.engine.group.sum_(torch.tensor(value, dtype=kind))
+        return self._context.group.sum_(torch.tensor(value, dtype=kind))
 
     def _take(self, part: object) -> object:
-        number = len(self.engine.parts.models)
+        number = len(self._context.parts.models)
         match part:
             case nn.Module():
                 return self.model(part, name=f"model{number + 1}" if number else "model")
@@ -531,20 +542,22 @@ class Session:
 
         Further ones may be either, and work as both, but with shards, which allow one alone.
         """
-        served, engine = take_apart(data), self.engine
-        may_be = engine.train_loader is None or self.config.data.shards is None
+        served = describe_data(data)
+        may_be = self._context.parts.train_loader is None or self.config.data.shards is None
         return may_be and (served.shuffle or served.is_stream)
 
     def _opener(
         self,
-        served: Served,
+        served: DataSource,
         augment: tuple[Augment, ...] = (),
         evaluate_with: tuple[Augment, ...] = (),
     ) -> Open:
         def open_source() -> BatchSource:
-            engine = self.engine
-            layout = engine.channels_last
-            return make_source(served, self.config, engine.group, layout, augment, evaluate_with)
+            context = self._context
+            layout = context.parts.channels_last
+            return make_source(
+                served, context.config, context.group, layout, augment, evaluate_with
+            )
 
         return open_source
 

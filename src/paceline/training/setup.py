@@ -2,40 +2,40 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from importlib import import_module
 
 import torch
 
-from paceline.checkpoint.store import SnapshotStore
 from paceline.distributed.group import Group
 from paceline.distributed.shared_storage import shared_between_nodes
 from paceline.distributed.work_division import Division
-from paceline.gradient_sync.replica_consistency import DriftGuard
+from paceline.gradient_sync.registry import sync_methods
+from paceline.gradient_sync.replica_consistency import ReplicaConsistency
 from paceline.launch.heartbeat import note
 from paceline.launch.watchdog.sidecar import WatchedWorkers, watched
 from paceline.metrics.console import Console, make_console
 from paceline.metrics.counters import StepCounters
 from paceline.results.run_directory import RunDirectory
-from paceline.training.batches.load_balancing import SpeedMeter
-from paceline.training.components import Parts
+from paceline.training.components import Components
 from paceline.training.config import TrainConfig
+from paceline.training.context import TrainingContext
 from paceline.training.engine import Engine
-from paceline.training.metrics_logger import Recorder
+from paceline.training.hooks.base import ADDED_HOOKS, StepHook, StepHooks, overrides
+from paceline.training.hooks.load_balancing import LoadBalancer
+from paceline.training.hooks.metrics_logger import MetricsLogger
+from paceline.training.hooks.step_checks import ReplicaChecks, ReproducibilityChecks
 from paceline.training.numerics import NumericsRecord
-from paceline.training.observer import WATCHER
-from paceline.training.optimizer_step import Stepper
-from paceline.training.profiling.profile_writer import Profiler
-from paceline.training.profiling.step_profiler import Pace
-from paceline.training.progress import Course
+from paceline.training.optimizer_step import OptimizerStep
+from paceline.training.profiling.profile_writer import Profiler, TimedSync
+from paceline.training.profiling.step_profiler import StepProfiler
+from paceline.training.progress import TrainingProgress
 from paceline.training.rng import RandomStreams
 from paceline.training.session import Session
 from paceline.training.signals import StopFlag
-from paceline.training.snapshots.manager import SnapshotKeeper, Terms
-from paceline.training.step_checks import Guard
+from paceline.training.snapshots.manager import SnapshotManager
 from paceline.training.sync.base import GradientSync
-from paceline.training.sync.buffer_averaging import Statistics
-from paceline.training.sync.context import SyncContext, make_sync
-from paceline.training.sync.shard_validation import check_every
-from paceline.training.sync.validation import method_of
+from paceline.training.sync.buffer_averaging import BufferAverager
+from paceline.training.sync.validation import check_every, method_of, refuse_backend
 
 
 def _quiet(engine: Engine) -> None:
@@ -75,9 +75,9 @@ def open_session(
     group.listener = note
     with ExitStack() as opened:
         opened.callback(console.close)
-        engine = _build(config, run, group, stop_flag, console, own_options, announce)
-        for close in (engine.release, engine.recorder.close, engine.keeper.close):
-            opened.callback(close)
+        engine = _build(config, run, group, stop_flag, console, own_options, announce, opened)
+        opened.callback(engine.release)
+        opened.callback(engine.keeper.close)
         with _watched(config, run, group):
             yield Session(engine, given, unseeded=unseeded)
 
@@ -108,147 +108,119 @@ def _build(
     console: Console,
     own_options: Sequence[str],
     announce: Callable[[Engine], None],
+    opened: ExitStack,
 ) -> Engine:
-    division, parts = Division.of(config.data.shards, group.world_size), Parts()
-    counters = StepCounters(top=None, parts=division.parts_of(group.rank))
-    numerics = _numerics(config, group, console)
+    context = _context(config, run, group, console, own_options)
+    hooks = context.hooks
+    # What combines the workers' gradients, and what is done around the steps.
+    for hook in ADDED_HOOKS.get():
+        hooks.add(hook)
+    context.profiler.wire_bytes = lambda: sum(model.wire_bytes for model in context.replicas)
+    sync = make_sync(context)
+    if overrides(sync, GradientSync, "begin_step"):
+        hooks.begin_step.insert(0, sync.begin_step)  # it settles the random numbers of a shard
+    for hook in _hooks(context, sync, opened):
+        hooks.add(hook)
+    counters = StepCounters(top=None, parts=context.division.parts_of(group.rank))
+    return Engine(
+        context=context,
+        sync=sync,
+        counters=counters,
+        keeper=SnapshotManager(context, sync, counters),
+        stop_flag=stop_flag,
+        note=note,
+        announce=announce,
+        step=context.step,
+    )
+
+
+def _context(
+    config: TrainConfig,
+    run: RunDirectory,
+    group: Group,
+    console: Console,
+    own_options: Sequence[str],
+) -> TrainingContext:
+    """Make what a step works with."""
+    division, parts, hooks = (
+        Division.of(config.data.shards, group.world_size),
+        Components(),
+        StepHooks(),
+    )
+    pace = StepProfiler(note, group.device, group.world_size, parts.named_parameters)
+    scaler = torch.amp.GradScaler(group.device.type) if config.compute.precision == "fp16" else None
     shared = shared_between_nodes(run.path, group)
-    scaler = _make_scaler(config, group)
-    stepper = _make_stepper(config, group, console, parts, scaler)
-    context = SyncContext(
+    return TrainingContext(
         config=config,
         group=group,
         division=division,
         parts=parts,
-        stepper=stepper,
-        course=_make_course(config),
-        profiler=_make_profiler(config, run, group, parts, stepper),
-        statistics=Statistics(parts, group, division),
+        hooks=hooks,
+        stepper=OptimizerStep(
+            scaler=scaler,
+            clip_norm=config.optim.clip_norm,
+            report=console.warn if group.rank == 0 else _nothing,
+            backward_hooks=hooks.before_backward,
+            pace=pace,
+        ),
+        course=TrainingProgress(
+            loop=config.loop,
+            snapshot_every_steps=config.snapshots.snapshot_every_steps,
+            snapshot_every_s=config.snapshots.every_s,
+        ),
+        profiler=Profiler(
+            path=run.profile_json, pace=pace, group=group, parts=parts, sync=method_of(config)
+        ),
+        statistics=BufferAverager(parts, group, division),
         random=RandomStreams(config.loop.seed, group.rank, group.device),
         run=run,
         console=console,
         scaler=scaler,
         writes=group.rank == 0 if shared else group.placement.local_rank == 0,
+        shared=shared,
         kept_options=tuple(own_options),
     )
-    sync = make_sync(context)
-    context.profiler.wire_bytes = sync.wire_bytes
-    return Engine(
-        config=config,
-        run=run,
-        group=group,
-        course=context.course,
-        parts=parts,
-        stepper=stepper,
-        profiler=context.profiler,
-        counters=counters,
-        keeper=_make_keeper(context, sync, counters, numerics, shared=shared),
-        recorder=_make_recorder(config, run, group, console, shared=shared),
-        console=console,
-        stop_flag=stop_flag,
-        note=note,
-        meter=SpeedMeter(group.device) if config.data.balance and group.world_size > 1 else None,
-        random=context.random,
-        guard=_guard(config, group, parts, numerics),
-        division=division,
-        sync=sync,
-        watcher=stepper.watcher,
-        announce=announce,
-    )
 
 
-def _make_keeper(
-    context: SyncContext,
-    sync: GradientSync,
-    counters: StepCounters,
-    numerics: NumericsRecord | None,
-    *,
-    shared: bool,
-) -> SnapshotKeeper:
-    config = context.config
-    return SnapshotKeeper(
-        store=SnapshotStore(context.run.snapshots, config.snapshots.keep_last),
-        group=context.group,
-        parts=context.parts,
-        counters=counters,
-        scaler=context.scaler,
-        statistics=context.statistics,
-        sync=sync,
-        terms=Terms(
-            report=context.console.warn,
-            division=context.division,
-            own_options=context.kept_options,
-            writes=context.writes,
-            shared=shared,
-            method=method_of(config),
-            numerics=numerics,
-        ),
-    )
+def make_sync(context: TrainingContext) -> GradientSync:
+    """Make the way of combining gradients that the options ask for. Collective.
+
+    Raises:
+        UsageError: The backend can't carry it.
+    """
+    method = method_of(context.config)
+    refuse_backend(method, context.group.backend)
+    module, _, name = sync_methods()[method].implementation.partition(":")
+    make: Callable[[TrainingContext], GradientSync] = getattr(import_module(module), name)
+    return make(context)
 
 
-def _make_stepper(
-    config: TrainConfig,
-    group: Group,
-    console: Console,
-    parts: Parts,
-    scaler: torch.amp.GradScaler | None,
-) -> Stepper:
-    return Stepper(
-        scaler=scaler,
-        clip_norm=config.optim.clip_norm,
-        report=console.warn if group.rank == 0 else _nothing,
-        watcher=WATCHER.get(),
-        pace=Pace(note, group.device, group.world_size, parts.named_parameters),
-    )
-
-
-def _make_profiler(
-    config: TrainConfig, run: RunDirectory, group: Group, parts: Parts, stepper: Stepper
-) -> Profiler:
-    return Profiler(
-        path=run.profile_json, pace=stepper.pace, group=group, parts=parts, sync=method_of(config)
-    )
-
-
-def _make_scaler(config: TrainConfig, group: Group) -> torch.amp.GradScaler | None:
-    fp16 = config.compute.precision == "fp16"
-    return torch.amp.GradScaler(group.device.type) if fp16 else None
-
-
-def _make_course(config: TrainConfig) -> Course:
-    return Course(
-        loop=config.loop,
-        snapshot_every_steps=config.snapshots.snapshot_every_steps,
-        snapshot_every_s=config.snapshots.every_s,
-    )
-
-
-def _numerics(config: TrainConfig, group: Group, console: Console) -> NumericsRecord | None:
-    if config.data.shards is None:
-        return None
-    allowed = config.compute.allow_different_hardware
-    return NumericsRecord(group.device, console.warn, allow_different=allowed)
-
-
-def _guard(
-    config: TrainConfig, group: Group, parts: Parts, numerics: NumericsRecord | None
-) -> Guard | None:
-    every = check_every(config)
-    if not every and numerics is None:
-        return None
-    drift = DriftGuard(group, every, parts.named_parameters, parts.optimizers)
-    return Guard(drift, parts, numerics)
+def _hooks(context: TrainingContext, sync: GradientSync, opened: ExitStack) -> Iterator[StepHook]:
+    """Make what this training has of hooks, in the order in which they are called."""
+    config, group, parts, say = context.config, context.group, context.parts, context.console
+    agree = None if context.shared else group.broadcast_text
+    if context.scaler is not None:
+        yield context.stepper
+    if overrides(sync, GradientSync, "after_step"):
+        yield TimedSync(context.profiler, sync)
+    if config.data.shards is not None:
+        allowed = config.compute.allow_different_hardware
+        numerics = NumericsRecord(group.device, say.warn, allow_different=allowed)
+        yield ReproducibilityChecks(numerics, agree)
+    if every := check_every(config):
+        yield ReplicaChecks(
+            ReplicaConsistency(group, every, parts.named_parameters, parts.optimizers)
+        )
+    if config.data.balance and group.world_size > 1:
+        most = config.data.max_batch_per_worker
+        yield LoadBalancer(context.course, group, most, say.say)
+    writes = group.rank == 0
+    events = context.run.path / "tensorboard" if writes and config.metrics.tensorboard else None
+    table = context.run.metrics_csv if writes else None
+    logger = MetricsLogger(table, events, say, agree or str)
+    opened.callback(logger.close)
+    yield logger
 
 
 def _nothing(line: str) -> None:
     """Say nothing: another rank does."""
-
-
-def _make_recorder(
-    config: TrainConfig, run: RunDirectory, group: Group, console: Console, *, shared: bool
-) -> Recorder:
-    agree = str if shared else group.broadcast_text
-    if group.rank != 0:
-        return Recorder(None, None, console, agree)
-    events = run.path / "tensorboard" if config.metrics.tensorboard else None
-    return Recorder(run.metrics_csv, events, console, agree)

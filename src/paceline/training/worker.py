@@ -27,7 +27,7 @@ from paceline.training.loop import train
 from paceline.training.numerics import describe as describe_numerics
 from paceline.training.numerics import pin
 from paceline.training.recipe import load_recipe
-from paceline.training.recipe_session import judge_best, prepare
+from paceline.training.recipe_session import evaluate_best, prepare
 from paceline.training.request import TrainRequest
 from paceline.training.rng import seed_everything
 from paceline.training.run_metadata import (
@@ -43,8 +43,7 @@ from paceline.training.session import Session
 from paceline.training.setup import open_session
 from paceline.training.signals import stop_on_signals
 from paceline.training.startup_facts import facts_of
-from paceline.training.sync.shard_validation import check_reproducible
-from paceline.training.sync.validation import check_method, method_of
+from paceline.training.sync.validation import check_method, check_reproducible, method_of
 
 LAST_SNAPSHOT_S = 30.0
 """For the last snapshot to be written, where the disk is full or can't be written at first."""
@@ -104,7 +103,7 @@ def _train(session: Session, job: Job, request: TrainRequest) -> str:
     training = prepare(session, job)
     with suppress(InterruptedTraining):  # saved; the summary says why
         train(training)
-    return finish(session.engine, request, partial(judge_best, training))
+    return finish(session.engine, request, partial(evaluate_best, training))
 
 
 def set_up_torch(config: TrainConfig) -> None:
@@ -135,16 +134,17 @@ def facts_here(
 
 def announce(engine: Engine, request: TrainRequest) -> None:
     """Write `run.json` and say what begins. Collective."""
+    context = engine.context
     description = describe_run(engine, request)
-    run, attempt = engine.run, engine.group.placement.attempt
+    run, attempt = context.run, context.group.placement.attempt
     start = describe_start(engine, attempt, resumed=run.run_json.exists())
-    if engine.group.rank == 0:
+    if context.group.rank == 0:
         with storing(run.run_json):
             write_run(run, description, start)
         opening = restart_line(engine) if attempt else opening_lines(engine, description, run)
-        engine.console.say(opening)
-        if engine.parts.unseeded and not engine.course.state.step:
-            engine.console.warn(unseeded_line(engine.parts.unseeded))
+        context.console.say(opening)
+        if context.parts.unseeded and not context.course.state.step:
+            context.console.warn(unseeded_line(context.parts.unseeded))
 
 
 def finish(
@@ -162,24 +162,28 @@ def finish(
     Raises:
         StorageError: The final weights, or the summary, can't be written; on every worker.
     """
-    if engine.guard is not None:
-        engine.guard.look_at_the_end(engine.course.state.step)
+    context = engine.context
+    for end_training in context.hooks.end_training:
+        end_training(context.course.state.step)
     save_last(engine)
-    engine.profiler.record(engine.course, must=True)
+    context.profiler.record(context.course, must=True)
     summary = summarize(engine, request.recipe)
-    budget, begun_s = engine.course.describe_budget(engine.course.lap()), perf_counter()
+    budget, begun_s = (
+        context.course.describe_budget(context.course.lap()),
+        perf_counter(),
+    )
     if summary["stopped_because"] != "signal":
         summary |= judge()
     if budget is not None:
         test_s = perf_counter() - begun_s
         used_s = budget["used_s"] + test_s
         summary["time_budget"] = budget | {"used_s": used_s, "test_s": test_s}
-    if engine.group.rank == 0:
+    if context.group.rank == 0:
         mixed = (
-            has_mixed(engine.run, engine.course.state.step) if engine.division.is_fixed else None
+            has_mixed(context.run, context.course.state.step) if context.division.is_fixed else None
         )
-        with storing(engine.run.summary_json):
-            write_json(engine.run.summary_json, summary | {"mixed_numerics": mixed})
+        with storing(context.run.summary_json):
+            write_json(context.run.summary_json, summary | {"mixed_numerics": mixed})
     return json.dumps({"stopped_because": summary["stopped_because"]})
 
 
@@ -192,19 +196,20 @@ def save_last(engine: Engine) -> None:
         StorageError: It couldn't be written, at the end of a training that no signal stopped, or
             the run directory is gone; on every worker.
     """
-    course, flag = engine.course, engine.stop_flag
+    context = engine.context
+    course, flag = context.course, engine.stop_flag
     was_stopped = course.stopping == "signal" and course.state.ended is None
-    limit_s = 0.0 if was_stopped else min(LAST_SNAPSHOT_S, engine.config.dist.timeout_s / 2)
+    limit_s = 0.0 if was_stopped else min(LAST_SNAPSHOT_S, context.config.dist.timeout_s / 2)
     engine.note.operation = "snapshot"
     reason = engine.keeper.save_last(limit_s, lambda: flag.name is not None)
-    is_gone = engine.group.rank == 0 and not engine.run.run_json.exists()
+    is_gone = context.group.rank == 0 and not context.run.run_json.exists()
     own = json.dumps([gethostname(), reason, is_gone])
-    told = [json.loads(text) for text in engine.group.gather_texts(own)]
+    told = [json.loads(text) for text in context.group.gather_texts(own)]
     if any(gone for _, _, gone in told):
         raise StorageError(
-            f"{engine.run.run_json} is gone: the run directory was removed, moved or emptied while "
-            "the training ran. Where it was moved, move it back and go on; what is there now can't "
-            "be gone on with"
+            f"{context.run.run_json} is gone: the run directory was removed, moved or emptied "
+            "while the training ran. Where it was moved, move it back and go on; what is there now "
+            "can't be gone on with"
         )
     failed = {host: why for host, why, _ in told if why}
     if failed and not was_stopped:

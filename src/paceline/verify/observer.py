@@ -10,7 +10,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from paceline.data.batch import Batch
-from paceline.training.evaluation.distributed_mean import Figures
+from paceline.training.components import Components
+from paceline.training.evaluation.distributed_mean import Metrics
+from paceline.training.hooks.base import StepHook
+from paceline.training.snapshots.train_state import TrainState
 from paceline.verify.events import (
     Backward,
     Drawn,
@@ -65,9 +68,9 @@ class Observer:
     _disturbed_at: int = -1
     _dropped_at: int = -1
     _rng_state: str = ""
-    """State of the generator after the last batch or dropout; empty where it isn't looked at."""
+    """State of the generator after the last batch, dropout or backward pass; empty before them."""
 
-    # Called by Paceline's session: training/observer.py
+    # Called for Paceline's session, by `SessionHook`
 
     def begin(self, models: Mapping[str, nn.Module], optimizers: Sequence[Optimizer]) -> None:
         """Take in what is trained."""
@@ -92,7 +95,7 @@ class Observer:
         self._record_draws()
         self.writer.write(Backward(_number(loss), weight))
 
-    def evaluated(self, figures: Figures, samples: int) -> None:
+    def evaluated(self, figures: Metrics, samples: int) -> None:
         """Note an evaluation's figures."""
         self.writer.write(Figured(figures, samples))
 
@@ -199,9 +202,12 @@ class Observer:
             self.record(Met(joined_only))
 
     def _record_draws(self) -> None:
-        if self._rng_state and rng_states()["torch"] != self._rng_state:
+        if not self._rng_state:
+            return
+        state = rng_states()["torch"]
+        if state != self._rng_state:
             self.writer.write(Drew("step", self._rng_state))
-        self._rng_state = ""
+        self._rng_state = state  # a step may have several backward passes, and draw between them
 
     def _name(self, module: nn.Module, prefix: str = "") -> None:
         self.roots[id(module)] = module
@@ -250,3 +256,35 @@ def _number(loss: Tensor) -> float:
 def _numbers(tensor: Tensor) -> tuple[float, ...]:
     values: Iterable[float] = tensor.detach().double().reshape(-1).tolist()
     return tuple(values)
+
+
+@final
+class SessionHook(StepHook):
+    """Tells an observer what Paceline's own session trains."""
+
+    needs_equal_weights = True
+
+    def __init__(self, observer: Observer) -> None:
+        """Args:
+        observer: Of this worker.
+        """
+        self._observer = observer
+        self._position = TrainState()
+
+    def setup(self, parts: Components, position: TrainState, saved: Mapping[str, object]) -> None:
+        """Show it what is trained."""
+        self._position = position
+        self._observer.begin(parts.models, parts.optimizers)
+
+    def begin_step(self, step: int, batch: Batch | None) -> None:
+        """Show it what is about to be trained on."""
+        if batch is not None:
+            self._observer.batch(batch, self._position.epoch, step)
+
+    def before_backward(self, loss: Tensor, weight: float) -> None:
+        """Show it the loss."""
+        self._observer.loss(loss, weight)
+
+    def after_evaluation(self, metrics: Mapping[str, float], samples: int) -> None:
+        """Show it an evaluation's figures."""
+        self._observer.evaluated(dict(metrics), samples)

@@ -39,6 +39,9 @@ def disturb_gradients(
 ) -> None:
     """Add noise to gradients: each element moves by the same size, up or down.
 
+    An element that is exactly zero stays: it is a sum of zeros (of a unit that no sample activates,
+    say), which come out alike in any order. Adam would turn the noise into a whole step.
+
     Args:
         parameters: Whose gradients are changed.
         step: Settles which go up.
@@ -52,7 +55,7 @@ def disturb_gradients(
         if autocast is not None:
             size = max(size, _OF_AUTOCAST * torch.finfo(autocast).eps)
         scale = gradient.square().mean().sqrt() * size
-        gradient.add_(_signs(gradient, step) * scale)
+        gradient.add_(_signs(gradient, step) * scale * (gradient != 0))
 
 
 def _signs(like: Tensor, step: int) -> Tensor:

@@ -25,7 +25,8 @@ _SEED_APART = (
 ADVICE: Mapping[Cause, Advice] = {
     Cause.NO_COMMUNICATION: Advice(
         "nothing makes one training of the processes: none learns from what the others have seen",
-        "model = s.model(net), batches = s.loader(train_set), s.step(loss): see docs/scripts.md",
+        "model = s.model(net), batches = s.loader(train_set), s.step(loss): see "
+        "docs/reference/session.md",
         "init_process_group(), DataLoader(..., sampler=DistributedSampler(train_set)), and "
         "model = DistributedDataParallel(model), called as model(x)",
     ),

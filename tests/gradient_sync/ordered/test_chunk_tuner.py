@@ -12,7 +12,7 @@ from paceline.distributed.work_division import Division
 from paceline.gradient_sync.buckets import ALIGNMENT
 from paceline.gradient_sync.ordered import chunk_tuner as graining
 from paceline.gradient_sync.ordered import exchange as exchanging
-from paceline.gradient_sync.ordered.chunk_tuner import CUTS, Cut, Grain
+from paceline.gradient_sync.ordered.chunk_tuner import CUTS, ChunkTuner, Cut
 from paceline.gradient_sync.ordered.exchange import Exchange
 from paceline.gradient_sync.ordered.reduce import OrderedSum
 from paceline.gradient_sync.ordered.reduction_tree import Node, TreeSum
@@ -41,7 +41,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.mark.parametrize("fastest", CUTS)
 def test_the_fastest_cut_is_kept(fastest: Cut, seconds: list[float]) -> None:
-    grain = Grain()
+    grain = ChunkTuner()
     tried = []
     while not grain.is_settled:
         told = grain.tell()
@@ -57,7 +57,7 @@ def test_the_fastest_cut_is_kept(fastest: Cut, seconds: list[float]) -> None:
 
 
 def test_what_all_workers_measured_is_added_up(seconds: list[float]) -> None:
-    grain = Grain()
+    grain = ChunkTuner()
     while not any(grain.tell()):
         grain.begin()
         seconds.append(seconds[-1] + 1)
@@ -69,7 +69,7 @@ def test_what_all_workers_measured_is_added_up(seconds: list[float]) -> None:
 
 @pytest.mark.parametrize(("fine", "kept"), [(960, CUTS[2]), (980, CUTS[0])])
 def test_a_finer_cut_must_be_clearly_faster(fine: int, kept: Cut, seconds: list[float]) -> None:
-    grain = Grain()
+    grain = ChunkTuner()
     while not any(grain.tell()):
         grain.begin()
         seconds.append(seconds[-1] + 1)
@@ -79,7 +79,7 @@ def test_a_finer_cut_must_be_clearly_faster(fine: int, kept: Cut, seconds: list[
 
 
 def test_the_first_time_of_a_cut_isnt_counted(seconds: list[float]) -> None:
-    grain, seen = Grain(), set[Cut]()
+    grain, seen = ChunkTuner(), set[Cut]()
     while not any(grain.tell()):
         grain.begin()
         seconds.append(seconds[-1] + (2 if grain.cut in seen else 99))
@@ -90,7 +90,7 @@ def test_the_first_time_of_a_cut_isnt_counted(seconds: list[float]) -> None:
 
 def test_a_long_first_time_doesnt_move_the_median_of_the_others(seconds: list[float]) -> None:
     """Of an even number of times, as one cut has, one more at the end would."""
-    grain, counts = Grain(), dict.fromkeys(CUTS, 0)
+    grain, counts = ChunkTuner(), dict.fromkeys(CUTS, 0)
     while not any(grain.tell()):
         grain.begin()
         counts[grain.cut] += 1
@@ -101,7 +101,7 @@ def test_a_long_first_time_doesnt_move_the_median_of_the_others(seconds: list[fl
 
 
 def test_steps_in_which_nothing_leaves_arent_counted(seconds: list[float]) -> None:
-    grain = Grain()
+    grain = ChunkTuner()
     for _ in range(100):
         grain.end(torch.zeros(2, len(CUTS), dtype=torch.int64))
     assert grain.cut == CUTS[0]
@@ -150,7 +150,7 @@ def test_sums_have_the_same_bits_however_they_are_cut(
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_only_what_crosses_a_network_is_cut(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
-    monkeypatch.setattr(Grain, "begin", lambda _self: begun.append(1))
+    monkeypatch.setattr(ChunkTuner, "begin", lambda _self: begun.append(1))
 
     def body(group: Group) -> int:
         place = Placement(rank=group.rank, world_size=2, node_rank=group.rank % nodes, nodes=nodes)

@@ -16,7 +16,7 @@ from paceline.launch import follow
 from paceline.launch.cluster import ClusterJob
 from paceline.launch.follow import launch
 from paceline.launch.json_fields import Answer as Json
-from paceline.launch.kubernetes import job as kubernetes_job
+from paceline.launch.kubernetes.job import KubernetesJob
 from paceline.launch.kubernetes.launcher import KubernetesLauncher
 from paceline.launch.kubernetes.options import KubernetesOptions
 from paceline.launch.kubernetes.outcome import describe_wait, outcome, read_pods
@@ -34,7 +34,7 @@ def submit(job: ClusterJob, options: KubernetesOptions) -> int:
 
 @pytest.fixture
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
-    monkeypatch.setattr(kubernetes_job, "POLL_S", 0.01)
+    monkeypatch.setattr(KubernetesJob, "poll_s", 0.01)
     monkeypatch.setattr(follow, "LOOK_S", 0.01)
     played = Played(tmp_path / "bin", "kubectl")
     monkeypatch.setenv("PATH", f"{played.directory}:{os.environ['PATH']}")
@@ -236,7 +236,7 @@ def test_a_job_that_cannot_be_deleted_may_still_run(
 ) -> None:
     kubectl.play(USUAL | {"get job/": job(), "delete": Answer(err="forbidden\n", code=1)})
     when(lambda: bool(kubectl.calls("logs")), signal.SIGINT)
-    with pytest.raises(InfrastructureError, match="may still run: kubectl delete job/"):
+    with pytest.raises(InfrastructureError, match="may still run, and cost: kubectl delete job/"):
         submit(a_job(), OPTIONS)
 
 

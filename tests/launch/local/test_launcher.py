@@ -207,6 +207,12 @@ def test_a_worker_that_ends_with_0_after_its_end_is_none(launch: Launch) -> None
     assert launch("leave_when_done", workers=1).results == {0: "done"}
 
 
+@pytest.mark.timeout(120)
+def test_a_worker_that_is_done_waits_for_nobody(launch: Launch, tmp_path: Path) -> None:
+    """While it did, by an event of multiprocessing, one that was killed there hung the launcher."""
+    assert launch("outlive", str(tmp_path), workers=2).results == {0: "last", 1: "first"}
+
+
 def test_a_worker_that_ends_with_0_before_its_end_leaves_a_record(launch: Launch) -> None:
     cause = launch("leave", "0", workers=1).failures[0]
     record = json.loads((launch.log_dir / "failure-rank-0.json").read_text())
@@ -321,14 +327,14 @@ def test_nothing_listens_beyond_loopback(launch: Launch, tmp_path: Path) -> None
 
 
 def test_on_one_machine_nothing_listens_for_the_store() -> None:
-    from paceline.launch.local.elastic_agent import SeatRendezvous
+    from paceline.launch.local.elastic_agent import StaticRendezvous
 
     def listening() -> set[tuple[str, int]]:
         connections = psutil.Process().net_connections("inet")
         return {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
 
     before = listening()
-    rendezvous = SeatRendezvous(None, 0)
+    rendezvous = StaticRendezvous(None, 0)
     information = rendezvous.next_rendezvous()
     assert listening() == before
     information.store.set("key", "value")

@@ -78,6 +78,8 @@ class ParallelLauncher(Launcher):
 class ParallelJob(SubmittedJob):
     """The processes."""
 
+    poll_s = 0.0  # looking at them is cheap
+
     def __init__(
         self, job: ClusterJob, nodes: Sequence["subprocess.Popen[bytes]"], output: Path
     ) -> None:
@@ -87,11 +89,6 @@ class ParallelJob(SubmittedJob):
         self._tail = Tail(output)
         self._has_ended = False
         self._hint = f"Resume it: {command_line('resume', job.run_dir)}"
-
-    @property
-    def poll_s(self) -> float:
-        """Looking at processes is cheap."""
-        return 0.0
 
     def poll(self) -> str | Outcome:
         """Look whether the processes have ended."""

@@ -24,8 +24,7 @@ from paceline.launch.aws_client import AwsError
 from paceline.launch.cluster import ClusterJob
 from paceline.launch.follow import launch
 from paceline.launch.json_fields import Answer
-from paceline.launch.sagemaker import job as sagemaker_job
-from paceline.launch.sagemaker.job import host_of, outcome
+from paceline.launch.sagemaker.job import SagemakerJob, host_of, outcome
 from paceline.launch.sagemaker.launcher import SagemakerLauncher
 from paceline.launch.sagemaker.options import SagemakerOptions
 from tests.launch.cluster_jobs import a_job
@@ -46,7 +45,7 @@ def submit(job: ClusterJob, options: SagemakerOptions) -> int:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sagemaker_job, "POLL_S", 0.02)
+    monkeypatch.setattr(SagemakerJob, "poll_s", 0.02)
     monkeypatch.setattr(follow, "LOOK_S", 0.01)
     monkeypatch.setattr("secrets.token_hex", lambda size: "abc123")
 

@@ -5,7 +5,7 @@ import pytest
 from paceline.errors import ExitCode
 from paceline.launch.restart_policy import RestartBudget
 from paceline.launch.slurm.commands import one_line
-from paceline.launch.slurm.requeue_policy import judge
+from paceline.launch.slurm.requeue_policy import decide_requeue
 from paceline.launch.slurm.states import (
     JobState,
     code_of,
@@ -109,9 +109,9 @@ NONE_LEFT = RestartBudget(max_restarts=2, left=0, progress=40)
 def test_queued_again(
     code: int, job: JobState, progress: int, budget: RestartBudget, left: int
 ) -> None:
-    verdict = judge(code, job, progress, budget)
-    assert verdict.requeue
-    assert verdict.budget.left == left
+    decision = decide_requeue(code, job, progress, budget)
+    assert decision.requeue
+    assert decision.budget.left == left
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_queued_again(
 def test_not_queued_again(
     code: int, job: JobState | None, progress: int, budget: RestartBudget, note: str
 ) -> None:
-    verdict = judge(code, job, progress, budget)
-    assert not verdict.requeue
-    assert note in verdict.note
-    assert bool(note) == bool(verdict.note)
+    decision = decide_requeue(code, job, progress, budget)
+    assert not decision.requeue
+    assert note in decision.note
+    assert bool(note) == bool(decision.note)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.launch.ssh import agent_io, artifact_transfer
-from paceline.launch.ssh.artifact_transfer import Courier, end_of_log, keep_file, pieces
+from paceline.launch.ssh.artifact_transfer import ArtifactTransfer, end_of_log, keep_file, pieces
 from paceline.launch.ssh.protocol import Message
 from paceline.results.run_directory import RunDirectory
 
@@ -37,8 +37,8 @@ def test_files_come_over_in_pieces_and_whole(
     there.rank_log(3).write_bytes(LONG)
     there.rank_log(4).write_text("not this host's")
     told: list[Message] = []
-    monkeypatch.setattr(agent_io, "tell", told.append)
-    with Courier(there, [3], leads=True).running():
+    monkeypatch.setattr(agent_io, "send", told.append)
+    with ArtifactTransfer(there, [3], leads=True).running():
         pass
     longest = max(len(str(message["text"]).encode()) for message in told)
     assert longest <= 64 * 1024 + 3  # with the rest of a character

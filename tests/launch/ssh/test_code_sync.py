@@ -13,10 +13,15 @@ import pytest
 from paceline import __version__
 from paceline.errors import InfrastructureError, UsageError
 from paceline.launch.ssh import installer
-from paceline.launch.ssh.code_sync import install, receiver_command, sync_code, sync_command
+from paceline.launch.ssh.code_sync import (
+    build_wheel,
+    install,
+    receiver_command,
+    sync_code,
+    sync_command,
+)
 from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
-from paceline.launch.ssh.wheel import build_wheel
 from tests.support.needs import RSYNC, need
 
 _OPTIONS = HostsOptions(hosts="a")

@@ -9,9 +9,8 @@ import pytest
 from paceline import __version__
 from paceline.errors import InfrastructureError
 from paceline.launch.ssh import connection as ours
-from paceline.launch.ssh import connection_pool, protocol
-from paceline.launch.ssh.connection import Connection
-from paceline.launch.ssh.connection_pool import connect, wait_for
+from paceline.launch.ssh import protocol
+from paceline.launch.ssh.connection import Connection, connect, wait_for
 from paceline.launch.ssh.hostfile import Host, parse_hosts
 from paceline.launch.ssh.options import HostsOptions
 from tests.launch.waiting import until
@@ -105,7 +104,7 @@ def test_a_slow_host_costs_no_other_its_place(
         over.set()
         wait_for([slow, good], over)  # at once
         assert not slow.lost
-        monkeypatch.setattr(connection_pool, "CONNECT_S", 0.1)
+        monkeypatch.setattr(ours, "CONNECT_S", 0.1)
         wait_for([slow, good])
         assert slow.lost.startswith("acting: no answer in ")
         assert good.is_ready

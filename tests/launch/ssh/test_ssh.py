@@ -6,10 +6,10 @@ import pytest
 from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
 from paceline.launch.ssh.ssh import (
+    agent_command,
     explain,
     forwarded_port,
     forwarding_failed,
-    guard_command,
     plain_ssh_words,
 )
 
@@ -17,7 +17,7 @@ _HOST = Host(name="node1", user="alice", port=2222, python="/opt/my env/bin/pyth
 
 
 def test_the_host_stands_behind_the_options_and_only_python_is_run() -> None:
-    command = guard_command(_HOST, HostsOptions(hosts="node1"), 4000)
+    command = agent_command(_HOST, HostsOptions(hosts="node1"), 4000)
     place = command.index("--")
     assert command[place + 1] == "node1"
     assert shlex.split(command[place + 2]) == [
@@ -35,7 +35,7 @@ def test_the_host_stands_behind_the_options_and_only_python_is_run() -> None:
 @pytest.mark.parametrize(("keys", "said"), [("known", "yes"), ("accept-new", "accept-new")])
 def test_unknown_host_keys_are_refused_unless_said_otherwise(keys: str, said: str) -> None:
     options = HostsOptions(hosts="node1", host_keys=keys)  # type: ignore[arg-type]
-    settings = guard_command(_HOST, options)
+    settings = agent_command(_HOST, options)
     assert f"StrictHostKeyChecking={said}" in settings
     assert "BatchMode=yes" in settings
     assert "ForwardAgent=no" in settings
@@ -44,7 +44,7 @@ def test_unknown_host_keys_are_refused_unless_said_otherwise(keys: str, said: st
 def test_a_configuration_of_ones_own(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.touch()
-    command = guard_command(_HOST, HostsOptions(hosts="a", ssh_config=str(config)))
+    command = agent_command(_HOST, HostsOptions(hosts="a", ssh_config=str(config)))
     assert command[command.index("-F") + 1] == str(config)
 
 
@@ -56,10 +56,10 @@ def test_the_forwarded_port_is_read() -> None:
 
 def test_the_users_own_forwards_do_no_harm() -> None:
     options = HostsOptions(hosts="node1")
-    training = guard_command(_HOST, options, 4000)
+    training = agent_command(_HOST, options, 4000)
     assert "ExitOnForwardFailure=no" in training
     assert "ClearAllForwardings=yes" not in training  # it would clear ours too
-    for command in (guard_command(_HOST, options), plain_ssh_words(_HOST, options)):
+    for command in (agent_command(_HOST, options), plain_ssh_words(_HOST, options)):
         assert "ClearAllForwardings=yes" in command
 
 

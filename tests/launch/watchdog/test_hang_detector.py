@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.launch.watchdog.hang_detector import HangLimits, judge
+from paceline.launch.watchdog.hang_detector import HangLimits, detect_hang
 from paceline.launch.watchdog.worker_state import WorkerState
 from tests.launch.watchdog.states import IN_STEP
 
@@ -34,7 +34,7 @@ READING = three(collectives=79, collective="", operation="data", step=39)
     ],
 )
 def test_who_is_missing(states: Sequence[WorkerState], reason: str) -> None:
-    hang = judge(states, LIMITS)
+    hang = detect_hang(states, LIMITS)
     assert hang is not None
     assert hang.missing == (1,)
     assert reason in hang.reason
@@ -43,16 +43,16 @@ def test_who_is_missing(states: Sequence[WorkerState], reason: str) -> None:
 
 def test_of_two_in_different_collectives_the_further_one_has_left_one_out() -> None:
     ahead = replace(IN_STEP, rank=0, step=41)
-    hang = judge([ahead, replace(IN_STEP, rank=1, collective="all-gather")], LIMITS)
+    hang = detect_hang([ahead, replace(IN_STEP, rank=1, collective="all-gather")], LIMITS)
     assert hang is not None
     assert hang.missing == (0,)
-    hang = judge([IN_STEP, replace(IN_STEP, rank=1, collective="all-gather")], LIMITS)
+    hang = detect_hang([IN_STEP, replace(IN_STEP, rank=1, collective="all-gather")], LIMITS)
     assert hang is not None
     assert hang.missing == (0, 1)  # nothing shows which of them is wrong
 
 
 def test_nobody_is_missing_where_all_wait_for_each_other() -> None:
-    hang = judge(three(), LIMITS)
+    hang = detect_hang(three(), LIMITS)
     assert hang is not None
     assert hang.missing == ()
     assert "connection" in hang.reason
@@ -75,8 +75,8 @@ def test_how_long_is_too_long(states: Sequence[WorkerState], limit_s: float) -> 
     def after(seconds: float) -> Sequence[WorkerState]:
         return [replace(state, step_age_s=seconds, age_s=seconds) for state in states]
 
-    assert judge(after(limit_s - 1), LIMITS) is None
-    assert judge(after(limit_s + 1), LIMITS) is not None
+    assert detect_hang(after(limit_s - 1), LIMITS) is None
+    assert detect_hang(after(limit_s + 1), LIMITS) is not None
 
 
 def test_where_nobody_waits_a_long_evaluation_or_first_step_may_last_for_ever() -> None:
@@ -85,32 +85,32 @@ def test_where_nobody_waits_a_long_evaluation_or_first_step_may_last_for_ever() 
             replace(s, collective="", operation=operation, steps=steps, age_s=1e6, step_age_s=1e6)
             for s in three()
         ]
-        assert judge(states, LIMITS) is None
+        assert detect_hang(states, LIMITS) is None
 
 
 def test_a_step_that_one_worker_has_finished_lately_is_progress() -> None:
-    assert judge(three(step_age_s=2.0), LIMITS) is None
+    assert detect_hang(three(step_age_s=2.0), LIMITS) is None
 
 
 @pytest.mark.parametrize("process", ["gone", "traced"])
 def test_a_worker_that_is_gone_or_debugged_is_no_hang(process: str) -> None:
-    assert judge(three(process=process, collectives=79), LIMITS) is None
+    assert detect_hang(three(process=process, collectives=79), LIMITS) is None
 
 
 def test_unseen_workers_double_the_limit() -> None:
-    assert judge(BEHIND, LIMITS, unseen=1) is None
+    assert detect_hang(BEHIND, LIMITS, unseen=1) is None
     older = [replace(state, step_age_s=61.0) for state in BEHIND]
-    assert judge(older, LIMITS, unseen=1) is not None
+    assert detect_hang(older, LIMITS, unseen=1) is not None
 
 
 def test_a_hang_is_found_before_those_that_wait_give_up() -> None:
     states = [replace(state, step_age_s=19.0, median_step_s=9.0) for state in BEHIND]
-    assert judge(states, HangLimits(timeout_s=20.0)) is not None
-    assert judge(states, HangLimits(timeout_s=40.0)) is None
+    assert detect_hang(states, HangLimits(timeout_s=20.0)) is not None
+    assert detect_hang(states, HangLimits(timeout_s=40.0)) is None
 
 
 def test_the_limits_are_options() -> None:
-    assert judge(BEHIND, HangLimits(least_s=32.0)) is None
+    assert detect_hang(BEHIND, HangLimits(least_s=32.0)) is None
     states = [replace(state, step_age_s=2.0) for state in BEHIND]
-    assert judge(states, HangLimits(least_s=1.0)) is not None
-    assert judge([], LIMITS) is None
+    assert detect_hang(states, HangLimits(least_s=1.0)) is not None
+    assert detect_hang([], LIMITS) is None

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.launch.watchdog.hang_detector import HangLimits
-from paceline.launch.watchdog.live_stats import read_live
+from paceline.launch.watchdog.stragglers import read_live
 from paceline.results.run_directory import log_path
 from tests.launch.conftest import fork_server, launch
 from tests.launch.launching import Launch

@@ -42,8 +42,8 @@ def start() -> Iterator[Start]:
 
 
 def test_a_worker_that_sleeps_answers(start: Start, tmp_path: Path) -> None:
-    process = start("wait_for_ever()", tmp_path / "log")
-    stacks = collect_stacks([replace(IN_STEP, pid=process.pid)], {0: tmp_path / "log"})
+    process = start("wait_for_ever()", tmp_path / "rank-0.log")
+    stacks = collect_stacks([replace(IN_STEP, pid=process.pid)], tmp_path)
     assert "in wait_for_ever" in stacks[0]
     assert "printed before" not in stacks[0]
     assert own_frame(stacks[0]).endswith("in wait_for_ever")
@@ -51,19 +51,19 @@ def test_a_worker_that_sleeps_answers(start: Start, tmp_path: Path) -> None:
 
 def test_a_worker_answers_whose_interpreter_is_locked(start: Start, tmp_path: Path) -> None:
     code = "threading.Thread(target=lock_the_interpreter, daemon=True).start()\nwait_for_ever()"
-    log = tmp_path / "log"
+    log = tmp_path / "rank-0.log"
     process = start(code, log)
     until(lambda: "locking" in log.read_text())
-    stacks = collect_stacks([replace(IN_STEP, pid=process.pid)], {0: log})
+    stacks = collect_stacks([replace(IN_STEP, pid=process.pid)], tmp_path)
     assert "in lock_the_interpreter" in stacks[0]
     assert "in <module>" in stacks[0]
 
 
 def test_a_stopped_worker_isnt_waited_for(start: Start, tmp_path: Path) -> None:
-    process = start("wait_for_ever()", tmp_path / "log")
+    process = start("wait_for_ever()", tmp_path / "rank-0.log")
     process.send_signal(signal.SIGSTOP)
     states = [replace(IN_STEP, pid=process.pid, process="stopped")]
-    assert collect_stacks(states, {0: tmp_path / "log"}) == {}
+    assert collect_stacks(states, tmp_path) == {}
 
 
 _STACKS = """Thread 0x00007f01 (most recent call first):

@@ -3,8 +3,15 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.watchdog.live_stats import live_path, read_live, remove_live, write_live
-from paceline.launch.watchdog.stragglers import Speeds, WorkerSpeed, find_stragglers
+from paceline.launch.watchdog.stragglers import (
+    Speeds,
+    WorkerSpeed,
+    find_stragglers,
+    live_path,
+    read_live,
+    remove_live,
+    write_live,
+)
 from paceline.launch.watchdog.worker_state import WorkerState
 from tests.launch.watchdog.states import IN_STEP
 

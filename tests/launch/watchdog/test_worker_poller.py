@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from paceline.launch.heartbeat import StepNote
-from paceline.launch.watchdog.worker_poller import Lookout
+from paceline.launch.watchdog.worker_poller import WorkerPoller
 from paceline.launch.watchdog.worker_state import WorkerState
 from tests.launch.waiting import until
 
@@ -40,19 +40,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_steps_and_ages(tmp_path: Path, clock: Clock) -> None:
     note, path = StepNote(), tmp_path / "note"
     note.share(path)
-    watch = Lookout({3: path}, {3: os.getpid()})
-    (first,) = watch.look()
+    watch = WorkerPoller({3: path}, {3: os.getpid()})
+    (first,) = watch.poll()
     assert (first.rank, first.process) == (3, "running")
     assert (first.step, first.median_step_s) == (None, None)
     for step in (10, 20, 22):
         clock.now_s += 1.0
         note.begin(step)
-        (state,) = watch.look()
+        (state,) = watch.poll()
         assert (state.step, state.step_age_s, state.age_s) == (step, 0.0, 0.0)
     assert state.median_step_s == pytest.approx((0.1 + 0.5) / 2)
     clock.now_s += 2.0
     note.enter("gradients")
-    (state,) = watch.look()
+    (state,) = watch.poll()
     assert (state.step_age_s, state.age_s) == (2.0, 0.0)
     assert (state.collectives, state.collective) == (1, "gradients")
     assert WorkerState.from_json(state.to_json()) == state
@@ -61,23 +61,23 @@ def test_steps_and_ages(tmp_path: Path, clock: Clock) -> None:
 def test_a_pause_of_the_watcher_itself_hardly_counts(tmp_path: Path, clock: Clock) -> None:
     note, path = StepNote(), tmp_path / "note"
     note.share(path)
-    watch = Lookout({0: path}, {0: os.getpid()})
-    watch.look()
+    watch = WorkerPoller({0: path}, {0: os.getpid()})
+    watch.poll()
     clock.now_s += 3600.0  # Ctrl-Z, or a lid that was closed
-    assert watch.look()[0].age_s == 5.0
+    assert watch.poll()[0].age_s == 5.0
 
 
 def test_processes_that_are_stopped_or_gone(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
-    watch = Lookout({0: tmp_path / "none"}, {0: sleeper.pid})
-    assert watch.look()[0].process == "running"
+    watch = WorkerPoller({0: tmp_path / "none"}, {0: sleeper.pid})
+    assert watch.poll()[0].process == "running"
     sleeper.send_signal(signal.SIGSTOP)
     until(lambda: psutil.Process(sleeper.pid).status() == psutil.STATUS_STOPPED)
-    assert watch.look()[0].process == "stopped"
+    assert watch.poll()[0].process == "stopped"
     sleeper.kill()
     sleeper.wait()
-    assert watch.look()[0].process == "gone"
+    assert watch.poll()[0].process == "gone"
 
 
 @pytest.mark.parametrize("content", [None, [], {"rank": 0}, {"rank": "x"}])

@@ -10,11 +10,11 @@ from paceline.errors import InfrastructureError, PacelineError, UsageError
 from paceline.launch.aws_client import Aws
 from paceline.launch.ssh.hostfile import parse_hostfile
 from paceline.provision.aws.create import make_nodes
-from paceline.provision.aws.delete import take_down
+from paceline.provision.aws.delete import delete_nodes
 from paceline.provision.aws.files import kept
 from paceline.provision.aws.nodes import find_nodes
 from paceline.provision.aws.options import NetworkOptions, NodeOptions
-from paceline.provision.aws.orphaned_resources import find_leftovers
+from paceline.provision.aws.orphaned_resources import find_orphaned
 from paceline.provision.aws.plan import ClusterPlan, check_quotas, make_plan
 from paceline.provision.aws.stack import explain, find_stack
 from paceline.provision.aws.template import CLUSTER_TAG
@@ -51,15 +51,15 @@ def test_nodes_come_and_go(account: Account) -> None:
     assert stack.outputs["StopAfterMinutes"] == "720"
     hosts = parse_hostfile(kept(NAME).hostfile.read_text())
     assert [(host.name, host.slots) for host in hosts] == [(node.address, 4) for node in nodes]
-    kinds = {text.rpartition(" ")[0] for text in find_leftovers(aws, NAME)}
+    kinds = {text.rpartition(" ")[0] for text in find_orphaned(aws, NAME)}
     assert {"node", "security group", "launch template", "placement group", "key pair"} <= kinds
     assert {"subnet", "route table", "internet gateway", "network"} <= kinds
     said: list[str] = []
-    take_down(aws, NAME, said.append)
+    delete_nodes(aws, NAME, said.append)
     assert said[-1] == "nothing is left of paceline in us-east-1"
-    assert find_leftovers(aws, NAME) == []
+    assert find_orphaned(aws, NAME) == []
     assert not kept(NAME).directory.exists()
-    take_down(aws, NAME, said.append)
+    delete_nodes(aws, NAME, said.append)
     assert said[-1] == "there is nothing named paceline in us-east-1"
 
 
@@ -114,13 +114,13 @@ def test_a_signal_takes_everything_back(account: Account, number: signal.Signals
     def say(line: str) -> None:
         said.append(line)
         if line.startswith("making"):
-            assert len(find_leftovers(aws, NAME)) > 8
+            assert len(find_orphaned(aws, NAME)) > 8
             signal.raise_signal(number)
 
     with pytest.raises(KeyboardInterrupt):
         make_nodes(aws, plan, wait=False, say=say)
     assert said[-1] == "nothing is left"
-    assert find_leftovers(aws, NAME) == []
+    assert find_orphaned(aws, NAME) == []
     assert not kept(NAME).directory.exists()
 
 
@@ -135,7 +135,7 @@ def test_a_closed_terminal_keeps_nothing_from_being_deleted(account: Account) ->
 
     with pytest.raises(KeyboardInterrupt):
         make_nodes(aws, plan, wait=False, say=closed)
-    assert find_leftovers(aws, NAME) == []
+    assert find_orphaned(aws, NAME) == []
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_a_stack_that_fails_leaves_nothing(account: Account) -> None:
     with pytest.raises(InfrastructureError, match=r"no 2 x g5\.12xlarge free in us-east-1a"):
         make(aws, plan)
     account.faults()
-    assert find_leftovers(aws, NAME) == []
+    assert find_orphaned(aws, NAME) == []
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_what_is_left_is_named(account: Account) -> None:
         TagSpecifications=specification,
     ).text("GroupId")
     with pytest.raises(InfrastructureError, match=f"left of paceline .*security group {group}"):
-        take_down(aws, NAME, lambda _: None)
+        delete_nodes(aws, NAME, lambda _: None)
 
 
 def test_somebody_elses_stack_is_left_alone(account: Account) -> None:
@@ -208,7 +208,7 @@ def test_somebody_elses_stack_is_left_alone(account: Account) -> None:
     template = '{"Resources": {"Q": {"Type": "AWS::SQS::Queue"}}}'
     aws.call("cloudformation", "create_stack", StackName=NAME, TemplateBody=template)
     with pytest.raises(UsageError, match="wasn't made by paceline"):
-        take_down(aws, NAME, lambda _: None)
+        delete_nodes(aws, NAME, lambda _: None)
     stack = find_stack(aws, NAME)
     assert stack is not None
     assert stack.status == "CREATE_COMPLETE"
@@ -275,6 +275,6 @@ def test_nodes_in_a_subnet_of_ones_own(account: Account) -> None:
     private = replace(plan, site=replace(plan.site, public=False))
     assert private.parameters()["PublicAddress"] == "no"
     make(aws, plan)
-    take_down(aws, NAME, lambda _: None)
+    delete_nodes(aws, NAME, lambda _: None)
     left = {each.text("SubnetId") for each in aws.call("ec2", "describe_subnets")["Subnets"]}
     assert subnet.text("SubnetId") in left

@@ -12,7 +12,7 @@ import pytest
 from paceline.errors import InfrastructureError, UsageError
 from paceline.provision.aws.hostkeys import wait_for_ssh
 from paceline.provision.aws.ssh_access import callers_network, read_key
-from paceline.provision.aws.waiter import Patience, never
+from paceline.provision.aws.waiter import Waiter, never
 from tests.provision.aws.account import PUBLIC_KEY
 
 
@@ -34,13 +34,13 @@ def greeting(text: bytes) -> Iterator[int]:
 
 def test_a_node_answers_as_ssh_does() -> None:
     with greeting(b"SSH-2.0-OpenSSH_9.2\r\n") as port:
-        wait_for_ssh(["127.0.0.1"], Patience(never, every_s=0.01), 30.0, port)
+        wait_for_ssh(["127.0.0.1"], Waiter(never, every_s=0.01), 30.0, port)
 
 
 def test_what_answers_otherwise_is_no_node() -> None:
     silent = pytest.raises(InfrastructureError, match=r"no ssh server answers at 127\.0\.0\.1")
     with greeting(b"HTTP/1.1 400\r\n") as port, silent:
-        wait_for_ssh(["127.0.0.1"], Patience(never, every_s=0.01), 0.0, port)
+        wait_for_ssh(["127.0.0.1"], Waiter(never, every_s=0.01), 0.0, port)
 
 
 def test_waiting_ends_with_a_signal() -> None:
@@ -51,21 +51,21 @@ def test_waiting_ends_with_a_signal() -> None:
         asked += 1
         return asked > 3
 
-    patience = Patience(interrupted, every_s=0.01)
+    waiter = Waiter(interrupted, every_s=0.01)
     with pytest.raises(KeyboardInterrupt):
-        patience.until(lambda: None, 60.0)
+        waiter.until(lambda: None, 60.0)
 
 
 def test_waiting_asks_once_more_at_the_end() -> None:
     answers = iter([None, "late"])
-    assert Patience(never, every_s=0.01).until(lambda: next(answers), 0.01) == "late"
+    assert Waiter(never, every_s=0.01).until(lambda: next(answers), 0.01) == "late"
     asked = []
 
     def ask() -> None:
         asked.append(1)
         assert len(asked) < 3, "there is no more time"
 
-    assert Patience(never).until(ask, 0.0) is None
+    assert Waiter(never).until(ask, 0.0) is None
     assert len(asked) == 1
 
 

@@ -41,6 +41,10 @@ class Idiom:
     """Whether `--shards` can be asked for."""
     kept: str | None = None
     """A name that `s.keep` has, in the snapshots."""
+    verdict: str = "same to rounding"
+    """What `paceline verify` concludes with these options."""
+    causes: tuple[str, ...] = ()
+    """What it finds."""
 
     @property
     def before(self) -> Path:
@@ -51,7 +55,7 @@ class Idiom:
         return HERE / f"{self.name}_after.py"
 
     def row(self) -> str:
-        """Write the line of the table in docs/scripts.md."""
+        """Write the line of the table in docs/tutorial/own-loop.md."""
         return f"| {self.kind} | {self.new} | {self.gone} | {self.watch} |"
 
 
@@ -82,6 +86,8 @@ IDIOMS = (
         arguments=("--batch-size", "60"),
         within=None,
         loss_within=0.05,
+        verdict="same but for chance",
+        causes=("chance",),
     ),
     Idiom(
         name="dcgan",
@@ -93,6 +99,8 @@ IDIOMS = (
         loss_within=0.1,
         models=("model/model.", "model/model2."),
         shards=False,
+        verdict="different",
+        causes=("batchnorm-share",),
     ),
     Idiom(
         name="siamese",

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from paceline.distributed.group import Group
 from paceline.gradient_sync import low_rank, powersgd
-from paceline.gradient_sync.local_sgd.exchange import LocalExchange, Travel
+from paceline.gradient_sync.local_sgd.exchange import AverageInFlight, LocalExchange
 from paceline.options.fields import OptionValue
 from paceline.results.metrics_table import read_table
 from paceline.results.profile import StepProfile
@@ -71,7 +71,7 @@ def _train(
                 inputs, targets = pair_of(batch)
                 s.step(F.cross_entropy(model(inputs), targets))
             s.evaluate(lambda batch: {"loss": model(pair_of(batch)[0]).mean()}, judged)
-        s.engine.profiler.record(s.engine.course, must=True)
+        s.engine.context.profiler.record(s.engine.context.course, must=True)
 
 
 def _profile(
@@ -169,7 +169,7 @@ def _with_slow_averages(group: Group, directory: Path) -> None:
     """Train with averages that take their time on the way, and with nothing to wait for else."""
     average = LocalExchange._average
 
-    def slow_average(exchange: LocalExchange, travel: Travel) -> None:
+    def slow_average(exchange: LocalExchange, travel: AverageInFlight) -> None:
         time.sleep(_SLOW_S)
         average(exchange, travel)
 
@@ -215,7 +215,7 @@ def test_a_profile_knows_nothing_of_the_warm_up(tmp_path: Path, method: str) -> 
             model = s.model(nn.Sequential(nn.Linear(4, 3)))
             s.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
             data = TensorDataset(torch.randn(64, 4), torch.zeros(64).long())
-            batches, profiler = s.loader(data, global_batch=8), s.engine.profiler
+            batches, profiler = s.loader(data, global_batch=8), s.engine.context.profiler
             for epoch in s.epochs(2):
                 for batch in batches:
                     inputs, targets = pair_of(batch)
@@ -246,7 +246,7 @@ def test_an_epoch_without_averages_has_no_cost_of_them(tmp_path: Path) -> None:
                 for batch in batches:
                     inputs, targets = pair_of(batch)
                     s.step(F.cross_entropy(model(inputs), targets))
-            return s.engine.profiler.averages_s
+            return s.engine.context.profiler.averages_s
 
     for averages_s in run_ranks(2, body):
         assert len(averages_s) == 2

@@ -2,7 +2,7 @@ import pytest
 
 from paceline.checkpoint.manifest import STATE, TENSORS, FileEntry, Manifest, encode_manifest
 from paceline.errors import SnapshotError
-from paceline.training.snapshots.inventory import NONE, Holding, choices_of_best, newest
+from paceline.training.snapshots.inventory import NONE, SnapshotInventory, choices_of_best, newest
 
 
 def manifest(step: int, salt: str = "0") -> str:
@@ -18,8 +18,8 @@ def holding(
     salt: str = "0",
     start: str = "",
     best: str = "",
-) -> Holding:
-    return Holding(
+) -> SnapshotInventory:
+    return SnapshotInventory(
         rank=rank,
         host=f"node{rank}",
         started=generation,
@@ -42,7 +42,7 @@ def holding(
         ([holding(0, 0, 0), holding(1)], 0),  # a step 0, of a version that counted no starts
     ],
 )
-def test_whose_is_the_newest(nodes: list[Holding], rank: int) -> None:
+def test_whose_is_the_newest(nodes: list[SnapshotInventory], rank: int) -> None:
     found = newest(nodes)
     assert found is not None
     assert found.rank == rank
@@ -76,4 +76,4 @@ def test_the_best_of_those_who_know_comes_first() -> None:
 
 def test_what_a_node_tells_is_read_by_the_others() -> None:
     told = holding(2, 9, 1, start="é", best=manifest(3))
-    assert Holding.from_json(told.to_json()) == told
+    assert SnapshotInventory.from_json(told.to_json()) == told

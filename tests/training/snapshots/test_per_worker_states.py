@@ -5,11 +5,11 @@ import torch
 
 from paceline.distributed.group import Group
 from paceline.training.snapshots import per_worker_states
-from paceline.training.snapshots.per_worker_states import OwnState, gather_states, merged
+from paceline.training.snapshots.per_worker_states import RankState, gather_states, merged
 from tests.support.ranks import run_ranks
 
 
-def own(rank: int) -> OwnState:
+def own(rank: int) -> RankState:
     generator = torch.Generator().manual_seed(rank)
     tensors = {
         "flag": torch.tensor([True, rank == 1]),
@@ -21,7 +21,7 @@ def own(rank: int) -> OwnState:
     }
     if rank == 1:
         tensors["more"] = torch.arange(5)
-    return OwnState(tensors=tensors, values={"rank": rank, "of": [1, "a", None]})
+    return RankState(tensors=tensors, values={"rank": rank, "of": [1, "a", None]})
 
 
 @pytest.mark.ranks
@@ -53,8 +53,8 @@ def test_states_are_gathered_as_they_are(world_size: int, monkeypatch: pytest.Mo
 
 @pytest.mark.ranks
 def test_nothing_of_ones_own() -> None:
-    def body(group: Group) -> list[OwnState]:
-        return gather_states(group, OwnState(tensors={}), keeps=True)
+    def body(group: Group) -> list[RankState]:
+        return gather_states(group, RankState(tensors={}), keeps=True)
 
     for found in run_ranks(2, body):
         assert [dict(state.tensors) for state in found] == [{}, {}]

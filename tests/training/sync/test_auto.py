@@ -11,11 +11,11 @@ from torch.utils.data import TensorDataset
 
 from paceline.distributed.group import Group
 from paceline.options.fields import OptionValue
+from paceline.training.context import TrainingContext
 from paceline.training.profiling.profile_writer import Profiler
 from paceline.training.sync import auto
 from paceline.training.sync.auto import AutoSync
 from paceline.training.sync.auto_policy import Choice
-from paceline.training.sync.context import SyncContext
 from tests.support.ranks import run_ranks
 from tests.support.sessions import net, pair_of, points, session_on, sgd
 from tests.support.tiers import slow
@@ -99,7 +99,7 @@ def test_what_it_measures_leads_to_a_choice(
     def body(group: Group) -> Outcome:
         clock, init = Clock(group, 0.1 + exposed_s, half_s), AutoSync.__init__
 
-        def made(self: AutoSync, context: SyncContext) -> None:
+        def made(self: AutoSync, context: TrainingContext) -> None:
             init(self, context)
             clock.sync = self
             auto._LEAST_S = 0.5  # for rank 0's clock eight steps are enough
@@ -226,12 +226,12 @@ def test_powersgd_waits_for_the_warm_up_in_half_precision(
             batches, sent = s.loader(TensorDataset(rows, rows), global_batch=4), []
             for _ in s.epochs(2):
                 for batch in batches:
-                    sent.append(s.engine.sync.wire_bytes())
+                    sent.append(s.engine.context.profiler.wire_bytes())
                     s.step(model(pair_of(batch)[0]).square().mean())
             sync = s.engine.sync
             assert isinstance(sync, AutoSync)
             assert sync.rounding.dtype is None
-            assert s.engine.profiler.sync == "powersgd"
+            assert s.engine.context.profiler.sync == "powersgd"
             return sent
 
     full, thin = 4 * (30 * 40 + 40), 4 * (4 * (30 + 40) + 40)
@@ -252,7 +252,7 @@ def test_epochs_of_one_step_are_measured_as_well(tmp_path: Path) -> None:
                     s.step(F.cross_entropy(model(pair_of(batch)[0]), pair_of(batch)[1]))
             sync = s.engine.sync
             assert isinstance(sync, AutoSync)
-            return sync.describe()
+            return str(sync.label)
 
     for said in run_ranks(2, body):
         assert said == "auto: bf16, since a test says so"
@@ -282,7 +282,7 @@ def test_rank_0_alone_chooses_and_only_what_the_training_can_bear(
                     s.step(F.cross_entropy(model(pair_of(batch)[0]), pair_of(batch)[1]))
             sync = s.engine.sync
             assert isinstance(sync, AutoSync)
-            return sync.describe()
+            return str(sync.label)
 
     for said in run_ranks(2, body):
         assert said.startswith("auto: bf16, since local steps don't go with this training")

@@ -4,15 +4,15 @@ from torch import Tensor, nn
 
 from paceline.distributed.group import Group
 from paceline.distributed.work_division import Division
-from paceline.training.components import Parts
-from paceline.training.sync.buffer_averaging import Statistics
+from paceline.training.components import Components
+from paceline.training.sync.buffer_averaging import BufferAverager
 from tests.support.ranks import run_ranks
 
 
-def made(group: Group, shards: int | None) -> tuple[nn.BatchNorm1d, Statistics]:
+def made(group: Group, shards: int | None) -> tuple[nn.BatchNorm1d, BufferAverager]:
     norm = nn.BatchNorm1d(2)
     division = Division.of(shards, group.world_size)
-    return norm, Statistics(Parts(models={"model": norm}), group, division)
+    return norm, BufferAverager(Components(models={"model": norm}), group, division)
 
 
 @pytest.mark.ranks

@@ -1,6 +1,6 @@
 """Local steps in whole trainings: alike at the end of each epoch, exact through stops."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -8,16 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
 from paceline.checkpoint.format import Snapshot
 from paceline.checkpoint.store import SnapshotStore
-from paceline.data.batch import Batch
 from paceline.distributed.group import Group
 from paceline.errors import InterruptedTraining, NonFiniteLossError, UsageError
 from paceline.options.fields import OptionValue
-from paceline.training.observer import WATCHER
+from paceline.training.hooks.base import ADDED_HOOKS, StepHook
 from paceline.training.signals import StopFlag
 from tests.support.ranks import run_ranks
 from tests.support.sessions import net, pair_of, plain_loop, points, session_on, weights_of
@@ -191,7 +189,7 @@ def script(
         with suppress(InterruptedTraining):
             for epoch in s.epochs(3):
                 for batch in batches:
-                    at = s.engine.course.state.step_in_epoch
+                    at = s.engine.context.course.state.step_in_epoch
                     inputs, targets = pair_of(batch)
                     s.step(F.cross_entropy(last(model(inputs)), targets))
                     if at == 4:
@@ -204,7 +202,7 @@ def script(
                         assert all(map(torch.equal, before, weights_of(model, last)))
                         if epoch == 1:
                             break
-                    if s.engine.course.state.step == stop:
+                    if s.engine.context.course.state.step == stop:
                         flag.name = "SIGTERM"
                 s.evaluate(lambda _: {"accuracy": 0.5}, test)
                 ends += weights_of(model, last)
@@ -264,7 +262,7 @@ def test_a_parameter_without_gradients_on_one_worker_and_what_is_waited_for(
                         scores = scores + spare(inputs)
                     s.step(F.cross_entropy(scores, targets))
             state = [t for p in spare.parameters() for t in adam.state[p].values()]
-            profiler = s.engine.profiler
+            profiler = s.engine.context.profiler
             assert profiler.averaging is not None
             assert profiler.wire_bytes() == 0  # of gradients
             return (
@@ -298,7 +296,7 @@ def test_weights_that_are_no_numbers_on_one_worker_are_an_error_of_all(tmp_path:
                     next(model.parameters()).fill_(float("nan"))
             with pytest.raises(NonFiniteLossError) as caught:
                 s.snapshot()
-            s.engine._epoch_is_open = False
+            s.engine.epoch.is_open = False
             return str(caught.value)
 
     for said in run_ranks(2, body):
@@ -320,21 +318,15 @@ def test_only_batches_of_the_training_loader_are_trained_on(tmp_path: Path) -> N
             assert "with --sync local or diloco a step is about a batch" in said
 
 
-class Onlooker:
+class Onlooker(StepHook):
     """Stands for `paceline verify`."""
 
-    def begin(self, models: Mapping[str, nn.Module], optimizers: Sequence[Optimizer]) -> None: ...
-
-    def batch(self, batch: Batch, epoch: int, step: int) -> None: ...
-
-    def loss(self, loss: Tensor, weight: float) -> None: ...
-
-    def evaluated(self, figures: Mapping[str, float], samples: int) -> None: ...
+    needs_equal_weights = True
 
 
 def test_there_is_nothing_to_verify(tmp_path: Path) -> None:
     def body(group: Group) -> str:
-        WATCHER.set(Onlooker())
+        ADDED_HOOKS.set((Onlooker(),))
         with pytest.raises(UsageError) as caught, session_on(group, tmp_path, LOCAL):
             pass
         return str(caught.value)
@@ -348,7 +340,7 @@ def test_loss_scales_are_each_workers_own_until_the_pass_ends(tmp_path: Path) ->
     def body(group: Group, stop: int | None) -> list[float]:
         flag = StopFlag(under_launcher=True)
         with session_on(group, tmp_path, {**LOCAL, "precision": "fp16"}, flag) as s:
-            model, scaler, scales = s.model(net()), s.engine.keeper.scaler, []
+            model, scaler, scales = s.model(net()), s.engine.context.scaler, []
             assert scaler is not None
             s.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
             batches = s.loader(TensorDataset(*points()), global_batch=8)
@@ -357,7 +349,9 @@ def test_loss_scales_are_each_workers_own_until_the_pass_ends(tmp_path: Path) ->
                     for batch in batches:
                         scales.append(scaler.get_scale())
                         s.step(F.cross_entropy(model(pair_of(batch)[0]), pair_of(batch)[1]))
-                        if s.engine.course.state.step == stop:  # as if rank 1 had overflowed
+                        if (
+                            s.engine.context.course.state.step == stop
+                        ):  # as if rank 1 had overflowed
                             scaler.load_state_dict(
                                 {**scaler.state_dict(), "scale": 1024.0 / (1 + group.rank)}
                             )

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.distributed.group import Group
-from paceline.training.snapshots.per_worker_states import OwnState
+from paceline.training.snapshots.per_worker_states import RankState
 from paceline.training.sync import optimizer_averaging
-from paceline.training.sync.optimizer_averaging import OptimizerMean, mean_state
+from paceline.training.sync.optimizer_averaging import OptimizerAverager, mean_state
 from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
@@ -37,7 +37,7 @@ def trained(group: Group, kind: str, *, spare: bool) -> tuple[list[Tensor], list
         state = [optimizer.state[p] for p in named.values() if p in optimizer.state]
         return [t.clone() for slots in state for t in slots.values() if isinstance(t, Tensor)]
 
-    before, mean = tensors(), OptimizerMean(group)
+    before, mean = tensors(), OptimizerAverager(group)
     mean.agree(optimizer, named)
     return before, list(tensors()), mean.sent_bytes
 
@@ -70,11 +70,11 @@ def test_a_state_that_only_some_have_is_the_mean_of_theirs() -> None:
 
 
 def test_means_of_flattened_states() -> None:
-    first = OwnState(
+    first = RankState(
         tensors={"w/step": torch.tensor(3.0), "w/m": torch.tensor([1.0, 2.0])},
         values={"optimizer": "A", "groups": [], "values": {"w": {"k": 1}}},
     )
-    second = OwnState(
+    second = RankState(
         tensors={
             "w/step": torch.tensor(4.0),
             "w/m": torch.tensor([3.0, 4.0]),

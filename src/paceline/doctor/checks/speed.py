@@ -172,7 +172,7 @@ def check_all_reduce(
         return said(
             "fault",
             f"over {found.backend} it failed: {found.problem}. Mend the faults above first; then "
-            "see docs/backends.md for what the backend needs",
+            "see docs/reference/backends.md for what the backend needs",
         )
     if not found.is_right:
         return said(

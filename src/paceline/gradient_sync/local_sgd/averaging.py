@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from paceline.distributed.group import Group
 from paceline.errors import JobError
-from paceline.gradient_sync.local_sgd.exchange import LocalExchange, Travel
+from paceline.gradient_sync.local_sgd.exchange import AverageInFlight, LocalExchange
 from paceline.gradient_sync.local_sgd.layout import LocalLayout
 from paceline.gradient_sync.local_sgd.schedule import LocalTerms
 
@@ -67,7 +67,7 @@ class LocalSteps:
         """Whether a part is the same on all workers once its average has been taken over."""
         self._is_even = True
         """Whether the weights are alike, whatever the optimizers hold."""
-        self._underway: dict[int, Travel] = {}
+        self._underway: dict[int, AverageInFlight] = {}
         """Parts on their way, in the order in which they left."""
         self._hold(LocalLayout({}, terms.plan.parts, self._exchange.multiple))
 
@@ -144,7 +144,7 @@ class LocalSteps:
         own = self._layout.zeros(self._group.device)
         self._layout.read(None, own)
         mean = torch.zeros_like(own)
-        travel = Travel(sent=own, mean=mean, anchor=self._anchor, owed=own.new_empty(0))
+        travel = AverageInFlight(sent=own, mean=mean, anchor=self._anchor, owed=own.new_empty(0))
         self._exchange.finish(self._exchange.start(travel, rounded=False))
         self._layout.write(None, mean.add_(self._anchor))
         try:
@@ -239,10 +239,10 @@ class LocalSteps:
             velocity = self._velocity[chosen].mul_(terms.outer_momentum).add_(mean)
             anchor.add_(velocity, alpha=terms.outer_lr * terms.outer_momentum)
 
-    def _travel(self, part: int) -> Travel:
+    def _travel(self, part: int) -> AverageInFlight:
         chosen, owes = self._layout.slice_of(part), self._exchange.owes
         size = self._layout.part_size // owes if owes else 0
-        return Travel(
+        return AverageInFlight(
             sent=self._sent[chosen],
             mean=self._mean[chosen],
             anchor=self._anchor[chosen],

@@ -22,14 +22,14 @@ from paceline.errors import UsageError
 from paceline.gradient_sync.local_sgd.codec import BLOCK, codec_for
 from paceline.gradient_sync.options import SyncPrecision
 from paceline.gradient_sync.ordered.exchange import another_group
-from paceline.gradient_sync.worker_thread import Errands
+from paceline.gradient_sync.worker_thread import WorkerThread
 
 _NAME = "average"
 
 
 @final
 @dataclass(kw_only=True)
-class Travel:
+class AverageInFlight:
     """A buffer on its way."""
 
     sent: Tensor
@@ -69,7 +69,7 @@ class LocalExchange:
         self._group = group
         self._workers = group.world_size
         self._codec = codec_for(precision)
-        self._errands: Errands | None = None
+        self._errands: WorkerThread | None = None
         self._sent: tuple[Tensor, ...] = ()
         """Of the last collectives, kept as `Group` does: a thread of the backend must not be the
         last to let go of a tensor."""
@@ -92,7 +92,7 @@ class LocalExchange:
         # In a forked process the first to compute renews torch's pool of threads, and two at once
         # find none ("Invalid thread pool"): this thread is first.
         torch.set_num_threads(torch.get_num_threads())
-        self._errands = Errands("paceline-average")
+        self._errands = WorkerThread("paceline-average")
         if group.device.type != "cpu":
             self._stream = torch.Stream(device=group.device)
 
@@ -111,10 +111,10 @@ class LocalExchange:
 
     @property
     def owes(self) -> int:
-        """By what the length of a buffer is divided to get that of `Travel.owed`; 0 for none."""
+        """By what the length of a buffer is divided to get that of what is owed; 0 for none."""
         return 0 if self._codec is None else self._workers
 
-    def start(self, travel: Travel, *, rounded: bool = True) -> Travel:
+    def start(self, travel: AverageInFlight, *, rounded: bool = True) -> AverageInFlight:
         """Send a buffer on its way. Collective, but doesn't block.
 
         Args:
@@ -135,7 +135,7 @@ class LocalExchange:
         travel.done = self._errands.send(work)
         return travel
 
-    def finish(self, travel: Travel, *, in_step: bool = False) -> None:
+    def finish(self, travel: AverageInFlight, *, in_step: bool = False) -> None:
         """Wait until a buffer has arrived. Collective.
 
         Args:
@@ -173,7 +173,9 @@ class LocalExchange:
         if in_step:
             self._stalls.append((begun, ended))
 
-    def _on_stream(self, stream: torch.Stream, travel: Travel, work: Callable[[], None]) -> None:
+    def _on_stream(
+        self, stream: torch.Stream, travel: AverageInFlight, work: Callable[[], None]
+    ) -> None:
         assert travel.begun is not None
         with stream:
             stream.wait_event(travel.begun)
@@ -182,7 +184,7 @@ class LocalExchange:
             ended.record()
         travel.ended = ended
 
-    def _average(self, travel: Travel) -> None:
+    def _average(self, travel: AverageInFlight) -> None:
         mean = torch.sub(travel.sent, travel.anchor, out=travel.mean)
         if travel.owed.numel():
             own = mean.view(self._workers, -1)[self._group.rank]
@@ -193,7 +195,7 @@ class LocalExchange:
             mean.div_(self._workers)
             self._count(mean.nbytes)
 
-    def _average_rounded(self, travel: Travel) -> None:
+    def _average_rounded(self, travel: AverageInFlight) -> None:
         codec, workers = self._codec, self._workers
         assert codec is not None
         rows = codec.encode((travel.sent - travel.anchor).view(workers, -1))  # (workers, E)

@@ -33,7 +33,7 @@ _GAIN = 0.03
 
 
 @final
-class Grain:
+class ChunkTuner:
     """Finds the fastest cut; the same one on every worker, since all add up what all measured."""
 
     def __init__(self) -> None:

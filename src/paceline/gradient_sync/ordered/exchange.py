@@ -18,7 +18,7 @@ from paceline.distributed.group import Group
 from paceline.distributed.work_division import Division
 from paceline.errors import UsageError
 from paceline.gradient_sync.buckets import ALIGNMENT, rounded_up
-from paceline.gradient_sync.ordered.chunk_tuner import CUTS, Cut, Grain
+from paceline.gradient_sync.ordered.chunk_tuner import CUTS, ChunkTuner, Cut
 from paceline.gradient_sync.ordered.reduction_tree import additions, roots
 
 LEAST_BYTES = 8 << 10
@@ -82,7 +82,7 @@ class Exchange:
         """By the buffers and the cut."""
         self._first: deque[_Piece] = deque()
         self._second: list[_Piece] = []
-        self._grain: Grain | None = None
+        self._grain: ChunkTuner | None = None
         self._spreading: dist.ProcessGroup | None = None
         self._stream: torch.Stream | None = None
         if group.has_few_operations:
@@ -117,7 +117,7 @@ class Exchange:
         Only on the CPU: with a GPU's backend both stages follow each other on its stream.
         """
         if self._spreading is not None and self._grain is None:
-            self._grain = Grain()
+            self._grain = ChunkTuner()
 
     def start(self, sums: Sequence[Tensor], room: Sequence[Tensor], most: int) -> None:
         """Send this worker's sums on their way. Collective, but doesn't block.

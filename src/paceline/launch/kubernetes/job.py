@@ -14,7 +14,6 @@ from paceline.launch.kubernetes.outcome import Pod, describe_wait, outcome, read
 from paceline.launch.kubernetes.pods import Submission
 from paceline.launch.node_command import how_to_resume
 
-POLL_S = 2.0
 _DELETING_S = 60.0
 _SHOWN_LINES = "40"
 
@@ -63,6 +62,8 @@ class RankZeroLog:
 class KubernetesJob(SubmittedJob):
     """A Job or a TrainJob, and its pods."""
 
+    poll_s = 2.0
+
     def __init__(self, kubectl: Kubectl, submission: Submission, kind: str, selector: str) -> None:
         """Note where it is.
 
@@ -87,11 +88,6 @@ class KubernetesJob(SubmittedJob):
         self._log = RankZeroLog(kubectl)
         self._deletion: ChildCommand | None = None
         self._has_ended = False
-
-    @property
-    def poll_s(self) -> float:
-        """Always the same."""
-        return POLL_S
 
     def poll(self) -> str | Outcome:
         """Ask for the job and its pods; while it is deleted, whether it is gone."""
@@ -145,9 +141,7 @@ class KubernetesJob(SubmittedJob):
         if deletion.code is None:
             return ""
         if deletion.code:
-            raise JobLostError(
-                f"{self.name} couldn't be deleted, and may still run: {self.stop_command}"
-            )
+            raise self.lost("the job couldn't be deleted")
         self._has_ended = True
         return Outcome(code=ExitCode.RESUMABLE, reason="it was stopped")
 

@@ -13,16 +13,28 @@ from pathlib import Path
 from paceline.errors import InfrastructureError
 from paceline.files import read_json
 from paceline.launch.error_records import failure_path, record
-from paceline.launch.failures import Ending, WorkerFailure, root_cause, silent_failure, unrecorded
+from paceline.launch.failures import (
+    EndedBy,
+    WorkerExits,
+    WorkerFailure,
+    root_cause,
+    silent_failure,
+    unrecorded,
+)
 from paceline.launch.heartbeat import read_note
 from paceline.launch.local import forkserver, logs
 from paceline.launch.local.oom import oom_killed, oom_kills
-from paceline.launch.local.worker import WorkerTask, note_path, result_path
-from paceline.launch.node_seat import Seat
-from paceline.launch.processes import descendants, is_running, reap
-from paceline.launch.shared_memory import SCRATCH_VARIABLE, free_shared
+from paceline.launch.local.worker import NodeRendezvous, WorkerTask, note_path, result_path
+from paceline.launch.processes import (
+    SCRATCH_VARIABLE,
+    descendants,
+    find_process,
+    free_shared,
+    process_state,
+    reap,
+)
 from paceline.launch.signals import InterruptedStartError, Interrupts
-from paceline.launch.watchdog.local_watchdog import Overseer
+from paceline.launch.watchdog.local_watchdog import AttemptWatcher
 from paceline.results.run_directory import log_path
 
 _UNKNOWN = 255
@@ -30,7 +42,7 @@ _UNKNOWN = 255
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crew:
+class WorkerGroup:
     """What stays the same for all attempts."""
 
     task: WorkerTask
@@ -40,9 +52,9 @@ class Crew:
     interrupts: Interrupts
     spared: frozenset[int]
     """Processes that were there before."""
-    seat: Seat | None = None
+    rendezvous: NodeRendezvous | None = None
     """None: this is the only node."""
-    overseer: Callable[[int], Overseer] | None = None
+    watcher: Callable[[int], AttemptWatcher] | None = None
     """Makes who watches over the attempt of this number; None: nobody."""
 
     @staticmethod
@@ -51,25 +63,25 @@ class Crew:
         workers: int,
         threads: int,
         interrupts: Interrupts,
-        seat: Seat | None = None,
-    ) -> "Crew":
-        """Make up a crew; the workers' variables are set by its threads and its seat.
+        rendezvous: NodeRendezvous | None = None,
+    ) -> "WorkerGroup":
+        """Make up a group; the workers' variables are set by its threads and its rendezvous.
 
         Args:
             task: What each worker does.
             workers: How many on this node.
             threads: CPU threads of each.
             interrupts: The launch's signals, being caught.
-            seat: This node's place where there are several.
+            rendezvous: This node's place where there are several.
         """
-        variables = environment(threads, seat.interface if seat else "")
-        return Crew(
+        variables = environment(threads, rendezvous.interface if rendezvous else "")
+        return WorkerGroup(
             task=replace(task, environment=variables),
             workers=workers,
             threads=threads,
             interrupts=interrupts,
             spared=frozenset(descendants()),
-            seat=seat,
+            rendezvous=rendezvous,
         )
 
 
@@ -89,11 +101,13 @@ def environment(threads: int, interface: str = "") -> tuple[tuple[str, str], ...
     return tuple({**interfaces, **numbers}.items())
 
 
-def attempt_here(crew: Crew, attempt: int) -> tuple[dict[int, str], tuple[WorkerFailure, ...]]:
+def attempt_here(
+    group: WorkerGroup, attempt: int
+) -> tuple[dict[int, str], tuple[WorkerFailure, ...]]:
     """Run this node's workers once. Call it in the main thread.
 
     Args:
-        crew: Who is to be started.
+        group: Who is to be started.
         attempt: Its number; logs and the workers' environment have it.
 
     Returns:
@@ -102,37 +116,37 @@ def attempt_here(crew: Crew, attempt: int) -> tuple[dict[int, str], tuple[Worker
     Raises:
         InfrastructureError: Workers could not be started at all.
     """
-    forkserver.prepare((), crew.threads)
+    forkserver.prepare((), group.threads)
     try:
-        with crew.interrupts.starting():  # importing torch takes seconds on a busy machine
+        with group.interrupts.starting():  # importing torch takes seconds on a busy machine
             from paceline.launch.local.elastic_agent import run_attempt
     except InterruptedStartError:
         return {}, ()
     server = forkserver.server_pid() or 0
-    scratch = crew.task.scratch / str(attempt)
+    scratch = group.task.scratch / str(attempt)
     scratch.mkdir()
     variables = (
-        *crew.task.environment,
+        *group.task.environment,
         ("PACELINE_ATTEMPT", str(attempt)),
         (SCRATCH_VARIABLE, str(scratch)),
     )
     task = replace(
-        crew.task, attempt=attempt, server_pid=server, scratch=scratch, environment=variables
+        group.task, attempt=attempt, server_pid=server, scratch=scratch, environment=variables
     )
     kills_before, began_s = oom_kills(), time.monotonic()
     try:
-        overseer = crew.overseer(attempt) if crew.overseer else None
-        ending = run_attempt(task, crew.workers, crew.interrupts, crew.seat, overseer)
+        watcher = group.watcher(attempt) if group.watcher else None
+        ending = run_attempt(task, group.workers, group.interrupts, group.rendezvous, watcher)
     except (EOFError, ConnectionError) as error:
         raise InfrastructureError("the fork server ended while workers were started") from error
     finally:
-        reap(set(crew.spared | {server}))
+        reap(set(group.spared | {server}))
         free_shared(scratch)
     results = _results(scratch, ending.exit_codes)
-    if len(results) == crew.workers:
+    if len(results) == group.workers:
         return results, ()
     failures = _failures(task, ending, results, _victims(began_s, oom_kills() - kills_before))
-    if not (failures or ending.stop_requested or crew.interrupts.abandoned):
+    if not (failures or ending.stop_requested or group.interrupts.abandoned):
         raise InfrastructureError("the workers ended without results, and none of them said why")
     return results, failures
 
@@ -149,13 +163,15 @@ def _victims(since_s: float, kills: int) -> frozenset[int] | None:
 
 
 def _failures(
-    task: WorkerTask, ending: Ending, results: Mapping[int, str], victims: frozenset[int] | None
+    task: WorkerTask,
+    ending: WorkerExits,
+    results: Mapping[int, str],
+    victims: frozenset[int] | None,
 ) -> tuple[WorkerFailure, ...]:
     ranks = ending.exit_codes
     found = _recorded(task.scratch, ranks) | _recorded(task.log_dir, ranks)
     for rank, code in unrecorded(ending, found, results).items():
         note = read_note(note_path(task.scratch, rank))
-        orphaned = code == _UNKNOWN and not is_running(task.server_pid)
         found[rank] = silent_failure(
             rank,
             code,
@@ -164,14 +180,17 @@ def _failures(
             operation=note.operation,
             out_of_memory=None if victims is None else ending.pids.get(rank) in victims,
             crash=logs.read_crash(log_path(task.log_dir, rank)),
-            ended_by="launcher"
-            if rank in ending.stopped
-            else "fork server"
-            if orphaned
-            else "itself",
+            ended_by=_ended_by(rank, code, ending, task),
         )
         record(found[rank], task.log_dir)
     return root_cause(found.values())
+
+
+def _ended_by(rank: int, code: int, ending: WorkerExits, task: WorkerTask) -> EndedBy:
+    if rank in ending.stopped:
+        return "launcher"
+    orphaned = code == _UNKNOWN and process_state(find_process(task.server_pid)) == "gone"
+    return "fork server" if orphaned else "itself"
 
 
 def _results(scratch: Path, ranks: Iterable[int]) -> dict[int, str]:

@@ -40,13 +40,12 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from paceline.errors import InfrastructureError
-from paceline.launch.failures import Ending
-from paceline.launch.local.worker import WorkerTask, note_path, result_path, work
-from paceline.launch.node_seat import Seat
-from paceline.launch.processes import Worker, WorkerGuard
+from paceline.launch.failures import WorkerExits
+from paceline.launch.local.worker import NodeRendezvous, WorkerTask, note_path, result_path, work
+from paceline.launch.processes import Worker, WorkerSupervisor
 from paceline.launch.signals import InterruptedStartError, Interrupts
-from paceline.launch.watchdog.local_watchdog import Overseer
-from paceline.launch.watchdog.worker_poller import Lookout
+from paceline.launch.watchdog.local_watchdog import AttemptWatcher
+from paceline.launch.watchdog.worker_poller import WorkerPoller
 
 _LOOPBACK = "127.0.0.1"
 _STORE_TIMEOUT = timedelta(seconds=60)
@@ -58,21 +57,21 @@ _TORCH_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing")
 
 
 @final
-class SeatRendezvous(RendezvousHandler):
+class StaticRendezvous(RendezvousHandler):
     """A rendezvous for one attempt: every node's place in it is known beforehand.
 
     For one machine alone its workers meet in a file, and the agent needs nobody to talk to.
     """
 
-    def __init__(self, seat: Seat | None, attempt: int) -> None:
-        self._seat = seat
+    def __init__(self, rendezvous: NodeRendezvous | None, attempt: int) -> None:
+        self._rendezvous = rendezvous
         self._attempt = attempt
         self._run_id = uuid.uuid4().hex
         self._closed = False
         # MASTER_PORT, which scripts written for torchrun read. Nobody listens there, and while it
         # is bound nobody else can.
         self._reserved = socket.socket()
-        if seat is None:
+        if rendezvous is None:
             self._reserved.bind((_LOOPBACK, 0))
 
     def store_variable(self, scratch: Path) -> tuple[str, str]:
@@ -81,7 +80,7 @@ class SeatRendezvous(RendezvousHandler):
         The port stands before it: where another launcher has set another one, it doesn't count.
         """
         port = self._reserved.getsockname()[1]
-        file = f"{port}:{scratch / 'store'}" if self._seat is None else ""
+        file = f"{port}:{scratch / 'store'}" if self._rendezvous is None else ""
         return "PACELINE_STORE", file
 
     def get_backend(self) -> str:
@@ -95,13 +94,15 @@ class SeatRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Open the store."""
-        seat = self._seat
-        if seat is None:
+        rendezvous = self._rendezvous
+        if rendezvous is None:
             port = int(self._reserved.getsockname()[1])
             return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(_LOOPBACK, port))
-        store = PrefixStore(f"agents/{self._attempt}", _open_store(seat.host, seat.port))
-        meeting = RendezvousStoreInfo(seat.host, seat.port)
-        return RendezvousInfo(store, seat.node_rank, seat.nodes, meeting)
+        store = PrefixStore(
+            f"agents/{self._attempt}", _open_store(rendezvous.host, rendezvous.port)
+        )
+        meeting = RendezvousStoreInfo(rendezvous.host, rendezvous.port)
+        return RendezvousInfo(store, rendezvous.node_rank, rendezvous.nodes, meeting)
 
     def is_closed(self) -> bool:
         """Whether it was closed."""
@@ -143,7 +144,7 @@ class _PlainLogs(LogsSpecs):
 
 @final
 class _Agent(LocalElasticAgent):
-    """The agent, with a guard over its workers and without its signal handlers."""
+    """The agent, with a supervisor over its workers and without its signal handlers."""
 
     def __init__(
         self,
@@ -151,15 +152,15 @@ class _Agent(LocalElasticAgent):
         interrupts: Interrupts,
         task: WorkerTask,
         waits: bool,
-        overseer: Overseer | None,
+        watcher: AttemptWatcher | None,
     ) -> None:
         super().__init__(spec, _PlainLogs(), start_method="forkserver")
-        self._overseer = overseer
+        self._watcher = watcher
         self._interrupts = interrupts
         self._task = task
         self._waits = waits
         self.processes: dict[int, multiprocessing.process.BaseProcess] = {}
-        self.guard: WorkerGuard | None = None
+        self.supervisor: WorkerSupervisor | None = None
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         usual, tempfile.tempdir = tempfile.tempdir, str(self._task.scratch)
@@ -175,16 +176,16 @@ class _Agent(LocalElasticAgent):
         scratch = self._task.scratch
         # No reference back to the agent, which would keep its semaphores until a collection: one
         # within multiprocessing's resource tracker can't remove them (Python 3.11 to 3.13).
-        self.guard = WorkerGuard(
+        self.supervisor = WorkerSupervisor(
             {rank: Worker(p.pid or 0, p.sentinel) for rank, p in self.processes.items()},
             delivered=lambda rank: result_path(scratch, rank).exists(),
         )
-        self._interrupts.pass_on(self.guard)
-        if self._overseer is not None:
+        self._interrupts.pass_on(self.supervisor)
+        if self._watcher is not None:
             notes = {rank: note_path(self._task.scratch, rank) for rank in self.processes}
-            self._overseer.begin(
-                Lookout(notes, {rank: p.pid or 0 for rank, p in self.processes.items()}),
-                self.guard.kill,
+            self._watcher.begin(
+                WorkerPoller(notes, {rank: p.pid or 0 for rank, p in self.processes.items()}),
+                self.supervisor.kill,
             )
         return pids
 
@@ -197,17 +198,22 @@ class _Agent(LocalElasticAgent):
     def _ended_by_themselves(self) -> RunResult | None:
         """Find workers that ended with exit code 0, for whose return values torch waits forever.
 
-        A worker that comes to its end stays until all have: only `os._exit` ends it before.
+        Ours return none: those who came to their end have left a result, others called `os._exit`.
         """
         ended = [rank for rank, process in self.processes.items() if process.exitcode == 0]
+        if not ended:
+            return None
         scratch = self._task.scratch
-        early = [rank for rank in ended if not result_path(scratch, rank).exists()]
+        delivered = [rank for rank in self.processes if result_path(scratch, rank).exists()]
+        early = [rank for rank in ended if rank not in delivered]
         if early:
             pids = {rank: self.processes[rank].pid or 0 for rank in early}
             failures = {rank: ProcessFailure(0, pid, 0, "") for rank, pid in pids.items()}
             return RunResult(state=WorkerState.FAILED, failures=failures)
         if len(ended) == len(self.processes):
             return RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(ended, ""))
+        if len(delivered) == len(self.processes) and self.supervisor is not None:
+            self.supervisor.limit_exit()
         return None
 
     def _exit_barrier(self) -> None:
@@ -243,7 +249,7 @@ def _open_store(host: str, port: int) -> TCPStore:
 
 
 @dataclass(frozen=True)
-class _Outcome:
+class _FirstFailure:
     failed_first: int | None
     first_code: int | None
 
@@ -252,9 +258,9 @@ def run_attempt(
     task: WorkerTask,
     workers: int,
     interrupts: Interrupts,
-    seat: Seat | None = None,
-    overseer: Overseer | None = None,
-) -> Ending:
+    rendezvous: NodeRendezvous | None = None,
+    watcher: AttemptWatcher | None = None,
+) -> WorkerExits:
     """Start the workers, wait for their end, and tell how they ended.
 
     A signal that comes before the workers run breaks the start off; after that it is passed on.
@@ -263,13 +269,13 @@ def run_attempt(
         task: What each worker does; results and records are left in files.
         workers: How many on this node.
         interrupts: The launch's signals, being caught.
-        seat: This node's place where there are several.
-        overseer: Watches over the workers while they run.
+        rendezvous: This node's place where there are several.
+        watcher: Watches over the workers while they run.
 
     Raises:
         InfrastructureError: The nodes' store can't be kept, or can't be reached.
     """
-    meeting = SeatRendezvous(seat, task.attempt)
+    meeting = StaticRendezvous(rendezvous, task.attempt)
     variable = meeting.store_variable(task.scratch)
     task = replace(task, environment=(*task.environment, variable))
     spec = WorkerSpec(
@@ -281,9 +287,9 @@ def run_attempt(
         max_restarts=0,
         monitor_interval=_MONITOR_INTERVAL_S,
     )
-    waits = seat is not None and seat.ends_together
-    agent = _Agent(spec, interrupts, task, waits, overseer)
-    outcome = _Outcome(None, None)
+    waits = rendezvous is not None and rendezvous.ends_together
+    agent = _Agent(spec, interrupts, task, waits, watcher)
+    outcome = _FirstFailure(None, None)
     try:
         with _quiet_torch(), interrupts.starting():
             outcome = _run(agent)
@@ -291,14 +297,14 @@ def run_attempt(
         interrupts.note_received()
     finally:
         meeting.shutdown()
-        if overseer is not None:
-            overseer.end()
-        if agent.guard is not None:
-            agent.guard.close()
+        if watcher is not None:
+            watcher.end()
+        if agent.supervisor is not None:
+            agent.supervisor.close()
     # Where none was started, ranks are only known if this is the only node.
-    codes = _exit_codes(agent.processes, range(workers) if seat is None else (), outcome)
-    killed = agent.guard.killed if agent.guard is not None else frozenset[int]()
-    return Ending(
+    codes = _exit_codes(agent.processes, range(workers) if rendezvous is None else (), outcome)
+    killed = agent.supervisor.killed if agent.supervisor is not None else frozenset[int]()
+    return WorkerExits(
         exit_codes=codes,
         first=outcome.failed_first,
         stopped=killed,
@@ -307,17 +313,17 @@ def run_attempt(
     )
 
 
-def _run(agent: _Agent) -> _Outcome:
+def _run(agent: _Agent) -> _FirstFailure:
     result = agent.run()
     for rank, failure in result.failures.items():
-        return _Outcome(rank, failure.exitcode)
-    return _Outcome(None, None)
+        return _FirstFailure(rank, failure.exitcode)
+    return _FirstFailure(None, None)
 
 
 def _exit_codes(
     processes: Mapping[int, multiprocessing.process.BaseProcess],
     local: Iterable[int],
-    outcome: _Outcome,
+    outcome: _FirstFailure,
 ) -> dict[int, int | None]:
     codes: dict[int, int | None] = dict.fromkeys(() if processes else local)
     codes |= {rank: process.exitcode for rank, process in processes.items()}

@@ -13,13 +13,13 @@ from paceline.files import storing
 from paceline.launch.error_records import failure_path
 from paceline.launch.failures import WorkerFailure, one_line
 from paceline.launch.local import forkserver
-from paceline.launch.local.attempt import Crew, attempt_here
-from paceline.launch.local.worker import WorkerTask
-from paceline.launch.process_tree import adopt_orphans
+from paceline.launch.local.attempt import WorkerGroup, attempt_here
+from paceline.launch.local.worker import NodeRendezvous, WorkerTask
+from paceline.launch.processes import adopt_orphans
 from paceline.launch.restart_policy import Policy, RestartBudget
 from paceline.launch.scratch import scratch_directory
 from paceline.launch.signals import Interrupts
-from paceline.launch.watchdog.local_watchdog import LocalOverseer
+from paceline.launch.watchdog.local_watchdog import LocalWatchdog
 from paceline.options.figures import plural
 from paceline.options.text import printable
 
@@ -89,30 +89,30 @@ def launch_local(
         stale.unlink(missing_ok=True)
     caught = Interrupts(policy.stop_s).caught()
     with caught as interrupts, scratch_directory() as scratch, orphans_adopted():
-        crew = Crew.of(
+        group = WorkerGroup.of(
             WorkerTask(entry=entry, payload=payload, log_dir=log_dir, scratch=scratch),
             workers,
             threads,
             interrupts,
         )
         if (hang := policy.hang) is not None:
-            watch = partial(LocalOverseer, hang, log_dir, say)
-            crew = replace(crew, overseer=watch)
-        return _attempts(crew, RestartBudget.full(policy.max_restarts, progress()), progress, say)
+            watch = partial(LocalWatchdog, hang, log_dir, say)
+            group = replace(group, watcher=watch)
+        return _attempts(group, RestartBudget.full(policy.max_restarts, progress()), progress, say)
 
 
 def _attempts(
-    crew: Crew,
+    group: WorkerGroup,
     budget: RestartBudget,
     progress: Callable[[], int],
     say: Callable[[str], None],
 ) -> LaunchOutcome:
     attempt = 0
     while True:
-        results, failures = attempt_here(crew, attempt)
+        results, failures = attempt_here(group, attempt)
         done = LaunchOutcome(
             results=results,
-            interrupted=crew.interrupts.received,
+            interrupted=group.interrupts.received,
             failures=failures,
             restarts=attempt,
         )
@@ -122,12 +122,12 @@ def _attempts(
         left = budget.after(failures[0], step)
         if left is None:
             return done
-        if (problem := why_unwritable(crew.task.log_dir)) is not None:
+        if (problem := why_unwritable(group.task.log_dir)) is not None:
             say(f"The workers aren't started again: {problem}")
             return done
         budget = left
         attempt += 1
-        set_aside(crew.task.log_dir, attempt - 1, failures)
+        set_aside(group.task.log_dir, attempt - 1, failures)
         say(restart_line(failures[0], step, budget))
 
 
@@ -179,3 +179,57 @@ def orphans_adopted() -> Iterator[None]:
 def to_stderr(line: str) -> None:
     """Tell the user a line."""
     print(printable(line), file=sys.stderr, flush=True)
+
+
+def launch_node(
+    entry: str,
+    payload: str,
+    *,
+    workers: int,
+    threads: int,
+    log_dir: Path,
+    rendezvous: NodeRendezvous,
+    stop_s: float,
+    preload: Sequence[str] = (),
+) -> LaunchOutcome:
+    """Run a function in every worker of this node, once: the service restarts what failed.
+
+    Every node calls it, in its main thread. Signals and ends are as with `launch_local`.
+
+    Args:
+        entry: `package.module:function`, a function (payload: str) -> str.
+        payload: Its argument.
+        workers: Of this node; nodes may have different numbers of them.
+        threads: CPU threads per worker.
+        log_dir: For `rank-<n>.log` and `failure-rank-<n>.json`.
+        rendezvous: This node's place, and the store, which somebody keeps already.
+        stop_s: From a request to stop until workers are killed.
+        preload: Modules that the entry will need.
+
+    Returns:
+        How this node's workers ended.
+
+    Raises:
+        InfrastructureError: The nodes didn't meet, or workers could not be started.
+    """
+    forkserver.prepare(preload, threads)
+    caught = Interrupts(stop_s).caught()
+    with scratch_directory() as scratch, orphans_adopted(), caught as interrupts:
+        task = WorkerTask(
+            entry=entry, payload=payload, log_dir=log_dir, scratch=scratch, shows_each_node=True
+        )
+        group = WorkerGroup.of(task, workers, threads, interrupts, rendezvous)
+        results, failures = attempt_here(group, 0)
+        return LaunchOutcome(
+            results=results, interrupted=interrupts.received, failures=failures, restarts=0
+        )
+
+
+def quietly(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Make a way to tell the user that goes on where nobody listens any more."""
+
+    def tell(line: str) -> None:
+        with suppress(OSError):
+            say(line)
+
+    return tell

@@ -21,7 +21,22 @@ from paceline.launch.error_records import (
 )
 from paceline.launch.heartbeat import note
 from paceline.launch.local import logs, streams
-from paceline.launch.process_tree import die_with_parent
+from paceline.launch.processes import die_with_parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRendezvous:
+    """Where this node stands, and the store in which the nodes find each other."""
+
+    node_rank: int
+    nodes: int
+    host: str
+    """Of the store, as this node reaches it."""
+    port: int
+    ends_together: bool = False
+    """Whether nodes that have done their work wait for the others, one of which keeps the store."""
+    interface: str = ""
+    """Network interface for the workers' sockets; empty: the user's choice, or loopback."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +68,16 @@ def result_path(scratch: Path, rank: int) -> Path:
     return scratch / f"result-rank-{rank}.json"
 
 
-def work(task: WorkerTask) -> str:
+def work(task: WorkerTask) -> NoReturn:
     """Be one worker: called by the elastic agent in every worker process.
 
     The result is left as a file, so that it is there even if the process does not end well. On a
     failure the process ends at once, without clean-up: its peers then notice at once as well.
 
-    Returns:
-        An empty string, for the agent.
+    Raises:
+        SystemExit: The entry has returned. A worker that returned to torch would wait for an event,
+            and multiprocessing's `Event.set` never returns if one who waited for it was killed: the
+            launcher would hang with it. Without a code, since torch makes a return of code 0.
     """
     _tie(task)
     streams.tolerate_failing_output()
@@ -84,10 +101,9 @@ def work(task: WorkerTask) -> str:
             with suppress(OSError):  # the log's disk is full
                 stack.close()
             _end(task, rank, error)
-        # The launcher ends this process now; a late signal to the group must not do it before.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one that comes late must change nothing
         write_json(result_path(task.scratch, rank), result)
-    return ""
+    raise SystemExit
 
 
 def _end(task: WorkerTask, rank: int, error: BaseException) -> NoReturn:

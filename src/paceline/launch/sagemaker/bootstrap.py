@@ -26,7 +26,9 @@ def main() -> None:
     resources = json.loads((INPUT / "config" / "resourceconfig.json").read_text())
     CODE.mkdir(parents=True, exist_ok=True)
     with tarfile.open(channel / "code.tar.gz") as archive:
-        archive.extractall(CODE, filter="data")
+        if sys.version_info >= (3, 11, 4):  # Python before it has no filters, and trusts an archive
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(CODE)
     os.chdir(CODE)
     install(job["requirement"])
     os.environ.update(variables(resources, job["command"], dict(os.environ)))

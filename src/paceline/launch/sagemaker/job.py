@@ -9,13 +9,11 @@ from typing import final
 
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.aws_client import Aws, AwsError
-from paceline.launch.base import JobLostError, Outcome, SubmittedJob
+from paceline.launch.base import Outcome, SubmittedJob
 from paceline.launch.json_fields import Answer
 from paceline.launch.node_command import how_to_resume
 from paceline.launch.sagemaker.request import Submission
 
-POLL_S = 5.0
-"""Between two questions to AWS."""
 _GROUP = "/aws/sagemaker/TrainingJobs"
 _ENDED = frozenset({"Completed", "Failed", "Stopped"})
 _EXITED = re.compile(r"exit code:? (\d+)", re.IGNORECASE)
@@ -47,20 +45,14 @@ class HostLogs:
         return ""
 
     def _streams(self) -> list[str]:
-        names: list[str] = []
-        more: dict[str, str] = {}
-        while True:
-            answer = self._aws.call(
-                "logs",
-                "describe_log_streams",
-                logGroupName=_GROUP,
-                logStreamNamePrefix=f"{self._name}/",
-                **more,
-            )
-            names += [stream.text("logStreamName") for stream in answer["logStreams"]]
-            if not answer.text("nextToken"):
-                return names
-            more = {"nextToken": answer.text("nextToken")}
+        streams = self._aws.pages(
+            "logs",
+            "describe_log_streams",
+            "logStreams",
+            logGroupName=_GROUP,
+            logStreamNamePrefix=f"{self._name}/",
+        )
+        return [stream.text("logStreamName") for stream in streams]
 
     def _lines(self, stream: str) -> Iterator[str]:
         host = host_of(stream)
@@ -119,6 +111,7 @@ def describe(described: Answer) -> str:
 class SagemakerJob(SubmittedJob):
     """A training job."""
 
+    poll_s = 5.0
     patience_s = 600.0
     stop_limit_s = 600.0
 
@@ -131,11 +124,6 @@ class SagemakerJob(SubmittedJob):
         self._logs = HostLogs(aws, name)
         self._read_s = float("-inf")
         self._has_ended = False
-
-    @property
-    def poll_s(self) -> float:
-        """Always the same."""
-        return POLL_S
 
     def poll(self) -> str | Outcome:
         """Describe the job."""
@@ -151,7 +139,7 @@ class SagemakerJob(SubmittedJob):
     def logs(self) -> str | None:
         """Ask CloudWatch, as often as for the state; after the end until it has nothing new."""
         now_s = time.monotonic()
-        if now_s - self._read_s < (POLL_S / 2 if self._has_ended else POLL_S):
+        if now_s - self._read_s < (self.poll_s / 2 if self._has_ended else self.poll_s):
             return ""
         self._read_s = now_s
         text = self._logs.read()
@@ -167,9 +155,7 @@ class SagemakerJob(SubmittedJob):
 
     def cancel(self) -> Outcome | None:
         """SageMaker has no faster way."""
-        raise JobLostError(
-            f"not waiting any longer. {self.name} may still run, and cost: {self.stop_command}"
-        )
+        raise self.lost("not waiting any longer")
 
     def resume_hint(self) -> str:
         """Give the options."""

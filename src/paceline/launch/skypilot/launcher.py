@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import final
 
 from paceline.errors import ExitCode, UsageError
-from paceline.launch.base import JobLostError, Launcher, Outcome, SubmittedJob
+from paceline.launch.base import Launcher, Outcome, SubmittedJob
 from paceline.launch.child_command import ChildCommand
 from paceline.launch.cluster import ClusterJob
 from paceline.launch.node_command import exit_code_of_nodes, how_to_resume, label
@@ -46,6 +46,7 @@ class SkypilotLauncher(Launcher):
 class SkypilotJob(SubmittedJob):
     """A `sky` command that runs, from the first machine that is rented to the training's end."""
 
+    poll_s = 0.0  # nobody is asked, but a process here
     stop_limit_s = 300.0
 
     def __init__(
@@ -74,19 +75,11 @@ class SkypilotJob(SubmittedJob):
         self._line = ""
         self._told: list[int] = []
 
-    @property
-    def poll_s(self) -> float:
-        """Nobody is asked, but a process here."""
-        return 0.0
-
     def poll(self) -> str | Outcome:
         """Look whether the command has ended, or that which cancels the task."""
         if self._cancellation is not None and self._cancellation.code is not None:
             if self._cancellation.code:
-                raise JobLostError(
-                    f"{self.name} couldn't be cancelled: it may still run, and cost. Look, and end "
-                    f"it: {self.stop_command}"
-                )
+                raise self.lost("the task couldn't be cancelled")
             return Outcome(code=ExitCode.RESUMABLE, reason="it was cancelled")
         code = self._launch.code
         if self._cancellation is not None or code is None or not self._is_read:
@@ -113,10 +106,7 @@ class SkypilotJob(SubmittedJob):
 
     def cancel(self) -> Outcome | None:
         """SkyPilot has no faster way."""
-        raise JobLostError(
-            f"not waiting any longer. {self.name} may still run, and cost. Look, and end it: "
-            f"{self.stop_command}"
-        )
+        raise self.lost("not waiting any longer")
 
     def resume_hint(self) -> str:
         """Give the options, where a bucket has kept the run directory."""

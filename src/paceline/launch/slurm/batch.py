@@ -19,7 +19,7 @@ from paceline.launch.failures import WorkerFailure, one_line, root_cause
 from paceline.launch.restart_policy import RestartBudget
 from paceline.launch.slurm import commands
 from paceline.launch.slurm.files import budget_path, ended_path
-from paceline.launch.slurm.requeue_policy import Verdict, judge
+from paceline.launch.slurm.requeue_policy import RequeueDecision, decide_requeue
 from paceline.launch.slurm.states import JobState, code_of_step
 from paceline.options.fields import check_types
 from paceline.results.run_directory import RunDirectory
@@ -36,12 +36,12 @@ def main(words: Sequence[str]) -> int:
     set_records_aside(run.logs, restarts)
     budget = read_budget(budget_path(run, job_id), run, int(max_restarts))
     code = run_workers(command, run.logs)
-    verdict = judge(code, _state(job_id), run.newest_step(), budget)
-    if verdict.requeue:
-        verdict = _requeued(verdict, budget_path(run, job_id), job_id)
-    if verdict.note:
-        print(f"paceline: {verdict.note}", file=sys.stderr, flush=True)
-    if not verdict.requeue:
+    decision = decide_requeue(code, _state(job_id), run.newest_step(), budget)
+    if decision.requeue:
+        decision = _requeued(decision, budget_path(run, job_id), job_id)
+    if decision.note:
+        print(f"paceline: {decision.note}", file=sys.stderr, flush=True)
+    if not decision.requeue:
         with suppress(OSError):  # whoever waits then goes by the job's own exit code
             write_json(ended_path(run, job_id), {"code": code, "restarts": restarts})
     return code
@@ -82,17 +82,19 @@ def _recorded(logs: Path) -> list[WorkerFailure]:
     return found
 
 
-def _requeued(verdict: Verdict, path: Path, job_id: str) -> Verdict:
+def _requeued(decision: RequeueDecision, path: Path, job_id: str) -> RequeueDecision:
     """Queue the job again, the count of restarts first."""
     try:
-        write_json(path, asdict(verdict.budget))
+        write_json(path, asdict(decision.budget))
         objection = commands.requeue(job_id)
     except (OSError, PacelineError) as error:
         objection = str(error)
     if objection:
-        return Verdict(budget=verdict.budget, note=f"the job can't be queued again: {objection}")
+        return RequeueDecision(
+            budget=decision.budget, note=f"the job can't be queued again: {objection}"
+        )
     print("Queued again: the training resumes from its newest snapshot.", flush=True)
-    return verdict
+    return decision
 
 
 def _state(job_id: str) -> JobState | None:

@@ -10,7 +10,7 @@ _RETRIED = (ExitCode.INFRASTRUCTURE, ExitCode.RESUMABLE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class RequeueDecision:
     """What becomes of the job."""
 
     budget: RestartBudget
@@ -20,7 +20,9 @@ class Verdict:
     """What to tell the user; may be empty."""
 
 
-def judge(code: int, job: JobState | None, progress: int, budget: RestartBudget) -> Verdict:
+def decide_requeue(
+    code: int, job: JobState | None, progress: int, budget: RestartBudget
+) -> RequeueDecision:
     """Decide.
 
     A job is queued again where its workers were told to stop or the infrastructure failed, unless
@@ -33,20 +35,22 @@ def judge(code: int, job: JobState | None, progress: int, budget: RestartBudget)
         budget: Starts that are left without a newer snapshot.
     """
     if code not in _RETRIED:
-        return Verdict(budget=budget)
+        return RequeueDecision(budget=budget)
     if job is None:
-        return Verdict(budget=budget, note="Slurm does not answer, so the job is not queued again")
+        return RequeueDecision(
+            budget=budget, note="Slurm does not answer, so the job is not queued again"
+        )
     if job.state != "RUNNING" or not job.may_requeue:
-        return Verdict(budget=budget)
+        return RequeueDecision(budget=budget)
     if code == ExitCode.RESUMABLE and progress > budget.progress:
         # Told to stop, not failed: that costs nothing as long as the training gets on.
         refilled = replace(budget, left=budget.max_restarts, progress=progress)
-        return Verdict(budget=refilled, requeue=True)
+        return RequeueDecision(budget=refilled, requeue=True)
     spent = budget.spend("infrastructure", progress)
     if spent is None:
         note = (
             f"Not queued again: {budget.max_restarts} restarts (--max-restarts) were made without "
             "a newer snapshot"
         )
-        return Verdict(budget=budget, note=note)
-    return Verdict(budget=spent, requeue=True)
+        return RequeueDecision(budget=budget, note=note)
+    return RequeueDecision(budget=spent, requeue=True)

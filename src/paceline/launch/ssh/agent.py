@@ -25,8 +25,7 @@ from typing import IO, final
 import psutil
 
 from paceline._version import __version__
-from paceline.launch.process_tree import adopt_orphans
-from paceline.launch.processes import reap
+from paceline.launch.processes import adopt_orphans, reap
 from paceline.launch.ssh.protocol import LEASE_S, LineBuffer, Message, decode, encode
 
 DESCRIPTOR_VARIABLE = "PACELINE_GUARD_FD"
@@ -52,7 +51,7 @@ class _Child:
         """Set once `process` is there, or never will be."""
         self._inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
-    def say(self, message: object) -> None:
+    def send(self, message: object) -> None:
         """Have a message written to its input; a process that doesn't read holds up nobody else."""
         self._inbox.put(json.dumps(message).encode() + b"\n")
 
@@ -150,43 +149,43 @@ class Agent:
             for line in lines.feed(chunk):
                 message = decode(line)
                 if message is not None:
-                    self._obey(message)
+                    self._handle(message)
 
-    def _obey(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         do, name = message.get("do"), str(message.get("id"))
         if do == "beat":
-            self._tell_if_room({"is": "beat", "n": message.get("n"), "time_s": time.time()})
+            self._send_if_room({"is": "beat", "n": message.get("n"), "time_s": time.time()})
         elif do == "hello":
-            self._tell_if_room(_introduction(message))
+            self._send_if_room(_introduction(message))
         elif do == "start":
             child = self._children[name] = _Child()
-            child.say(message.get("payload"))
+            child.send(message.get("payload"))
             threading.Thread(target=self._follow, args=(name, child, message), daemon=True).start()
         elif name in self._children:
-            self._handle(self._children[name], message)
+            self._handle_child(self._children[name], message)
 
-    def _handle(self, child: _Child, message: Message) -> None:
+    def _handle_child(self, child: _Child, message: Message) -> None:
         if message["do"] == "say":
-            child.say(message.get("message"))
+            child.send(message.get("message"))
         elif message["do"] == "end":
             grace_s = float(str(message.get("grace_s", 0.0)))
             threading.Thread(target=child.end, args=(grace_s,), daemon=True).start()
 
     def _follow(self, name: str, child: _Child, message: Message) -> None:
         """Start a process; pass on what it says and prints, and its end."""
-        told, tells = os.pipe()
-        with os.fdopen(told, "rb") as said:
+        reading, writing = os.pipe()
+        with os.fdopen(reading, "rb") as said:
             try:
-                code = self._attend(name, child, said, self._started(child, message, tells))
+                code = self._attend(name, child, said, self._started(child, message, writing))
             except (OSError, ValueError) as error:
-                self._tell({"is": "problem", "id": name, "text": str(error)})
+                self._send({"is": "problem", "id": name, "text": str(error)})
                 code = _CANNOT_START
-        self._tell({"is": "ended", "id": name, "code": code})
+        self._send({"is": "ended", "id": name, "code": code})
         self._children.pop(name, None)
 
-    def _started(self, child: _Child, message: Message, tells: int) -> subprocess.Popen[bytes]:
+    def _started(self, child: _Child, message: Message, writing: int) -> subprocess.Popen[bytes]:
         module, variables = str(message.get("module")), message.get("environment")
-        own = {DESCRIPTOR_VARIABLE: str(tells), PARENT_VARIABLE: str(os.getpid())}
+        own = {DESCRIPTOR_VARIABLE: str(writing), PARENT_VARIABLE: str(os.getpid())}
         extra = dict(variables) if isinstance(variables, dict) else {}
         try:
             if not _MODULE.fullmatch(module):
@@ -200,11 +199,11 @@ class Agent:
                     stderr=subprocess.PIPE,
                     cwd=directory,
                     env={**os.environ, **extra, **own},
-                    pass_fds=(tells,),
+                    pass_fds=(writing,),
                     start_new_session=True,
                 )
         finally:
-            os.close(tells)
+            os.close(writing)
             child.tried.set()
         return child.process
 
@@ -254,15 +253,15 @@ class Agent:
                 if stream == "said":
                     said = decode(line)
                     if said is not None:
-                        self._tell({"is": "said", "id": name, "message": said})
+                        self._send({"is": "said", "id": name, "message": said})
                 else:
                     text = line.decode(errors="replace").rstrip("\n")
-                    self._tell({"is": "output", "id": name, "stream": stream, "text": text})
+                    self._send({"is": "output", "id": name, "stream": stream, "text": text})
 
-    def _tell(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         self._outbox.put(encode(message))
 
-    def _tell_if_room(self, message: Message) -> None:
+    def _send_if_room(self, message: Message) -> None:
         """Never wait: the main thread has to go on hearing while nobody reads what is written."""
         with suppress(queue.Full):
             self._outbox.put_nowait(encode(message))
@@ -314,7 +313,7 @@ def _ssh_address(environment: Mapping[str, str]) -> str:
 
 
 def main() -> None:
-    """Be the guard: standard input and output are the connection."""
+    """Be the agent: standard input and output are the connection."""
     target = os.dup(1)
     os.dup2(2, 1)  # what anything prints by mistake must not look like a message
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):

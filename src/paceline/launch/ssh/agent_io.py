@@ -1,4 +1,4 @@
-"""What a process that a guard has started says to the launcher, and hears from it."""
+"""The messages between the launcher and a process that an agent has started on a host."""
 
 import os
 import threading
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import IO
 
-from paceline.launch.process_tree import die_with_parent
+from paceline.launch.processes import die_with_parent
 from paceline.launch.ssh.agent import DESCRIPTOR_VARIABLE, PARENT_VARIABLE
 from paceline.launch.ssh.protocol import Message, decode, encode
 
@@ -19,29 +19,29 @@ _unread = bytearray()  # of this process's input, of which there is one
 def payload() -> Message:
     """Read what this process is to do: the first line of its input. Call it first.
 
-    From now on the kernel ends this process when the guard ends.
+    From now on the kernel ends this process when the agent ends.
 
     Raises:
-        RuntimeError: No guard has started this process.
+        RuntimeError: No agent has started this process.
     """
     if PARENT_VARIABLE not in os.environ:
-        raise RuntimeError("this module is started by a guard, by nobody else")
+        raise RuntimeError("this module is started by an agent, by nobody else")
     die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
-    for message in heard():
+    for message in received():
         return message
-    raise RuntimeError("the guard has said nothing")
+    raise RuntimeError("the agent has said nothing")
 
 
-def tell(message: Message) -> None:
-    """Say something to the launcher. Threads may call it."""
+def send(message: Message) -> None:
+    """Send a message to the launcher. Threads may call it."""
     with _lock:
         stream = _stream()
         stream.write(encode(message))
         stream.flush()
 
 
-def heard() -> Iterator[Message]:
-    """Go through what the launcher says, until it has no more to say. A daemon thread may do it."""
+def received() -> Iterator[Message]:
+    """Go through the launcher's messages, until there are no more. A daemon thread may do it."""
     while True:
         while b"\n" not in _unread:
             chunk = os.read(0, _CHUNK)  # a buffered stream would be locked when Python ends

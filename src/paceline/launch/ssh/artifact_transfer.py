@@ -24,7 +24,7 @@ _IN_LOGS = re.compile(r"rank-[0-9]+\.log|failure-rank-[0-9]+\.json")
 
 
 @final
-class Courier:
+class ArtifactTransfer:
     """Sends files that have changed; snapshots stay where they are."""
 
     def __init__(self, run: RunDirectory, ranks: Sequence[int], *, leads: bool) -> None:
@@ -69,7 +69,7 @@ class Courier:
             if self._sent.get(path) != state:
                 content = end_of_log(path) if path in self._logs else path.read_bytes()
                 for message in pieces(str(path.relative_to(self._path)), content):
-                    agent_io.tell(message)
+                    agent_io.send(message)
                 self._sent[path] = state
 
 

@@ -11,20 +11,26 @@ from paceline.launch.failures import WorkerFailure
 from paceline.launch.processes import EXIT_S
 from paceline.launch.signals import InterruptedStartError
 from paceline.launch.ssh.artifact_transfer import keep_file
-from paceline.launch.ssh.connection import Connection
-from paceline.launch.ssh.failure_attribution import Problems, blame, problem_of
-from paceline.launch.ssh.launch_spec import Order
-from paceline.launch.ssh.participants import OrderlyEnd, Participant, Stopping, tell_all
+from paceline.launch.ssh.connection import Connection, Event
+from paceline.launch.ssh.launch_spec import LaunchSpec
+from paceline.launch.ssh.participants import (
+    GracefulShutdown,
+    Participant,
+    Problems,
+    StopState,
+    attribute_failures,
+    problem_of,
+    send_all,
+)
 from paceline.launch.ssh.protocol import Message
 from paceline.launch.ssh.rank_assignment import (
-    Sight,
-    blame_unreachable,
+    HostInfo,
+    attribute_unreachable,
     differences,
     first_ranks,
     others_of,
 )
-from paceline.launch.ssh.remote_process import Event
-from paceline.launch.ssh.remote_watchdog import Oversight
+from paceline.launch.ssh.remote_watchdog import RemoteWatchdog
 
 MODULE = "paceline.launch.hosts.attempt"
 LOOK_S = 120.0
@@ -39,27 +45,27 @@ class AttemptCoordinator:
 
     def __init__(
         self,
-        order: Order,
+        spec: LaunchSpec,
         attempt: int,
         show: Callable[[str, str, bool], None],
-        stopping: Stopping,
-        oversight: Oversight | None,
+        stop: StopState,
+        watchdog: RemoteWatchdog | None,
     ) -> None:
         """Begin an attempt.
 
         Args:
-            order: What is to be done.
+            spec: What is to be done.
             attempt: Its number.
             show: Is given a host's name, a line that was printed there, and whether to stderr.
-            stopping: The user's wish to stop.
-            oversight: Judges over the workers while they run.
+            stop: The user's wish to stop.
+            watchdog: Watches over the workers while they run.
         """
-        self._oversight = oversight
+        self._watchdog = watchdog
         self._hang: list[WorkerFailure] = []
-        self._order = order
+        self._spec = spec
         self._attempt = attempt
         self._show = show
-        self._stopping = stopping
+        self._stop = stop
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._members: list[Participant] = []
         self._problems: Problems = {}
@@ -70,7 +76,7 @@ class AttemptCoordinator:
         """Those that take part, in the order of their ranks."""
         return self._members
 
-    def look(self, connections: Sequence[Connection]) -> None:
+    def inspect(self, connections: Sequence[Connection]) -> None:
         """Start this attempt's process on each host, and hear what it sees.
 
         Raises:
@@ -79,13 +85,13 @@ class AttemptCoordinator:
         self._members = [
             Participant(
                 remote=connection.start(
-                    MODULE, self._order.message(connection, self._attempt), inbox=self._inbox
+                    MODULE, self._spec.message(connection, self._attempt), inbox=self._inbox
                 )
             )
             for connection in connections
         ]
         self._problems = self._wait_for(
-            lambda member: member.sight is not None, LOOK_S, "looked around"
+            lambda member: member.info is not None, LOOK_S, "looked around"
         )
 
     def problems(self) -> Problems:
@@ -106,7 +112,7 @@ class AttemptCoordinator:
             settled: Names of hosts that count before the others.
         """
         advice = "All need the same code and versions (--sync-code and --install bring them there)"
-        found = differences(self._sights(), settled)
+        found = differences(self._infos(), settled)
         return {n: JobError(f"the hosts differ: {text}. {advice}") for n, text in found.items()}
 
     def reach(self) -> Problems:
@@ -118,14 +124,14 @@ class AttemptCoordinator:
         Raises:
             InterruptedStartError: The user wants to stop.
         """
-        sights = self._sights()
+        infos = self._infos()
         for place, member in enumerate(self._members):
-            member.remote.say({"reach": others_of(sights, place)})
+            member.remote.send({"reach": others_of(infos, place)})
         lost = self._wait_for(lambda m: m.unreachable is not None, _REACH_S, "tried the others")
         if lost:
             return lost
         found = {m.name: m.unreachable for m in self._members if m.unreachable}
-        blamed = blame_unreachable(found, {sight.name: sight.address for sight in sights})
+        blamed = attribute_unreachable(found, {info.name: info.address for info in infos})
         return {name: InfrastructureError(text) for name, text in blamed.items()}
 
     def refuse_to_forget(self) -> None:
@@ -134,8 +140,8 @@ class AttemptCoordinator:
         Raises:
             UsageError: They are.
         """
-        run, theirs = self._order.run, max(sight.newest for sight in self._sights())
-        if run.newest_step() > theirs and not self._order.is_new:
+        run, theirs = self._spec.run, max(info.newest for info in self._infos())
+        if run.newest_step() > theirs and not self._spec.is_new:
             raise UsageError(
                 f"the newest snapshot here is of step {run.newest_step()}, and the hosts have "
                 f"{f'one of step {theirs}' if theirs >= 0 else 'none'}: copy {run.snapshots} to "
@@ -144,11 +150,11 @@ class AttemptCoordinator:
 
     def go(self) -> None:
         """Give every host its seat and have it start its workers."""
-        sights = self._sights()
-        firsts = first_ranks(sights)
-        files = self._order.files(self._attempt)
+        infos = self._infos()
+        firsts = first_ranks(infos)
+        files = self._spec.files(self._attempt)
         for place, member in enumerate(self._members):
-            member.remote.say(
+            member.remote.send(
                 {
                     "go": {
                         "node_rank": place,
@@ -162,25 +168,25 @@ class AttemptCoordinator:
 
     def watch(self) -> None:
         """Wait until every host's part is over; the others' is ended once one has failed."""
-        end = OrderlyEnd()
+        end = GracefulShutdown()
         try:
             while not all(member.ended for member in self._members):
                 self._take_next()
                 failed = any(self._has_failed(member) for member in self._members)
                 if not failed and self._hangs():
-                    tell_all(self._members, {"kill": True})
-                end.advance(self._members, self._stopping, failed=failed or bool(self._hang))
+                    send_all(self._members, {"kill": True})
+                end.advance(self._members, self._stop, failed=failed or bool(self._hang))
         finally:
-            if self._oversight is not None:
-                self._oversight.end()
+            if self._watchdog is not None:
+                self._watchdog.end()
 
     def _hangs(self) -> bool:
         """Look whether the training hangs; true at the one moment when that becomes certain."""
         running = {member.name for member in self._members if member.done is None}
-        if self._oversight is None or self._hang or len(running) < len(self._members):
+        if self._watchdog is None or self._hang or len(running) < len(self._members):
             return False
-        ask = partial(tell_all, self._members, {"stacks": True})
-        self._hang = self._oversight.advance(running, ask)
+        request = partial(send_all, self._members, {"stacks": True})
+        self._hang = self._watchdog.advance(running, request) or []
         return bool(self._hang)
 
     def results(self) -> dict[int, str]:
@@ -200,17 +206,17 @@ class AttemptCoordinator:
         """
         if self._hang:
             return tuple(self._hang)
-        return blame(self._members, stopping=self._stopping.stop)
+        return attribute_failures(self._members, stopping=self._stop.requested)
 
     @property
     def workers(self) -> int:
         """Over all hosts."""
-        return sum(sight.workers for sight in self._sights())
+        return sum(info.workers for info in self._infos())
 
     def newest(self) -> int:
         """Step of the newest snapshot on any host; -1 for none."""
         steps = [int(str(m.done["newest"])) for m in self._members if m.done and "newest" in m.done]
-        return max([*steps, *(sight.newest for sight in self._sights())], default=-1)
+        return max([*steps, *(info.newest for info in self._infos())], default=-1)
 
     def end(self) -> None:
         """End every part that still runs."""
@@ -218,8 +224,8 @@ class AttemptCoordinator:
             if not member.ended:
                 member.remote.end()
 
-    def _sights(self) -> list[Sight]:
-        return [member.sight for member in self._members if member.sight is not None]
+    def _infos(self) -> list[HostInfo]:
+        return [member.info for member in self._members if member.info is not None]
 
     def _has_failed(self, member: Participant) -> bool:
         if member.done is not None:
@@ -240,7 +246,7 @@ class AttemptCoordinator:
             waiting = [m for m in self._members if not (is_done(m) or m.ended or m.refused)]
             if not waiting or time.monotonic() > deadline_s:
                 break
-            if self._stopping.stop:
+            if self._stop.requested:
                 raise InterruptedStartError
             self._take_next()
         late = f"it had not {what} after {limit_s:g} s"
@@ -264,28 +270,28 @@ class AttemptCoordinator:
         else:
             text, is_error = str(event.message["text"]), event.kind == "stderr"
             member.last_words = [*member.last_words[-19:], text]
-            if member.sight is not None or not is_error:  # an error of the start is told as such
+            if member.info is not None or not is_error:  # an error of the start is told as such
                 self._show(member.name, text, is_error)
 
     def _hear(self, member: Participant, said: Message) -> None:
         if "seen" in said:
             seen = said["seen"]
             assert isinstance(seen, dict)
-            member.sight = Sight.read(member.name, seen)
+            member.info = HostInfo.read(member.name, seen)
         elif "unreachable" in said:
             listed = said["unreachable"]
             member.unreachable = [str(n) for n in listed] if isinstance(listed, list) else []
         elif "refused" in said:
             member.refused = (str(said["refused"]), int(str(said["code"])))
         elif "states" in said or "stacks" in said:
-            if self._oversight is not None:
-                self._oversight.hear(member.name, said)
+            if self._watchdog is not None:
+                self._watchdog.receive(member.name, said)
         elif "file" in said:
-            problem = keep_file(self._order.run, said)
+            problem = keep_file(self._spec.run, said)
             if problem and problem not in self._told:
                 self._told.add(problem)
                 self._show(member.name, problem, True)
-            if said["file"] == self._order.run.run_json.name:
-                self._order.bring_home()
+            if said["file"] == self._spec.run.run_json.name:
+                self._spec.bring_home()
         elif "results" in said:
             member.done, member.done_s = said, time.monotonic()

@@ -1,14 +1,18 @@
 """Brings to a host what it lacks: the working directory's code, and Paceline itself."""
 
 import base64
+import hashlib
+import io
 import json
 import posixpath
 import re
 import shlex
 import subprocess
 import threading
+import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
 
@@ -18,7 +22,6 @@ from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
 from paceline.launch.ssh.parallel_commands import Commands, on_each
 from paceline.launch.ssh.ssh import NO_PROGRAM, OWN_FAILURE, explain, last_lines, plain_ssh_words
-from paceline.launch.ssh.wheel import build_wheel
 
 _SYNC_S, _INSTALL_S = 600.0, 1800.0
 _USUAL_PYTHON = "python3"
@@ -212,3 +215,48 @@ def _run(
         raise UsageError(f"there is no {program} on this machine: install it") from None
     except subprocess.TimeoutExpired:
         raise InfrastructureError(f"{host.name}: {program} took over {timeout_s:g} s") from None
+
+
+_ROOT = Path(__file__).parents[2]
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_WHEEL = "Wheel-Version: 1.0\nGenerator: paceline\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+def build_wheel() -> tuple[str, bytes]:
+    """Make the wheel; the same files give the same bytes.
+
+    Returns:
+        Its file name and its content.
+
+    Raises:
+        UsageError: Paceline isn't installed here as a package, so that what it needs isn't known.
+    """
+    try:
+        about = distribution("paceline")
+    except PackageNotFoundError:
+        raise UsageError("--install needs Paceline to be installed here by pip") from None
+    info = f"paceline-{__version__}.dist-info"
+    content = {
+        path.relative_to(_ROOT.parent).as_posix(): path.read_bytes()
+        for path in sorted(_ROOT.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    for name in ("METADATA", "entry_points.txt"):
+        content[f"{info}/{name}"] = (about.read_text(name) or "").encode()
+    content[f"{info}/WHEEL"] = _WHEEL.encode()
+    record = f"{info}/RECORD"
+    content[record] = _record(content, record).encode()
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in content.items():
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
+    return f"paceline-{__version__}-py3-none-any.whl", packed.getvalue()
+
+
+def _record(content: dict[str, bytes], own: str) -> str:
+    """List the files with their hashes, as the format of wheels wants it."""
+    lines = []
+    for name, data in content.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        lines.append(f"{name},sha256={digest},{len(data)}")
+    return "\n".join([*lines, f"{own},,", ""])

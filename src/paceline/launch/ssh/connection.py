@@ -1,4 +1,4 @@
-"""The launcher's end of one host: an ssh connection, and the processes started through it."""
+"""The launcher's end of hosts: their ssh connections, and the processes started through these."""
 
 import os
 import queue
@@ -8,8 +8,9 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Literal, final
 
@@ -18,11 +19,10 @@ from paceline.errors import InfrastructureError
 from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
 from paceline.launch.ssh.protocol import BEAT_S, LEASE_S, Message, decode, encode, lines_of
-from paceline.launch.ssh.remote_process import Event, Remote
-from paceline.launch.ssh.ssh import explain, forwarded_port, forwarding_failed, guard_command
+from paceline.launch.ssh.ssh import agent_command, explain, forwarded_port, forwarding_failed
 
 CONNECT_S = 30.0
-"""For ssh to connect and the guard to say hello; a host may be slow to import."""
+"""For ssh to connect and the agent to say hello; a host may be slow to import."""
 _TAIL_LINES = 30
 _WRITE_BACKLOG = 10000
 _END_S = 2.0
@@ -30,8 +30,72 @@ _POLL_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Introduction:
-    """What a host's guard says of itself."""
+class Event:
+    """Something that came from a process on a host."""
+
+    remote: "RemoteProcess"
+    kind: Literal["said", "stdout", "stderr", "ended", "lost"]
+    """lost: the connection is gone, and the process with it."""
+    message: Message
+    """Of `said`; `{"text": line}` of output, `{"code": n}` at the end, `{"text": why}` if lost."""
+
+
+@final
+class RemoteProcess:
+    """A process on a host."""
+
+    def __init__(
+        self, connection: "Connection", name: str, inbox: "queue.SimpleQueue[Event]"
+    ) -> None:
+        self.connection = connection
+        self.inbox = inbox
+        self._name = name
+
+    @property
+    def host(self) -> Host:
+        """Where it runs."""
+        return self.connection.host
+
+    def send(self, message: Message) -> None:
+        """Send a message; lost without a word where the host is."""
+        self.connection.send({"do": "say", "id": self._name, "message": message})
+
+    def end(self, grace_s: float = 0.0) -> None:
+        """Have it ended: SIGTERM, and SIGKILL to all it has started after `grace_s` seconds."""
+        self.connection.send({"do": "end", "id": self._name, "grace_s": grace_s})
+
+    def messages(self, timeout_s: float) -> Iterator[Message]:
+        """Go through what it says, until it ends; needs an inbox of its own.
+
+        Args:
+            timeout_s: How long it may be silent.
+
+        Raises:
+            InfrastructureError: It is silent for longer, failed, or its host is lost.
+        """
+        printed: deque[str] = deque(maxlen=_TAIL_LINES)
+        while True:
+            try:
+                event = self.inbox.get(timeout=timeout_s)
+            except queue.Empty:
+                raise InfrastructureError(
+                    f"{self.host.name} has said nothing for {timeout_s:g} s"
+                ) from None
+            if event.kind == "said":
+                yield event.message
+            elif event.kind == "ended" and event.message["code"] == 0:
+                return
+            elif event.kind in ("ended", "lost"):
+                printed.append(str(event.message.get("text", "")))
+                text = "\n".join(filter(None, printed)) or f"code {event.message.get('code')}"
+                raise InfrastructureError(f"{self.host.name}: {text}")
+            else:
+                printed.append(str(event.message["text"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentInfo:
+    """What a host's agent says of itself."""
 
     host: str
     """Its own name for itself."""
@@ -45,7 +109,7 @@ class Introduction:
 
 @final
 class Connection:
-    """One host's ssh connection with the guard at its other end."""
+    """One host's ssh connection with the agent at its other end."""
 
     def __init__(
         self,
@@ -65,7 +129,7 @@ class Connection:
         """
         self.host = host
         self._config = options.ssh_config
-        self.introduction: Introduction | None = None
+        self.introduction: AgentInfo | None = None
         self.store_port: int | None = None
         """At which the host reaches the launcher's store, on its loopback address."""
         self.clock_offset_s: float | None = None
@@ -75,7 +139,7 @@ class Connection:
         self._wants_port = store_port is not None
         self._any_version = any_version
         self._nonce = secrets.token_hex(8)
-        self._remotes: dict[str, Remote] = {}
+        self._remotes: dict[str, RemoteProcess] = {}
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._introduced = threading.Event()  # or lost
         self._settled = threading.Event()  # ready or lost
@@ -86,7 +150,7 @@ class Connection:
         self._started = 0
         self._lock = threading.Lock()
         self._ssh = subprocess.Popen(
-            guard_command(host, options, store_port),
+            agent_command(host, options, store_port),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -103,7 +167,7 @@ class Connection:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is of use now: its guard has answered, and nothing about it is open."""
+        """Whether it is of use now: its agent has answered, and nothing about it is open."""
         has_port = self.store_port is not None or not self._wants_port
         is_known = self.introduction is not None and self.clock_offset_s is not None
         return is_known and has_port and not self.lost
@@ -134,7 +198,7 @@ class Connection:
         payload: Message,
         environment: Mapping[str, str] | None = None,
         inbox: "queue.SimpleQueue[Event] | None" = None,
-    ) -> Remote:
+    ) -> RemoteProcess:
         """Start `python -m MODULE` on the host.
 
         Args:
@@ -146,7 +210,7 @@ class Connection:
         with self._lock:
             self._started += 1
             name = str(self._started)
-            remote = Remote(self, name, queue.SimpleQueue() if inbox is None else inbox)
+            remote = RemoteProcess(self, name, queue.SimpleQueue() if inbox is None else inbox)
             self._remotes[name] = remote
         self.send(
             {
@@ -159,17 +223,17 @@ class Connection:
             }
         )
         if self.lost:
-            self._tell_lost()
+            self._report_lost()
         return remote
 
     def send(self, message: Message) -> None:
-        """Send a message to the guard; lost without a word where the host is."""
+        """Send a message to the agent; lost without a word where the host is."""
         if not self.lost:
             with suppress(queue.Full):
                 self._outbox.put_nowait(encode(message))
 
     def close(self) -> None:
-        """End the connection, once or again; the guard ends all that it has started."""
+        """End the connection, once or again; the agent ends all that it has started."""
         with self._lock:
             self.lost = self.lost or "closed"
         self._retire()
@@ -259,9 +323,7 @@ class Connection:
             self._pass_on(self._remotes[name], message)
 
     def _greet(self, message: Message) -> None:
-        said = Introduction(
-            **{n: str(message.get(n, "")) for n in Introduction.__dataclass_fields__}
-        )
+        said = AgentInfo(**{n: str(message.get(n, "")) for n in AgentInfo.__dataclass_fields__})
         self.introduction = said
         if said.paceline != __version__ and not self._any_version:
             self._lose(
@@ -276,7 +338,7 @@ class Connection:
         if self.is_ready:
             self._settled.set()
 
-    def _pass_on(self, remote: Remote, message: Message) -> None:
+    def _pass_on(self, remote: RemoteProcess, message: Message) -> None:
         what = message["is"]
         if what == "said" and isinstance(message["message"], dict):
             remote.inbox.put(Event(remote=remote, kind="said", message=message["message"]))
@@ -317,9 +379,9 @@ class Connection:
             event.set()
         with suppress(queue.Full):  # a writer with so much before it is at a pipe that will break
             self._outbox.put_nowait(None)
-        self._tell_lost()
+        self._report_lost()
 
-    def _tell_lost(self) -> None:
+    def _report_lost(self) -> None:
         with self._lock:
             remotes, self._remotes = list(self._remotes.values()), {}
         for remote in remotes:
@@ -331,3 +393,94 @@ def _write_whole(stream: IO[bytes], line: bytes) -> None:
     left = memoryview(line)
     while left:
         left = left[stream.write(left) :]
+
+
+@final
+class ConnectionPool:
+    """The connections to all hosts of a training."""
+
+    def __init__(self, connections: Sequence[Connection]) -> None:
+        self._connections = list(connections)
+
+    @property
+    def all(self) -> list[Connection]:
+        """Those of use and the others, in the order in which the hosts were named."""
+        return list(self._connections)
+
+    @property
+    def hosts(self) -> list[Connection]:
+        """Those that are of use, in the order in which the hosts were named."""
+        return [connection for connection in self._connections if not connection.lost]
+
+    @property
+    def lost(self) -> dict[str, str]:
+        """Why the others aren't, by the host's name."""
+        return {c.host.name: c.lost for c in self._connections if c.lost}
+
+    @property
+    def lost_ones(self) -> list[Connection]:
+        """Those that are of no use any more."""
+        return [connection for connection in self._connections if connection.lost]
+
+    def replace(self, connections: Sequence[Connection]) -> None:
+        """Go on with these connections alone, in this order; closing others is the caller's."""
+        self._connections = list(connections)
+
+    def close(self) -> None:
+        """End all connections."""
+        _close(self._connections)
+
+
+@contextmanager
+def connect(
+    hosts: Sequence[Host],
+    options: HostsOptions,
+    store_port: int | None = None,
+    *,
+    any_version: bool = False,
+) -> Iterator[ConnectionPool]:
+    """Connect to all hosts at once; on leaving, everything that was started on them is ended.
+
+    Args:
+        hosts: Which.
+        options: How ssh reaches them.
+        store_port: Port of this machine's loopback address that the hosts are to reach.
+        any_version: Whether another version of Paceline there will do.
+
+    Yields:
+        The connections; hosts that can't be reached are in `lost`.
+    """
+    made: dict[int, Connection] = {}
+    connections = ConnectionPool([])
+
+    def make(place: int) -> None:
+        made[place] = Connection(hosts[place], options, store_port, any_version=any_version)
+
+    try:
+        # In threads, which no signal interrupts between the start of an ssh and the note of it.
+        with ThreadPoolExecutor(max(1, len(hosts))) as pool:
+            list(pool.map(make, range(len(hosts))))
+        connections.replace([made[place] for place in range(len(hosts))])
+        wait_for(connections.hosts)
+        yield connections
+    finally:
+        _close(list(made.values()))
+        connections.close()
+
+
+def wait_for(connections: Sequence[Connection], over: threading.Event | None = None) -> None:
+    """Wait until each connection is of use or lost.
+
+    Args:
+        connections: Which; those without an answer in time are lost.
+        over: Once it is set nobody waits any longer; what isn't ready by then is the caller's to
+            close.
+    """
+    deadline_s = time.monotonic() + CONNECT_S
+    for connection in connections:
+        connection.wait(max(0.0, deadline_s - time.monotonic()), over)
+
+
+def _close(connections: Sequence[Connection]) -> None:
+    with ThreadPoolExecutor(max(1, len(connections))) as pool:
+        list(pool.map(Connection.close, connections))

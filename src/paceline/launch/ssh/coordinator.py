@@ -1,26 +1,31 @@
 """A training over several hosts, from its first connection to its last attempt."""
 
+import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import final
 
 from paceline.errors import InfrastructureError
 from paceline.launch.failures import WorkerFailure
-from paceline.launch.local.launcher import LaunchOutcome, restart_line, set_aside, to_stderr
+from paceline.launch.local.launcher import (
+    LaunchOutcome,
+    quietly,
+    restart_line,
+    set_aside,
+    to_stderr,
+)
 from paceline.launch.restart_policy import Policy, RestartBudget
 from paceline.launch.signals import InterruptedStartError, Interrupts
 from paceline.launch.ssh.attempt_coordinator import AttemptCoordinator
-from paceline.launch.ssh.connection_pool import Fleet, connect
-from paceline.launch.ssh.failure_attribution import raise_first
-from paceline.launch.ssh.host_recovery import MakeReady, Returning
-from paceline.launch.ssh.launch_spec import Order
+from paceline.launch.ssh.connection import ConnectionPool, connect
+from paceline.launch.ssh.host_recovery import HostRecovery, MakeReady
+from paceline.launch.ssh.launch_spec import LaunchSpec
 from paceline.launch.ssh.options import HostsOptions
-from paceline.launch.ssh.output import quietly, show_line
-from paceline.launch.ssh.participants import Stopping
+from paceline.launch.ssh.participants import StopState, raise_first
 from paceline.launch.ssh.rank_assignment import clock_lines
-from paceline.launch.ssh.remote_watchdog import Oversight
+from paceline.launch.ssh.remote_watchdog import RemoteWatchdog
 from paceline.launch.ssh.store import kept_store
 from paceline.options.figures import plural
 
@@ -28,7 +33,7 @@ Settle = Callable[[str, int], str]
 
 
 def launch_on_hosts(
-    order: Order,
+    spec: LaunchSpec,
     options: HostsOptions,
     *,
     policy: Policy,
@@ -44,7 +49,7 @@ def launch_on_hosts(
     thread.
 
     Args:
-        order: What to run.
+        spec: What to run.
         options: The hosts.
         policy: How often they are started again, and after how long they hang.
         ready: Makes hosts ready before they are connected (their Python, the code on them).
@@ -58,7 +63,7 @@ def launch_on_hosts(
     Raises:
         PacelineError: The training could not be started: a host is not there, or not as it should.
     """
-    stopping = Stopping()
+    stop = StopState()
     with ExitStack() as stack:
         store = stack.enter_context(kept_store())
         interrupts = stack.enter_context(Interrupts(policy.stop_s).caught())
@@ -66,17 +71,19 @@ def launch_on_hosts(
             with interrupts.starting():
                 quietly(say)(f"Connecting to {plural(len(options.read()), 'host')}")
                 hosts = ready(options.read(), None)
-                fleet = stack.enter_context(connect(hosts, options, store.port))
+                connections = stack.enter_context(connect(hosts, options, store.port))
                 store.wait()
         except InterruptedStartError:
             return LaunchOutcome(results={}, interrupted=True, failures=(), restarts=0)
-        interrupts.pass_on(stopping)
-        if fleet.lost:
-            raise InfrastructureError("\n".join(fleet.lost.values()))
-        for line in clock_lines({c.host.name: c.clock_offset_s for c in fleet.hosts}):
+        interrupts.pass_on(stop)
+        if connections.lost:
+            raise InfrastructureError("\n".join(connections.lost.values()))
+        for line in clock_lines({c.host.name: c.clock_offset_s for c in connections.hosts}):
             say(line)
-        returning = stack.enter_context(Returning(fleet, options, ready, store.port).running())
-        attempts = _Attempts(order, options, fleet, returning, stopping)
+        recovery = stack.enter_context(
+            HostRecovery(connections, options, ready, store.port).running()
+        )
+        attempts = _Attempts(spec, options, connections, recovery, stop)
         try:
             return attempts.run(policy, settle, quietly(say))
         except InterruptedStartError:
@@ -89,17 +96,17 @@ class _Attempts:
 
     def __init__(
         self,
-        order: Order,
+        spec: LaunchSpec,
         options: HostsOptions,
-        fleet: Fleet,
-        returning: Returning,
-        stopping: Stopping,
+        connections: ConnectionPool,
+        recovery: HostRecovery,
+        stop: StopState,
     ) -> None:
-        self._order = order
+        self._spec = spec
         self._options = options
-        self._fleet = fleet
-        self._returning = returning
-        self._stopping = stopping
+        self._connections = connections
+        self._recovery = recovery
+        self._stop = stop
         self._took_part: frozenset[str] = frozenset()
         """Hosts of the last attempt: newcomers have to fit them."""
 
@@ -108,32 +115,32 @@ class _Attempts:
         budget: RestartBudget | None = None
         attempt = restarts = 0
         while True:
-            party = self._gather(attempt, settle, say)
-            if party is None:  # too few hosts passed the checks: others may come
+            coordinator = self._gather(attempt, settle, say)
+            if coordinator is None:  # too few hosts passed the checks: others may come
                 attempt += 1
-                self._returning.take_in(self._options.min_hosts, self._stopping, say)
+                self._recovery.rejoin(self._options.min_hosts, self._stop, say)
                 continue
             if budget is None:
-                budget = RestartBudget.full(policy.max_restarts, party.newest())
-            results, failures = self._finish(party)
+                budget = RestartBudget.full(policy.max_restarts, coordinator.newest())
+            results, failures = self._finish(coordinator)
             done = LaunchOutcome(
                 results=results,
-                interrupted=self._stopping.stop,
+                interrupted=self._stop.requested,
                 failures=failures,
                 restarts=restarts,
             )
             if done.interrupted or not failures:
                 return done
-            step = party.newest()
+            step = coordinator.newest()
             left = budget.after(failures[0], step)
             if left is None:
                 return done
             budget = left
-            set_aside(self._order.run.logs, attempt, failures)
+            set_aside(self._spec.run.logs, attempt, failures)
             attempt += 1
             restarts += 1
             say(restart_line(failures[0], step, budget))
-            self._returning.take_in(self._options.min_hosts, self._stopping, say)
+            self._recovery.rejoin(self._options.min_hosts, self._stop, say)
 
     def _gather(
         self, attempt: int, settle: Settle, say: Callable[[str], None]
@@ -145,43 +152,62 @@ class _Attempts:
         Returns:
             None where too few hosts are left.
         """
-        if self._stopping.stop:
+        if self._stop.requested:
             raise InterruptedStartError
-        hosts = self._fleet.hosts
+        hosts = self._connections.hosts
         width = max((len(connection.host.name) for connection in hosts), default=0)
-        limits, run = self._order.hang, self._order.run
-        oversight = None if limits is None else Oversight(limits, run, attempt, say)
-        party = AttemptCoordinator(
-            self._order, attempt, show_line(width), self._stopping, oversight
-        )
+        show, limits, run = _show_line(width), self._spec.hang, self._spec.run
+        watchdog = None if limits is None else RemoteWatchdog(limits, run, attempt, say)
+        coordinator = AttemptCoordinator(self._spec, attempt, show, self._stop, watchdog)
         try:
-            party.look(hosts)
-            checks = (party.problems, partial(party.differing, self._took_part), party.reach)
+            coordinator.inspect(hosts)
+            checks = (
+                coordinator.problems,
+                partial(coordinator.differing, self._took_part),
+                coordinator.reach,
+            )
             for check in checks:
                 problems = check()
-                if attempt == 0 or len(problems) == len(party.members):
+                if attempt == 0 or len(problems) == len(coordinator.members):
                     raise_first(problems)
                 for name, problem in problems.items():
                     say(f"{name} is left out: {problem}")
-                party.drop(problems)
-                if len(party.members) < (1 if attempt == 0 else self._options.min_hosts):
-                    party.end()
+                coordinator.drop(problems)
+                if len(coordinator.members) < (1 if attempt == 0 else self._options.min_hosts):
+                    coordinator.end()
                     return None
             if attempt == 0:
-                party.refuse_to_forget()
-            self._order = replace(self._order, payload=settle(self._order.payload, party.workers))
-            party.go()
+                coordinator.refuse_to_forget()
+            self._spec = replace(
+                self._spec, payload=settle(self._spec.payload, coordinator.workers)
+            )
+            coordinator.go()
         except BaseException:
-            party.end()
+            coordinator.end()
             raise
-        self._took_part = frozenset(member.name for member in party.members)
-        return party
+        self._took_part = frozenset(member.name for member in coordinator.members)
+        return coordinator
 
     def _finish(
-        self, party: AttemptCoordinator
+        self, coordinator: AttemptCoordinator
     ) -> tuple[dict[int, str], tuple[WorkerFailure, ...]]:
-        party.watch()
-        results = party.results()
-        if len(results) == party.workers:
+        coordinator.watch()
+        results = coordinator.results()
+        if len(results) == coordinator.workers:
             return results, ()
-        return results, party.failures()
+        return results, coordinator.failures()
+
+
+def _show_line(width: int) -> Callable[[str, str, bool], None]:
+    """Make what shows hosts' lines: each with its host's name before it.
+
+    Args:
+        width: Of the longest name.
+    """
+
+    def show(name: str, text: str, is_error: bool) -> None:
+        stream = sys.stderr if is_error else sys.stdout
+        with suppress(OSError):  # the terminal has gone, `| head` has left: training goes on
+            print(f"{name:{width}} | {text}", file=stream, flush=True)
+
+    return show

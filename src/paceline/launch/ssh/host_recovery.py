@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from typing import final
 
 from paceline.errors import InfrastructureError, PacelineError
-from paceline.launch.ssh.connection import CONNECT_S, Connection
-from paceline.launch.ssh.connection_pool import Fleet
+from paceline.launch.ssh.connection import CONNECT_S, Connection, ConnectionPool
 from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
-from paceline.launch.ssh.participants import Stopping
+from paceline.launch.ssh.participants import StopState
 
 MakeReady = Callable[[Sequence[Host], threading.Event | None], Sequence[Host]]
 """Makes hosts ready before they are connected: their Python, the code on them. The event, which
@@ -27,7 +26,7 @@ _JOIN_S = 2.0
 
 
 @final
-class Search:
+class Reconnection:
     """Tries to connect one host until it is there; a thread of its own, so that none waits."""
 
     def __init__(
@@ -41,12 +40,12 @@ class Search:
         self._lock = threading.Lock()
         self._found: Connection | None = None
         self._thread = threading.Thread(
-            target=self._repeat, name=f"paceline-search-{host.name}", daemon=True
+            target=self._repeat, name=f"paceline-reconnection-{host.name}", daemon=True
         )
         self._thread.start()
 
     def take(self) -> Connection | None:
-        """Give the connection if the host is there; the search is then over."""
+        """Give the connection if the host is there; the reconnection is then over."""
         with self._lock:
             found, self._found = self._found, None
         if found is not None:
@@ -90,30 +89,30 @@ class Search:
 
 
 @final
-class Returning:
+class HostRecovery:
     """Brings back hosts that were lost, and takes in those that the hostfile names anew."""
 
     def __init__(
         self,
-        fleet: Fleet,
+        pool: ConnectionPool,
         options: HostsOptions,
         ready: MakeReady,
         store_port: int,
     ) -> None:
-        self._fleet = fleet
+        self._pool = pool
         self._options = options
         self._ready = ready
         self._store_port = store_port
         self._wanted: Sequence[Host] = options.read()
         self._connected = {host.name: host for host in self._wanted}
         """As they stood in the hostfile when they were connected."""
-        self._searches: dict[str, Search] = {}
+        self._reconnections: dict[str, Reconnection] = {}
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._repeat, name="paceline-hosts", daemon=True)
 
     @contextmanager
-    def running(self) -> Iterator["Returning"]:
+    def running(self) -> Iterator["HostRecovery"]:
         """Look for them in the background."""
         self._thread.start()
         try:
@@ -121,22 +120,22 @@ class Returning:
         finally:
             self._over.set()
             self._thread.join()
-            for search in self._searches.values():
-                search.end()
+            for reconnection in self._reconnections.values():
+                reconnection.end()
 
-    def take_in(self, least: int, stopping: Stopping, say: Callable[[str], None]) -> None:
-        """Add the hosts that are back to the fleet, and part with those that are named no more.
+    def rejoin(self, least: int, stop: StopState, say: Callable[[str], None]) -> None:
+        """Add the hosts that are back to the pool, and part with those that are named no more.
 
         Args:
             least: How many hosts there must be; it is waited for them.
-            stopping: The user's wish to stop, which ends the wait.
+            stop: The user's wish to stop, which ends the wait.
             say: Is told of hosts that come, and of waiting.
 
         Raises:
             InfrastructureError: There aren't enough in time.
         """
         begun_s, told = time.monotonic(), False
-        while not stopping.stop:
+        while not stop.requested:
             there, wanted = self._merge(say), len(self._wanted)
             waited_s = time.monotonic() - begun_s
             if there >= least and (there >= wanted or waited_s > _BACK_S):
@@ -152,36 +151,36 @@ class Returning:
             time.sleep(_POLL_S)
 
     def _merge(self, say: Callable[[str], None]) -> int:
-        """Put the fleet into the order of the hostfile. Returns how many hosts there are."""
+        """Put the pool into the order of the hostfile. Returns how many hosts there are."""
         with self._lock:
-            alive = {c.host.name: c for c in self._fleet.hosts}
+            alive = {c.host.name: c for c in self._pool.hosts}
             wanted = {host.name: host for host in self._wanted}
             for name, connection in list(alive.items()):
                 if wanted.get(name) != self._connected.get(name):  # not named, or otherwise
                     del alive[name]
                     connection.close()
-            for name, search in list(self._searches.items()):
-                if wanted.get(name) != search.host:
-                    self._searches.pop(name).end()
-                elif (found := search.take()) is not None:
-                    del self._searches[name]
+            for name, reconnection in list(self._reconnections.items()):
+                if wanted.get(name) != reconnection.host:
+                    self._reconnections.pop(name).end()
+                elif (found := reconnection.take()) is not None:
+                    del self._reconnections[name]
                     back = "is back" if name in self._connected else "is new"
                     say(f"{name} {back}, and takes part from now on")
-                    self._connected[name] = search.host
+                    self._connected[name] = reconnection.host
                     alive[name] = found
-            for lost in self._fleet.lost_ones:
+            for lost in self._pool.lost_ones:
                 lost.close()
-            self._fleet.replace([alive[name] for name in wanted if name in alive])
+            self._pool.replace([alive[name] for name in wanted if name in alive])
             return len(alive)
 
     def _repeat(self) -> None:
         while not self._over.wait(_POLL_S):
             with self._lock:
                 self._read()
-                alive = {connection.host.name for connection in self._fleet.hosts}
+                alive = {connection.host.name for connection in self._pool.hosts}
                 for host in self._wanted:
-                    if host.name not in alive and host.name not in self._searches:
-                        self._searches[host.name] = Search(
+                    if host.name not in alive and host.name not in self._reconnections:
+                        self._reconnections[host.name] = Reconnection(
                             host, self._options, self._ready, self._store_port
                         )
 

@@ -13,7 +13,7 @@ from paceline.results.run_directory import RunDirectory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class LaunchSpec:
     """What is the same for all hosts and attempts."""
 
     entry: str

@@ -22,16 +22,15 @@ from typing import final
 from paceline.errors import InfrastructureError, PacelineError, UsageError
 from paceline.launch.error_records import failure_path
 from paceline.launch.local import forkserver
-from paceline.launch.local.attempt import Crew, attempt_here
+from paceline.launch.local.attempt import WorkerGroup, attempt_here
 from paceline.launch.local.launcher import orphans_adopted
-from paceline.launch.local.worker import WorkerTask
-from paceline.launch.node_seat import Seat
+from paceline.launch.local.worker import NodeRendezvous, WorkerTask
 from paceline.launch.scratch import scratch_directory
 from paceline.launch.signals import Interrupts
 from paceline.launch.ssh import agent_io
-from paceline.launch.ssh.artifact_transfer import Courier
+from paceline.launch.ssh.artifact_transfer import ArtifactTransfer
 from paceline.launch.ssh.protocol import LEASE_S, Message
-from paceline.launch.ssh.remote_watchdog import Lookouts
+from paceline.launch.ssh.remote_watchdog import StateReporter
 from paceline.launch.ssh.store import quiet_sockets
 from paceline.launch.watchdog.hang_detector import HangLimits
 from paceline.results.run_directory import RunDirectory
@@ -44,88 +43,88 @@ _LAUNCHER_S = 600.0
 
 
 @final
-class Orders:
-    """What the launcher says, heard by a thread: orders to stop must not wait for the main one."""
+class LauncherMessages:
+    """What the launcher sends, received by a thread: a stop must not wait for the main one."""
 
     def __init__(self, interrupts: Interrupts) -> None:
         self._interrupts = interrupts
-        self.lookouts: Lookouts | None = None
-        """Told when the workers' stacks are wanted."""
+        self.reporter: StateReporter | None = None
+        """Gets the launcher's requests for the workers' stacks."""
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        threading.Thread(target=self._hear, daemon=True).start()
+        threading.Thread(target=self._receive, daemon=True).start()
 
     def next(self, expected: str) -> Message:
-        """Wait for the next order.
+        """Wait for the next message.
 
         Raises:
             InfrastructureError: Another one came, or none.
         """
         try:
-            order = self._inbox.get(timeout=_LAUNCHER_S)
+            message = self._inbox.get(timeout=_LAUNCHER_S)
         except queue.Empty:
             raise InfrastructureError("the launcher has said nothing") from None
-        if expected not in order:
+        if expected not in message:
             raise InfrastructureError(f"the launcher should have said {expected}")
-        return order
+        return message
 
-    def _hear(self) -> None:
-        for message in agent_io.heard():
+    def _receive(self) -> None:
+        for message in agent_io.received():
             if message.get("stop"):
                 os.kill(os.getpid(), signal.SIGTERM)
             elif message.get("kill"):
                 self._interrupts.abandon()
             elif message.get("stacks"):
-                if self.lookouts is not None:
-                    self.lookouts.ask()
+                if self.reporter is not None:
+                    self.reporter.request_stacks()
             else:
                 self._inbox.put(message)
 
 
 def main() -> None:
     """Be one host's part of one attempt."""
-    order = agent_io.payload()
+    spec = agent_io.payload()
     quiet_sockets()
-    interrupts = Interrupts(float(str(order["stop_s"])))
+    interrupts = Interrupts(float(str(spec["stop_s"])))
     with interrupts.caught():  # to the end: what is told last must not be cut off
         try:
-            _take_part(order, Orders(interrupts), interrupts)
+            _take_part(spec, LauncherMessages(interrupts), interrupts)
         except PacelineError as error:
-            agent_io.tell({"refused": str(error), "code": int(error.exit_code)})
+            agent_io.send({"refused": str(error), "code": int(error.exit_code)})
 
 
-def _take_part(order: Message, orders: Orders, interrupts: Interrupts) -> None:
-    seen = _look(order)
-    run = RunDirectory.named(str(order["run_dir"]))
-    shared = (run.path / str(order["token"])).exists()
-    if order["is_new"] and not shared:
+def _take_part(spec: Message, messages: LauncherMessages, interrupts: Interrupts) -> None:
+    seen = _inspect(spec)
+    run = RunDirectory.named(str(spec["run_dir"]))
+    shared = (run.path / str(spec["token"])).exists()
+    if spec["is_new"] and not shared:
         run.check_new()
     address = str(seen["address"])
     with socket.create_server((address, 0), family=_family(address)) as listener:
         threading.Thread(target=_answer, args=(listener,), daemon=True).start()
         port = int(listener.getsockname()[1])
-        agent_io.tell(
+        agent_io.send(
             {"seen": {**seen, "port": port, "shared": shared, "newest": run.newest_step()}}
         )
-        reach = orders.next("reach")["reach"]
-        agent_io.tell({"unreachable": _unreachable(reach if isinstance(reach, list) else [])})
-        go = orders.next("go")["go"]
+        reach = messages.next("reach")["reach"]
+        agent_io.send({"unreachable": _unreachable(reach if isinstance(reach, list) else [])})
+        go = messages.next("go")["go"]
         listener.shutdown(socket.SHUT_RDWR)  # closing alone doesn't wake the one who accepts
     assert isinstance(go, dict)
-    place = HostPlace(run=run, shared=shared, seat=_seat(go, str(seen["interface"])))
-    if isinstance(limits := order["hang"], dict):
-        orders.lookouts = Lookouts(HangLimits(**limits), run.logs)
-    agent_io.tell(_run(order, seen, go, place, interrupts, orders.lookouts))
+    place = HostPlace(run=run, shared=shared, rendezvous=_rendezvous(go, str(seen["interface"])))
+    if isinstance(limits := spec["hang"], dict):
+        messages.reporter = StateReporter(HangLimits(**limits), run.logs)
+    agent_io.send(_run(spec, seen, go, place, interrupts, messages.reporter))
 
 
 def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
-def _look(order: Message) -> dict[str, object]:
+def _inspect(spec: Message) -> dict[str, object]:
     """Have the trainer say what is here, and start the fork server for what it chose."""
-    content = json.loads(_function(str(order["inspect"]))(json.dumps(order)))
+    content = json.loads(_function(str(spec["inspect"]))(json.dumps(spec)))
     assert isinstance(content, dict)
-    preload = order["preload"]
+    preload = spec["preload"]
     forkserver.prepare(preload if isinstance(preload, list) else [], int(content["threads"]))
     return content
 
@@ -166,11 +165,11 @@ class HostPlace:
     run: RunDirectory
     shared: bool
     """Whether the launcher sees the same run directory."""
-    seat: Seat
+    rendezvous: NodeRendezvous
 
 
-def _seat(go: Mapping[str, object], interface: str) -> Seat:
-    return Seat(
+def _rendezvous(go: Mapping[str, object], interface: str) -> NodeRendezvous:
+    return NodeRendezvous(
         node_rank=int(str(go["node_rank"])),
         nodes=int(str(go["nodes"])),
         host="127.0.0.1",
@@ -180,39 +179,39 @@ def _seat(go: Mapping[str, object], interface: str) -> Seat:
 
 
 def _run(
-    order: Message,
+    spec: Message,
     seen: Mapping[str, object],
     go: Mapping[str, object],
     place: HostPlace,
     interrupts: Interrupts,
-    lookouts: Lookouts | None,
+    reporter: StateReporter | None,
 ) -> Message:
     """Start the workers, wait for their end, and say what became of them."""
-    run, seat = place.run, place.seat
+    run, rendezvous = place.run, place.rendezvous
     first, workers = int(str(go["first_rank"])), int(str(seen["workers"]))
-    leads, ranks = seat.node_rank == 0, range(first, first + workers)
+    leads, ranks = rendezvous.node_rank == 0, range(first, first + workers)
     with ExitStack() as stack:
         if not place.shared:
             settings = json.loads(str(seen["payload"])).get("settings") or {}
             replace(run, shared=settings.get("share_run_dir") is True).make()
             if leads:
                 stack.enter_context(_owned(run))
-            _clear(run, ranks, int(str(order["attempt"])), leads=leads)
+            _clear(run, ranks, int(str(spec["attempt"])), leads=leads)
             _write_files(run.path, go.get("files"))
-            stack.enter_context(Courier(run, ranks, leads=leads).running())
+            stack.enter_context(ArtifactTransfer(run, ranks, leads=leads).running())
         scratch = stack.enter_context(scratch_directory())
         stack.enter_context(orphans_adopted())
         task = WorkerTask(
-            entry=str(order["entry"]),
+            entry=str(spec["entry"]),
             payload=str(seen["payload"]),
             log_dir=run.logs,
             scratch=scratch,
             shows_each_node=True,
         )
-        crew = Crew.of(task, workers, int(str(seen["threads"])), interrupts, seat)
-        if lookouts is not None:
-            crew = replace(crew, overseer=lambda _: lookouts)
-        results, failures = attempt_here(crew, int(str(order["attempt"])))
+        group = WorkerGroup.of(task, workers, int(str(seen["threads"])), interrupts, rendezvous)
+        if reporter is not None:
+            group = replace(group, watcher=lambda _: reporter)
+        results, failures = attempt_here(group, int(str(spec["attempt"])))
         return {
             "results": {str(rank): result for rank, result in results.items()},
             "failures": [failure.to_json() for failure in failures],

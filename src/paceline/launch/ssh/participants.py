@@ -1,26 +1,28 @@
-"""The hosts' parts in one attempt, and how they are ended in order."""
+"""The hosts' parts in one attempt: how they are ended in order, and which of them is at fault."""
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import final
 
+from paceline.errors import ExitCode, InfrastructureError, JobError, PacelineError, UsageError
+from paceline.launch.failures import WorkerFailure, root_cause
 from paceline.launch.processes import PEERS_S
 from paceline.launch.restart_policy import STOP_S
+from paceline.launch.ssh.connection import RemoteProcess
 from paceline.launch.ssh.protocol import Message
-from paceline.launch.ssh.rank_assignment import Sight
-from paceline.launch.ssh.remote_process import Remote
+from paceline.launch.ssh.rank_assignment import HostInfo, first_ranks
 
 _KILL_S = 5.0
-"""From an order to kill until a host's guard does it."""
+"""From an order to kill until a host's agent does it."""
 
 
 @dataclass(kw_only=True)
 class Participant:
     """One host's part of an attempt."""
 
-    remote: Remote
-    sight: Sight | None = None
+    remote: RemoteProcess
+    info: HostInfo | None = None
     unreachable: Sequence[str] | None = None
     refused: tuple[str, int] | None = None
     """What it said instead of taking part, and the exit code for it."""
@@ -33,7 +35,7 @@ class Participant:
     ended_s: float | None = None
     """When, by our clock in seconds since the epoch."""
     killed: bool = False
-    """Whether its guard was told to kill it: its end then says nothing."""
+    """Whether its agent was told to kill it: its end then says nothing."""
     last_words: list[str] = field(default_factory=list)
 
     @property
@@ -43,11 +45,11 @@ class Participant:
 
 
 @final
-class Stopping:
+class StopState:
     """The user's wish to stop, as a launch's `Interrupts` passes it on. Takes no locks."""
 
     def __init__(self) -> None:
-        self.stop = False
+        self.requested = False
         self.kill_now = False
         self.stop_s = STOP_S
         """How long hosts may take."""
@@ -55,7 +57,7 @@ class Stopping:
     def request_stop(self, since_s: float, stop_s: float) -> None:
         """Ask to stop."""
         self.stop_s = stop_s
-        self.stop = True
+        self.requested = True
 
     def kill(self) -> None:
         """Order to kill."""
@@ -63,40 +65,131 @@ class Stopping:
 
 
 @final
-class OrderlyEnd:
-    """Ends an attempt in order: hosts are asked first, then told, then their guards kill."""
+class GracefulShutdown:
+    """Ends an attempt in order: hosts stop first, then kill their workers, then their agents do."""
 
     def __init__(self) -> None:
-        self._asked_s: float | None = None
-        self._told = False
+        self._began_s: float | None = None
+        self._ordered_kill = False
         self._killed = False
 
-    def advance(self, members: Sequence[Participant], stopping: Stopping, *, failed: bool) -> None:
+    def advance(self, members: Sequence[Participant], stop: StopState, *, failed: bool) -> None:
         """Do what is due now."""
         now_s = time.monotonic()
-        if self._asked_s is None:
-            if stopping.stop:
-                tell_all(members, {"stop": True})
+        if self._began_s is None:
+            if stop.requested:
+                send_all(members, {"stop": True})
             elif not failed:
                 return
-            self._asked_s = now_s
-        grace_s = stopping.stop_s + PEERS_S if stopping.stop else PEERS_S
-        late_s = now_s - self._asked_s - (0.0 if stopping.kill_now else grace_s)
-        if not self._told and late_s >= 0:
-            self._told = True
-            tell_all(members, {"kill": True})
+            self._began_s = now_s
+        grace_s = stop.stop_s + PEERS_S if stop.requested else PEERS_S
+        late_s = now_s - self._began_s - (0.0 if stop.kill_now else grace_s)
+        if not self._ordered_kill and late_s >= 0:
+            self._ordered_kill = True
+            send_all(members, {"kill": True})
         if not self._killed and late_s > _KILL_S:
             self._killed = True
             for member in members:
                 member.killed = not member.ended
                 member.remote.end()
-        if late_s > 2 * _KILL_S:  # its guard lives, and can't kill it
+        if late_s > 2 * _KILL_S:  # its agent lives, and can't kill it
             for member in members:
                 member.ended = True
 
 
-def tell_all(members: Sequence[Participant], message: Mapping[str, object]) -> None:
+def send_all(members: Sequence[Participant], message: Mapping[str, object]) -> None:
     """Send a message to every part that still runs."""
     for member in members:
         if not member.ended:
-            member.remote.say(message)
+            member.remote.send(message)
+
+
+Problems = Mapping[str, PacelineError]
+"""By the host's name, what is wrong with it."""
+
+_KINDS = {ExitCode.USAGE: UsageError, ExitCode.JOB: JobError}
+
+
+def problem_of(member: Participant, late: str) -> PacelineError:
+    """Say what is wrong with a host that hasn't done what it should.
+
+    Args:
+        member: Its part.
+        late: What is said of one that is only late.
+    """
+    if member.refused is not None:
+        text, code = member.refused
+        kind = _KINDS.get(ExitCode(code), InfrastructureError)
+        return kind(f"{member.name}: {text}")
+    if member.lost:
+        return InfrastructureError(member.lost)
+    if member.ended:
+        words = "\n".join(member.last_words) or "it said nothing"
+        return InfrastructureError(f"{member.name}: its process ended:\n{words}")
+    return InfrastructureError(f"{member.name}: {late}")
+
+
+def raise_first(problems: Problems) -> None:
+    """Raise what is wrong with the hosts, as one error; nothing where all is well.
+
+    Raises:
+        PacelineError: Of the first host's kind, with all that is said.
+    """
+    errors = list(problems.values())
+    if errors:
+        raise type(errors[0])("\n".join(dict.fromkeys(map(str, errors))))
+
+
+def attribute_failures(
+    members: Sequence[Participant], *, stopping: bool
+) -> tuple[WorkerFailure, ...]:
+    """List an attempt's failures, the root cause first.
+
+    Args:
+        members: All parts, in the order of their ranks.
+        stopping: Whether the user asked to stop.
+
+    Raises:
+        InfrastructureError: There are no results, and nobody says why.
+    """
+    firsts = first_ranks([member.info for member in members if member.info is not None])
+    found: list[WorkerFailure] = []
+    silent: list[WorkerFailure] = []
+    for first, member in zip(firsts, members, strict=True):
+        found += _reported(member)
+        if member.done is None and (member.lost or not stopping):
+            (silent if member.killed else found).append(_of_host(member, first))
+    found = found or silent
+    if not found and not stopping:
+        raise InfrastructureError("the workers ended without results, and none said why")
+    return root_cause(found)
+
+
+def _reported(member: Participant) -> Iterator[WorkerFailure]:
+    """Give a host's failures under the name that the user has for it, in our clock's time."""
+    listed = (member.done or {}).get("failures")
+    ahead_s = member.remote.connection.clock_offset_s or 0.0
+    for content in listed if isinstance(listed, list) else []:
+        failure = WorkerFailure.from_json(content)
+        time_s = failure.time_s - ahead_s if failure.time_s is not None else None
+        yield replace(failure, host=member.name, time_s=time_s)
+
+
+def _of_host(member: Participant, first_rank: int) -> WorkerFailure:
+    """Describe a host that went away, as a failure of its first worker."""
+    words = "\n".join(member.last_words)
+    refusal, code = member.refused or ("", ExitCode.INFRASTRUCTURE)
+    why = member.lost or refusal or "its processes ended without a word"
+    return WorkerFailure(
+        rank=first_rank,
+        host=member.name,
+        step=None,
+        exit_code=None,
+        signal_name=None,
+        kind="job" if code in (ExitCode.USAGE, ExitCode.JOB) else "infrastructure",
+        error_type="",
+        message=f"the host is lost: {why}" if member.lost else why,
+        traceback="" if member.lost else words,
+        operation="",
+        time_s=member.ended_s,
+    )

@@ -10,7 +10,7 @@ CLOCK_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
+class HostInfo:
     """What one host says of itself before it is given its seat."""
 
     name: str
@@ -27,11 +27,11 @@ class Sight:
     """What has to be the same on all hosts."""
 
     @staticmethod
-    def read(name: str, message: Message) -> "Sight":
+    def read(name: str, message: Message) -> "HostInfo":
         """Read a host's message."""
         facts = message["facts"]
         assert isinstance(facts, dict)
-        return Sight(
+        return HostInfo(
             name=name,
             address=str(message["address"]),
             port=int(str(message["port"])),
@@ -42,42 +42,42 @@ class Sight:
         )
 
 
-def differences(sights: Sequence[Sight], settled: Collection[str] = ()) -> dict[str, str]:
+def differences(infos: Sequence[HostInfo], settled: Collection[str] = ()) -> dict[str, str]:
     """Say which hosts differ from the others, and in what.
 
     Args:
-        sights: Of all hosts.
+        infos: Of all hosts.
         settled: Names of hosts that count before the others: the first of them is compared with.
     """
-    if not sights:
+    if not infos:
         return {}
-    first = next((sight for sight in sights if sight.name in settled), sights[0])
-    found = {sight.name: "; ".join(_differences(first, sight)) for sight in sights}
+    first = next((info for info in infos if info.name in settled), infos[0])
+    found = {info.name: "; ".join(_differences(first, info)) for info in infos}
     return {name: text for name, text in found.items() if text}
 
 
-def _differences(first: Sight, other: Sight) -> Iterator[str]:
+def _differences(first: HostInfo, other: HostInfo) -> Iterator[str]:
     for fact in dict.fromkeys((*first.facts, *other.facts)):
         ours, theirs = first.facts.get(fact, "none"), other.facts.get(fact, "none")
         if ours != theirs:
             yield f"{other.name} has {fact} {theirs}, {first.name} has {ours}"
 
 
-def first_ranks(sights: Sequence[Sight]) -> list[int]:
+def first_ranks(infos: Sequence[HostInfo]) -> list[int]:
     """Give each host's first rank: ranks go through the hosts in their order."""
     firsts, rank = [], 0
-    for sight in sights:
+    for info in infos:
         firsts.append(rank)
-        rank += sight.workers
+        rank += info.workers
     return firsts
 
 
-def others_of(sights: Sequence[Sight], own: int) -> list[tuple[str, str, int]]:
+def others_of(infos: Sequence[HostInfo], own: int) -> list[tuple[str, str, int]]:
     """List name, address and port of all hosts but one, for it to try."""
-    return [(s.name, s.address, s.port) for place, s in enumerate(sights) if place != own]
+    return [(s.name, s.address, s.port) for place, s in enumerate(infos) if place != own]
 
 
-def blame_unreachable(
+def attribute_unreachable(
     found: Mapping[str, Sequence[str]], addresses: Mapping[str, str]
 ) -> dict[str, str]:
     """Say which host isn't reached, or reaches nobody.

@@ -1,4 +1,4 @@
-"""Oversees workers on several hosts: each host looks at its own, the launcher judges over all."""
+"""Watches workers on several hosts: each host reports its own, the launcher decides over all."""
 
 import threading
 import time
@@ -10,62 +10,57 @@ from typing import final
 from paceline.launch.failures import WorkerFailure
 from paceline.launch.ssh import agent_io
 from paceline.launch.ssh.protocol import Message
-from paceline.launch.watchdog.hang_detector import HangLimits, judge
-from paceline.launch.watchdog.live_stats import live_path, remove_live
-from paceline.launch.watchdog.local_watchdog import logs_of, look_every_s, tell_speeds, write_report
-from paceline.launch.watchdog.report import failures_of
+from paceline.launch.watchdog.driver import (
+    Observation,
+    PeriodicThread,
+    Watchdog,
+    poll_every_s,
+)
+from paceline.launch.watchdog.hang_detector import HangLimits
 from paceline.launch.watchdog.stack_dump import collect_stacks
-from paceline.launch.watchdog.stragglers import Speeds
-from paceline.launch.watchdog.worker_poller import Lookout
+from paceline.launch.watchdog.worker_poller import WorkerPoller
 from paceline.launch.watchdog.worker_state import WorkerState
 from paceline.results.run_directory import RunDirectory
 
 _STACKS_S = 8.0
 """For all hosts to answer with their workers' stacks."""
-_END_S = 10.0
 
 
 @final
-class Lookouts:
-    """A host's part: tells the launcher how its workers are, and their stacks when asked."""
+class StateReporter:
+    """A host's part: reports its workers' states to the launcher, and their stacks on request."""
 
     def __init__(self, limits: HangLimits, log_dir: Path) -> None:
-        self._every_s = look_every_s(limits)
         self._log_dir = log_dir
-        self._asked = threading.Event()
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._requested = threading.Event()
+        self._thread = PeriodicThread(poll_every_s(limits), "paceline-state-reporter")
 
-    def ask(self) -> None:
-        """Have the stacks told. Another thread calls it."""
-        self._asked.set()
+    def request_stacks(self) -> None:
+        """Have the stacks reported. Another thread calls it."""
+        self._requested.set()
 
-    def begin(self, lookout: Lookout, kill: Callable[[], None]) -> None:
-        """Start telling. Killing is left to the launcher's orders."""
-        self._thread = threading.Thread(
-            target=self._tell, args=(lookout,), name="paceline-lookout", daemon=True
-        )
-        self._thread.start()
+    def begin(self, poller: WorkerPoller, kill: Callable[[], None]) -> None:
+        """Start reporting. Killing is left to the launcher's messages."""
+
+        def report() -> bool:
+            states = poller.poll()
+            agent_io.send({"states": [state.to_json() for state in states]})
+            if self._requested.is_set():
+                self._requested.clear()
+                stacks = collect_stacks(states, self._log_dir)
+                agent_io.send({"stacks": {str(rank): text for rank, text in stacks.items()}})
+            return False
+
+        self._thread.start(report)
 
     def end(self) -> None:
-        """Stop telling."""
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join(_END_S)
-
-    def _tell(self, lookout: Lookout) -> None:
-        while not self._ended.wait(self._every_s):
-            states = lookout.look()
-            agent_io.tell({"states": [state.to_json() for state in states]})
-            if self._asked.is_set():
-                self._asked.clear()
-                stacks = collect_stacks(states, logs_of(self._log_dir, states))
-                agent_io.tell({"stacks": {str(rank): text for rank, text in stacks.items()}})
+        """Stop reporting."""
+        self._thread.stop()
 
 
 @final
-class Oversight:
-    """The launcher's part: judges over the workers of all hosts."""
+class RemoteWatchdog:
+    """The launcher's part: watches over the workers of all hosts, by what these report."""
 
     def __init__(
         self, limits: HangLimits, run: RunDirectory, attempt: int, say: Callable[[str], None]
@@ -78,66 +73,59 @@ class Oversight:
             attempt: Number of the attempt.
             say: Tells the user.
         """
-        self._limits = limits
-        self._run = run
-        self._attempt = attempt
-        self._say = say
-        self._speeds = Speeds()
+        self._every_s = poll_every_s(limits)
+        self._watchdog = Watchdog(self, limits, run.logs, attempt, say)
+        self._hosts: set[str] = set()
+        self._request_stacks: Callable[[], None] = lambda: None
         self._states: dict[str, list[WorkerState]] = {}
         self._stacks: dict[int, str] = {}
         self._answered: set[str] = set()
-        self._asked_s: float | None = None
-        self._looked_s = time.monotonic()
+        self._requested_s = 0.0
+        self._polled_s = time.monotonic()
 
-    def hear(self, host: str, message: Message) -> None:
-        """Take what a host has told: states, or stacks."""
+    def receive(self, host: str, message: Message) -> None:
+        """Take what a host has reported: states, or stacks."""
         states, stacks = message.get("states"), message.get("stacks")
         if isinstance(states, list):
-            told = [WorkerState.from_json(state) for state in states]
-            self._states[host] = [replace(state, host=host) for state in told]
+            reported = [WorkerState.from_json(state) for state in states]
+            self._states[host] = [replace(state, host=host) for state in reported]
         if isinstance(stacks, Mapping):
             self._stacks |= {int(rank): str(text) for rank, text in stacks.items()}
             self._answered.add(host)
 
-    def advance(self, hosts: set[str], ask: Callable[[], None]) -> list[WorkerFailure]:
-        """Judge, if it is time.
+    def advance(
+        self, hosts: set[str], request_stacks: Callable[[], None]
+    ) -> list[WorkerFailure] | None:
+        """Look whether the training hangs, if it is time; called several times a second.
 
         Args:
             hosts: Those whose workers run.
-            ask: Asks all hosts for their workers' stacks.
+            request_stacks: Requests the workers' stacks of all hosts.
 
         Returns:
-            The hang's failures, once it is certain and written down; else nothing.
+            The hang's failures, once it is certain and written down; else None.
         """
         now_s = time.monotonic()
-        if now_s - self._looked_s < look_every_s(self._limits) or set(self._states) != hosts:
-            return []
-        self._looked_s = now_s
-        states = self._all()
-        if self._asked_s is None:
-            tell_speeds(self._speeds, states, live_path(self._run.logs), self._say)
-        if judge(states, self._limits) is None:
-            self._asked_s = None
-            return []
-        if self._asked_s is None:
-            self._asked_s, self._answered = now_s, set()
-            ask()
-            return []
-        if self._answered != hosts and now_s - self._asked_s < _STACKS_S:
-            return []
-        return self._write_down(states)
+        if now_s - self._polled_s < self._every_s or set(self._states) != hosts:
+            return None
+        self._polled_s, self._hosts, self._request_stacks = now_s, hosts, request_stacks
+        return self._watchdog.advance()
+
+    def poll(self) -> Observation:
+        """Give what the hosts have reported last."""
+        reported = [state for states in self._states.values() for state in states]
+        return Observation(own=sorted(reported, key=lambda state: state.rank))
+
+    def examine(self, *, first: bool) -> tuple[Observation, Mapping[int, str]] | None:
+        """Request the stacks, and give them once all hosts have answered or should have."""
+        if first:
+            self._requested_s, self._answered = time.monotonic(), set()
+            self._request_stacks()
+        waited_s = time.monotonic() - self._requested_s
+        if self._answered != self._hosts and waited_s < _STACKS_S:
+            return None
+        return self.poll(), self._stacks
 
     def end(self) -> None:
         """The attempt is over."""
-        remove_live(live_path(self._run.logs))
-
-    def _all(self) -> list[WorkerState]:
-        listed = [state for states in self._states.values() for state in states]
-        return sorted(listed, key=lambda state: state.rank)
-
-    def _write_down(self, states: list[WorkerState]) -> list[WorkerFailure]:
-        hang = judge(states, self._limits)
-        assert hang is not None
-        path = self._run.logs / f"hang-{self._attempt}.txt"
-        self._say(write_report(path, hang, states, self._stacks))
-        return failures_of(hang, states, self._stacks)
+        self._watchdog.close()

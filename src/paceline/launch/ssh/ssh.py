@@ -57,11 +57,11 @@ def plain_ssh_words(host: Host, options: HostsOptions) -> list[str]:
     return [*ssh_words(host, options), "-o", "ClearAllForwardings=yes"]
 
 
-def guard_command(host: Host, options: HostsOptions, store_port: int | None = None) -> list[str]:
-    """Write the command that starts the guard on a host.
+def agent_command(host: Host, options: HostsOptions, store_port: int | None = None) -> list[str]:
+    """Write the command that starts the agent on a host.
 
     Nothing that a user or a recipe says is in it but the path of Python: the rest goes through the
-    guard's standard input.
+    agent's standard input.
 
     Args:
         host: Which one.
@@ -104,7 +104,7 @@ def explain(
         host: Which one.
         code: Exit code of ssh; None where it hasn't ended.
         said: The end of what it and the host wrote.
-        python: The Python that was to be run there; None: the guard's.
+        python: The Python that was to be run there; None: the agent's.
         config: Configuration file that ssh was given.
     """
     ssh = "ssh" if config is None else shlex.join(["ssh", "-F", config])

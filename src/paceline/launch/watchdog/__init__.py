@@ -1,6 +1,5 @@
-"""Watches workers from outside their interpreters: hangs are named and ended, stragglers told of.
+"""Watches workers from outside their interpreters: hangs are reported and ended, stragglers named.
 
-`overseer.LocalOverseer` watches one host's workers for their launcher, and `beside.watched` those
-that something else has started. Under both: a `Lookout` sees the `WorkerState`s of a host, `judge`
-decides over those of all hosts, `collect_stacks`, `write_report` and `failures_of` tell.
+`driver.Watchdog` is the one way: it polls the workers' states, `detect_hang` decides over them, and
+`report` writes down who hangs where. Who watches gives it the states, and acts on a hang.
 """

@@ -56,7 +56,7 @@ class Hang:
     """What shows it, as the end of a sentence."""
 
 
-def judge(states: Sequence[WorkerState], limits: HangLimits, unseen: int = 0) -> Hang | None:
+def detect_hang(states: Sequence[WorkerState], limits: HangLimits, unseen: int = 0) -> Hang | None:
     """Decide whether these workers hang.
 
     Args:

@@ -1,4 +1,4 @@
-"""What the watching processes of several nodes tell each other, by files in the run directory."""
+"""How workers of other nodes are: the nodes' watching processes exchange it by files."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ _STALE_LOOKS = 5
 
 
 @final
-class Comrades:
+class PeerStatus:
     """The other nodes of a training, as far as they write into the same directory.
 
     Clocks are never compared: a file counts while the number in it grows.
@@ -24,7 +24,7 @@ class Comrades:
         """Args:
         log_dir: Where the files are.
         own: The rank that stands for this node.
-        attempt: Number of the attempt; what others left in earlier ones doesn't count.
+        attempt: Number of the attempt; what they left in earlier ones doesn't count.
         """
         self._log_dir = log_dir
         self._own = own
@@ -34,37 +34,37 @@ class Comrades:
         """Number in a file, and looks since it grew; -1: it hasn't grown yet."""
 
     def publish(self, states: Sequence[WorkerState], stacks: Mapping[int, str] | None) -> None:
-        """Tell the others of this node's workers.
+        """Publish the states of this node's workers.
 
         Args:
             states: How they are.
             stacks: By rank, once the training hangs.
         """
         self._looks += 1
-        told = _Told(
+        status = _Status(
             self._attempt, self._looks, list(states), None if stacks is None else dict(stacks)
         )
         path = self._path
         temporary = path.with_name(f"{path.name}.new")
         with suppress(OSError):
-            temporary.write_text(json.dumps(told.to_json()))
+            temporary.write_text(json.dumps(status.to_json()))
             temporary.replace(path)
 
-    def hear(self) -> tuple[list[WorkerState], dict[int, str], bool]:
-        """Read what the others tell. Call it about every second.
+    def read(self) -> tuple[list[WorkerState], dict[int, str], bool]:
+        """Read what the others have published. Call it about every second.
 
         Returns:
-            Their workers, their stacks, and whether all of them have told their stacks.
+            Their workers, their stacks, and whether all of them have published their stacks.
         """
         states: list[WorkerState] = []
         stacks: dict[int, str] = {}
         complete = True
         for path in self._log_dir.glob(".watch-node-*.json"):
-            told = None if path == self._path else self._read(path)
-            if told is not None:
-                states += told.states
-                stacks |= told.stacks or {}
-                complete = complete and told.stacks is not None
+            status = None if path == self._path else self._read(path)
+            if status is not None:
+                states += status.states
+                stacks |= status.stacks or {}
+                complete = complete and status.stacks is not None
         return states, stacks, complete
 
     def leave(self) -> None:
@@ -76,25 +76,25 @@ class Comrades:
     def _path(self) -> Path:
         return self._log_dir / f".watch-node-{self._own}.json"
 
-    def _read(self, path: Path) -> "_Told | None":
+    def _read(self, path: Path) -> "_Status | None":
         try:
-            told = _Told.from_json(read_json_object(path))
+            status = _Status.from_json(read_json_object(path))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        if told.attempt != self._attempt:
+        if status.attempt != self._attempt:
             return None
-        before, stale = self._seen.get(path, (told.looks, -1))
-        if told.looks != before:
+        before, stale = self._seen.get(path, (status.looks, -1))
+        if status.looks != before:
             stale = 0
         elif stale >= 0:
             stale += 1
-        self._seen[path] = (told.looks, stale)
-        return told if 0 <= stale <= _STALE_LOOKS else None
+        self._seen[path] = (status.looks, stale)
+        return status if 0 <= stale <= _STALE_LOOKS else None
 
 
 @dataclass(frozen=True)
-class _Told:
-    """What a file says."""
+class _Status:
+    """A node's file."""
 
     attempt: int
     looks: int
@@ -110,9 +110,9 @@ class _Told:
         }
 
     @staticmethod
-    def from_json(content: Mapping[str, Any]) -> "_Told":
+    def from_json(content: Mapping[str, Any]) -> "_Status":
         stacks = content["stacks"]
-        return _Told(
+        return _Status(
             int(content["attempt"]),
             int(content["looks"]),
             [WorkerState.from_json(state) for state in content["states"]],

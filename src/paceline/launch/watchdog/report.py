@@ -1,6 +1,8 @@
-"""What the user is told of a hang: who is missing, and where every worker waits."""
+"""The report of a hang: who is missing, and where every worker waits."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from paceline.launch.failures import WorkerFailure
 from paceline.launch.watchdog.hang_detector import Hang
@@ -39,6 +41,16 @@ def all_stacks(states: Sequence[WorkerState], stacks: Mapping[int, str]) -> str:
     )
 
 
+def write_report(
+    path: Path, hang: Hang, states: Sequence[WorkerState], stacks: Mapping[int, str]
+) -> str:
+    """Write the report with all stacks to a file; give what the user is shown."""
+    shown = render(hang, states, stacks)
+    with suppress(OSError):  # a full disk must not keep a hang from being ended
+        path.write_text(f"{shown}\n\n{all_stacks(states, stacks)}\n")
+    return f"{shown}\nAll stacks: {path}"
+
+
 def describe(state: WorkerState) -> str:
     """Say who a worker is, and what it was doing."""
     step = "before its first step" if state.step is None else f"step {state.step}"
@@ -70,7 +82,7 @@ def failures_of(
             signal_name=None,
             kind="infrastructure",
             error_type="",
-            message=f"the training hangs: {_told(hang, state)}",
+            message=f"the training hangs: {_summary(hang, state)}",
             traceback=without_launcher(stacks.get(state.rank, "")),
             operation=state.collective or state.operation,
             is_hang=True,
@@ -85,7 +97,7 @@ def _opening(hang: Hang) -> str:
     return f"The training hangs: nothing has gone on for {hang.quiet_s:.0f} s{usual}."
 
 
-def _told(hang: Hang, state: WorkerState) -> str:
+def _summary(hang: Hang, state: WorkerState) -> str:
     quiet = f"for {hang.quiet_s:.0f} s"
     if not hang.missing:
         return f"{hang.reason}, {quiet}"

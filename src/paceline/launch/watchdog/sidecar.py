@@ -58,26 +58,26 @@ def notice_path(log_dir: Path, rank: int) -> Path:
 
 
 @contextmanager
-def watched(note: StepNote, party: WatchedWorkers, *, starts: bool) -> Iterator[None]:
+def watched(note: StepNote, watch: WatchedWorkers, *, starts: bool) -> Iterator[None]:
     """Have this worker watched while the block runs, from outside its interpreter.
 
     Does nothing where its launcher watches it already, or the system can't share a note.
 
     Args:
         note: This worker's.
-        party: With whom it is watched.
+        watch: With whom it is watched.
         starts: Whether this is the node's first worker, which starts the process.
     """
     place = None if note.is_shared else note.share_unnamed()
     if place is None:
         yield
         return
-    notice = notice_path(party.log_dir, party.rank)
-    with _stacks_on_request(log_path(party.log_dir, party.rank)):
+    notice = notice_path(watch.log_dir, watch.rank)
+    with _stacks_on_request(log_path(watch.log_dir, watch.rank)):
         with suppress(OSError):  # on a full disk nobody watches
-            here = {"host": socket.gethostname(), "node": party.node, "attempt": party.attempt}
+            here = {"host": socket.gethostname(), "node": watch.node, "attempt": watch.attempt}
             write_json(notice, {**here, "pid": os.getpid(), "note": str(place)})
-        process = _start(party) if starts else None
+        process = _start(watch) if starts else None
         try:
             yield
         finally:
@@ -101,10 +101,10 @@ def _stacks_on_request(path: Path) -> Iterator[None]:
             faulthandler.unregister(signal.SIGUSR1)
 
 
-def _start(party: WatchedWorkers) -> subprocess.Popen[bytes]:
+def _start(watch: WatchedWorkers) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "paceline.launch.watchdog", str(os.getpid()), party.to_json()],
+        [sys.executable, "-P", "-m", "paceline.launch.watchdog", str(os.getpid()), watch.to_json()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": path},

@@ -15,26 +15,22 @@ import psutil
 
 from paceline.files import read_json
 from paceline.launch.error_records import record
-from paceline.launch.watchdog.hang_detector import judge
-from paceline.launch.watchdog.live_stats import live_path, remove_live
-from paceline.launch.watchdog.local_watchdog import logs_of, look_every_s, tell_speeds, write_report
-from paceline.launch.watchdog.peer_status import Comrades
-from paceline.launch.watchdog.report import failures_of
+from paceline.launch.watchdog.driver import Observation, Watchdog, poll_every_s
+from paceline.launch.watchdog.peer_status import PeerStatus
 from paceline.launch.watchdog.sidecar import WatchedWorkers, notice_path
 from paceline.launch.watchdog.stack_dump import collect_stacks
-from paceline.launch.watchdog.stragglers import Speeds
-from paceline.launch.watchdog.worker_poller import Lookout
+from paceline.launch.watchdog.worker_poller import WorkerPoller
 from paceline.launch.watchdog.worker_state import WorkerState
 from paceline.options.fields import check_types
 
-_HEAR_LOOKS = 5
-"""Looks in which the other nodes' processes may find the hang as well, and tell their stacks."""
+_EXCHANGES = 5
+"""In which the other nodes' processes may find the hang as well, and publish their stacks."""
 _NICENESS = 5
 
 
 def main(arguments: Sequence[str]) -> int:
     """Watch until the worker that started this process ends, or asks for the end by SIGTERM."""
-    parent, party = int(arguments[0]), WatchedWorkers.from_json(arguments[1])
+    parent, watched = int(arguments[0]), WatchedWorkers.from_json(arguments[1])
     ended = threading.Event()
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -45,116 +41,109 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, signal.SIG_IGN)  # a Ctrl-C is the workers' business
     with suppress(OSError):
         os.nice(_NICENESS)
-    NodeWatch(party, parent, ended).run()
+    NodeWatchdog(watched, parent, ended).run()
     return 0
 
 
 @final
-class NodeWatch:
+class NodeWatchdog:
     """Watches over the workers of one node."""
 
-    def __init__(self, party: WatchedWorkers, parent: int, ended: threading.Event) -> None:
+    def __init__(self, watched: WatchedWorkers, parent: int, ended: threading.Event) -> None:
         """Args:
-        party: The workers.
+        watched: The workers.
         parent: The worker with which the watch ends.
         ended: Set when it is to end.
         """
-        self._party = party
+        self._watched = watched
         self._parent = parent
         self._ended = ended
-        self._every_s = look_every_s(party.limits)
-        self._live = live_path(party.log_dir, f"node-{party.rank}")
-        self._comrades = Comrades(party.log_dir, party.rank, party.attempt)
+        self._every_s = poll_every_s(watched.limits)
+        self._peers = PeerStatus(watched.log_dir, watched.rank, watched.attempt)
         self._found: dict[int, _Notice] = {}
+        self._poller = WorkerPoller({}, {})
         self._others: list[WorkerState] = []
-        """Workers of other nodes, as last heard of."""
+        """Workers of other nodes, by their last status."""
 
     def run(self) -> None:
-        """Find the workers, and watch them."""
+        """Find the workers, and watch them until one hang or the end."""
+        watched = self._watched
+        watchdog = Watchdog(
+            self,
+            watched.limits,
+            watched.log_dir,
+            watched.attempt,
+            _say,
+            node=f"node-{watched.rank}",
+        )
         try:
             while self._goes_on() and not self._find():
                 pass
-            if self._found:
-                self._watch()
+            self._poller = WorkerPoller(
+                {rank: notice.note for rank, notice in self._found.items()},
+                {rank: notice.pid for rank, notice in self._found.items()},
+            )
+            while self._found and self._goes_on():
+                failures = watchdog.advance()
+                if failures is not None:
+                    for failure in failures:
+                        record(failure, watched.log_dir)
+                    self._kill()
+                    return
         finally:
-            remove_live(self._live)
-            self._comrades.leave()
+            watchdog.close()
+            self._peers.leave()
             for rank in self._found:
-                notice_path(self._party.log_dir, rank).unlink(missing_ok=True)
+                notice_path(watched.log_dir, rank).unlink(missing_ok=True)
+
+    def poll(self) -> Observation:
+        """See how the workers are, and exchange that with the other nodes' processes."""
+        states = self._poller.poll()
+        if self._watched.world_size != len(states):
+            self._peers.publish(states, None)
+            self._others = self._peers.read()[0]
+        return self._observation(states)
+
+    def examine(self, *, first: bool) -> tuple[Observation, Mapping[int, str]]:
+        """Collect the stacks of all nodes."""
+        stacks = collect_stacks(self._poller.poll(), self._watched.log_dir)
+        states = self._poller.poll()
+        stacks |= self._peers_stacks(states, stacks)
+        return self._observation(states), stacks
+
+    def _observation(self, states: Sequence[WorkerState]) -> Observation:
+        unseen = self._watched.world_size - len(states) - len(self._others)
+        return Observation(own=states, others=self._others, unseen=unseen)
 
     def _goes_on(self) -> bool:
         return not self._ended.wait(self._every_s) and os.getppid() == self._parent
 
     def _find(self) -> bool:
         """Read the workers' notices; tell whether all of this node are there."""
-        own = _read(notice_path(self._party.log_dir, self._party.rank))
-        for path in self._party.log_dir.glob(".watch-rank-*.json"):
+        own = _read(notice_path(self._watched.log_dir, self._watched.rank))
+        for path in self._watched.log_dir.glob(".watch-rank-*.json"):
             notice = _read(path)
             if own is None or notice is None or notice.place != own.place:
                 continue
             if psutil.pid_exists(notice.pid):
                 self._found[int(path.stem.rpartition("-")[2])] = notice
-        return len(self._found) >= self._party.workers
+        return len(self._found) >= self._watched.workers
 
-    def _watch(self) -> None:
-        lookout = Lookout(
-            {rank: notice.note for rank, notice in self._found.items()},
-            {rank: notice.pid for rank, notice in self._found.items()},
-        )
-        speeds = Speeds()
-        while self._goes_on():
-            states = lookout.look()
-            tell_speeds(speeds, states, self._live, _say)
-            if self._hangs(states) and self._end_hang(lookout):
-                self._kill()
-                return
-
-    def _hangs(self, states: Sequence[WorkerState]) -> bool:
-        others = self._exchange(states)
-        unseen = self._party.world_size - len(states) - len(others)
-        return judge([*states, *others], self._party.limits, unseen) is not None
-
-    def _exchange(self, states: Sequence[WorkerState]) -> list[WorkerState]:
-        if self._party.world_size == len(states):
-            return []
-        self._comrades.publish(states, None)
-        self._others = self._comrades.hear()[0]
-        return self._others
-
-    def _end_hang(self, lookout: Lookout) -> bool:
-        """Tell who hangs where; False where the training went on meanwhile."""
-        party, states = self._party, lookout.look()
-        stacks = collect_stacks(states, logs_of(party.log_dir, states))
-        states = lookout.look()
-        stacks |= self._hear_of_others(states, stacks)
-        everyone = sorted([*states, *self._others], key=lambda state: state.rank)
-        hang = judge(everyone, party.limits, party.world_size - len(everyone))
-        if hang is None:
-            return False
-        path = party.log_dir / f"hang-{party.attempt}.txt"
-        if everyone[0].rank == states[0].rank:
-            _say(write_report(path, hang, everyone, stacks))
-        own = {state.rank for state in states}
-        for failure in failures_of(hang, everyone, stacks):
-            if failure.rank in own:
-                record(failure, party.log_dir)
-        return True
-
-    def _hear_of_others(
+    def _peers_stacks(
         self, states: Sequence[WorkerState], stacks: Mapping[int, str]
     ) -> dict[int, str]:
-        """Wait for what the other nodes' processes find; they leave when they have told it."""
-        heard: dict[int, str] = {}
-        for _ in range(_HEAR_LOOKS if self._others else 0):
-            self._comrades.publish(states, stacks)
-            others, told, complete = self._comrades.hear()
-            heard |= told
+        """Wait for what the other nodes' processes find; they leave when they have published it."""
+        found: dict[int, str] = {}
+        for _ in range(_EXCHANGES if self._others else 0):
+            self._peers.publish(states, stacks)
+            others, published, complete = self._peers.read()
+            found |= published
             if not others:
                 break
             self._others = others
             if complete or not self._goes_on():
                 break
-        return heard
+        return found
 
     def _kill(self) -> None:
         """Kill this node's workers, stopped ones as well; what started them decides what follows.

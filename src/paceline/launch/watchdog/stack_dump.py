@@ -1,4 +1,4 @@
-"""Where workers stand in their Python code: they are asked by SIGUSR1, and answer in their logs.
+"""Where workers stand in their Python code: SIGUSR1 has them write their stacks into their logs.
 
 The answer is written in C, also while a thread of theirs keeps the interpreter to itself.
 """
@@ -8,13 +8,14 @@ import re
 import signal
 import sysconfig
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
 from paceline.launch.watchdog.worker_state import WorkerState
+from paceline.results.run_directory import log_path
 
 _ANSWER_S = 3.0
 """A worker that hasn't answered by then doesn't."""
@@ -32,51 +33,52 @@ _STARTERS = ("<frozen runpy>", *(_OURS + place + os.sep for place in ("launch", 
 
 @final
 @dataclass
-class _Asked:
+class _Request:
     log: Path
     start: int
-    """Size of the log when the question went out."""
+    """Size of the log when the signal was sent."""
     size: int
     since_s: float
     """Since when the log has had this size."""
 
 
-def collect_stacks(states: Sequence[WorkerState], logs: Mapping[int, Path]) -> dict[int, str]:
+def collect_stacks(states: Sequence[WorkerState], log_dir: Path) -> dict[int, str]:
     """Ask this host's workers for their stacks. Blocks for up to 3 s.
 
     Args:
         states: The workers; those that are stopped or gone are left out: they can't answer.
-        logs: Their logs, where faulthandler writes on SIGUSR1, by rank.
+        log_dir: Where their logs are, into which faulthandler writes on SIGUSR1.
 
     Returns:
         The stacks of all of a worker's threads, by rank; nothing for those that didn't answer.
     """
-    asked = {}
+    requests = {}
     for state in states:
-        if state.process == "running" and state.rank in logs:
+        if state.process == "running":
+            log = log_path(log_dir, state.rank)
             with suppress(OSError):
-                size = logs[state.rank].stat().st_size
+                size = log.stat().st_size
                 os.kill(state.pid, signal.SIGUSR1)
-                asked[state.rank] = _Asked(logs[state.rank], size, size, time.monotonic())
+                requests[state.rank] = _Request(log, size, size, time.monotonic())
     end_s = time.monotonic() + _ANSWER_S
-    while not all(map(_has_answered, asked.values())) and time.monotonic() < end_s:
+    while not all(map(_has_answered, requests.values())) and time.monotonic() < end_s:
         time.sleep(_POLL_S)
-    answers = {rank: _answer(question) for rank, question in asked.items()}
+    answers = {rank: _answer(request) for rank, request in requests.items()}
     return {rank: text for rank, text in answers.items() if text}
 
 
-def _has_answered(asked: _Asked) -> bool:
+def _has_answered(request: _Request) -> bool:
     with suppress(OSError):
-        size = asked.log.stat().st_size
-        if size != asked.size:
-            asked.size, asked.since_s = size, time.monotonic()
-    return asked.size > asked.start and time.monotonic() - asked.since_s >= _SETTLED_S
+        size = request.log.stat().st_size
+        if size != request.size:
+            request.size, request.since_s = size, time.monotonic()
+    return request.size > request.start and time.monotonic() - request.since_s >= _SETTLED_S
 
 
-def _answer(asked: _Asked) -> str:
+def _answer(request: _Request) -> str:
     try:
-        with asked.log.open("rb") as file:
-            file.seek(asked.start)
+        with request.log.open("rb") as file:
+            file.seek(request.start)
             text = file.read(_MOST_BYTES).decode(errors="replace")
     except OSError:
         return ""

@@ -12,15 +12,15 @@ from typing import final
 import psutil
 
 from paceline.launch.heartbeat import Reading, read_note
-from paceline.launch.watchdog.worker_state import Process, WorkerState
+from paceline.launch.processes import find_process, process_state
+from paceline.launch.watchdog.worker_state import WorkerState
 
-LOOK_EVERY_S = 1.0
-_LONGEST_LOOK_S = 5 * LOOK_EVERY_S
-"""A longer pause between two looks is one of the watcher itself (Ctrl-Z, a suspended machine), and
+POLL_EVERY_S = 1.0
+_LONGEST_POLL_S = 5 * POLL_EVERY_S
+"""A longer pause between two polls is one of the watcher itself (Ctrl-Z, a suspended machine), and
 counts as no more than this."""
 _REMEMBERED = 60
-"""Looks over which the usual step is taken."""
-_TRACED = {"t", "tracing-stop", psutil.STATUS_TRACING_STOP}
+"""Polls over which the usual step is taken."""
 
 
 @final
@@ -34,14 +34,14 @@ class _Watched:
     step_age_s: float = 0.0
     age_s: float = 0.0
     paces: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-    """Seconds a step, one for each look that saw another step than the one before."""
+    """Seconds a step, one for each poll that saw another step than the one before."""
     cpu_s: float = 0.0
     busy: float = 0.0
 
 
 @final
-class Lookout:
-    """Sees the workers of this host. `look` about every second, from one thread."""
+class WorkerPoller:
+    """Sees the workers of this host. `poll` about every second, from one thread."""
 
     def __init__(self, notes: Mapping[int, Path], pids: Mapping[int, int]) -> None:
         """Args:
@@ -51,29 +51,29 @@ class Lookout:
         self.pids = dict(pids)
         self._host = socket.gethostname()
         self._workers = {
-            rank: _Watched(path=path, process=_process(pids[rank])) for rank, path in notes.items()
+            rank: _Watched(path=path, process=find_process(pids[rank]))
+            for rank, path in notes.items()
         }
-        self._looked_s: float | None = None
+        self._polled_s: float | None = None
 
-    def look(self) -> list[WorkerState]:
+    def poll(self) -> list[WorkerState]:
         """See how the workers are, in rank order."""
         now_s = time.monotonic()
-        before_s = now_s if self._looked_s is None else self._looked_s
-        self._looked_s = now_s
-        elapsed_s = min(now_s - before_s, _LONGEST_LOOK_S)
+        before_s = now_s if self._polled_s is None else self._polled_s
+        self._polled_s = now_s
+        elapsed_s = min(now_s - before_s, _LONGEST_POLL_S)
         return [self._see(rank, elapsed_s) for rank in sorted(self._workers)]
 
     def _see(self, rank: int, elapsed_s: float) -> WorkerState:
         worker = self._workers[rank]
         _follow(worker, read_note(worker.path), elapsed_s)
-        state = _state_of(worker.process)
-        _take_cpu_time(worker, elapsed_s)
+        _update_cpu_time(worker, elapsed_s)
         reading = worker.reading
         return WorkerState(
             rank=rank,
             host=self._host,
             pid=self.pids[rank],
-            process=state,
+            process=process_state(worker.process),
             busy=worker.busy,
             step=reading.step,
             operation=reading.operation,
@@ -90,7 +90,7 @@ class Lookout:
 
 
 def _follow(worker: _Watched, reading: Reading, elapsed_s: float) -> None:
-    """Take in what a worker tells now."""
+    """Take in what a worker's note says now."""
     before, worker.reading = worker.reading, reading
     worker.age_s = 0.0 if reading != before else worker.age_s + elapsed_s
     since_s, worker.step_age_s = worker.step_age_s + elapsed_s, 0.0
@@ -100,7 +100,7 @@ def _follow(worker: _Watched, reading: Reading, elapsed_s: float) -> None:
         worker.paces.append(since_s / (reading.step - before.step))
 
 
-def _take_cpu_time(worker: _Watched, elapsed_s: float) -> None:
+def _update_cpu_time(worker: _Watched, elapsed_s: float) -> None:
     if worker.process is None or elapsed_s <= 0:
         return
     try:
@@ -110,24 +110,3 @@ def _take_cpu_time(worker: _Watched, elapsed_s: float) -> None:
     cpu_s = used.user + used.system
     worker.busy = max(0.0, cpu_s - worker.cpu_s) / elapsed_s if worker.cpu_s else 0.0
     worker.cpu_s = cpu_s
-
-
-def _state_of(process: psutil.Process | None) -> Process:
-    try:
-        if process is None or not process.is_running():
-            return "gone"
-        status = process.status()
-    except psutil.Error:
-        return "gone"
-    if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-        return "gone"
-    if status in _TRACED:
-        return "traced"
-    return "stopped" if status == psutil.STATUS_STOPPED else "running"
-
-
-def _process(pid: int) -> psutil.Process | None:
-    try:
-        return psutil.Process(pid)  # remembers the start time: a reused id is never signalled
-    except psutil.Error:
-        return None

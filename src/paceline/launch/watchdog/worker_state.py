@@ -3,10 +3,9 @@ clocks are compared."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Literal, get_args
+from typing import get_args
 
-Process = Literal["running", "stopped", "traced", "gone"]
-"""How the system sees a process; traced: a debugger holds it."""
+from paceline.launch.processes import ProcessState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +15,7 @@ class WorkerState:
     rank: int
     host: str
     pid: int
-    process: Process
+    process: ProcessState
     busy: float
     """Cores that it kept busy of late: 0.0 for one that sleeps."""
     step: int | None
@@ -61,6 +60,6 @@ class WorkerState:
         names = {field.name for field in fields(WorkerState)}
         if not isinstance(content, Mapping) or set(content) != names:
             raise ValueError("not the state of a worker")
-        if content["process"] not in get_args(Process) or not isinstance(content["rank"], int):
+        if content["process"] not in get_args(ProcessState) or not isinstance(content["rank"], int):
             raise ValueError("not the state of a worker")
         return WorkerState(**content)

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 
 from paceline.errors import InfrastructureError, PacelineError
 from paceline.launch.aws_client import Aws
+from paceline.launch.local.launcher import quietly
 from paceline.launch.signals import Interrupts
-from paceline.launch.ssh.output import quietly
 from paceline.provision.aws.files import keep, kept
 from paceline.provision.aws.hostkeys import fetch_host_keys, wait_for_ssh
 from paceline.provision.aws.nodes import Instance, find_nodes
-from paceline.provision.aws.orphaned_resources import find_leftovers
+from paceline.provision.aws.orphaned_resources import find_orphaned
 from paceline.provision.aws.plan import ClusterPlan
 from paceline.provision.aws.stack import (
     Stack,
@@ -20,7 +20,7 @@ from paceline.provision.aws.stack import (
     wait_until_made,
 )
 from paceline.provision.aws.template import address_output
-from paceline.provision.aws.waiter import Patience, never
+from paceline.provision.aws.waiter import Waiter, never
 
 _SSH_TIMEOUT_S = 10 * 60.0
 _KEYS_TIMEOUT_S = 3 * 60.0
@@ -52,18 +52,18 @@ def make_nodes(aws: Aws, plan: ClusterPlan, *, wait: bool, say: Say) -> list[Ins
     token = secrets.token_hex(16)
     say = quietly(say)  # a closed terminal must not keep anything from being deleted
     with Interrupts().caught() as interrupts:
-        patience = Patience(lambda: interrupts.received)
+        waiter = Waiter(lambda: interrupts.received)
         try:
             create_stack(aws, plan, token)
             say(f"making the stack {plan.name}; Ctrl-C deletes all of it again")
-            stack = wait_until_made(aws, plan, patience)
+            stack = wait_until_made(aws, plan, waiter)
             nodes = _address_nodes(aws, plan, stack)
-            keys = _wait_for_nodes(aws, nodes, patience, say) if wait else {}
-            patience.check()
+            keys = _wait_for_nodes(aws, nodes, waiter, say) if wait else {}
+            waiter.check()
             keep(kept(plan.name), stack, nodes, keys, plan.key.private_file)
             return nodes
         except BaseException as error:
-            _take_back(aws, plan, token, error, say)
+            _roll_back(aws, plan, token, error, say)
             raise
 
 
@@ -87,12 +87,12 @@ def _address_nodes(aws: Aws, plan: ClusterPlan, stack: Stack) -> list[Instance]:
 
 
 def _wait_for_nodes(
-    aws: Aws, nodes: Sequence[Instance], patience: Patience, say: Say
+    aws: Aws, nodes: Sequence[Instance], waiter: Waiter, say: Say
 ) -> dict[str, tuple[str, ...]]:
     say(f"waiting for ssh at {', '.join(node.address for node in nodes)}")
-    wait_for_ssh([node.address for node in nodes], patience, _SSH_TIMEOUT_S)
+    wait_for_ssh([node.address for node in nodes], waiter, _SSH_TIMEOUT_S)
     say("reading the nodes' host keys from their consoles")
-    keys = fetch_host_keys(aws, nodes, patience, _KEYS_TIMEOUT_S)
+    keys = fetch_host_keys(aws, nodes, waiter, _KEYS_TIMEOUT_S)
     unknown = [node.name for node in nodes if node.address not in keys]
     if unknown:
         say(
@@ -102,7 +102,7 @@ def _wait_for_nodes(
     return keys
 
 
-def _take_back(aws: Aws, plan: ClusterPlan, token: str, error: BaseException, say: Say) -> None:
+def _roll_back(aws: Aws, plan: ClusterPlan, token: str, error: BaseException, say: Say) -> None:
     """Delete what this attempt has made, and nothing else.
 
     Raises:
@@ -115,8 +115,8 @@ def _take_back(aws: Aws, plan: ClusterPlan, token: str, error: BaseException, sa
             if stack.token != token:
                 return
             say(f"deleting the stack {plan.name} again, which takes minutes")
-            delete_stack(aws, stack, Patience(never))
-        left = wait_for_nothing(aws, plan.name, Patience(never), GONE_TIMEOUT_S if stack else 0.0)
+            delete_stack(aws, stack, Waiter(never))
+        left = wait_for_nothing(aws, plan.name, Waiter(never), GONE_TIMEOUT_S if stack else 0.0)
     except (PacelineError, KeyboardInterrupt) as failure:
         raise InfrastructureError(
             f"{why}. Then the stack {plan.name} couldn't be deleted: {failure}. Its nodes stop "
@@ -129,7 +129,7 @@ def _take_back(aws: Aws, plan: ClusterPlan, token: str, error: BaseException, sa
 
 
 def wait_for_nothing(
-    aws: Aws, name: str, patience: Patience, timeout_s: float = GONE_TIMEOUT_S
+    aws: Aws, name: str, waiter: Waiter, timeout_s: float = GONE_TIMEOUT_S
 ) -> list[str]:
     """Wait until nothing carries the cluster's tag any more; AWS is slow to forget.
 
@@ -141,8 +141,8 @@ def wait_for_nothing(
     def look() -> bool | None:
         """Note what is left; None while there is something."""
         nonlocal left
-        left = find_leftovers(aws, name)
+        left = find_orphaned(aws, name)
         return None if left else True
 
-    patience.until(look, timeout_s)
+    waiter.until(look, timeout_s)
     return left

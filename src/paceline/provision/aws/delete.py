@@ -6,10 +6,10 @@ from paceline.launch.signals import Interrupts
 from paceline.provision.aws.create import GONE_TIMEOUT_S, Say, wait_for_nothing
 from paceline.provision.aws.files import kept
 from paceline.provision.aws.stack import delete_stack, find_stack
-from paceline.provision.aws.waiter import Patience
+from paceline.provision.aws.waiter import Waiter
 
 
-def take_down(aws: Aws, name: str, say: Say) -> None:
+def delete_nodes(aws: Aws, name: str, say: Say) -> None:
     """Delete a cluster's stack, wait for the end and look what is left; blocks for minutes.
 
     Harmless where there is nothing, and after an attempt that failed.
@@ -20,7 +20,7 @@ def take_down(aws: Aws, name: str, say: Say) -> None:
         KeyboardInterrupt: A signal asked to stop; AWS goes on deleting.
     """
     with Interrupts().caught() as interrupts:
-        patience = Patience(lambda: interrupts.received)
+        waiter = Waiter(lambda: interrupts.received)
         stack = find_stack(aws, name)
         if stack is not None and stack.cluster != name:
             raise UsageError(
@@ -31,10 +31,10 @@ def take_down(aws: Aws, name: str, say: Say) -> None:
             if stack is not None:
                 say(f"deleting the stack {name}, which takes minutes")
                 try:
-                    delete_stack(aws, stack, patience)
+                    delete_stack(aws, stack, waiter)
                 except InfrastructureError as error:
                     failure = error
-            left = wait_for_nothing(aws, name, patience, GONE_TIMEOUT_S if stack else 0.0)
+            left = wait_for_nothing(aws, name, waiter, GONE_TIMEOUT_S if stack else 0.0)
         except KeyboardInterrupt:
             say(f"AWS goes on deleting; paceline aws down --name {name} looks at what is left")
             raise

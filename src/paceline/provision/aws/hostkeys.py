@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from paceline.errors import InfrastructureError
 from paceline.launch.aws_client import Aws, AwsError
 from paceline.provision.aws.nodes import Instance
-from paceline.provision.aws.waiter import Patience
+from paceline.provision.aws.waiter import Waiter
 
 _BEGIN, _END = "-----BEGIN SSH HOST KEY KEYS-----", "-----END SSH HOST KEY KEYS-----"
 """cloud-init prints the keys between these; cloudinit/config/cc_keys_to_console.py."""
@@ -35,7 +35,7 @@ def known_hosts_lines(keys: Mapping[str, Sequence[str]]) -> str:
 
 
 def fetch_host_keys(
-    aws: Aws, nodes: Iterable[Instance], patience: Patience, timeout_s: float
+    aws: Aws, nodes: Iterable[Instance], waiter: Waiter, timeout_s: float
 ) -> dict[str, tuple[str, ...]]:
     """Read the nodes' host keys from their consoles; blocks until all are there or time is up.
 
@@ -54,12 +54,12 @@ def fetch_host_keys(
                 missing.remove(node)
         return None if missing else True
 
-    patience.until(ask, timeout_s)
+    waiter.until(ask, timeout_s)
     return found
 
 
 def wait_for_ssh(
-    addresses: Iterable[str], patience: Patience, timeout_s: float, port: int = 22
+    addresses: Iterable[str], waiter: Waiter, timeout_s: float, port: int = 22
 ) -> None:
     """Wait until ssh answers at every address; blocks.
 
@@ -72,12 +72,12 @@ def wait_for_ssh(
     def ask() -> bool | None:
         """Try the missing addresses once; None while one doesn't answer."""
         for address in list(missing):
-            patience.check()
+            waiter.check()
             if _answers(address, port):
                 missing.remove(address)
         return None if missing else True
 
-    if patience.until(ask, timeout_s) is None:
+    if waiter.until(ask, timeout_s) is None:
         raise InfrastructureError(
             f"no ssh server answers at {', '.join(missing)} after {timeout_s / 60:g} minutes. Is "
             "--allow-ssh-from the address that AWS sees? --no-wait doesn't wait for it"

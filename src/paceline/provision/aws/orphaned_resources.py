@@ -66,7 +66,7 @@ _KINDS = (
 )
 
 
-def find_leftovers(aws: Aws, cluster: str) -> list[str]:
+def find_orphaned(aws: Aws, cluster: str) -> list[str]:
     """List what carries the cluster's tag, as `kind id`; what costs most comes first.
 
     Raises:

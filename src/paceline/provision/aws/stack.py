@@ -9,7 +9,7 @@ from paceline.launch.aws_client import Aws, AwsError, permission_named
 from paceline.launch.json_fields import Answer
 from paceline.provision.aws.plan import ClusterPlan
 from paceline.provision.aws.template import CLUSTER_TAG, as_parameters
-from paceline.provision.aws.waiter import Patience
+from paceline.provision.aws.waiter import Waiter
 
 TOKEN_TAG = "paceline:token"
 _CREATE_TIMEOUT_S = 30 * 60.0
@@ -89,7 +89,7 @@ def exists_already(name: str, region: str) -> str:
     )
 
 
-def wait_until_made(aws: Aws, plan: ClusterPlan, patience: Patience) -> Stack:
+def wait_until_made(aws: Aws, plan: ClusterPlan, waiter: Waiter) -> Stack:
     """Wait until the stack is there; blocks.
 
     Raises:
@@ -110,13 +110,13 @@ def wait_until_made(aws: Aws, plan: ClusterPlan, patience: Patience) -> Stack:
             raise explain(failures(aws, stack_id), plan)
         return None
 
-    stack = patience.until(made, _CREATE_TIMEOUT_S)
+    stack = waiter.until(made, _CREATE_TIMEOUT_S)
     if stack is None:
         raise InfrastructureError(f"the stack {plan.name} wasn't ready within 30 minutes")
     return stack
 
 
-def delete_stack(aws: Aws, stack: Stack, patience: Patience) -> None:
+def delete_stack(aws: Aws, stack: Stack, waiter: Waiter) -> None:
     """Delete a stack and wait for the end; blocks.
 
     Raises:
@@ -125,7 +125,7 @@ def delete_stack(aws: Aws, stack: Stack, patience: Patience) -> None:
     """
     if stack.status != "DELETE_COMPLETE":
         aws.call("cloudformation", "delete_stack", StackName=stack.id)
-    gone = patience.until(lambda: _deleted(aws, stack.id), _DELETE_TIMEOUT_S)
+    gone = waiter.until(lambda: _deleted(aws, stack.id), _DELETE_TIMEOUT_S)
     if gone is None:
         raise InfrastructureError(f"the stack {stack.name} isn't deleted after 30 minutes")
 

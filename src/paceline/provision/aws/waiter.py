@@ -1,4 +1,8 @@
-"""Waiting for AWS: until it says what is wanted, a deadline passes, or the user has had enough."""
+"""Waiting for AWS: until it says what is wanted, a deadline passes, or the user has had enough.
+
+Not by boto3's waiters: they sleep half a minute in one piece, so that a signal, which must begin to
+delete what was made, would wait; and they give up with a state instead of AWS's first reason.
+"""
 
 import time
 from collections.abc import Callable
@@ -9,7 +13,7 @@ T = TypeVar("T")
 
 
 @final
-class Patience:
+class Waiter:
     """Asks again and again."""
 
     def __init__(self, interrupted: Callable[[], bool], every_s: float = 5.0) -> None:

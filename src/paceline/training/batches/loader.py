@@ -10,7 +10,7 @@ from paceline.data.dataset_worker import Collate
 from paceline.distributed.work_division import Division, share
 from paceline.errors import UsageError
 from paceline.training.batches.plan import TrainPlan
-from paceline.training.batches.sources import Served
+from paceline.training.batches.sources import DataSource
 
 Open = Callable[[], BatchSource]
 
@@ -20,7 +20,7 @@ _LEAST_EVAL_BATCH = 64
 class _Reader:
     """What both kinds of loaders have: their source, and a torch DataLoader's description of it."""
 
-    def __init__(self, open_source: Open, served: Served) -> None:
+    def __init__(self, open_source: Open, served: DataSource) -> None:
         """Args:
         open_source: Opens the source when the first batch is asked for.
         served: What the script has said about the data.
@@ -72,7 +72,7 @@ class Loader(_Reader):
     def __init__(
         self,
         open_source: Open,
-        served: Served,
+        served: DataSource,
         plan: TrainPlan,
         seed: int,
         rank: int,
@@ -171,7 +171,7 @@ class EvalLoader(_Reader):
     def __init__(
         self,
         open_source: Open,
-        served: Served,
+        served: DataSource,
         batch_size: int,
         rank: int,
         division: Division,

@@ -34,7 +34,7 @@ AnyData = ImageSet | Dataset[object] | DataLoader[object]
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Served:
+class DataSource:
     """A data set and how its batches are asked for."""
 
     data: ImageSet | IterableDataset[object]
@@ -57,7 +57,7 @@ class Served:
         return 0 if isinstance(self.data, IterableDataset) else len(self.data)
 
 
-def take_apart(data: AnyData) -> Served:
+def describe_data(data: AnyData) -> DataSource:
     """Accept a data set, or a DataLoader as a single process would use it.
 
     Raises:
@@ -65,7 +65,7 @@ def take_apart(data: AnyData) -> Served:
     """
     if not isinstance(data, DataLoader):
         workers = 0 if isinstance(data, TensorDataset) else None  # nothing to wait for
-        return Served(data=cast(ImageSet, data), loader_workers=workers)
+        return DataSource(data=cast(ImageSet, data), loader_workers=workers)
     stream = isinstance(data.dataset, IterableDataset)
     known = stream or type(data.sampler) in (RandomSampler, SequentialSampler)
     if data.batch_size is None or not (stream or type(data.batch_sampler) is BatchSampler):
@@ -78,7 +78,7 @@ def take_apart(data: AnyData) -> Served:
             f"this DataLoader draws its samples by a {type(data.sampler).__name__}, whose order "
             "can't be shared between workers: give Paceline the data set and shuffle=True or False"
         )
-    return Served(
+    return DataSource(
         data=cast(ImageSet, data.dataset),
         batch_size=data.batch_size,
         shuffle=isinstance(data.sampler, RandomSampler),
@@ -88,7 +88,7 @@ def take_apart(data: AnyData) -> Served:
     )
 
 
-def compare_data(served: Served, group: Group, plan: TrainPlan | None = None) -> None:
+def compare_data(served: DataSource, group: Group, plan: TrainPlan | None = None) -> None:
     """Refuse data sets that differ between workers: wrong results would follow. Collective.
 
     Args:
@@ -112,7 +112,7 @@ def compare_data(served: Served, group: Group, plan: TrainPlan | None = None) ->
 
 
 def make_source(
-    served: Served,
+    served: DataSource,
     config: TrainConfig,
     group: Group,
     channels_last: bool,

@@ -10,15 +10,15 @@ from paceline.distributed.group import Group
 from paceline.distributed.work_division import Division
 from paceline.errors import JobError
 
-Figures = dict[str, float]
-Judge = Callable[[object], Mapping[str, Tensor | float]]
+Metrics = dict[str, float]
+BatchMetrics = Callable[[object], Mapping[str, Tensor | float]]
 """Takes a batch as the loader gives it; gives each figure as its mean over the batch's samples (a
 number, or a tensor with one element), or by sample (a tensor with one element for each)."""
 
 
 def average(
-    judge: Judge, batches: Iterable[Batch], group: Group, division: Division | None = None
-) -> tuple[Figures, int]:
+    judge: BatchMetrics, batches: Iterable[Batch], group: Group, division: Division | None = None
+) -> tuple[Metrics, int]:
     """Average what is found on each batch over all samples of all workers. Collective.
 
     Args:

@@ -18,13 +18,13 @@ from paceline.errors import UsageError
 from paceline.metrics.counters import Totals
 from paceline.options.fields import OptionValue
 from paceline.results.run_directory import RunDirectory
-from paceline.training.batches.sources import make_source, take_apart
+from paceline.training.batches.sources import describe_data, make_source
 from paceline.training.evaluation.evaluator import Evaluator
 from paceline.training.job import Job
 from paceline.training.losses import build_loss
 from paceline.training.model_setup import takes_channels_last
 from paceline.training.optimizer_step import autocast
-from paceline.training.previous_run import PastRun
+from paceline.training.previous_run import PreviousRun
 from paceline.training.recipe import load_recipe
 from paceline.training.recipe_session import count_top, number_of_classes
 from paceline.training.rng import seed_everything
@@ -65,7 +65,7 @@ def find_snapshot(run: RunDirectory, which: str, say: Callable[[str], None]) -> 
     return store.resolve(which if which in ("best", "last") else str(Path(which).expanduser()))
 
 
-def judge(
+def evaluate_run(
     run: RunDirectory,
     path: Path,
     arguments: Mapping[str, OptionValue] | None = None,
@@ -84,7 +84,7 @@ def judge(
         SnapshotError: The snapshot is damaged or doesn't fit the recipe.
         DataError: The data can't be read.
     """
-    past = PastRun.read(run)
+    past = PreviousRun.read(run)
     if past.kind == "script":
         raise UsageError(
             f"{run.path} was trained by the script {past.reference}, which alone knows its model "
@@ -101,7 +101,7 @@ def judge(
         job.model.to(memory_format=torch.channels_last)
     load_weights(job.model, snapshot.tensors.get("model", {}))
     source = make_source(
-        take_apart(job.validation), config, group, layout, evaluate_with=job.evaluate_with
+        describe_data(job.validation), config, group, layout, evaluate_with=job.evaluate_with
     )
     evaluator = Evaluator(
         loss=build_loss(job.loss, label_smoothing=0.0),

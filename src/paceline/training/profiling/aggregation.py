@@ -7,7 +7,7 @@ from statistics import fmean, median, pstdev
 from typing import Self
 
 from paceline.results.profile import Spread, StepParts, WorkerTime
-from paceline.training.profiling.step_profiler import Lap, Pace
+from paceline.training.profiling.step_profiler import Lap, StepProfiler
 
 _LOW, _HIGH = 0.1, 0.9
 _LAPS = 256
@@ -53,8 +53,8 @@ class WorkerTimes:
         return cls(**json.loads(text))
 
 
-def told_of(
-    pace: Pace,
+def measure_worker(
+    pace: StepProfiler,
     host: str,
     *,
     averagings_s: Mapping[int, float],

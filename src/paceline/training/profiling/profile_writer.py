@@ -13,17 +13,18 @@ from paceline.distributed.group import Group
 from paceline.files import write_atomic
 from paceline.metrics.console import Communication
 from paceline.results.profile import EpochCosts, StepProfile
-from paceline.training.components import Parts
+from paceline.training.components import Components
+from paceline.training.hooks.base import StepHook
 from paceline.training.profiling.aggregation import (
     WorkerTimes,
+    measure_worker,
     parts_of,
     spread_of,
     step_of,
-    told_of,
     workers_of,
 )
-from paceline.training.profiling.step_profiler import Pace
-from paceline.training.progress import Course
+from paceline.training.profiling.step_profiler import StepProfiler
+from paceline.training.progress import TrainingProgress
 from paceline.training.snapshots.train_state import TrainState
 from paceline.training.status_exchange import Agreement, Status
 from paceline.training.sync.base import GradientSync
@@ -70,7 +71,7 @@ class _Sums:
         )
 
 
-class Averaging(Protocol):
+class WeightAveraging(Protocol):
     """Averages the workers' weights beside their steps."""
 
     @property
@@ -89,14 +90,14 @@ class Profiler:
 
     path: Path
     """Of `profile.json`."""
-    pace: Pace
+    pace: StepProfiler
     group: Group
-    parts: Parts
+    parts: Components
     sync: str
     """The method that combines gradients."""
     wire_bytes: Callable[[], float] = float
     """Gives what this worker sends for a step's gradients: nothing until that is known."""
-    averaging: Averaging | None = None
+    averaging: WeightAveraging | None = None
     """What averages weights, where something does."""
     averages_s: list[float] = field(default_factory=list)
     evaluations_s: list[float] = field(default_factory=list)
@@ -123,7 +124,7 @@ class Profiler:
     _hosts: list[str] = field(default_factory=list)
     _written_s: float | None = None
 
-    def begin_averaging(self, averaging: Averaging) -> None:
+    def begin_averaging(self, averaging: WeightAveraging) -> None:
         """Count what averages of weights take and send, too. Local; before any of them.
 
         Args:
@@ -147,7 +148,7 @@ class Profiler:
         return waited_s + (self.averaging.waited_s - self._averaged_s) / steps
 
     def count(
-        self, agreed: Agreement, status: Status, steps: int, course: Course
+        self, agreed: Agreement, status: Status, steps: int, course: TrainingProgress
     ) -> Communication | None:
         """Take an exchange in. Local.
 
@@ -240,7 +241,7 @@ class Profiler:
             self._noted_s = self._averaged_s = self.averaging.waited_s
 
     @contextmanager
-    def recording(self, course: Course) -> Iterator[None]:
+    def recording(self, course: TrainingProgress) -> Iterator[None]:
         """Take the time for which the snapshot at the end of an epoch holds the training up.
 
         Collective: writes the profile afterwards.
@@ -256,7 +257,7 @@ class Profiler:
             self.evaluations_s.append(state.eval_s)
         self.pace.skip(state.step)
 
-    def record(self, course: Course, *, must: bool = False) -> None:
+    def record(self, course: TrainingProgress, *, must: bool = False) -> None:
         """Write the profile, unless one has been written just before. Collective.
 
         Args:
@@ -272,14 +273,14 @@ class Profiler:
             with suppress(OSError):  # a full disk must not end a training
                 write_atomic(self.path, profile.to_json().encode())
 
-    def profile(self, course: Course) -> StepProfile | None:
+    def profile(self, course: TrainingProgress) -> StepProfile | None:
         """Put the workers' times together. Collective.
 
         Returns:
             The same on every worker but for the gradients, which are the worker's own; None where
             no step has been looked at.
         """
-        own = told_of(
+        own = measure_worker(
             self.pace,
             socket.gethostname(),
             averagings_s=self._waits_s,
@@ -319,7 +320,7 @@ class Profiler:
             return Communication(exposed=0.0, waiting=0.0, wire_bytes=0.0)
         return sums.communication()
 
-    def _made(self, course: Course, told: list[WorkerTimes]) -> StepProfile:
+    def _made(self, course: TrainingProgress, told: list[WorkerTimes]) -> StepProfile:
         averages = self.averaging is not None
         step_s = spread_of(self.pace.laps(), by_mean=averages) or step_of(told[0])
         parts = parts_of(told, step_s.median)
@@ -350,6 +351,23 @@ class Profiler:
                 averaging_s=_usual(self.averages_s),
             ),
         )
+
+
+@final
+class TimedSync(StepHook):
+    """Has what combines the workers' gradients do its part after a step, and takes the time."""
+
+    def __init__(self, profiler: Profiler, sync: GradientSync) -> None:
+        """Args:
+        profiler: Is told the time.
+        sync: Has an `after_step`.
+        """
+        self._profiler = profiler
+        self._sync = sync
+
+    def after_step(self, step: int) -> None:
+        """Collective, as that is."""
+        self._profiler.after_step(self._sync, step)
 
 
 def _usual(times_s: list[float]) -> float | None:

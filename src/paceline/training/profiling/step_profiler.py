@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from paceline.launch.heartbeat import StepNote
 from paceline.training.profiling.gradient_timing import GradientTimes
 from paceline.training.profiling.step_timeline import (
-    Happening,
-    Look,
     Moment,
+    StepEvent,
+    StepTimes,
     now,
     seconds_between,
     share_out,
@@ -31,7 +31,7 @@ _NEVER = 1 << 62
 _WAITS = (("computed", "gradients"), ("sent", "came"))
 """What comes after what where a worker waits for gradients."""
 
-Marks = list[tuple[Happening, Moment]]
+Marks = list[tuple[StepEvent, Moment]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Lap:
 
 
 @final
-class Pace:
+class StepProfiler:
     """Looks closely at single steps, and takes the time of all.
 
     The first steps are looked at, the first one of each pass, and one in each half second (or in
@@ -132,7 +132,7 @@ class Pace:
             self.gradients.watch(self._parameters().values())
         self._marks, self._waits = [("asked", now(on_gpu=self.on_gpu))], []
 
-    def mark(self, happening: Happening) -> None:
+    def mark(self, happening: StepEvent) -> None:
         """Note that something has happened in the step that is looked at."""
         if happening == "piece" and self._marks[-1][0] != "backward":
             return  # the exchange of its gradients follows
@@ -203,7 +203,7 @@ class Pace:
         """Give the newest laps."""
         return [Lap(steps=n, seconds=s, agreeing_s=a, until=end) for n, s, a, end in self._laps]
 
-    def looks(self) -> dict[int, Look]:
+    def looks(self) -> dict[int, StepTimes]:
         """Give the looks by step; those at steps unlike others where there is none else."""
         seen = self._ordinary or dict(self._odd)
         return {step: _look_of(marks) for step, marks in seen.items()}
@@ -290,7 +290,7 @@ class Pace:
             self._marks.append(("computed", moment))
 
 
-def _look_of(marks: Marks) -> Look:
+def _look_of(marks: Marks) -> StepTimes:
     first = marks[0][1]
     return share_out([(what, seconds_between(first, moment)) for what, moment in marks])
 

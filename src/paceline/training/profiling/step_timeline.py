@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 _KINDS = ("data", "forward", "backward", "wait", "optimizer", "other", "average")
-_ENDS: Mapping["Happening", str] = {
+_ENDS: Mapping["StepEvent", str] = {
     "batch": "data",
     "backward": "forward",  # of a second model or the next piece too
     "sent": "other",
@@ -21,7 +21,7 @@ _ENDS: Mapping["Happening", str] = {
 Moment = float | torch.cuda.Event
 """By the host's clock, or in the order of the GPU's own work."""
 
-Happening = Literal[
+StepEvent = Literal[
     "asked",
     "batch",
     "backward",
@@ -46,7 +46,7 @@ are due now. averaged: that is done. closed: the step is over.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class StepTimes:
     """What one worker spent a step on, in seconds; together they are the step.
 
     But for averages of weights: their time is taken in every step.
@@ -95,7 +95,7 @@ def seconds_between(begin: Moment, end: Moment) -> float:
     return milliseconds / 1000
 
 
-def share_out(marks: Sequence[tuple[Happening, float]]) -> Look:
+def share_out(marks: Sequence[tuple[StepEvent, float]]) -> StepTimes:
     """Tell what the time between a step's marks was spent on. Pure.
 
     Args:
@@ -104,7 +104,7 @@ def share_out(marks: Sequence[tuple[Happening, float]]) -> Look:
     spent = dict.fromkeys(_KINDS, 0.0)
     for (before, begun_s), (after, ended_s) in pairwise(marks):
         spent[_spent_on(before, after)] += ended_s - begun_s
-    return Look(
+    return StepTimes(
         data_s=spent["data"],
         forward_s=spent["forward"],
         backward_s=spent["backward"],
@@ -114,7 +114,7 @@ def share_out(marks: Sequence[tuple[Happening, float]]) -> Look:
     )
 
 
-def _spent_on(before: Happening, after: Happening) -> str:
+def _spent_on(before: StepEvent, after: StepEvent) -> str:
     if after in _ENDS:
         return _ENDS[after]
     if (before, after) == ("came", "gradients"):

@@ -16,7 +16,7 @@ from paceline.checkpoint.store import SnapshotStore
 from paceline.checkpoint.streaming import parse_sent
 from paceline.distributed.group import Group
 from paceline.errors import SnapshotError
-from paceline.training.snapshots.inventory import NONE, Holding, choices_of_best, newest
+from paceline.training.snapshots.inventory import NONE, SnapshotInventory, choices_of_best, newest
 from paceline.training.snapshots.transfer import hand_over
 
 Report = Callable[[str], None]
@@ -109,7 +109,7 @@ def _of_nodes(store: SnapshotStore, group: Group, report: Report) -> Origin:
         found = store.newest_good(report, at_most=at_most, alone=False) if looks else None
         own = _held(store, group.rank, found) if looks else None
         told = group.gather_texts("" if own is None else own.to_json())
-        nodes = [Holding.from_json(text) for text in told if text]
+        nodes = [SnapshotInventory.from_json(text) for text in told if text]
         started = max(started, *(max(node.started, node.generation) for node in nodes))
         chosen = newest(nodes)
         if chosen is None:
@@ -159,9 +159,9 @@ def _note(write: Callable[[], None], report: Report) -> None:
         report(f"{error.filename or 'the snapshots'} can't be written: {error.strerror}")
 
 
-def _held(store: SnapshotStore, rank: int, found: Snapshot | None) -> Holding:
+def _held(store: SnapshotStore, rank: int, found: Snapshot | None) -> SnapshotInventory:
     best = store.best()
-    return Holding(
+    return SnapshotInventory(
         rank=rank,
         host=socket.gethostname(),
         started=store.generation(),

@@ -14,7 +14,7 @@ NONE = -1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holding:
+class SnapshotInventory:
     """What one node has."""
 
     rank: int
@@ -52,7 +52,7 @@ class Holding:
         return cls(**json.loads(content))
 
 
-def newest(nodes: Sequence[Holding]) -> Holding | None:
+def newest(nodes: Sequence[SnapshotInventory]) -> SnapshotInventory | None:
     """Choose whose snapshot to go on from: the lowest rank of those that have the newest.
 
     Nodes that took it together may differ in what a script keeps for each worker by itself: the
@@ -79,7 +79,9 @@ def newest(nodes: Sequence[Holding]) -> Holding | None:
     return first
 
 
-def choices_of_best(nodes: Sequence[Holding], chosen: Holding) -> list[tuple[int, str]]:
+def choices_of_best(
+    nodes: Sequence[SnapshotInventory], chosen: SnapshotInventory
+) -> list[tuple[int, str]]:
     """List the best snapshots that nodes have marked, as (rank, manifest), the likeliest first.
 
     Nodes that have the chosen snapshot know best, and the later of two is the better one.
@@ -94,9 +96,9 @@ def choices_of_best(nodes: Sequence[Holding], chosen: Holding) -> list[tuple[int
     return [(node.rank, node.best) for *_, node in marked]
 
 
-def _named(node: Holding) -> str:
+def _named(node: SnapshotInventory) -> str:
     return f"{node.host} (rank {node.rank})"
 
 
-def _short(node: Holding) -> str:
+def _short(node: SnapshotInventory) -> str:
     return f"manifest {sha256(node.manifest.encode()).hexdigest()[:12]}"

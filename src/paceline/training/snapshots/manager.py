@@ -2,9 +2,7 @@
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 import torch
@@ -17,90 +15,48 @@ from paceline.checkpoint.state_encoding import decode, encode
 from paceline.checkpoint.store import SnapshotStore
 from paceline.checkpoint.writer import SnapshotWriter
 from paceline.data.order import ORDER_VERSION
-from paceline.distributed.group import Group
-from paceline.distributed.work_division import Division
 from paceline.errors import NonFiniteLossError, SnapshotError
-from paceline.gradient_sync.options import SyncMethod
 from paceline.metrics.counters import StepCounters
-from paceline.results.metrics_table import Cells
-from paceline.training.components import Parts
-from paceline.training.numerics import NumericsRecord
+from paceline.training.context import TrainingContext
 from paceline.training.snapshots.discovery import best_weights, find_origin
 from paceline.training.snapshots.model_weights import are_finite, load_weights
-from paceline.training.snapshots.per_worker_states import OwnState, gather_states, merged
+from paceline.training.snapshots.per_worker_states import RankState, gather_states, merged
 from paceline.training.snapshots.train_state import TrainState
 from paceline.training.status_exchange import Agreement
 from paceline.training.sync.base import ON_AVERAGE, GradientSync, SyncState, were_apart
-from paceline.training.sync.buffer_averaging import Statistics
+from paceline.training.sync.validation import method_of
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """What holds for all snapshots of a training."""
-
-    report: Callable[[str], None]
-    """Is told what the user has to know."""
-    division: Division
-    """Which parts of a step each worker has."""
-    own_options: tuple[str, ...] = ()
-    """Options of an optimizer's groups that hold as they are now, also where a snapshot has
-    others."""
-    writes: bool = True
-    """Whether this worker writes: one of all workers, or of its node."""
-    shared: bool = True
-    """Whether all nodes see the store's directory; otherwise one worker of each node writes."""
-    method: SyncMethod = "allreduce"
-    """How gradients become one."""
-    numerics: NumericsRecord | None = None
-    """What bits depend on besides, in reproducible mode: saved, and compared when restored."""
-
-
-@final
-class SnapshotKeeper:
+class SnapshotManager:
     """Saves and restores what a worker trains with. One worker writes, or one of each node."""
 
     def __init__(
-        self,
-        *,
-        store: SnapshotStore,
-        group: Group,
-        parts: Parts,
-        counters: StepCounters,
-        scaler: torch.amp.GradScaler | None,
-        statistics: Statistics,
-        sync: GradientSync,
-        terms: Terms,
+        self, context: TrainingContext, sync: GradientSync, counters: StepCounters
     ) -> None:
         """Args:
-        store: Where snapshots are.
-        group: The workers.
-        parts: What is saved; may still grow until the first snapshot.
-        counters: The epoch's sums, saved as well.
-        scaler: The loss scaler, where there is one.
-        statistics: The models' running statistics.
+        context: Of the training; its models may still grow until the first snapshot.
         sync: Combines gradients; its state is saved as well.
-        terms: What holds for all of them.
+        counters: The epoch's sums, saved as well.
         """
-        self._store = store
-        self._report = terms.report
-        self._group = group
-        self._parts = parts
+        self._store = SnapshotStore(context.run.snapshots, context.config.snapshots.keep_last)
+        self._report = context.console.warn
+        self._context = context
+        self._method = method_of(context.config)
+        self._group = context.group
+        self._parts = context.parts
+        self._statistics = context.statistics
         self._counters = counters
-        self.scaler = scaler
-        self._terms = terms
-        self.statistics = statistics
         self._sync = sync
-        self._writer = SnapshotWriter(store, terms.report) if terms.writes else None
-        self.restored_rows: tuple[Cells, ...] = ()
-        """Of the table of epochs, as the snapshot had them that was gone back to."""
+        self._writer = SnapshotWriter(self._store, self._report) if context.writes else None
+        self.restored: Mapping[str, object] = {}
+        """JSON of the snapshot that was gone back to."""
         self._generation, self._start = 1, ""
-        self._agreed_numerics: Mapping[str, object] | None = None
 
     @property
     def shared(self) -> bool:
         """Whether all nodes see the snapshots of one of them."""
-        return self._terms.shared
+        return self._context.shared
 
     @property
     def written(self) -> int:
@@ -112,21 +68,10 @@ class SnapshotKeeper:
         """Snapshots left out because the one before was still being written."""
         return self._writer.skipped if self._writer else 0
 
-    @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Lend the models what stands for all workers: averages. Collective on entry."""
-        with self.statistics.lent(), self._sync.averaged_weights():
-            yield
-
-    def own_statistics(self) -> Tensor:
-        """Give this worker's running statistics for the exchange before `save`: float64."""
-        return self.statistics.own()
-
     def save(
         self,
         state: TrainState,
         agreed: Agreement,
-        rows: Sequence[Cells] = (),
         *,
         best: bool,
         must: bool,
@@ -139,14 +84,13 @@ class SnapshotKeeper:
         Args:
             state: Where the training stands.
             agreed: Of this step, with the statistics of all parts.
-            rows: Of the table of epochs.
             best: Also keep it as the best by validation.
             must: Where the one before is still being written, wait for it rather than skip this.
 
         Raises:
             NonFiniteLossError: A weight is NaN or infinite; on every worker.
         """
-        model, numerics = self._parts.model, self._terms.numerics
+        model, scaler = self._parts.model, self._context.scaler
         named = list(model.named_parameters())  # once: walking the modules costs more than sums
         self._check_finite(named, state.step)
         sync = self._sync.state_dict()
@@ -166,6 +110,9 @@ class SnapshotKeeper:
             tensors["sync"] = dict(sync.tensors)
         if own.tensors:
             tensors["own"] = dict(own.tensors)
+        of_hooks: dict[str, object] = {"numerics": None}
+        for state_dict in self._context.hooks.state_dict:
+            of_hooks |= state_dict()
         snapshot = Snapshot(
             step=state.step,
             tensors=tensors,
@@ -176,14 +123,14 @@ class SnapshotKeeper:
                 "optimizers": optimizers,
                 "others": saved,
                 "own": dict(own.values),
-                "scaler": sync.scaler or (self.scaler.state_dict() if self.scaler else None),
-                "sync": {"method": self._terms.method, "values": dict(sync.values)},
+                "scaler": sync.scaler or (scaler.state_dict() if scaler else None),
+                "sync": {"method": self._method, "values": dict(sync.values)},
                 "world_size": self._group.world_size,
-                "parts": self._terms.division.parts,
-                "numerics": self._agreed_numerics or (numerics.describe() if numerics else None),
+                "parts": self._context.division.parts,
+                "numerics": of_hooks.pop("numerics"),
                 "generation": self._generation,
                 "start": self._start,
-                "rows": [dict(row) for row in rows],
+                **of_hooks,
             },
         )
         self._writer.offer(snapshot, best=best, wait=must)
@@ -202,7 +149,6 @@ class SnapshotKeeper:
         """
         if self._writer is not None:
             self._store.sweep()
-        self._agree_on_numerics()
         found = find_origin(self._store, self._group, self._report, shared=self.shared)
         self._generation = found.generation
         self._start = self._group.broadcast_text(secrets.token_hex(8))
@@ -293,13 +239,13 @@ class SnapshotKeeper:
     def fingerprint(self) -> str:
         """Hash the model's weights, with the running statistics averaged. Collective."""
         with self._sync.averaged_weights():
-            tensors = self._model_tensors(self._parts.model, self.statistics.gathered())
+            tensors = self._model_tensors(self._parts.model, self._statistics.gathered())
             return weights_sha256(tensors)
 
     def state_fingerprint(self) -> str:
         """Hash the rest: optimizers' state and the running statistics of all parts. Collective."""
         model = self._parts.model
-        tensors = {"buffers": self.statistics.gathered()}
+        tensors = {"buffers": self._statistics.gathered()}
         for number, optimizer in enumerate(self._parts.optimizers):
             slots, values = flatten_optimizer(optimizer, model.named_parameters())
             tensors |= {f"{_optimizer_file(number)}/{name}": slot for name, slot in slots.items()}
@@ -307,27 +253,19 @@ class SnapshotKeeper:
             tensors[f"{_optimizer_file(number)}/values"] = torch.tensor(list(text))
         return weights_sha256(tensors)
 
-    def _gathered_own(self) -> OwnState:
+    def _gathered_own(self) -> RankState:
         """Collect what each worker has a state of its own of. Collective where there is any."""
         per_part = self._parts.per_part
         if not per_part.objects:
-            return OwnState(tensors={})
+            return RankState(tensors={})
         states = gather_states(self._group, per_part.own(), keeps=self._writer is not None)
         tensors = {name: tensor for state in states for name, tensor in state.tensors.items()}
-        return OwnState(tensors=tensors, values=merged([state.values for state in states]))
-
-    def _agree_on_numerics(self) -> None:
-        """Have all nodes that write note rank 0's hardware, so that they write the same bytes."""
-        numerics = self._terms.numerics
-        if numerics is not None and not self.shared:
-            self._agreed_numerics = json.loads(
-                self._group.broadcast_text(json.dumps(numerics.describe()))
-            )
+        return RankState(tensors=tensors, values=merged([state.values for state in states]))
 
     def _model_tensors(self, model: nn.Module, rows: Tensor) -> dict[str, Tensor]:
         """Name the model's tensors, with the average of these statistics in place of its own."""
         tensors: dict[str, Tensor] = {k: v.detach() for k, v in model.state_dict().items()}
-        return tensors | self.statistics.averaged(rows)
+        return tensors | self._statistics.averaged(rows)
 
     def _restore(self, snapshot: Snapshot) -> TrainState:
         state = snapshot.state
@@ -336,8 +274,6 @@ class SnapshotKeeper:
                 f"the snapshot counts samples in order {state.get('order')}, and this version of "
                 f"Paceline has order {ORDER_VERSION}: go on with the version that wrote it"
             )
-        if self._terms.numerics is not None:
-            self._terms.numerics.compare(state.get("numerics"))
         load_weights(self._parts.model, snapshot.tensors.get("model", {}))
         saved = _listed(state.get("optimizers"))
         if len(saved) != len(self._parts.optimizers):
@@ -347,7 +283,7 @@ class SnapshotKeeper:
             )
         for number, optimizer in enumerate(self._parts.optimizers):
             slots = snapshot.tensors.get(_optimizer_file(number), {})
-            asked = self._terms.own_options
+            asked = self._context.kept_options
             self._parts.restore_optimizer(optimizer, slots, _mapping(saved[number]), asked)
         self._restore_others(_mapping(state.get("others")), snapshot.tensors.get("others", {}))
         parts = state.get("parts", state.get("world_size"))
@@ -355,14 +291,14 @@ class SnapshotKeeper:
             _mapping(state.get("own", {})),
             snapshot.tensors.get("own", {}),
             parts,
-            self._terms.division.parts,
+            self._context.division.parts,
         )
-        scaler = state.get("scaler")
-        if self.scaler is not None and scaler is not None:
-            self.scaler.load_state_dict(dict(_mapping(scaler)))
+        scaler, saved_scaler = self._context.scaler, state.get("scaler")
+        if scaler is not None and saved_scaler is not None:
+            scaler.load_state_dict(dict(_mapping(saved_scaler)))
         self._restore_own(snapshot)
         self._restore_sync(snapshot)
-        self.restored_rows = _rows_of(state.get("rows"))
+        self.restored = state
         return TrainState.from_json(state.get("position"))
 
     def _restore_others(self, saved: Mapping[str, object], tensors: Mapping[str, Tensor]) -> None:
@@ -377,9 +313,9 @@ class SnapshotKeeper:
 
     def _restore_sync(self, snapshot: Snapshot) -> None:
         """Give the way of combining gradients its state back; another one begins afresh."""
-        now, found = self._terms.method, snapshot.state.get("sync")
+        now, found = self._method, snapshot.state.get("sync")
         if found is None:  # an older Paceline wrote it, which had no other
-            found = {"method": "ordered" if self._terms.division.is_fixed else "allreduce"}
+            found = {"method": "ordered" if self._context.division.is_fixed else "allreduce"}
         saved = _mapping(found)
         values = _mapping(saved.get("values", {}))
         if were_apart(values) and saved.get("method") != now:
@@ -404,12 +340,12 @@ class SnapshotKeeper:
         """
         state, rank = snapshot.state, self._group.rank
         counted = torch.tensor(state.get("counted"), dtype=torch.float64)
-        if state.get("parts", state.get("world_size")) == self._terms.division.parts:
-            mine = self._terms.division.parts_of(rank)
-            self.statistics.restore(snapshot.tensors["workers"]["buffers"])
+        if state.get("parts", state.get("world_size")) == self._context.division.parts:
+            mine = self._context.division.parts_of(rank)
+            self._statistics.restore(snapshot.tensors["workers"]["buffers"])
             self._counters.reset(counted[mine.start : mine.stop])
             return
-        self.statistics.forget()
+        self._statistics.forget()
         self._counters.reset(counted.sum(0, keepdim=True) if rank == 0 else None)
         self._report(
             f"The snapshot was taken on {state.get('world_size')} workers, and now there are "
@@ -420,16 +356,6 @@ class SnapshotKeeper:
 
 def _optimizer_file(number: int) -> str:
     return "optimizer" if number == 0 else f"optimizer-{number}"
-
-
-def _rows_of(value: object) -> tuple[Cells, ...]:
-    """Read the rows of a snapshot; an older Paceline wrote none."""
-    listed = value if isinstance(value, list) else []
-    return tuple(
-        {name: cell for name, cell in row.items() if isinstance(cell, str)}
-        for row in listed
-        if isinstance(row, dict)
-    )
 
 
 def _mapping(value: object) -> Mapping[str, object]:

@@ -16,7 +16,7 @@ _CHUNK_BYTES = 4 << 20
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class OwnState:
+class RankState:
     """What one worker has of its own."""
 
     tensors: Mapping[str, Tensor]
@@ -24,7 +24,7 @@ class OwnState:
     """JSON."""
 
 
-def gather_states(group: Group, own: OwnState, *, keeps: bool) -> list[OwnState]:
+def gather_states(group: Group, own: RankState, *, keeps: bool) -> list[RankState]:
     """Collect what each worker has. Collective, bit for bit; names may differ between workers.
 
     A few tensors at a time, so that a worker which keeps nothing needs little memory.
@@ -56,7 +56,7 @@ def gather_states(group: Group, own: OwnState, *, keeps: bool) -> list[OwnState]
         return []
     # In the order in which each worker has named them.
     return [
-        OwnState(tensors={name: tensors[name] for name in like}, values=values)
+        RankState(tensors={name: tensors[name] for name in like}, values=values)
         for tensors, like, (_, values) in zip(found, likes, told, strict=True)
     ]
 

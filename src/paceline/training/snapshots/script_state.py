@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.checkpoint.state_encoding import decode, encode
 from paceline.errors import SnapshotError, UsageError
-from paceline.training.snapshots.per_worker_states import OwnState
+from paceline.training.snapshots.per_worker_states import RankState
 
 State = tuple[object, dict[str, Tensor]]
 """A copy of a state: JSON, and the tensors in it."""
@@ -16,7 +16,7 @@ _PER_WORKER = "s.keep(..., per_worker=True)"
 
 
 @final
-class Kept:
+class KeptValues:
     """Values by name, as attributes: `kept = s.keep(best=0.0)`, then `kept.best = ...`."""
 
     def __init__(self, values: Mapping[str, object]) -> None:
@@ -60,7 +60,7 @@ class Stateful(Protocol):
 
 
 @final
-class PerPart:
+class PerPartState:
     """States that every part of a step has for itself: a shard, or without shards a worker.
 
     One at a time is in the registered objects: that of the part which is gone through.
@@ -114,7 +114,7 @@ class PerPart:
         if len(self._mine) > 1 and self.objects:
             self._left = self._copy()
 
-    def own(self) -> OwnState:
+    def own(self) -> RankState:
         """Give the states of this worker's parts, for a snapshot."""
         tensors: dict[str, Tensor] = {}
         values: dict[str, object] = {}
@@ -122,7 +122,7 @@ class PerPart:
             json, named = self._copy() if part == self._now else self._states[part]
             values[str(part)] = json
             tensors |= {f"{part}{name}": tensor for name, tensor in named.items()}
-        return OwnState(tensors=tensors, values=values)
+        return RankState(tensors=tensors, values=values)
 
     def restore(
         self, values: Mapping[str, object], tensors: Mapping[str, Tensor], parts: object, now: int

@@ -9,15 +9,16 @@ from typing import final
 
 import torch
 
+from paceline.data.batch import Batch
 from paceline.files import write_json
 from paceline.gradient_sync.compression import Compression
 from paceline.gradient_sync.local_sgd.schedule import LocalTerms
 from paceline.gradient_sync.options import SyncMethod
 from paceline.results.profile import StepProfile
+from paceline.training.context import TrainingContext
 from paceline.training.sync.allreduce import AllReduceSync, ReplicaSync
 from paceline.training.sync.auto_policy import Choice, final_choice, first_choice
 from paceline.training.sync.base import ON_AVERAGE, GradientSync, SyncState, were_apart
-from paceline.training.sync.context import SyncContext
 from paceline.training.sync.local_sgd import can_be_local, make_local
 from paceline.training.sync.powersgd import PowerSGDSync
 from paceline.training.sync.validation import describe_options, may_choose, warmup_steps
@@ -34,7 +35,7 @@ class AutoSync(ReplicaSync):
     What is measured differs from start to start; once chosen, a resumed training keeps it.
     """
 
-    def __init__(self, context: SyncContext) -> None:
+    def __init__(self, context: TrainingContext) -> None:
         """Have nothing measured yet."""
         self.rounding = Compression(None)
         """What the gradients of all models travel in; may change later."""
@@ -46,29 +47,27 @@ class AutoSync(ReplicaSync):
         """Once steps that average in full are measured: where their time goes, and how long."""
         self._times_s: list[float] = []
         self._since_s: float | None = None
-
-    def describe(self) -> str:
-        """Say what was chosen, for the user."""
-        if self.choice is None:
-            return "auto: measuring the first steps"
-        return f"auto: {describe_options(self.choice.options)}, since {self.choice.why}"
+        self._epoch = -1
+        """Of the pass under way."""
+        self.label = "auto: measuring the first steps"
 
     def setup(self, step: int) -> None:
         """See `GradientSync`."""
+        super().setup(step)
         if self._inner is not None:
             self._inner.setup(step)
 
-    def begin_epoch(self) -> None:
+    def begin_step(self, step: int, batch: Batch | None) -> None:
         """See `GradientSync`."""
-        self._since_s = None
-        course = self.context.course
-        if course.steps_per_epoch == 1:
-            self._since_s = perf_counter()  # else no step would have one before it
-        chosen = self._chosen("local")
-        if self._inner is None and chosen and course.state.epoch >= chosen.from_epoch:
-            self._take_over(course.state.step)
+        epoch = self.context.course.state.epoch
+        if batch is not None and epoch != self._epoch:  # a pass begins
+            self._epoch, is_only_step = epoch, self.context.course.steps_per_epoch == 1
+            self._since_s = perf_counter() if is_only_step else None  # else none has one before it
+            chosen = self._chosen("local")
+            if self._inner is None and chosen and epoch >= chosen.from_epoch:
+                self._take_over(step)
         if self._inner is not None:
-            self._inner.begin_epoch()
+            self._inner.begin_step(step, batch)
 
     def after_step(self, step: int) -> None:
         """See `GradientSync`."""
@@ -82,11 +81,6 @@ class AutoSync(ReplicaSync):
     def end_epoch(self) -> bool:
         """See `GradientSync`."""
         return self._inner is not None and self._inner.end_epoch()
-
-    def note_open_step(self) -> None:
-        """See `GradientSync`."""
-        if self._inner is not None:
-            self._inner.note_open_step()
 
     def averaged_weights(self) -> AbstractContextManager[None]:
         """See `GradientSync`."""
@@ -129,7 +123,6 @@ class AutoSync(ReplicaSync):
         """See `GradientSync`."""
         if self._inner is not None:
             self._inner.close()
-        super().close()
 
     def _chosen(self, method: SyncMethod) -> Choice | None:
         """Give the choice if it is this one."""
@@ -179,8 +172,6 @@ class AutoSync(ReplicaSync):
         self._adopt(replace(Choice.from_json(text), from_epoch=state.epoch + is_warm))
         if self._chosen("powersgd" if is_warm else "local"):  # else with the warm-up, or a pass
             self._take_over(state.step)
-        if self._inner is not None:
-            self._inner.begin_epoch()  # what is left of this one
         self._tell()
 
     def _last_word(self, profile: StepProfile, full_s: float, half_s: float) -> Choice | None:
@@ -195,7 +186,8 @@ class AutoSync(ReplicaSync):
         )
 
     def _adopt(self, choice: Choice) -> None:
-        self.choice = choice
+        self.choice, self.chosen = choice, choice.method
+        self.label = f"auto: {describe_options(choice.options)}, since {choice.why}"
         self.rounding.dtype = torch.bfloat16 if choice.sends_half else None
         if choice.method not in ("local", "powersgd"):  # those begin later
             self.context.profiler.begin_method(choice.method)
@@ -221,7 +213,7 @@ class AutoSync(ReplicaSync):
         assert self.choice is not None
         method: SyncMethod = "bf16" if self.choice.sends_half else "allreduce"
         self._adopt(Choice(method=method, why="local steps don't go with this training any more"))
-        return f"--sync {self.describe()}"
+        return f"--sync {self.label}"
 
     def _made(self, choice: Choice) -> GradientSync:
         """Make what sees to a choice from here on. Collective."""
@@ -244,16 +236,14 @@ class AutoSync(ReplicaSync):
         context = self.context
         if context.group.rank != 0:
             return
-        context.console.say(f"--sync {self.describe()}")
+        context.console.say(f"--sync {self.label}")
         if context.run.run_json.exists():
             record = context.run.read_run()
             derived = record.get("derived")
             told = dict(derived) if isinstance(derived, Mapping) else {}
-            write_json(
-                context.run.run_json, {**record, "derived": {**told, "sync": self.describe()}}
-            )
+            write_json(context.run.run_json, {**record, "derived": {**told, "sync": self.label}})
 
 
-def make_auto(context: SyncContext) -> GradientSync:
+def make_auto(context: TrainingContext) -> GradientSync:
     """Have several workers measure; a single one has nothing to combine."""
     return AllReduceSync(context) if context.group.world_size == 1 else AutoSync(context)

@@ -1,20 +1,20 @@
 """`GradientSync`: how the workers' gradients are combined. Read this first to add a way of it.
 
 What is there already stands in `paceline.gradient_sync.registry`, a row each. A class of this
-kind is made from a `SyncContext` before there are models, one on every worker.
+kind is made from a `TrainingContext` before there are models, one on every worker.
 """
 
 # ruff: noqa: B027  # hooks aren't abstract: those that aren't written do nothing
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.data.batch import Batch
-from paceline.training.snapshots.per_worker_states import OwnState
+from paceline.training.snapshots.per_worker_states import RankState
 
 ON_AVERAGE = (
     "Each worker had weights of its own where the snapshot was taken. These workers, or options of "
@@ -32,7 +32,7 @@ class SyncState:
     """JSON; alike on all workers."""
     model: Mapping[str, Tensor] = field(default_factory=dict)
     """Where each worker has weights of its own: those that stand for all, by their names."""
-    optimizers: Sequence[OwnState] = ()
+    optimizers: Sequence[RankState] = ()
     """Likewise of each optimizer: as `flatten_optimizer` gives it."""
     scaler: Mapping[str, object] | None = None
     """Likewise of the loss scaler."""
@@ -48,26 +48,17 @@ class GradientSync(ABC):
     """Combines the workers' gradients, or their weights where each trains on its own.
 
     Every method is called alike on all workers, in the same order, and may be collective where it
-    says so. Two have to be written; the others do nothing until they are. The training looks
-    once, at its beginning, which of `after_step` and `end_epoch` there are: what isn't there takes
-    no time in its steps.
+    says so. `backward` has to be written; the others do nothing until they are. The training looks
+    once, at its beginning, which there are: what isn't there takes no time in its steps.
     """
 
     weights_may_differ = True
     """Whether workers can have other weights than each other, if only by a fault. Where they can't,
     snapshots look at one worker's alone."""
-
-    @abstractmethod
-    def add_model(self, module: nn.Module, forward: Callable[..., object] | None) -> None:
-        """Take a model in, with rank 0's weights on all workers. Collective.
-
-        Args:
-            module: On the worker's device.
-            forward: What a forward pass computes, where not the module's own.
-
-        Raises:
-            JobError: The workers' modules differ in their parameters.
-        """
+    label: str | None = None
+    """How one line describes it, where the options don't say."""
+    chosen: str | None = None
+    """Name of the method that it has come to, where it chooses one."""
 
     def setup(self, step: int) -> None:
         """Begin: models and optimizers are complete, and `load_state_dict` has been. Collective.
@@ -76,22 +67,11 @@ class GradientSync(ABC):
             step: Optimizer steps done; more than 0 where a training is resumed.
         """
 
-    def begin_epoch(self) -> None:
-        """A pass over the training data begins, or what is left of it. Collective."""
+    def begin_step(self, step: int, batch: Batch | None) -> None:
+        """A batch is about to be given to the script, as for `StepHook.begin_step`, before others.
 
-    def begin_step(self, step: int, batch: Batch) -> None:
-        """One of this worker's shares of a step begins. Local to the worker.
-
-        There are several with `--shards`. Called only where a step is given in pieces: with
-        shards, or where a share is too large for the memory.
-
-        Args:
-            step: Optimizer steps done.
-            batch: The whole share.
+        Collective with the first batch of a pass over the training data.
         """
-
-    def begin_piece(self, piece: Batch) -> None:
-        """The forward pass on a piece of a share comes next; after `begin_step`. Local."""
 
     @abstractmethod
     def backward(self, loss: Tensor, batch: Batch | None, *, more: bool = False) -> None:
@@ -106,9 +86,6 @@ class GradientSync(ABC):
         Raises:
             UsageError: The script does what can't be combined with this way.
         """
-
-    def abandon_step(self) -> None:
-        """Forget the pieces of a step that the script has left in its middle. Collective."""
 
     def after_step(self, step: int) -> None:
         """A step is over, weights are updated; snapshots come after this. Collective.
@@ -125,9 +102,6 @@ class GradientSync(ABC):
         """
         return False
 
-    def note_open_step(self) -> None:
-        """An evaluation or a snapshot comes within a step: weights may have changed. Local."""
-
     def averaged_weights(self) -> AbstractContextManager[None]:
         """Lend the models weights that stand for all workers', to be evaluated. Collective."""
         return nullcontext()
@@ -135,7 +109,7 @@ class GradientSync(ABC):
     def state_dict(self) -> SyncState:
         """Collect all workers' state for a snapshot. Collective.
 
-        It may be empty on workers that write none (`SyncContext.writes`).
+        It may be empty on workers that write none (`TrainingContext.writes`).
         """
         return SyncState()
 
@@ -151,14 +125,5 @@ class GradientSync(ABC):
         """
         return ON_AVERAGE if were_apart(state.values) else ""
 
-    def wire_bytes(self) -> float:
-        """Say what this worker sends for a step's gradients, in bytes. Local."""
-        return 0.0
-
     def close(self) -> None:
         """The training is over, or has failed: end what was begun. Local to the worker."""
-
-
-def has_hook(sync: GradientSync, name: str) -> bool:
-    """Tell whether a way of combining gradients has written one of the methods."""
-    return getattr(type(sync), name) is not getattr(GradientSync, name)

@@ -9,17 +9,17 @@ from torch import Tensor
 from paceline.distributed.group import Group
 from paceline.distributed.work_division import Division
 from paceline.gradient_sync.buffers import PartBuffers, put
-from paceline.training.components import Parts
+from paceline.training.components import Components
 
 
 @final
-class Statistics:
+class BufferAverager:
     """Buffers (BatchNorm's) that each part keeps for itself, brought together where it counts.
 
     While training nothing of them is exchanged: evaluations and snapshots average them.
     """
 
-    def __init__(self, parts: Parts, group: Group, division: Division) -> None:
+    def __init__(self, parts: Components, group: Group, division: Division) -> None:
         """Args:
         parts: The models; may still grow until the training begins.
         group: The workers.

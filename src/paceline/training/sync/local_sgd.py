@@ -10,16 +10,17 @@ from torch import Tensor
 
 from paceline.checkpoint.flatten import flatten_optimizer
 from paceline.checkpoint.state_encoding import encode
+from paceline.data.batch import Batch
 from paceline.errors import SnapshotError, UsageError
 from paceline.gradient_sync.local_sgd.averaging import LocalState, LocalSteps
 from paceline.gradient_sync.local_sgd.layout import has_gaps
 from paceline.gradient_sync.local_sgd.schedule import LocalTerms
-from paceline.training.snapshots.per_worker_states import OwnState, gather_states
+from paceline.training.context import TrainingContext
+from paceline.training.snapshots.per_worker_states import RankState, gather_states
 from paceline.training.snapshots.script_state import Stateful
 from paceline.training.sync.allreduce import AllReduceSync, ReplicaSync
 from paceline.training.sync.base import ON_AVERAGE, GradientSync, SyncState
-from paceline.training.sync.context import SyncContext
-from paceline.training.sync.optimizer_averaging import OptimizerMean, mean_state
+from paceline.training.sync.optimizer_averaging import OptimizerAverager, mean_state
 from paceline.training.sync.validation import may_choose, method_of, warmup_steps
 
 _WORKERS = "worker-"
@@ -33,7 +34,7 @@ class LocalSync(ReplicaSync):
     each pass over the training data. What is due is settled by the step alone.
     """
 
-    def __init__(self, context: SyncContext, terms: LocalTerms) -> None:
+    def __init__(self, context: TrainingContext, terms: LocalTerms) -> None:
         """Connect the workers for averages, and start a thread that `close` ends. Collective.
 
         Args:
@@ -46,7 +47,7 @@ class LocalSync(ReplicaSync):
         super().__init__(context)
         self._terms = terms
         self._local = LocalSteps(terms, context.group, context.parts.named_parameters)
-        self._optimizers = OptimizerMean(context.group)
+        self._optimizers = OptimizerAverager(context.group)
         self._warmup_steps = 0
         self._is_alone = False
 
@@ -68,8 +69,8 @@ class LocalSync(ReplicaSync):
             self._set_alone()
         self._say_what_differs()
 
-    def begin_epoch(self) -> None:
-        """See `GradientSync`. Local to the worker."""
+    def begin_step(self, step: int, batch: Batch | None) -> None:
+        """Begin a round where none is under way. Local to the worker."""
         if self._is_alone and not self._local.is_apart:
             self._local.start()
 
@@ -94,17 +95,14 @@ class LocalSync(ReplicaSync):
         self._agree_on_scale()
         return True
 
-    def note_open_step(self) -> None:
-        """Heed that the script may have moved this worker's weights already."""
-        if self._is_alone:
-            self._local.moved()
-
     def averaged_weights(self) -> AbstractContextManager[None]:
         """See `GradientSync`."""
+        self._note_open_step()
         return self._local.lent()
 
     def state_dict(self) -> SyncState:
         """See `GradientSync`: a copy of every worker's own state travels to all others."""
+        self._note_open_step()
         saved = self._local.state()
         if not self._local.is_apart:
             return SyncState(tensors=saved.shared)
@@ -144,7 +142,7 @@ class LocalSync(ReplicaSync):
             return ON_AVERAGE if of_round else ""
         workers, start = state.values["workers"], _worker(rank)
         assert isinstance(workers, list)
-        own = OwnState(
+        own = RankState(
             tensors={
                 n.removeprefix(start): t for n, t in state.tensors.items() if n.startswith(start)
             },
@@ -162,7 +160,11 @@ class LocalSync(ReplicaSync):
     def close(self) -> None:
         """See `GradientSync`."""
         self._local.release()
-        super().close()
+
+    def _note_open_step(self) -> None:
+        """Within a step the script may have changed this worker's weights already."""
+        if self._is_alone and self.context.step.batch is not None:
+            self._local.moved()
 
     def _settle_warmup(self) -> int:
         return warmup_steps(self.context.config, self.context.course.steps_per_epoch)
@@ -192,7 +194,7 @@ class LocalSync(ReplicaSync):
                 "weights: they aren't averaged, and snapshots hold those of the worker that writes"
             )
 
-    def _own(self, saved: LocalState) -> OwnState:
+    def _own(self, saved: LocalState) -> RankState:
         """Put together what a snapshot needs of this worker."""
         parameters = self.context.parts.named_parameters()
         tensors, values = dict(saved.own), []
@@ -201,7 +203,7 @@ class LocalSync(ReplicaSync):
             tensors |= {f"{_optimizer(number)}{name}": slot for name, slot in slots.items()}
             values.append(plain)
         scaler = {} if self.context.scaler is None else self.context.scaler.state_dict()
-        return OwnState(tensors=tensors, values={"optimizers": values, "scaler": scaler})
+        return RankState(tensors=tensors, values={"optimizers": values, "scaler": scaler})
 
     def _weights(self) -> dict[str, Tensor]:
         """Copy the parameters under all their names."""
@@ -221,7 +223,7 @@ class LocalSync(ReplicaSync):
         )
 
 
-def make_local(context: SyncContext, terms: LocalTerms | None = None) -> GradientSync:
+def make_local(context: TrainingContext, terms: LocalTerms | None = None) -> GradientSync:
     """Have the workers train on their own, unless a single one has nothing to average. Collective.
 
     Args:
@@ -232,7 +234,7 @@ def make_local(context: SyncContext, terms: LocalTerms | None = None) -> Gradien
         UsageError: The backend can't carry what is asked for, or somebody compares the workers'
             steps.
     """
-    if context.stepper.watcher is not None:
+    if context.hooks.needs_equal_weights:
         raise UsageError(
             "with --sync local or diloco each worker has weights of its own for some steps, so "
             "that there is nothing to verify: leave --sync out to verify all the rest"
@@ -246,12 +248,12 @@ def make_local(context: SyncContext, terms: LocalTerms | None = None) -> Gradien
     return made
 
 
-def can_be_local(context: SyncContext) -> bool:
+def can_be_local(context: TrainingContext) -> bool:
     """Tell whether `make_local` would do, for one who may choose it. Local to the worker."""
     parameters = context.parts.named_parameters().values()
     return (
         may_choose(context.config, "local")
-        and context.stepper.watcher is None
+        and not context.hooks.needs_equal_weights
         and not context.stepper.has_stepped_alone
         and not any(has_gaps(parameter) for parameter in parameters)
     )
@@ -272,11 +274,11 @@ def _optimizer(number: int) -> str:
     return f"optimizer-{number}/"
 
 
-def _optimizer_of(state: OwnState, number: int) -> OwnState:
+def _optimizer_of(state: RankState, number: int) -> RankState:
     start = _optimizer(number)
     every = state.values["optimizers"]
     assert isinstance(every, list)
-    return OwnState(
+    return RankState(
         tensors={n.removeprefix(start): t for n, t in state.tensors.items() if n.startswith(start)},
         values=_mapping(every[number]),
     )

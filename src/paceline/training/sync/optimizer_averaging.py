@@ -13,14 +13,14 @@ from paceline.checkpoint.flatten import flatten_optimizer, restore_optimizer
 from paceline.distributed.group import Group
 from paceline.gradient_sync.buffers import pack, unpack
 from paceline.gradient_sync.network_model import ring_bytes
-from paceline.training.snapshots.per_worker_states import OwnState, gather_states, merged
+from paceline.training.snapshots.per_worker_states import RankState, gather_states, merged
 
 _CHUNK_ELEMENTS = 1 << 23
 _COUNT = "step"
 """The slot in which optimizers count: a mean of it may be no whole number."""
 
 
-def mean_state(states: Sequence[OwnState]) -> OwnState:
+def mean_state(states: Sequence[RankState]) -> RankState:
     """Average optimizers' states, as `flatten_optimizer` gives them. Pure.
 
     A tensor is averaged over the workers that have it. Of counts, and of what isn't a number of
@@ -37,11 +37,11 @@ def mean_state(states: Sequence[OwnState]) -> OwnState:
     values = dict(states[0].values)
     slots = [state.values.get("values") for state in states]
     values["values"] = merged([one for one in slots if isinstance(one, Mapping)])
-    return OwnState(tensors=tensors, values=values)
+    return RankState(tensors=tensors, values=values)
 
 
 @final
-class OptimizerMean:
+class OptimizerAverager:
     """Gives all workers' optimizers the same state."""
 
     def __init__(self, group: Group) -> None:
@@ -71,7 +71,7 @@ class OptimizerMean:
             self._average(slots)
             return
         # A parameter may have had no gradient on some workers, and so no state.
-        own = OwnState(tensors=slots, values=values)
+        own = RankState(tensors=slots, values=values)
         common = mean_state(gather_states(self._group, own, keeps=True))
         restore_optimizer(optimizer, parameters.items(), common.tensors, common.values)
 

@@ -5,7 +5,6 @@ statistics. How the shards' gradients are summed depends on their number alone t
 has the same bits whoever goes through which shard.
 """
 
-from collections.abc import Callable
 from typing import final
 
 from torch import Tensor, nn
@@ -13,10 +12,9 @@ from torch import Tensor, nn
 from paceline.data.batch import Batch
 from paceline.errors import UsageError
 from paceline.gradient_sync.ordered.reduce import OrderedSum
-from paceline.gradient_sync.replica import Replica
+from paceline.training.context import TrainingContext
 from paceline.training.optimizer_step import describe_unused
 from paceline.training.sync.base import GradientSync
-from paceline.training.sync.context import SyncContext
 
 
 @final
@@ -30,7 +28,7 @@ class OrderedSync(GradientSync):
 
     weights_may_differ = False
 
-    def __init__(self, context: SyncContext) -> None:
+    def __init__(self, context: TrainingContext) -> None:
         """Args:
         context: Of the training; its models may grow until the first step.
         """
@@ -40,42 +38,46 @@ class OrderedSync(GradientSync):
         self._parts = context.parts
         self._random = context.random
         self._ordered = OrderedSum(context.group, self._division.parts)
+        context.profiler.wire_bytes = lambda: self._ordered.wire_bytes
         self._parameters: dict[str, nn.Parameter] = {}
         self._step = 0
         self._is_open = False
         """Whether a shard of the step has been opened."""
         self._schedule: list[object] | None = None
         """Learning rates and positions of schedules in the step's first backward pass."""
-        self._filled: list[int] = []
+        self._sizes: list[int] = []
+        """Samples of each shard of the step."""
+        self._part = -1
+        """The shard that was opened last."""
         self._stands_in = False
         self._to_come = -1
         """Samples of the open shard that no backward pass has been about; -1 where none is open."""
 
-    def add_model(self, module: nn.Module, forward: Callable[..., object] | None) -> None:
-        """See `GradientSync`."""
-        self._context.replicas.append(Replica(module, self._context.group, forward))
-
-    def begin_step(self, step: int, batch: Batch) -> None:
+    def begin_step(self, step: int, batch: Batch | None) -> None:
         """Make everything a shard's own before its first forward pass. Local to the worker.
 
         Raises:
             UsageError: The shard before isn't complete.
         """
+        if batch is None:
+            return
         if not self._is_open:
             self._begin(step, batch)
+        if batch.part == self._part:
+            return  # a further piece of it
         self._check_complete()
+        self._part = batch.part
         self._parts.per_part.enter(batch.part)
-        self._to_come = batch.local
-        self._stands_in = batch.local == 0
+        self._to_come = self._sizes[batch.part]
+        self._stands_in = self._to_come == 0
         self._context.statistics.enter(batch.part)
         self._random.at_shard(step, batch.part)
 
     def _begin(self, step: int, batch: Batch) -> None:
         """Begin a step with the worker's first shard of it."""
         self._step, self._is_open = step, True
-        cuts = list(self._division.cuts(batch.total))
-        self._filled = [part for part in self._mine if cuts[part][0] < cuts[part][1]]
-        self._to_come = -1
+        self._sizes = [stop - start for start, stop in self._division.cuts(batch.total)]
+        self._part = self._to_come = -1
         self._schedule = None
         self._parts.per_part.begin_step()
         self._parameters = self._parameters or self._parts.named_parameters()
@@ -141,7 +143,7 @@ class OrderedSync(GradientSync):
         if not batch.last:
             return ()
         for part in self._mine:
-            if part not in self._filled:
+            if not self._sizes[part]:
                 self._ordered.skip(part)
         return self._ordered.finish()
 
@@ -156,15 +158,9 @@ class OrderedSync(GradientSync):
         self._parts.per_part.end_step()
         self._random.at_shard(self._step, self._division.parts)
 
-    def wire_bytes(self) -> float:
-        """See `GradientSync`; 0 before the first step."""
-        return self._ordered.wire_bytes
-
     def close(self) -> None:
-        """Take hooks off the parameters, and give the models back as they were."""
+        """Take hooks off the parameters."""
         self._ordered.release()
-        for replica in self._context.replicas:
-            replica.release()
 
     def _check_schedule(self) -> None:
         """Refuse other learning rates than the step's first shard had.

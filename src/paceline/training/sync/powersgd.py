@@ -6,12 +6,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from paceline.gradient_sync.low_rank import Thin
+from paceline.gradient_sync.low_rank import LowRankState
 from paceline.gradient_sync.powersgd import PowerSGD
-from paceline.training.snapshots.per_worker_states import OwnState, gather_states
+from paceline.training.context import TrainingContext
+from paceline.training.snapshots.per_worker_states import RankState, gather_states
 from paceline.training.sync.allreduce import ReplicaSync
 from paceline.training.sync.base import SyncState
-from paceline.training.sync.context import SyncContext
 from paceline.training.sync.validation import warmup_steps
 
 
@@ -19,7 +19,7 @@ from paceline.training.sync.validation import warmup_steps
 class PowerSGDSync(ReplicaSync):
     """Has every model's gradients approximated from the end of the warm-up on."""
 
-    def __init__(self, context: SyncContext) -> None:
+    def __init__(self, context: TrainingContext) -> None:
         """Begin with full averages."""
         super().__init__(context)
         self._averagers: dict[str, PowerSGD] = {}
@@ -47,12 +47,11 @@ class PowerSGDSync(ReplicaSync):
         """See `GradientSync`."""
         for averager in self._averagers.values():
             averager.release()
-        super().close()
 
     def state_dict(self) -> SyncState:
         """See `GradientSync`. Collective: all workers' errors travel."""
         remembered, keeps = dict(self._remembered()), self.context.writes
-        own = OwnState(tensors={key: thin.error for key, thin in remembered.items()})
+        own = RankState(tensors={key: thin.error for key, thin in remembered.items()})
         states = gather_states(self.context.group, own, keeps=keeps) if remembered else []
         tensors = {}
         if keeps:
@@ -95,7 +94,7 @@ class PowerSGDSync(ReplicaSync):
             if name not in self._averagers:
                 self._averagers[name] = PowerSGD(workers, options.powersgd_rank, scale, waiting)
 
-    def _remembered(self) -> Iterator[tuple[str, Thin]]:
+    def _remembered(self) -> Iterator[tuple[str, LowRankState]]:
         """Go through what is remembered, in the same order on all workers."""
         for name, averager in self._averagers.items():
             for parameter, thin in averager.thin.items():

@@ -1,4 +1,7 @@
-"""Which way of combining gradients a training has, and what goes with it. Imports no torch."""
+"""Which way of combining gradients a training has, and what goes with it and with `--shards`.
+
+Imports no torch.
+"""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -9,7 +12,10 @@ from paceline.gradient_sync.registry import sync_methods
 from paceline.options.fields import OptionValue
 from paceline.training.config import TrainConfig
 
-_WITHOUT_HALF = ("mpi", "smddp")
+_FEW_OPERATIONS = ("mpi", "smddp")
+"""Backends without half precision, and without all-to-all."""
+CHECK_EVERY = 100
+"""Steps between two comparisons of the workers' weights in reproducible mode, by default."""
 _STREAM_WARMUP_STEPS = 100
 """Steps of warm-up where an epoch has no known length."""
 _DEFAULTS: Mapping[str, OptionValue] = dict(vars(SyncOptions()))
@@ -45,6 +51,53 @@ def check_method(config: TrainConfig) -> None:
     refuse_backend(method, config.dist.backend)
     if entry.own_weights:
         _check_own_weights(config, method)
+
+
+def check_reproducible(config: TrainConfig, world_size: int) -> None:
+    """Refuse options with which the same bits can't be promised. Pure.
+
+    Args:
+        config: The options.
+        world_size: Number of workers.
+
+    Raises:
+        UsageError: One of them is given together with `--shards`, or there are too many workers.
+    """
+    shards = config.data.shards
+    if shards is None:
+        if config.compute.allow_different_hardware:
+            raise UsageError(
+                "--allow-different-hardware goes with --shards: without it nothing is compared"
+            )
+        return
+    if world_size > shards:
+        raise UsageError(
+            f"{world_size} workers are more than --shards {shards}: each needs one at least. "
+            f"Use at most {shards} workers; the number of shards belongs to the training"
+        )
+    if config.compute.sync_batchnorm:
+        raise UsageError(
+            "--shards can't be combined with --sync-batchnorm: its statistics need all shards of a "
+            "batch at once, and a worker goes through its shards one after another. Leave it out "
+            "(each shard has statistics of its own), or use a model with GroupNorm"
+        )
+    if config.loop.time_budget is not None:
+        raise UsageError(
+            "--shards can't be combined with --time-budget: the schedule would follow the clock, "
+            "and with it the result. Give --epochs (--time-budget none where a recipe sets one)"
+        )
+    if config.dist.backend in _FEW_OPERATIONS:
+        raise UsageError(
+            f"--shards needs all-to-all, which --backend {config.dist.backend} doesn't have. Use "
+            "--backend nccl or gloo"
+        )
+
+
+def check_every(config: TrainConfig) -> int:
+    """Give the steps between two comparisons of the workers' weights; 0 for never."""
+    if config.loop.check_every is not None:
+        return config.loop.check_every
+    return 0 if config.data.shards is None else CHECK_EVERY
 
 
 def refuse_idle(config: TrainConfig, given: Collection[str]) -> None:
@@ -90,7 +143,7 @@ def refuse_backend(method: SyncMethod, backend: str) -> None:
     Raises:
         UsageError: It lacks half precision.
     """
-    if backend in _WITHOUT_HALF and sync_methods()[method].sends_half:
+    if backend in _FEW_OPERATIONS and sync_methods()[method].sends_half:
         raise UsageError(
             f"--sync {method} can't be combined with --backend {backend}, which carries no half "
             "precision. Use --sync allreduce, powersgd or local, or --backend nccl or gloo"
@@ -143,7 +196,7 @@ def _check_own_weights(config: TrainConfig, method: SyncMethod) -> None:
             f"--sync-batchnorm exchanges statistics in every step, which --sync {method} is there "
             "to avoid. Leave one of the two out, or use a model with GroupNorm"
         )
-    few, precision = config.dist.backend in _WITHOUT_HALF, config.sync.sync_precision
+    few, precision = config.dist.backend in _FEW_OPERATIONS, config.sync.sync_precision
     if few and precision != "fp32":
         raise UsageError(
             f"--sync-precision {precision} can't be combined with --backend "

@@ -1,0 +1,167 @@
+"""The one way in which workers are watched, wherever they run: where their states come from, and
+what is done about a hang, is given by whoever watches.
+
+`local_watchdog` watches one host's workers for their launcher, `ssh.remote_watchdog` those of
+several hosts, and `sidecar_main` a node's workers that something else has started.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, final
+
+from paceline.launch.failures import WorkerFailure
+from paceline.launch.watchdog.hang_detector import Hang, HangLimits, detect_hang
+from paceline.launch.watchdog.report import failures_of, write_report
+from paceline.launch.watchdog.stragglers import Speeds, live_path, remove_live, write_live
+from paceline.launch.watchdog.worker_poller import POLL_EVERY_S
+from paceline.launch.watchdog.worker_state import WorkerState
+
+_POLLS_A_LIMIT = 10
+_END_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """The workers of a training at one moment."""
+
+    own: Sequence[WorkerState]
+    """Those whose speeds and failures this watchdog tells, in rank order."""
+    others: Sequence[WorkerState] = ()
+    """Those that another watchdog tells of."""
+    unseen: int = 0
+    """How many more there are, of which nothing is known."""
+
+
+class ObservedWorkers(Protocol):
+    """Where a watchdog's observations come from."""
+
+    def poll(self) -> Observation:
+        """See how the workers are; called about every second."""
+
+    def examine(self, *, first: bool) -> tuple[Observation, Mapping[int, str]] | None:
+        """Collect the stacks of workers that seem to hang, and see once more how they are.
+
+        Args:
+            first: Whether they didn't seem to hang a poll ago.
+
+        Returns:
+            The workers, and stacks by rank; None while some may still answer: asked again after the
+            next poll, if they seem to hang then.
+        """
+
+
+@final
+class Watchdog:
+    """Watches over one attempt: publishes speeds, warns of stragglers, and reports a hang."""
+
+    def __init__(
+        self,
+        workers: ObservedWorkers,
+        limits: HangLimits,
+        log_dir: Path,
+        attempt: int,
+        say: Callable[[str], None],
+        *,
+        warn: Callable[[str], None] | None = None,
+        node: str = "",
+    ) -> None:
+        """Begin with one attempt.
+
+        Args:
+            workers: Sees them.
+            limits: After how long the training hangs.
+            log_dir: `hang-<attempt>.txt` and the workers' speeds are written there.
+            attempt: Number of the attempt.
+            say: Shows the user the report of a hang.
+            warn: Shows the user a line about a straggler; `say` by default.
+            node: Names the file of speeds, where several watchdogs write into one directory.
+        """
+        self._workers = workers
+        self._limits = limits
+        self._report = log_dir / f"hang-{attempt}.txt"
+        self._live = live_path(log_dir, node)
+        self._say = say
+        self._warn = warn or say
+        self._speeds = Speeds()
+        self._suspected = False
+
+    def advance(self) -> list[WorkerFailure] | None:
+        """Poll the workers once, and report a hang once it is certain.
+
+        Returns:
+            Failures of this watchdog's own workers once the training hangs, perhaps none; else
+            None.
+        """
+        seen = self._workers.poll()
+        if not self._suspected:
+            self._publish_speeds(seen.own)
+        if self._hang(seen) is None:
+            self._suspected = False
+            return None
+        # It may have gone on while the stacks were collected.
+        examined = self._workers.examine(first=not self._suspected)
+        self._suspected = examined is None
+        if examined is None:
+            return None
+        seen, stacks = examined
+        hang = self._hang(seen)
+        return None if hang is None else self._report_hang(hang, seen, stacks)
+
+    def close(self) -> None:
+        """The attempt is over."""
+        remove_live(self._live)
+
+    def _hang(self, seen: Observation) -> Hang | None:
+        return detect_hang(_everyone(seen), self._limits, seen.unseen)
+
+    def _publish_speeds(self, states: Sequence[WorkerState]) -> None:
+        speeds = self._speeds.update(states)
+        write_live(self._live, speeds)
+        for straggler in self._speeds.stragglers(speeds):
+            self._warn(straggler.line())
+
+    def _report_hang(
+        self, hang: Hang, seen: Observation, stacks: Mapping[int, str]
+    ) -> list[WorkerFailure]:
+        everyone, own = _everyone(seen), {state.rank for state in seen.own}
+        if everyone[0].rank in own:  # one of several watchdogs tells the user
+            self._say(write_report(self._report, hang, everyone, stacks))
+        return [f for f in failures_of(hang, everyone, stacks) if f.rank in own]
+
+
+def _everyone(seen: Observation) -> list[WorkerState]:
+    return sorted([*seen.own, *seen.others], key=lambda state: state.rank)
+
+
+def poll_every_s(limits: HangLimits) -> float:
+    """Choose how often to poll, so that a short limit isn't missed by far."""
+    return min(POLL_EVERY_S, limits.least_s / _POLLS_A_LIMIT)
+
+
+@final
+class PeriodicThread:
+    """Calls a function regularly until it is done."""
+
+    def __init__(self, every_s: float, name: str) -> None:
+        self._every_s = every_s
+        self._name = name
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, is_done: Callable[[], bool]) -> None:
+        """Start calling a function, until it says that it is done."""
+
+        def run() -> None:
+            while not self._ended.wait(self._every_s) and not is_done():
+                pass
+
+        self._thread = threading.Thread(target=run, name=self._name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Call it no more; waits for a call that is going on, but for some seconds only."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(_END_S)

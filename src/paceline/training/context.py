@@ -1,0 +1,78 @@
+"""What a training is made of on a worker: shared by engine, gradient synchronisation and hooks."""
+
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor
+
+from paceline.data.batch import Batch
+from paceline.distributed.group import Group
+from paceline.distributed.work_division import Division
+from paceline.gradient_sync.replica import Replica
+from paceline.metrics.console import Console
+from paceline.results.run_directory import RunDirectory
+from paceline.training.components import Components
+from paceline.training.config import TrainConfig
+from paceline.training.hooks.base import StepHooks
+from paceline.training.optimizer_step import OptimizerStep
+from paceline.training.profiling.profile_writer import Profiler
+from paceline.training.progress import TrainingProgress
+from paceline.training.rng import RandomStreams
+from paceline.training.sync.buffer_averaging import BufferAverager
+
+
+@final
+@dataclass(kw_only=True)
+class OpenStep:
+    """What is known of the step under way."""
+
+    batch: Batch | None = None
+    """What the script has been given to train on, while that step isn't over."""
+    loss_before: Tensor | None = None
+    """Of the backward passes about the same batch that came before."""
+    counted: int = -1
+    """The last step whose loss has been counted: a second one belongs to another optimizer."""
+    updated: int = -1
+    """The last step with an update."""
+
+
+@final
+@dataclass(kw_only=True)
+class TrainingContext:
+    """A training on this worker. Many fields: each is one of the things it is made of."""
+
+    config: TrainConfig
+    """All options, as far as they are settled: the script may have a say before the first step."""
+    run: RunDirectory
+    group: Group
+    """The workers, and their collectives."""
+    division: Division
+    """Which parts of a step each worker has."""
+    parts: Components
+    """Models, optimizers and loaders; complete from `setup` on."""
+    stepper: OptimizerStep
+    """Runs backward passes, and updates."""
+    course: TrainingProgress
+    """Position, and the length of an epoch."""
+    hooks: StepHooks
+    """What is done around the steps."""
+    profiler: Profiler
+    """Measures where a step's time goes."""
+    statistics: BufferAverager
+    """The models' running statistics, by part."""
+    random: RandomStreams
+    """This worker's generators."""
+    console: Console
+    """Says things to the user; on rank 0."""
+    scaler: torch.amp.GradScaler | None
+    """The loss scaler, with `--precision fp16`."""
+    writes: bool
+    """Whether this worker writes snapshots."""
+    shared: bool
+    """Whether all nodes see the run directory; otherwise one worker of each node writes."""
+    kept_options: tuple[str, ...] = ()
+    """Options of an optimizer that hold as they are now, whatever a snapshot says."""
+    replicas: list[Replica] = field(default_factory=list)
+    """What takes part in the models' forward and backward passes."""
+    step: OpenStep = field(default_factory=OpenStep)

@@ -1,0 +1,1 @@
+"""What is done around the steps of a training, one file each; `base.py` has the interface."""

@@ -1,0 +1,176 @@
+"""Every hook around a training's steps: one table for all, and the order of their calls."""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from paceline import training
+from paceline.data.batch import Batch
+from paceline.distributed.group import Group
+from paceline.errors import InterruptedTraining
+from paceline.optim.schedule import Schedule
+from paceline.options.fields import OptionValue
+from paceline.results.metrics_table import EpochRow
+from paceline.training.components import Components
+from paceline.training.hooks.base import ADDED_HOOKS, StepHook, StepHooks
+from paceline.training.hooks.learning_rate import LearningRateSchedule
+from paceline.training.hooks.load_balancing import LoadBalancer
+from paceline.training.hooks.metrics_logger import MetricsLogger
+from paceline.training.hooks.step_checks import ReplicaChecks, ReproducibilityChecks
+from paceline.training.optimizer_step import OptimizerStep
+from paceline.training.profiling.profile_writer import TimedSync
+from paceline.training.signals import StopFlag
+from paceline.training.snapshots.train_state import TrainState
+from tests.support.ranks import run_ranks
+from tests.support.sessions import (
+    assert_weights,
+    net,
+    pair_of,
+    points,
+    session_on,
+    sgd,
+    weights_of,
+)
+
+TABLE: Mapping[type[StepHook], Mapping[str, OptionValue]] = {
+    LearningRateSchedule: {},
+    LoadBalancer: {"balance": True},
+    MetricsLogger: {},
+    ReplicaChecks: {"check_every": 2},
+    ReproducibilityChecks: {"shards": 2},
+    OptimizerStep: {"precision": "fp16"},
+    TimedSync: {"shards": 2},
+}
+"""With what options a training has it."""
+EPOCHS, STOP = 2, 4
+"""Of 7 steps; a signal comes in the first epoch."""
+
+
+def methods_of(hooks: StepHooks) -> Iterator[object]:
+    """List whose methods are called."""
+    for methods in vars(hooks).values():
+        if isinstance(methods, list):
+            yield from (type(method.__self__) for method in methods)
+
+
+def train(
+    group: Group, directory: Path, settings: Mapping[str, OptionValue], stop: int | None
+) -> tuple[set[object], list[Tensor]]:
+    """Train to the end, or to a signal; returns the hooks and the weights."""
+    flag = StopFlag(under_launcher=True)
+    with suppress(InterruptedTraining), session_on(group, directory, settings, flag) as s:
+        model = s.model(net())
+        optimizer = s.optimizer(sgd(model))
+        rates = [group["lr"] for group in optimizer.param_groups]
+        schedule = Schedule(kind="cosine", total_steps=14, steps_per_epoch=7)
+        s.engine.context.hooks.add(LearningRateSchedule(optimizer, rates, schedule))
+        batches = s.loader(TensorDataset(*points()), global_batch=8)
+        for _ in s.epochs(EPOCHS):
+            for batch in batches:
+                s.step(F.cross_entropy(model(pair_of(batch)[0]), pair_of(batch)[1]))
+                if s.engine.context.course.state.step == stop:
+                    flag.name = "SIGTERM"
+    s.engine.keeper.flush()
+    return set(methods_of(s.engine.context.hooks)), weights_of(model)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.__name__)
+def test_with_each_a_resumed_training_ends_as_an_uninterrupted_one(
+    kind: type[StepHook], tmp_path: Path
+) -> None:
+    settings = TABLE[kind]
+    whole = run_ranks(2, train, tmp_path / "whole", settings, None)
+    run_ranks(2, train, tmp_path / "parted", settings, STOP)
+    parted = run_ranks(2, train, tmp_path / "parted", settings, None)
+    for (hooks, weights), (_, expected) in zip(parted, whole, strict=True):
+        assert kind in hooks
+        assert_weights(weights, expected)
+    rows = [
+        (tmp_path / name / "metrics.csv").read_text().splitlines() for name in ("whole", "parted")
+    ]
+    assert len(rows[0]) == len(rows[1]) == 1 + EPOCHS
+
+
+def test_the_table_has_them_all() -> None:
+    for module in pkgutil.walk_packages(training.__path__, "paceline.training."):
+        importlib.import_module(module.name)
+    found = {
+        kind for kind in StepHook.__subclasses__() if kind.__module__.startswith("paceline.tr")
+    }
+    assert found == set(TABLE)
+
+
+class Recording(StepHook):
+    """Notes what is called, and has a state."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+        self.position = TrainState()
+
+    def setup(self, parts: Components, position: TrainState, saved: Mapping[str, object]) -> None:
+        self.position = position
+        self.calls.append(("setup", list(parts.models), position.step, saved.get("recorded")))
+
+    def begin_step(self, step: int, batch: Batch | None) -> None:
+        self.calls.append(("begin_step", step, None if batch is None else batch.local))
+
+    def before_backward(self, loss: Tensor, weight: float) -> None:
+        self.calls.append(("before_backward", weight))
+
+    def after_step(self, step: int) -> None:
+        self.calls.append(("after_step", step))
+
+    def after_evaluation(self, metrics: Mapping[str, float], samples: int) -> None:
+        self.calls.append(("after_evaluation", dict(metrics), samples))
+
+    def end_epoch(self, row: EpochRow) -> None:
+        self.calls.append(("end_epoch", row.epoch))
+
+    def state_dict(self) -> Mapping[str, object]:
+        return {"recorded": self.position.step}
+
+
+def record(group: Group, directory: Path, epochs: int) -> list[object]:
+    """Train epochs of two steps, each in two pieces but the last; returns the calls."""
+    hook = Recording()
+    ADDED_HOOKS.set((hook,))
+    with session_on(group, directory, {"max_batch_per_worker": 2}) as s:
+        model = s.model(net())
+        s.optimizer(sgd(model))
+        batches = s.loader(TensorDataset(*points(6)), global_batch=4)
+        test = s.eval_loader(TensorDataset(*points(3)))
+        for _ in s.epochs(epochs):
+            for batch in batches:
+                s.step(F.cross_entropy(model(pair_of(batch)[0]), pair_of(batch)[1]))
+            s.evaluate(lambda _: {"ones": 1.0}, test)
+    return hook.calls
+
+
+@pytest.mark.ranks
+def test_they_are_called_in_this_order(tmp_path: Path) -> None:
+    def epoch(number: int) -> list[object]:
+        step = 2 * number
+        return [
+            ("begin_step", step, 2),
+            ("before_backward", 0.5),
+            ("begin_step", step, 2),
+            ("before_backward", 0.5),
+            ("after_step", step + 1),
+            ("begin_step", step + 1, 2),
+            ("before_backward", 1.0),
+            ("after_step", step + 2),
+            ("after_evaluation", {"ones": 1.0}, 3),
+            ("end_epoch", number + 1),
+        ]
+
+    expected = [("setup", ["model"], 0, None), *epoch(0)]
+    assert run_ranks(1, record, tmp_path, 1) == [expected]
+    assert run_ranks(1, record, tmp_path, 2) == [[("setup", ["model"], 2, 2), *epoch(1)]]

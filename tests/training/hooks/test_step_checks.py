@@ -1,0 +1,128 @@
+"""What is looked at after every step of a session."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from paceline.distributed.group import Group
+from paceline.errors import JobError, UsageError
+from paceline.options.fields import OptionValue
+from paceline.training.session import Session
+from tests.support.ranks import run_ranks
+from tests.support.sessions import BATCH, pair_of, points, session_on, sgd
+
+pytestmark = pytest.mark.ranks
+Plant = Callable[[Session, nn.Module, int], None]
+
+
+class Counting(nn.Module):
+    """Keeps a table that no snapshot holds; counts in it if it is told to."""
+
+    table: Tensor
+
+    def __init__(self, *, counts: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+        self.register_buffer("table", torch.ones(5), persistent=False)
+        self._counts = counts
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self._counts and self.training:
+            self.table += 0.1
+        scores: Tensor = self.layer(inputs * self.table)
+        return scores
+
+
+def trained(
+    world_size: int,
+    directory: Path,
+    model: Callable[[], nn.Module],
+    plant: Plant = lambda s, model, step: None,
+    **settings: OptionValue,
+) -> list[str]:
+    """Train an epoch. Returns what each rank says at its end, and after how many steps."""
+
+    def body(group: Group) -> str:
+        try:
+            with session_on(group, directory, settings) as s:
+                net = s.model(model())
+                s.optimizer(sgd(net))
+                batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+                for _ in s.epochs(1):
+                    for batch in batches:
+                        inputs, targets = pair_of(batch)
+                        s.step(F.cross_entropy(net(inputs), targets))
+                        plant(s, net, s.engine.context.course.state.step)
+        except (JobError, UsageError) as error:
+            return f"{type(error).__name__} after {s.engine.context.course.state.step}: {error}"
+        return f"{s.engine.context.course.state.step} steps"
+
+    return run_ranks(world_size, body)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_hidden_buffer_that_changes_is_an_error_with_shards(
+    world_size: int, tmp_path: Path
+) -> None:
+    found = trained(world_size, tmp_path, lambda: Counting(counts=True), shards=2)
+    assert all("JobError after 1: the buffer table changes" in text for text in found)
+
+
+def test_without_shards_it_is_left_alone(tmp_path: Path) -> None:
+    assert trained(1, tmp_path, lambda: Counting(counts=True)) == ["7 steps"]
+
+
+def test_a_table_that_stays_is_none(tmp_path: Path) -> None:
+    assert trained(2, tmp_path, lambda: Counting(counts=False), shards=2) == ["7 steps"] * 2
+
+
+def test_threads_that_the_script_changes_are_refused_with_shards(tmp_path: Path) -> None:
+    def more_threads(s: Session, model: nn.Module, step: int) -> None:
+        torch.set_num_threads(2)
+
+    (found,) = trained(1, tmp_path, lambda: nn.Linear(5, 2), more_threads, shards=2)
+    assert "UsageError after 1: the script has changed" in found
+    assert "threads: was 1, is 2" in found
+    assert trained(1, tmp_path / "free", lambda: nn.Linear(5, 2), more_threads) == ["7 steps"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "after"),
+    [({}, None), ({"check_every": 4}, 4), ({"shards": 2, "check_every": 0}, None)],
+    ids=str,
+)
+@pytest.mark.core_cases(2)
+def test_weights_that_drift_are_found_at_the_next_look(
+    settings: dict[str, OptionValue], after: int | None, tmp_path: Path
+) -> None:
+    def on_rank_1(s: Session, model: nn.Module, step: int) -> None:
+        if s.rank == 1 and step == 2:
+            with torch.no_grad():
+                next(model.parameters()).add_(1e-3)
+
+    found = trained(2, tmp_path, lambda: nn.Linear(5, 2), on_rank_1, **settings)
+    if after is None:
+        assert found == ["7 steps"] * 2
+    else:
+        assert all(f"JobError after {after}: after step {after} rank 0" in text for text in found)
+
+
+def test_rates_that_differ_are_found_before_the_first_step(tmp_path: Path) -> None:
+    def body(group: Group) -> str:
+        with session_on(group, tmp_path, {"check_every": 100}) as s:
+            net = s.model(nn.Linear(5, 2))
+            s.optimizer(torch.optim.SGD(net.parameters(), lr=0.1 * s.rank))
+            s.loader(TensorDataset(*points()), global_batch=BATCH)
+            with pytest.raises(JobError) as error:
+                s.begin()
+            return str(error.value)
+
+    first, second = run_ranks(2, body)
+    assert first == second
+    assert "at the start rank 0 on " in first
+    assert "learning rate differs" in first

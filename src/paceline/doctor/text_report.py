@@ -1,12 +1,12 @@
 """What `paceline doctor` prints: findings by host, then between hosts, then a table of the ways."""
 
 from collections.abc import Iterator, Sequence
-from textwrap import wrap
 
 from paceline.doctor.bandwidth import HostLink, slow_links
 from paceline.doctor.check_result import ORDER, CheckResult, folded
 from paceline.doctor.diagnosis import Diagnosis
 from paceline.options.figures import plural, show_bandwidth, show_time
+from paceline.options.text import wrapped
 
 _WIDTH = 80
 _STATE, _WHAT = 9, 15
@@ -53,7 +53,7 @@ def _lines(found: CheckResult, whom: str) -> Iterator[str]:
     text = f"{text} ({whom})" if whom and found.state != "ok" else text
     head = f"  {found.state:{_STATE}}{found.what:{_WHAT}}"
     room = _WIDTH - len(head)
-    first, *rest = wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
+    first, *rest = wrapped(text, room) or [""]
     yield head + first
     yield from (" " * len(head) + line for line in rest)
 

@@ -1,12 +1,12 @@
 """How a prediction is told: as text, and as JSON."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from textwrap import wrap
 
 from paceline.options.durations import format_duration
 from paceline.options.figures import plural, show_bandwidth, show_time
+from paceline.options.text import aligned, wrapped
 from paceline.scaling.forecast import Forecast, Projection, Question, project
 from paceline.scaling.prediction import (
     Assumptions,
@@ -38,22 +38,12 @@ def as_text(projection: Projection, inputs: PredictionInputs) -> str:
         lines += ["", *_details(forecast, projection)]
     lines.append("")
     for sentence in _advice(projection, inputs):
-        lines += _wrapped(sentence)
+        lines += wrapped(sentence, _WIDTH)
     if inputs.warnings:
         lines += ["", f"Of the measurements in {inputs.source}:"]
     for warning in inputs.warnings:
-        lines += _wrapped(f"- {warning}", indent="  ")
+        lines += wrapped(f"- {warning}", _WIDTH, "  ")
     return "\n".join(lines)
-
-
-def _wrapped(sentence: str, indent: str = "") -> list[str]:
-    return wrap(
-        sentence,
-        _WIDTH,
-        break_long_words=False,
-        break_on_hyphens=False,
-        subsequent_indent=indent,
-    )
 
 
 def _advice(projection: Projection, inputs: PredictionInputs) -> tuple[str, ...]:
@@ -222,15 +212,7 @@ def _details(forecast: Forecast, projection: Projection) -> list[str]:
         ]
         cost = None if price is None else cost_per_epoch(size, price)
         rows.append([*row, *([] if price is None else ["-" if cost is None else f"{cost:.3g}"])])
-    return [forecast.last.label, *_aligned(rows)]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
+    return [forecast.last.label, *aligned(rows)]
 
 
 def _range(of: Range) -> str:

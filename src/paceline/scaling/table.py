@@ -8,13 +8,13 @@ from textwrap import fill
 
 from paceline.options.durations import format_duration
 from paceline.options.figures import plural, show_bytes, show_loss, show_rate
+from paceline.options.text import aligned
 from paceline.results.json_object import text
 from paceline.results.profile import Spread, StepParts
 from paceline.results.study import SizeResult, Study
 from paceline.scaling.options import PLAIN
 
 WIDTH = 100
-_GAP = "  "
 _AVERAGING = "averaging: making all workers' weights one at the end of an epoch, the method's own."
 _REASONS = {"epochs": "all epochs", "time": "time budget"}
 
@@ -205,14 +205,8 @@ def _has_methods(study: Study) -> bool:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Lay out columns: words to the left, figures to the right."""
-    every = [head, *rows]
-    widths = [max(len(row[column]) for row in every) for column in range(len(head))]
     left = {place for place, name in enumerate(head) if name in ("method", "until")}
-    lines = []
-    for row in every:
-        cells = zip(range(len(row)), row, widths, strict=True)
-        lines.append(_GAP.join(f"{c:<{w}}" if i in left else f"{c:>{w}}" for i, c, w in cells))
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(aligned([head, *rows], left))
 
 
 def _count(value: int | None) -> str:

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from textwrap import fill
 from typing import final
 
 from paceline.options.figures import plural
+from paceline.options.text import aligned, wrapped
 from paceline.verify.compare import FACTOR, Comparison, Limits
 from paceline.verify.finding import Finding
 from paceline.verify.remedies import ADVICE
@@ -136,9 +136,7 @@ def _table(outcome: VerifyResult) -> str:
     if found is not None:
         name = f"{found.workers}, disturbed"
         rows.append((name, str(len(found.differences)), "same", *_sizes(found), "the yardstick"))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
-    lines = ("  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) for r in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(aligned(rows, range(len(_HEADINGS))))
 
 
 def _row(result: CountVerdict) -> tuple[str, ...]:
@@ -196,6 +194,4 @@ def _finding(number: int, finding: Finding) -> str:
 
 
 def _wrapped(text: str, indent: int) -> str:
-    return fill(
-        text, _WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
-    )
+    return "\n".join(wrapped(text, _WIDTH, " " * indent))

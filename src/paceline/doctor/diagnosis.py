@@ -39,8 +39,8 @@ from paceline.doctor.checks.speed import (
 )
 from paceline.doctor.facts import Contact, HostFacts
 from paceline.doctor.host_pool import Answers, HostPool
-from paceline.doctor.serialization import read
 from paceline.errors import ExitCode
+from paceline.options.fields import read_dataclass
 
 _FACTS_S, _NAMES_S, _LISTEN_S = 120.0, 60.0, 20.0
 _CONTACTS_S, _CONTACT_S = 30.0, 3.0
@@ -139,7 +139,7 @@ class Examination:
         answers, problems = self._pool.ask_all({"ask": "facts"}, _FACTS_S)
         for host, answer in answers.items():
             try:
-                self._facts[host] = read(HostFacts, answer)
+                self._facts[host] = read_dataclass(HostFacts, answer)
             except (ValueError, TypeError) as error:
                 problems[host] = f"its probe is of another version ({error})"
         self._note_problems("facts", problems)
@@ -212,7 +212,7 @@ class Examination:
         self._note_problems("ports", problems)
         for host, answer in found.items():
             for other, contact in answer.items():
-                self._contacts[host, other] = read(Contact, contact)
+                self._contacts[host, other] = read_dataclass(Contact, contact)
         self._check_contacts()
 
     def _check_contacts(self) -> None:
@@ -234,7 +234,7 @@ class Examination:
                     {a: self._measurement(a, b, duration_s) for a, b in way if self._meets(a, b)},
                     _MEASURE_S + 4 * duration_s,
                 )
-                self._links += [read(HostLink, answer) for answer in answers.values()]
+                self._links += [read_dataclass(HostLink, answer) for answer in answers.values()]
         self._pool.ask({host: {"ask": "close"} for host in self._peers}, _LISTEN_S)
         self._links.sort(key=lambda link: (hosts.index(link.source), hosts.index(link.target)))
         self._findings += check_links(self._links, hosts, self._choices)

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field
 from itertools import permutations
 from typing import final
 
-from paceline.doctor.addresses import AddressChoice, choose_address, meanings_of
 from paceline.doctor.bandwidth import HostLink, Pair, measuring_s, rounds
 from paceline.doctor.check_result import CheckResult, fault, has_fault
 from paceline.doctor.checks.gpus import check_gpus, check_same_gpus
@@ -37,7 +36,7 @@ from paceline.doctor.checks.speed import (
     check_links,
     size_to_reduce,
 )
-from paceline.doctor.facts import Contact, HostFacts
+from paceline.doctor.facts import AddressChoice, Contact, HostFacts, choose_address, meanings_of
 from paceline.doctor.host_pool import Answers, HostPool
 from paceline.errors import ExitCode
 from paceline.options.fields import read_dataclass

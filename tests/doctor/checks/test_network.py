@@ -2,7 +2,6 @@
 
 import pytest
 
-from paceline.doctor.addresses import AddressChoice, choose_address, meanings_of
 from paceline.doctor.checks.network import (
     Meanings,
     check_address,
@@ -14,7 +13,15 @@ from paceline.doctor.checks.network import (
     check_packets,
     check_ports,
 )
-from paceline.doctor.facts import Contact, HostFacts, Interface, NetworkFacts
+from paceline.doctor.facts import (
+    AddressChoice,
+    Contact,
+    HostFacts,
+    Interface,
+    NetworkFacts,
+    choose_address,
+    meanings_of,
+)
 
 LO = Interface(name="lo", addresses=("127.0.0.1",), mtu=65536)
 ETH0 = Interface(name="eth0", addresses=("10.0.0.5", "fd00::5"), mtu=1500)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from paceline.doctor.addresses import AddressChoice
 from paceline.doctor.bandwidth import HostLink
 from paceline.doctor.checks.speed import (
     AllReduce,
@@ -10,7 +9,7 @@ from paceline.doctor.checks.speed import (
     check_links,
     size_to_reduce,
 )
-from paceline.doctor.facts import Interface
+from paceline.doctor.facts import AddressChoice, Interface
 from tests.doctor.test_bandwidth import FAST, SLOW, all_links, link
 
 HOSTS = ["a", "b", "c", "d"]

@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from paceline.distributed.interface import is_loopback
-from paceline.doctor.addresses import AddressChoice
 from paceline.doctor.bandwidth import Pair
 from paceline.doctor.check_result import CheckResult, common, fault, ok, warning
-from paceline.doctor.facts import Contact, HostFacts
+from paceline.doctor.facts import AddressChoice, Contact, HostFacts
 from paceline.options.figures import listed
 
 _UNKNOWN = "its name isn't known there"

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.distributed.environment_check import State
-from paceline.doctor.addresses import AddressChoice
 from paceline.doctor.bandwidth import HostLink, Slow, slow_hosts, slow_links, slowest
 from paceline.doctor.check_result import CheckResult
+from paceline.doctor.facts import AddressChoice
 from paceline.options.figures import show_bandwidth, show_bytes, show_time
 
 _GRADIENTS_BYTES = 100e6

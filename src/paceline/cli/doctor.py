@@ -12,7 +12,6 @@ from paceline.distributed.options import DistOptions
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.ssh.options import HostsOptions
 from paceline.options.command_line import (
-    HelpShown,
     note,
     parse_options,
     show_help,
@@ -79,11 +78,8 @@ def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     named = tokens[0] if tokens and not tokens[0].startswith("-") else None
     if named is None and wants_help(tokens):
-        return show_help(_COMMAND, _ABOUT, [*_OPTIONS, *_training()])
-    try:
-        asked = _read(tokens) if named is None else _read_recipe(named, tokens[1:])
-    except HelpShown:
-        return ExitCode.DONE
+        show_help(_COMMAND, _ABOUT, [*_OPTIONS, *_training()])
+    asked = _read(tokens) if named is None else _read_recipe(named, tokens[1:])
     hosts = asked.hosts_options()
     if asked.given.get("here"):
         if hosts.named or named is not None:

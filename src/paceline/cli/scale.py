@@ -31,9 +31,8 @@ from paceline.scaling.table import as_text
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     if wants_help(tokens) and (not tokens or tokens[0].startswith("-")):
-        return show_help(USAGE, ABOUT, listed_options(None, is_script=True))
-    asked = read(tokens)
-    return ExitCode.DONE if asked is None else _in_its_directory(asked)
+        show_help(USAGE, ABOUT, listed_options(None, is_script=True))
+    return _in_its_directory(read(tokens))
 
 
 def _in_its_directory(asked: ScaleRequest) -> int:

@@ -90,8 +90,8 @@ class ScaleRequest:
         return make_plan(self.sizes, self.options.repeats)
 
 
-def read(tokens: Sequence[str]) -> ScaleRequest | None:
-    """Read the command line; None where help was asked for and shown."""
+def read(tokens: Sequence[str]) -> ScaleRequest:
+    """Read the command line."""
     own, script_args = part_script_args(tokens)
     target, own = take_word(own, USAGE, "what to measure")
     is_script = target.endswith(".py")
@@ -99,7 +99,6 @@ def read(tokens: Sequence[str]) -> ScaleRequest | None:
     listed, command = listed_options(recipe, is_script=is_script), command_line("scale", target)
     if wants_help(own):
         show_help(command, ABOUT, listed)
-        return None
     if is_script and not Path(target).expanduser().is_file():
         raise UsageError(f"there is no file {target}")
     if script_args and not is_script:

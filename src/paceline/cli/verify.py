@@ -114,16 +114,14 @@ class _VerifyRequest:
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     if wants_help(tokens) and (not tokens or tokens[0].startswith("-")):
-        return show_help(_USAGE, _ABOUT, [*_OPTIONS, *_training_options()])
+        show_help(_USAGE, _ABOUT, [*_OPTIONS, *_training_options()])
     asked = _read(tokens)
-    if asked is None:
-        return ExitCode.DONE
     with scratch_directory() as place:
         return _verify(asked, place)
 
 
-def _read(tokens: Sequence[str]) -> _VerifyRequest | None:
-    """Read the command line; None where help was asked for and shown."""
+def _read(tokens: Sequence[str]) -> _VerifyRequest:
+    """Read the command line."""
     own, script_args = part_script_args(tokens)
     target, own = take_word(own, _USAGE, "what to verify")
     if RunDirectory.named(target).run_json.exists():
@@ -134,7 +132,6 @@ def _read(tokens: Sequence[str]) -> _VerifyRequest | None:
     command = command_line("verify", target)
     if wants_help(own):
         show_help(command, _ABOUT, listed)
-        return None
     if script_args and not is_script:
         raise UsageError("arguments after -- are for a script; a recipe's are options like others")
     given = parse_options(command, _ABOUT, own, listed)

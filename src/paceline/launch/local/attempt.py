@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from json import loads
 from os import environ
 from pathlib import Path
@@ -34,7 +35,8 @@ from paceline.launch.processes import (
     reap,
 )
 from paceline.launch.signals import InterruptedStartError, Interrupts
-from paceline.launch.watchdog.local_watchdog import AttemptWatcher
+from paceline.launch.watchdog.driver import PeriodicThread
+from paceline.launch.watchdog.worker_poller import WorkerPoller
 from paceline.results.run_directory import log_path
 
 _UNKNOWN = 255
@@ -54,8 +56,8 @@ class WorkerGroup:
     """Processes that were there before."""
     rendezvous: NodeRendezvous | None = None
     """None: this is the only node."""
-    watcher: Callable[[int], AttemptWatcher] | None = None
-    """Makes who watches over the attempt of this number; None: nobody."""
+    watch: Callable[[int, WorkerPoller, Callable[[], None]], PeriodicThread] | None = None
+    """`driver.Watch`, with the attempt's number before; None: nobody watches."""
 
     @staticmethod
     def of(
@@ -135,8 +137,8 @@ def attempt_here(
     )
     kills_before, began_s = oom_kills(), time.monotonic()
     try:
-        watcher = group.watcher(attempt) if group.watcher else None
-        ending = run_attempt(task, group.workers, group.interrupts, group.rendezvous, watcher)
+        watch = partial(group.watch, attempt) if group.watch else None
+        ending = run_attempt(task, group.workers, group.interrupts, group.rendezvous, watch)
     except (EOFError, ConnectionError) as error:
         raise InfrastructureError("the fork server ended while workers were started") from error
     finally:

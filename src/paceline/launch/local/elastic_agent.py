@@ -44,7 +44,7 @@ from paceline.launch.failures import WorkerExits
 from paceline.launch.local.worker import NodeRendezvous, WorkerTask, note_path, result_path, work
 from paceline.launch.processes import Worker, WorkerSupervisor
 from paceline.launch.signals import InterruptedStartError, Interrupts
-from paceline.launch.watchdog.local_watchdog import AttemptWatcher
+from paceline.launch.watchdog.driver import PeriodicThread, Watch
 from paceline.launch.watchdog.worker_poller import WorkerPoller
 
 _LOOPBACK = "127.0.0.1"
@@ -152,10 +152,11 @@ class _Agent(LocalElasticAgent):
         interrupts: Interrupts,
         task: WorkerTask,
         waits: bool,
-        watcher: AttemptWatcher | None,
+        watch: Watch | None,
     ) -> None:
         super().__init__(spec, _PlainLogs(), start_method="forkserver")
-        self._watcher = watcher
+        self._watch = watch
+        self.watching: PeriodicThread | None = None
         self._interrupts = interrupts
         self._task = task
         self._waits = waits
@@ -180,12 +181,10 @@ class _Agent(LocalElasticAgent):
             delivered=lambda rank: result_path(scratch, rank).exists(),
         )
         self._interrupts.pass_on(self.supervisor)
-        if self._watcher is not None:
+        if self._watch is not None:
             notes = {rank: note_path(self._task.scratch, rank) for rank in self.processes}
-            self._watcher.begin(
-                WorkerPoller(notes, {rank: p.pid or 0 for rank, p in self.processes.items()}),
-                self.supervisor.kill,
-            )
+            pid_of = {rank: p.pid or 0 for rank, p in self.processes.items()}
+            self.watching = self._watch(WorkerPoller(notes, pid_of), self.supervisor.kill)
         return pids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -258,7 +257,7 @@ def run_attempt(
     workers: int,
     interrupts: Interrupts,
     rendezvous: NodeRendezvous | None = None,
-    watcher: AttemptWatcher | None = None,
+    watch: Watch | None = None,
 ) -> WorkerExits:
     """Start the workers, wait for their end, and tell how they ended.
 
@@ -269,7 +268,7 @@ def run_attempt(
         workers: How many on this node.
         interrupts: The launch's signals, being caught.
         rendezvous: This node's place where there are several.
-        watcher: Watches over the workers while they run.
+        watch: Begins to watch the workers.
 
     Raises:
         InfrastructureError: The nodes' store can't be kept, or can't be reached.
@@ -287,7 +286,7 @@ def run_attempt(
         monitor_interval=_MONITOR_INTERVAL_S,
     )
     waits = rendezvous is not None and rendezvous.ends_together
-    agent = _Agent(spec, interrupts, task, waits, watcher)
+    agent = _Agent(spec, interrupts, task, waits, watch)
     outcome = _FirstFailure(None, None)
     try:
         with _quiet_torch(), interrupts.starting():
@@ -296,8 +295,8 @@ def run_attempt(
         interrupts.note_received()
     finally:
         meeting.shutdown()
-        if watcher is not None:
-            watcher.end()
+        if agent.watching is not None:
+            agent.watching.stop()
         if agent.supervisor is not None:
             agent.supervisor.close()
     # Where none was started, ranks are only known if this is the only node.

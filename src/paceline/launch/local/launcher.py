@@ -19,7 +19,7 @@ from paceline.launch.processes import adopt_orphans
 from paceline.launch.restart_policy import Policy, RestartBudget
 from paceline.launch.scratch import scratch_directory
 from paceline.launch.signals import Interrupts
-from paceline.launch.watchdog.local_watchdog import LocalWatchdog
+from paceline.launch.watchdog.local_watchdog import watch_locally
 from paceline.options.figures import plural
 from paceline.options.text import printable
 
@@ -96,8 +96,7 @@ def launch_local(
             interrupts,
         )
         if (hang := policy.hang) is not None:
-            watch = partial(LocalWatchdog, hang, log_dir, say)
-            group = replace(group, watcher=watch)
+            group = replace(group, watch=partial(watch_locally, hang, log_dir, say))
         return _attempts(group, RestartBudget.full(policy.max_restarts, progress()), progress, say)
 
 

@@ -210,7 +210,7 @@ def _run(
         )
         group = WorkerGroup.of(task, workers, int(str(seen["threads"])), interrupts, rendezvous)
         if reporter is not None:
-            group = replace(group, watcher=lambda _: reporter)
+            group = replace(group, watch=reporter.start)
         results, failures = attempt_here(group, int(str(spec["attempt"])))
         return {
             "results": {str(rank): result for rank, result in results.items()},

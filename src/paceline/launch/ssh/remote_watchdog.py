@@ -31,15 +31,15 @@ class StateReporter:
     """A host's part: reports its workers' states to the launcher, and their stacks on request."""
 
     def __init__(self, limits: HangLimits, log_dir: Path) -> None:
+        self._every_s = poll_every_s(limits)
         self._log_dir = log_dir
         self._requested = threading.Event()
-        self._thread = PeriodicThread(poll_every_s(limits), "paceline-state-reporter")
 
     def request_stacks(self) -> None:
         """Have the stacks reported. Another thread calls it."""
         self._requested.set()
 
-    def begin(self, poller: WorkerPoller, kill: Callable[[], None]) -> None:
+    def start(self, attempt: int, poller: WorkerPoller, kill: Callable[[], None]) -> PeriodicThread:
         """Start reporting. Killing is left to the launcher's messages."""
 
         def report() -> bool:
@@ -51,11 +51,7 @@ class StateReporter:
                 agent_io.send({"stacks": {str(rank): text for rank, text in stacks.items()}})
             return False
 
-        self._thread.start(report)
-
-    def end(self) -> None:
-        """Stop reporting."""
-        self._thread.stop()
+        return PeriodicThread(self._every_s, report)
 
 
 @final

@@ -15,7 +15,7 @@ from paceline.launch.failures import WorkerFailure
 from paceline.launch.watchdog.hang_detector import Hang, HangLimits, detect_hang
 from paceline.launch.watchdog.report import failures_of, write_report
 from paceline.launch.watchdog.stragglers import Speeds, live_path, remove_live, write_live
-from paceline.launch.watchdog.worker_poller import POLL_EVERY_S
+from paceline.launch.watchdog.worker_poller import POLL_EVERY_S, WorkerPoller
 from paceline.launch.watchdog.worker_state import WorkerState
 
 _POLLS_A_LIMIT = 10
@@ -142,26 +142,38 @@ def poll_every_s(limits: HangLimits) -> float:
 
 @final
 class PeriodicThread:
-    """Calls a function regularly until it is done."""
+    """A thread that calls a function regularly until it is done."""
 
-    def __init__(self, every_s: float, name: str) -> None:
-        self._every_s = every_s
-        self._name = name
+    def __init__(
+        self,
+        every_s: float,
+        is_done: Callable[[], bool],
+        at_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start it.
+
+        Args:
+            every_s: Between two calls.
+            is_done: What is called, until it says that it is done.
+            at_end: Called by `stop`.
+        """
         self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self, is_done: Callable[[], bool]) -> None:
-        """Start calling a function, until it says that it is done."""
+        self._at_end = at_end
 
         def run() -> None:
-            while not self._ended.wait(self._every_s) and not is_done():
+            while not self._ended.wait(every_s) and not is_done():
                 pass
 
-        self._thread = threading.Thread(target=run, name=self._name, daemon=True)
+        self._thread = threading.Thread(target=run, name="paceline-watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Call it no more; waits for a call that is going on, but for some seconds only."""
+        """End it; waits for a call that is going on, but for some seconds only."""
         self._ended.set()
-        if self._thread is not None:
-            self._thread.join(_END_S)
+        self._thread.join(_END_S)
+        self._at_end()
+
+
+Watch = Callable[[WorkerPoller, Callable[[], None]], PeriodicThread]
+"""Begins to watch the workers of one attempt on this host, by a poller that sees them. The function
+kills them all, at once, and may be called from any thread. Stopped once they have ended."""

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol, final
+from typing import final
 
 from paceline.launch.error_records import record
 from paceline.launch.watchdog.driver import (
@@ -18,21 +18,6 @@ from paceline.launch.watchdog.stack_dump import collect_stacks
 from paceline.launch.watchdog.worker_poller import WorkerPoller
 from paceline.launch.watchdog.worker_state import WorkerState
 from paceline.results.run_directory import log_path
-
-
-class AttemptWatcher(Protocol):
-    """Watches over the workers of one attempt on this host; must hold up nothing."""
-
-    def begin(self, poller: WorkerPoller, kill: Callable[[], None]) -> None:
-        """The workers run.
-
-        Args:
-            poller: Sees them.
-            kill: Kills them all, at once; may be called from any thread.
-        """
-
-    def end(self) -> None:
-        """The workers have ended; waits for what is still going on."""
 
 
 @final
@@ -53,58 +38,43 @@ class _LocalWorkers:
         return self.poll(), stacks
 
 
-@final
-class LocalWatchdog:
-    """Watches an attempt by a thread of the launcher, and kills the workers when they hang."""
+def watch_locally(
+    limits: HangLimits,
+    log_dir: Path,
+    say: Callable[[str], None],
+    attempt: int,
+    poller: WorkerPoller,
+    kill: Callable[[], None],
+) -> PeriodicThread:
+    """Watch an attempt by a thread of the launcher, and kill the workers when they hang.
 
-    def __init__(
-        self, limits: HangLimits, log_dir: Path, say: Callable[[str], None], attempt: int
-    ) -> None:
-        """Args:
+    Args:
         limits: After how long the training hangs.
         log_dir: Where the workers' logs are; `hang-<attempt>.txt` is written there.
         say: Tells the user.
         attempt: Number of the attempt.
-        """
-        self._limits = limits
-        self._log_dir = log_dir
-        self._attempt = attempt
-        self._say = say
-        self._thread = PeriodicThread(poll_every_s(limits), "paceline-watchdog")
-        self._watchdog: Watchdog | None = None
+        poller: Sees the workers.
+        kill: Kills them all.
+    """
 
-    def begin(self, poller: WorkerPoller, kill: Callable[[], None]) -> None:
-        """Start watching."""
-        self._watchdog = watchdog = Watchdog(
-            _LocalWorkers(poller, self._log_dir),
-            self._limits,
-            self._log_dir,
-            self._attempt,
-            lambda report: self._say(above_progress(report)),
-            warn=self._warn,
-        )
-
-        def is_done() -> bool:
-            failures = watchdog.advance()
-            if failures is None:
-                return False
-            for failure in failures:
-                record(failure, self._log_dir)
-            kill()
-            return True
-
-        self._thread.start(is_done)
-
-    def end(self) -> None:
-        """Stop watching."""
-        self._thread.stop()
-        if self._watchdog is not None:
-            self._watchdog.close()
-
-    def _warn(self, line: str) -> None:
-        self._say(above_progress(line))
-        with suppress(OSError), log_path(self._log_dir, 0).open("a") as file:
+    def warn(line: str) -> None:
+        say(above_progress(line))
+        with suppress(OSError), log_path(log_dir, 0).open("a") as file:
             file.write(line + "\n")
+
+    def is_done() -> bool:
+        failures = watchdog.advance()
+        for failure in failures or ():
+            record(failure, log_dir)
+        if failures is not None:
+            kill()
+        return failures is not None
+
+    workers = _LocalWorkers(poller, log_dir)
+    watchdog = Watchdog(
+        workers, limits, log_dir, attempt, lambda text: say(above_progress(text)), warn=warn
+    )
+    return PeriodicThread(poll_every_s(limits), is_done, watchdog.close)
 
 
 def above_progress(text: str) -> str:

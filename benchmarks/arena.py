@@ -26,7 +26,7 @@ from paceline.training.loop import train
 from paceline.training.recipe_session import RecipeTraining, prepare
 from paceline.training.rng import seed_everything
 from paceline.training.setup import open_session
-from paceline.training.signals import StopFlag
+from paceline.training.status_exchange import StopFlag
 from paceline.training.worker import set_up_torch
 
 SEED = 0
@@ -123,9 +123,9 @@ def paused(training: RecipeTraining) -> Iterator[None]:
     started_s = perf_counter()
     yield
     away_s = perf_counter() - started_s
-    course = training.session.engine.context.course
-    course._lap_from_s += away_s
-    course.data_s -= away_s
+    progress = training.session.engine.context.progress
+    progress._lap_from_s += away_s
+    progress.data_s -= away_s
 
 
 @contextlib.contextmanager

@@ -99,7 +99,7 @@ class Contest:
             return
         hand_over = len(blocks.ours) % 2 == 0
         if hand_over:
-            training.session.engine.keeper.flush()
+            training.session.engine.snapshots.flush()
         now = perf_counter(), process_time()
         blocks.ours.append(now[0] - self._since[0])
         blocks.ours_cpu.append(now[1] - self._since[1])

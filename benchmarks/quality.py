@@ -185,8 +185,8 @@ def serve(seat: Seat, request: Mapping[str, object]) -> Answer:
     with opened(seat, number, str(request["meeting"]), run_dir, settings) as s:
         training = prepare(s, TASKS[str(request["task"])].job())
         figures = _trained(training, s.config.loop.epochs)
-        s.engine.keeper.flush()
-        state = s.engine.context.course.state
+        s.engine.snapshots.flush()
+        state = s.engine.context.progress.state
         return {
             "accuracy": figures["accuracy"],
             "loss": figures["loss"],
@@ -204,7 +204,7 @@ def _trained(t: RecipeTraining, epochs: int) -> dict[str, float]:
             outputs = as_scores(t.model(inputs))
             t.session.step(t.loss(outputs, targets), outputs=outputs, targets=targets)
         if epoch == epochs - 1:
-            figures = t.session.evaluate(t.judge, t.validation)
+            figures = t.session.evaluate(t.evaluate_batch, t.validation)
     return figures
 
 

@@ -71,7 +71,7 @@ class Switch:
         engine = training.session.engine
         self._snapshot = engine.snapshot
         engine.snapshot = self.timed_snapshot  # type: ignore[method-assign]
-        writer = engine.keeper._writer
+        writer = engine.snapshots._writer
         if writer is not None:
             self._offer = writer.offer
             writer.offer = self.timed_offer  # type: ignore[method-assign]
@@ -82,17 +82,17 @@ class Switch:
         """Take the time of the block that ended and set up the next one."""
         measured, training = self.measured, self._training
         if self._since is not None:
-            training.session.engine.keeper.flush()
+            training.session.engine.snapshots.flush()
             wall_s, cpu_s = perf_counter() - self._since[0], process_time() - self._since[1]
             (measured.with_snapshots if self._on else measured.without).append(wall_s)
             (measured.with_cpu if self._on else measured.without_cpu).append(cpu_s)
         done = len(measured.with_snapshots) + len(measured.without)
         if done == 2 * self._pairs:
-            measured.skipped = training.session.engine.keeper.skipped
+            measured.skipped = training.session.engine.snapshots.skipped
             raise EnoughError
         self._on = done % 4 in (0, 3)
         every = EVERY if self._on else None
-        training.session.engine.context.course.snapshot_every_steps = every
+        training.session.engine.context.progress.snapshot_every_steps = every
         training.session.engine.context.group.barrier()
         self._since = perf_counter(), process_time()
 
@@ -132,7 +132,7 @@ def measure(payload: str) -> str:
         mnist_training(settings, run, data, group) as training,
     ):
         # So that the first block begins off a snapshot.
-        training.session.engine.context.course.state.step = -_LEAD % EVERY
+        training.session.engine.context.progress.state.step = -_LEAD % EVERY
         switch = Switch(training, plan)
         run_gated(training, plan.block_steps, switch.between)
     return json.dumps(asdict(switch.measured))

@@ -100,7 +100,7 @@ def paceline(group: Group, directory: Path) -> Iterator[tuple[Take, RecipeTraini
 
         def take(number: int) -> None:
             training.train.source = source
-            training.session.engine.context.course.next_agreement = sys.maxsize
+            training.session.engine.context.progress.next_agreement = sys.maxsize
             arena.run_gated(training, 1, _Ending(number))
 
         yield take, training

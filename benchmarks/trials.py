@@ -31,7 +31,7 @@ from paceline.training.config import TrainConfig
 from paceline.training.rng import seed_everything
 from paceline.training.session import Session
 from paceline.training.setup import open_session
-from paceline.training.signals import StopFlag
+from paceline.training.status_exchange import StopFlag
 from paceline.training.worker import set_up_torch
 
 Settings = Mapping[str, OptionValue]
@@ -225,7 +225,7 @@ def _train(seat: Seat, trial: Trial, meeting: str, run_dir: Path) -> Answer:
                     sent.append(sent_bytes(seat.interface))
                     cpu.append(process_time())
                 s.step(network(images))
-        s.engine.keeper.flush()
+        s.engine.snapshots.flush()
         said = s.engine.sync.label or ""
     counted = stamps[trial.lead : trial.lead + trial.steps + 1]
     return {

@@ -62,3 +62,7 @@ class InterruptedTraining(SystemExit):  # not an error: a wish, and the exit cod
 
     def __init__(self) -> None:
         super().__init__(int(ExitCode.RESUMABLE))
+
+
+class HelpShown(Exception):  # noqa: N818  # not an error: the user asked for help
+    """`--help` was given and has been printed: the command is over."""

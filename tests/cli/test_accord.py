@@ -34,7 +34,7 @@ with paceline.session(progress="off") as s:
     batches = s.loader(TensorDataset(torch.zeros(32, 2)), global_batch=8)
     for epoch in s.epochs(1):
         for x in batches:
-            if "--drift" in sys.argv and s.rank and s.engine.context.course.state.step == 2:
+            if "--drift" in sys.argv and s.rank and s.engine.context.progress.state.step == 2:
                 with torch.no_grad():
                     model.weight[0, 1].add_(1e-3)
             s.step(model(x[0]).square().mean())

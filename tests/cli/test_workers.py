@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from paceline.cli.app import main as paceline
 from paceline.cli.workers import main, table_of
 from paceline.errors import UsageError
 from paceline.launch.watchdog.stragglers import WorkerSpeed, live_path, remove_live, write_live
@@ -107,7 +108,7 @@ def test_misuse(
 def test_help_imports_neither_torch_nor_needs_a_directory(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["--help"]) == 0
+    assert paceline(["workers", "--help"]) == 0
     assert "paceline workers RUN_DIR" in capsys.readouterr().out
 
 

@@ -23,7 +23,6 @@ from paceline.cli import (
     predict,
     preview,
     resume,
-    run,
     scale,
     train,
     verify,
@@ -182,7 +181,7 @@ def test_commands_work(
     page: Path, inside: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Trainings are only prepared here: flags, recipe, settings. The other commands run."""
-    for module in (train, resume, run):
+    for module in (train, resume):
         monkeypatch.setattr(module, "choose_place", lambda *_, **__: Place(here=False, workers=2))
         monkeypatch.setattr(module, "start", lambda launch: ExitCode.DONE)
     monkeypatch.setattr(train, "submit", lambda *_: ExitCode.DONE)

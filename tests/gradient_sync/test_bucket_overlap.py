@@ -62,7 +62,7 @@ def test_buckets_leave_during_the_backward_pass_with_the_same_bits(twice: bool) 
             running = True
             model(inputs).square().mean().backward()
             running = False
-            replica.settle()
+            replica.finish_backward()
             twin(inputs).square().mean().backward()
             found = {name: cast(Tensor, p.grad) for name, p in twin.named_parameters()}
             other.average_(found)
@@ -105,7 +105,7 @@ def averaged_by(
     for step in range(4):
         replica.syncing = True
         passes(model, 10 * step + group.rank)
-        replica.settle()
+        replica.finish_backward()
         found.append(bits(gradients(model)))
         model.zero_grad()
     assert (replica._departures is not None) == early
@@ -174,7 +174,7 @@ def test_a_parameter_that_only_an_earlier_piece_has_reached_leaves_last() -> Non
                     outputs = outputs - model["other"](inputs)
                     outputs = model["main"](inputs)
                 outputs.square().mean().backward()
-            replica.settle()
+            replica.finish_backward()
             found.append(bits(gradients(model)))
             model.zero_grad()
         replica.release()
@@ -196,11 +196,11 @@ def test_what_was_abandoned_counts_for_nothing() -> None:
             if step == 2:  # everything has left by then
                 model(torch.ones(2, 6)).sum().backward()
                 model.zero_grad()
-                replica.forget()
+                replica.reset()
             model(drawn(step + 10 * group.rank, 3, 6)).square().mean().backward()
             found = {n: cast(Tensor, p.grad).clone() for n, p in model.named_parameters()}
             other.average_(found)
-            replica.settle()
+            replica.finish_backward()
             assert bits(gradients(model)) == bits(dict(found))
             model.zero_grad()
         return []

@@ -36,7 +36,7 @@ def averages(group: Group, dtype: torch.dtype | None) -> list[dict[str, Tensor]]
     for step in range(2):
         model.zero_grad()
         local_gradients(model, group, step)
-        replica.settle()
+        replica.finish_backward()
         found.append({n: g for n, g in gradients(model).items() if g is not None})
     return found
 
@@ -90,7 +90,7 @@ def test_it_may_be_switched_between_two_steps() -> None:
             compression.dtype = dtype
             model.zero_grad()
             local_gradients(model, group, step)
-            replica.settle()
+            replica.finish_backward()
             every = torch.cat([g.flatten() for g in gradients(model).values() if g is not None])
             rounded.append(bool((every == every.bfloat16().float()).all()))
         return rounded

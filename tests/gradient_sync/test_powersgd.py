@@ -257,7 +257,7 @@ def test_models_types_and_sizes_that_would_be_many_buckets_dont_wait_for_each_ot
             hidden = second[0](inputs).double()
             (first(inputs).square().mean() + second[1](hidden).square().mean()).backward()
             for replica in replicas:
-                replica.settle()
+                replica.finish_backward()
             for model in (first, second):
                 found += bits(gradients(model)).values()
                 model.zero_grad()
@@ -297,7 +297,7 @@ def test_a_parameter_without_a_gradient_on_one_worker_counts_as_zero_there() -> 
         replica = Replica(model, group)
         replica.defer_to(PowerSGD(group.world_size, 1))
         model(torch.ones(2, 3), deep=group.rank == 0).backward()
-        replica.settle()
+        replica.finish_backward()
         return {name: p.grad for name, p in model.named_parameters()}
 
     torch.manual_seed(0)

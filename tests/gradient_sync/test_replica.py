@@ -96,7 +96,7 @@ def test_buffers_stay_each_workers_own(world_size: int) -> None:
         replica = Replica(model, group)
         for _ in range(2):  # a broadcast would come before the second pass
             model(torch.randn(5, 3) + group.rank).square().sum().backward()
-            replica.settle()
+            replica.finish_backward()
         assert norm.running_mean is not None
         return linear.weight.detach(), norm.running_mean
 
@@ -120,7 +120,7 @@ def test_gradients_stay_local_until_they_are_to_be_exchanged(columns: int | None
                 replica.syncing = syncing
                 model(inputs).sum().backward()
                 if syncing:
-                    replica.settle()
+                    replica.finish_backward()
                 assert model.weight.grad is not None
                 seen.append(float(model.weight.grad))
         return seen
@@ -137,7 +137,7 @@ def test_unused_parameters_are_named_once_by_all() -> None:
         named = []
         for step in range(2):
             one_head(model, rows_of(group), step).backward()
-            named.append(replica.settle())
+            named.append(replica.finish_backward())
             assert model.spare.weight.grad is None  # the optimizer leaves it alone
         return named
 
@@ -155,7 +155,7 @@ def test_what_one_worker_uses_counts_with_zero_from_the_others(world_size: int) 
             model.zero_grad()
             one_head_or_spare = model(rows_of(group), spare=group.rank == 0)["scores"]
             one_head_or_spare.sum().backward()
-            assert replica.settle() == ()
+            assert replica.finish_backward() == ()
             found.append(gradients(model))
         return found[0], found[1]
 
@@ -179,7 +179,7 @@ def test_a_worker_without_any_gradient_counts_with_zero() -> None:
         replica = Replica(model, group)
         if group.rank == 1:
             model(torch.full((1, 1), 6.0)).sum().backward()
-        replica.settle()
+        replica.finish_backward()
         assert model.weight.grad is not None
         return float(model.weight.grad)
 
@@ -201,7 +201,7 @@ def test_two_backward_passes_before_an_update(world_size: int) -> None:
             second = both(model, rows_of(group, step + 9), step)
             for loss in (first, second):
                 loss.backward()
-                replica.settle()
+                replica.finish_backward()
         return gradients(model)
 
     def alone(group: Group) -> dict[str, Tensor | None]:
@@ -226,7 +226,7 @@ def test_a_gradient_lost_later_is_an_error_that_names_it(columns: int | None) ->
                 one_head(model, rows_of(group), step).backward()
             else:
                 both(model, rows_of(group), step).backward()
-            replica.settle()
+            replica.finish_backward()
 
     named = f"{JobError.__name__}: spare.weight, spare.bias got no gradient .* rank 1"
     with pytest.raises(RankError, match=named):
@@ -238,14 +238,14 @@ def test_what_got_no_gradient_is_said_once_and_an_abandoned_step_counts_for_noth
         model = nn.ModuleDict({"used": nn.Linear(2, 1), "spare": nn.Linear(2, 1)})
         replica = Replica(model, group, forward=lambda inputs: model["used"](inputs))
         model(torch.ones(1, 2)).sum().backward()
-        first = replica.settle()
+        first = replica.finish_backward()
         replica.alone = True
         model(torch.ones(1, 2)).sum().backward()
-        second = replica.settle()
+        second = replica.finish_backward()
         replica.alone = False
         replica.defer_to(PowerSGD(group.world_size, 1))
         model(torch.ones(1, 2)).sum().backward()
-        replica.forget()
+        replica.reset()
         return first, second, set(replica._reached)
 
     for first, second, reached in run_ranks(2, body):

@@ -45,9 +45,9 @@ def looked(world_size: int, plant: Callable[[Group, nn.Module, torch.optim.SGD],
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         plant(group, model, optimizer)
         guard = ReplicaConsistency(group, 10, lambda: dict(model.named_parameters()), [optimizer])
-        guard.look(9)  # not due: a difference would be found
+        guard.check(9)  # not due: a difference would be found
         try:
-            guard.look(20)
+            guard.check(20)
         except JobError as error:
             return str(error)
         return ""
@@ -126,7 +126,7 @@ def test_groups_and_optimizers_are_told_apart() -> None:
         if group.rank:
             both[0].param_groups[1]["lr"] = 0.2
         with pytest.raises(JobError) as error:
-            ReplicaConsistency(group, 1, dict, both).look(1)
+            ReplicaConsistency(group, 1, dict, both).check(1)
         return str(error.value)
 
     assert "learning rate (optimizer 0, group 1) differs" in run_ranks(2, body)[0]
@@ -136,9 +136,9 @@ def test_groups_and_optimizers_are_told_apart() -> None:
 def test_never() -> None:
     def body(group: Group) -> bool:
         own = {"w": torch.tensor(float(group.rank))}
-        ReplicaConsistency(group, 0, lambda: own, []).look(0)
+        ReplicaConsistency(group, 0, lambda: own, []).check(0)
         with pytest.raises(JobError, match=r"at the start rank 0 on .*: w differs"):
-            ReplicaConsistency(group, 5, lambda: own, []).look(0)
+            ReplicaConsistency(group, 5, lambda: own, []).check(0)
         return True
 
     assert run_ranks(2, body) == [True, True]

@@ -39,14 +39,14 @@ def gan_gradients(group: Group, freeze: bool, columns: int | None) -> list[Gradi
         fake = generator(noise)
         (judge(fake.detach()).mean() - judge(real).mean()).backward()
         for replica in replicas:
-            replica.settle()
+            replica.finish_backward()
         found.append(gradients(judge))
         judge.zero_grad()
         if freeze:
             judge.requires_grad_(False)
         (-judge(fake).mean()).backward()
         for replica in replicas:
-            replica.settle()
+            replica.finish_backward()
         judge.requires_grad_(True)
         found.append(gradients(generator))
         for module in (generator, judge):
@@ -79,7 +79,7 @@ def test_parameters_thawed_and_frozen_later_are_averaged_too(columns: int | None
                 model.head.requires_grad_(False)
             model.zero_grad()
             both(model, rows_of(group, step), step).backward()
-            replica.settle()
+            replica.finish_backward()
             found.append(gradients(model))
         return found
 
@@ -99,7 +99,7 @@ def test_the_module_stays_what_it_was(world_size: int) -> None:
         replica = Replica(model, group, model.forward)
         for step in range(2):
             both(model, rows_of(group), step).backward()
-            replica.settle()
+            replica.finish_backward()
         assert isinstance(model, Branches)
         assert list(model.state_dict()) == names
         assert [n for n, _ in model.named_modules()] == ["", "body", "head", "spare"]
@@ -118,7 +118,7 @@ def test_a_copy_works_alone() -> None:
         model = fresh()
         replica = Replica(model, group)
         both(model, rows_of(group), 0).backward()
-        replica.settle()
+        replica.finish_backward()
         saved = io.BytesIO()
         torch.save(model, saved)
         loaded = torch.load(io.BytesIO(saved.getvalue()), weights_only=False)
@@ -170,7 +170,7 @@ def test_tied_and_frozen_parameters() -> None:
         for _ in range(2):
             model.zero_grad()
             F.cross_entropy(model(tokens), tokens).backward()
-            assert replica.settle() == ()
+            assert replica.finish_backward() == ()
         return gradients(model)
 
     (expected,) = run_ranks(1, body)

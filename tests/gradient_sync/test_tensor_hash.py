@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.gradient_sync import tensor_hash
-from paceline.gradient_sync.tensor_hash import hash_bits
+from paceline.gradient_sync import replica_consistency
+from paceline.gradient_sync.replica_consistency import hash_bits
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8)
 
@@ -44,13 +44,15 @@ def test_what_equality_doesnt_see() -> None:
 
 
 def test_by_the_definition_over_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_hash, "_CHUNK", 100)
+    monkeypatch.setattr(replica_consistency, "_CHUNK", 100)
     tensor = torch.randn(250)
     words = tensor.numpy().view(np.int32).tolist()
     total = 0
     for begin in (0, 100, 200):
         chunk = words[begin : begin + 100]
-        total = total * tensor_hash._NEXT_CHUNK + sum((2 * i + 1) * w for i, w in enumerate(chunk))
+        total = total * replica_consistency._NEXT_CHUNK + sum(
+            (2 * i + 1) * w for i, w in enumerate(chunk)
+        )
     assert int(hash_bits(tensor)) % 2**64 == total % 2**64
     moved = torch.cat([tensor[100:200], tensor[:100], tensor[200:]])
     assert hash_bits(moved) != hash_bits(tensor)

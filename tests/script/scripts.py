@@ -80,7 +80,7 @@ status_exchange._EVERY_S = 0.0  # the workers exchange news after every step
 def hook(s):
     engine = s.engine
     first = not engine.context.group.placement.attempt and not os.path.exists("happened")
-    if first and engine.context.course.state.step == {step} and s.rank == {rank}:
+    if first and engine.context.progress.state.step == {step} and s.rank == {rank}:
         open("happened", "w").close()
         {what}
 """

@@ -45,7 +45,7 @@ def train(run_dir: str, steps: int = 3) -> dict[str, object]:
         for _ in s.epochs(1):
             for batch in batches:
                 s.step(model(first_of(batch)).mean())
-        return {"rank": s.rank, "of": s.world_size, "steps": s.engine.context.course.state.step}
+        return {"rank": s.rank, "of": s.world_size, "steps": s.engine.context.progress.state.step}
 
 
 @pytest.mark.parametrize("workers", [1, 2, slow(3)])

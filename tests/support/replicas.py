@@ -43,7 +43,7 @@ def train(
     found = []
     for step in range(steps):
         use(model, rows_of(group, step), step).backward()
-        replica.settle()
+        replica.finish_backward()
         found.append(gradients(model))
         optimizer.step()
         optimizer.zero_grad()

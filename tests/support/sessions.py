@@ -17,7 +17,7 @@ from paceline.training.config import TrainConfig
 from paceline.training.rng import seed_everything
 from paceline.training.session import Session
 from paceline.training.setup import open_session
-from paceline.training.signals import StopFlag
+from paceline.training.status_exchange import StopFlag
 from tests.support.trainings import prepared
 
 SAMPLES, BATCH, EPOCHS = 50, 8, 2

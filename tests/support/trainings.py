@@ -31,7 +31,7 @@ from paceline.training.recipe_session import prepare
 from paceline.training.rng import seed_everything
 from paceline.training.run_metadata import summarize
 from paceline.training.setup import open_session
-from paceline.training.signals import StopFlag
+from paceline.training.status_exchange import StopFlag
 
 Settings = Mapping[str, OptionValue]
 MakeJob = Callable[[], Job]
@@ -228,7 +228,7 @@ def run_training_on(
         engine.context.console = console
         with suppress(InterruptedTraining):
             train(training)
-        engine.keeper.flush()
+        engine.snapshots.flush()
         return _outcome(engine, run, trained, evaluated, console)
 
 
@@ -278,7 +278,7 @@ def _outcome(
     console: RecordingConsole,
 ) -> Outcome:
     summary = summarize(engine, "test")
-    state = engine.context.course.state
+    state = engine.context.progress.state
     return Outcome(
         optimizer=_optimizer_hash(engine),
         rows=table_without_times(run.metrics_csv) if engine.context.group.rank == 0 else [],
@@ -291,13 +291,13 @@ def _outcome(
         trained=trained.trained,
         evaluated=evaluated.evaluated,
         lines=console.lines,
-        parameters=[p.detach().clone() for p in engine.context.parts.model.parameters()],
+        parameters=[p.detach().clone() for p in engine.context.components.model.parameters()],
     )
 
 
 def _optimizer_hash(engine: Engine) -> str:
     tensors, scalars = flatten_optimizer(
-        engine.context.parts.optimizers[0], engine.context.parts.model.named_parameters()
+        engine.context.components.optimizers[0], engine.context.components.model.named_parameters()
     )
     digest = hashlib.sha256(repr(scalars).encode())
     for name in sorted(tensors):

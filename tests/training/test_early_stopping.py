@@ -1,6 +1,7 @@
 import pytest
 
-from paceline.training.early_stopping import (
+from paceline.training.options import LoopOptions
+from paceline.training.progress import (
     describe_too_long,
     expected_eval_s,
     fit_total_steps,
@@ -8,7 +9,6 @@ from paceline.training.early_stopping import (
     reserve_s,
     stop_reason,
 )
-from paceline.training.options import LoopOptions
 from paceline.training.snapshots.train_state import StopReason, TrainState
 
 Results = list[tuple[float | None, float | None]]

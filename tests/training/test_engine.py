@@ -16,8 +16,8 @@ from paceline.distributed.group import Group
 from paceline.errors import InterruptedTraining, UsageError
 from paceline.options.fields import OptionValue
 from paceline.training.rng import seed_everything
-from paceline.training.signals import StopFlag
 from paceline.training.snapshots import manager
+from paceline.training.status_exchange import StopFlag
 from tests.support.ranks import RankError, run_ranks
 from tests.support.sessions import (
     BATCH,
@@ -92,7 +92,7 @@ def test_leaving_the_loop_early_ends_the_epoch(tmp_path: Path) -> None:
                 lengths.append(pieces)
                 if epoch == 2:
                     break
-            state = s.engine.context.course.state
+            state = s.engine.context.progress.state
         return state.samples_seen, state.epoch, lengths
 
     for samples, epochs, lengths in run_ranks(2, body):
@@ -132,7 +132,7 @@ def test_evaluation_after_the_loop_is_not_the_last_epochs(tmp_path: Path) -> Non
             for _ in s.epochs(1):
                 list(batches)
                 s.evaluate(lambda _: {"accuracy": 0.25}, test)
-            return s.engine.context.course.state.val_accuracy, s.evaluate(
+            return s.engine.context.progress.state.val_accuracy, s.evaluate(
                 lambda _: {"accuracy": 1.0}, test
             )
 
@@ -166,7 +166,7 @@ def test_what_the_script_keeps_goes_on_inside_an_epoch(world_size: int, tmp_path
                         scheduler.step()
                         sums.total += float(s.sum(first_of(next(drawn)).sum()))
                         seen.append(sums.total + float(scheduler.get_last_lr()[0]))
-                        if s.engine.context.course.state.step == stop:
+                        if s.engine.context.progress.state.step == stop:
                             flag.name = "SIGTERM"
             return seen, weights_of(model, last)
 
@@ -263,18 +263,18 @@ def test_evaluations_and_snapshots_are_counted_by_the_clock(tmp_path: Path) -> N
             s.loader(TensorDataset(*points()), global_batch=BATCH)
             test = s.eval_loader(TensorDataset(*points(11, seed=2)))
             s.begin()
-            course = s.engine.context.course
-            before_s = course.state.elapsed_s
+            progress = s.engine.context.progress
+            before_s = progress.state.elapsed_s
             s.evaluate(lambda _: {"ones": 1.0}, test)
-            assert course.state.eval_s is not None
-            assert course.state.eval_s > 0
-            assert course.state.elapsed_s == pytest.approx(before_s + course.state.eval_s)
-            course.state.step = course.state.step_in_epoch = 1
-            assert not course.due_to_save()
-            course.add_pause(3600.0)
-            assert course.due_to_save()
+            assert progress.state.eval_s is not None
+            assert progress.state.eval_s > 0
+            assert progress.state.elapsed_s == pytest.approx(before_s + progress.state.eval_s)
+            progress.state.step = progress.state.step_in_epoch = 1
+            assert not progress.due_to_save()
+            progress.add_pause(3600.0)
+            assert progress.due_to_save()
             s.snapshot()
-            assert not course.due_to_save()
+            assert not progress.due_to_save()
 
     run_ranks(1, body)
 

@@ -18,8 +18,7 @@ from paceline.training.options import LoopOptions
 from paceline.training.progress import TrainingProgress
 from paceline.training.recipe_session import prepare
 from paceline.training.setup import open_session
-from paceline.training.signals import StopFlag
-from paceline.training.status_exchange import Agreement
+from paceline.training.status_exchange import Agreement, StopFlag
 from tests.support.ranks import run_ranks
 from tests.support.trainings import (
     Outcome,
@@ -142,8 +141,8 @@ def test_all_workers_expect_the_evaluation_of_the_slowest(tmp_path: Path) -> Non
             training = prepare(s, plain_job(val_samples=13))
             s.engine.context.console = console = RecordingConsole()
             next(s.epochs(1))
-            s.engine.time_evaluation(training.judge, training.validation)
-            return s.engine.context.course.timed_eval_s, console.lines
+            s.engine.time_evaluation(training.evaluate_batch, training.validation)
+            return s.engine.context.progress.timed_eval_s, console.lines
 
     (timed_s, told), (other_s, other_told) = run_ranks(2, body)
     assert timed_s == other_s == 14.0  # 7 of the 13 samples
@@ -155,17 +154,17 @@ def test_all_workers_expect_the_evaluation_of_the_slowest(tmp_path: Path) -> Non
 def test_a_timed_evaluation_ends_the_training_in_time(timed_s: float) -> None:
     """Of 30 s, 1.25 x 8 + 1 = 11 s are kept back: at 19 s it is over."""
     loop = LoopOptions(time_budget="30s")
-    course = TrainingProgress(
+    progress = TrainingProgress(
         loop=loop, snapshot_every_steps=None, snapshot_every_s=None, val_samples=100
     )
-    course.timed_eval_s = timed_s
-    course.add_pause(18.9999)
-    course.take_in(agreement_of(lap_s=0.0))
-    assert (course.stopping is not None) == (timed_s > 8)
-    course.take_in(agreement_of(lap_s=0.0001))
-    assert course.stopping == "time"
-    course.add_evaluation(12.0)
-    budget = course.describe_budget(saving_s=0.5)
+    progress.timed_eval_s = timed_s
+    progress.add_pause(18.9999)
+    progress.advance(agreement_of(lap_s=0.0))
+    assert (progress.stopping is not None) == (timed_s > 8)
+    progress.advance(agreement_of(lap_s=0.0001))
+    assert progress.stopping == "time"
+    progress.add_evaluation(12.0)
+    budget = progress.describe_budget(saving_s=0.5)
     assert budget is not None
     assert budget["used_s"] == pytest.approx(31.5)
     assert budget["evaluation_s"] == 12.0
@@ -174,37 +173,37 @@ def test_a_timed_evaluation_ends_the_training_in_time(timed_s: float) -> None:
 
 def test_a_step_that_would_end_after_the_budget_is_not_begun() -> None:
     loop = LoopOptions(time_budget="60s")
-    course = TrainingProgress(loop=loop, snapshot_every_steps=None, snapshot_every_s=None)
-    course.state.eval_s = 4.0  # 6 s are kept back
+    progress = TrainingProgress(loop=loop, snapshot_every_steps=None, snapshot_every_s=None)
+    progress.state.eval_s = 4.0  # 6 s are kept back
     stops = []
     for lap_s in (20.0, 10.0, 10.0, 10.0):
-        course.state.step += 1
-        course.take_in(agreement_of(lap_s=lap_s))
-        stops.append((course.state.elapsed_s, course.stopping))
+        progress.state.step += 1
+        progress.advance(agreement_of(lap_s=lap_s))
+        stops.append((progress.state.elapsed_s, progress.stopping))
     assert stops == [(20.0, None), (30.0, None), (40.0, None), (50.0, "time")]
 
 
 def test_an_epoch_that_ends_near_the_budgets_end_is_the_last() -> None:
     """Another step would need another evaluation: 5 of 6 s that are kept back are gone."""
     loop = LoopOptions(time_budget="60s", epochs=100)
-    course = TrainingProgress(loop=loop, snapshot_every_steps=None, snapshot_every_s=None)
-    course.take_in(agreement_of(lap_s=53.0))
-    assert course.stopping is None
-    course.add_evaluation(4.0)
-    course.close_epoch(validated=True)
-    assert (course.state.epoch, course.state.ended) == (1, "time")
-    assert not course.can_continue
+    progress = TrainingProgress(loop=loop, snapshot_every_steps=None, snapshot_every_s=None)
+    progress.advance(agreement_of(lap_s=53.0))
+    assert progress.stopping is None
+    progress.add_evaluation(4.0)
+    progress.close_epoch(validated=True)
+    assert (progress.state.epoch, progress.state.ended) == (1, "time")
+    assert not progress.can_continue
 
 
 def test_a_test_set_counts_in_what_is_kept_back() -> None:
     loop = LoopOptions(time_budget="100s")
-    course = TrainingProgress(
+    progress = TrainingProgress(
         loop=loop, snapshot_every_steps=None, snapshot_every_s=None, val_samples=100
     )
-    course.timed_eval_s, course.test_samples = 8.0, 300
-    course.add_pause(59.0)
-    course.take_in(agreement_of(lap_s=0.0))
-    assert course.stopping == "time"  # 1.25 x (8 + 24) + 1 = 41 s are kept back
+    progress.timed_eval_s, progress.test_samples = 8.0, 300
+    progress.add_pause(59.0)
+    progress.advance(agreement_of(lap_s=0.0))
+    assert progress.stopping == "time"  # 1.25 x (8 + 24) + 1 = 41 s are kept back
 
 
 def agreement_of(lap_s: float) -> Agreement:

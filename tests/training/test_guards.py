@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from paceline.data.options import DataOptions
 from paceline.distributed.group import Group
 from paceline.errors import InterruptedTraining, UsageError
-from paceline.training import signals
+from paceline.training import status_exchange
 from paceline.training.batches.plan import check_plan, make_plan
-from paceline.training.signals import StopFlag
+from paceline.training.status_exchange import StopFlag
 from tests.support.ranks import run_ranks
 from tests.support.sessions import BATCH, net, pair_of, points, session_on, sgd
 
@@ -57,7 +57,7 @@ def test_a_time_budget_in_mid_stream_doesnt_count_as_an_epoch(tmp_path: Path) ->
                     assert isinstance(batch, Tensor)
                     s.step(model(batch).square().mean() * 1e-9)
             s.engine.close_epoch()
-            state = s.engine.context.course.state
+            state = s.engine.context.progress.state
             return state.epoch, state.step_in_epoch, state.ended
 
     [(epoch, steps, ended)] = run_ranks(1, body)
@@ -97,7 +97,7 @@ def test_losses_of_separate_halves_of_a_step_are_counted(tmp_path: Path) -> None
                     inputs, targets = pair_of(batch)
                     s.backward(F.cross_entropy(model(inputs), targets))
                     s.update()
-            return s.engine.context.course.state.train_loss
+            return s.engine.context.progress.state.train_loss
 
     losses = run_ranks(2, body)
     assert losses[0] == losses[1]
@@ -111,7 +111,7 @@ def test_a_signal_in_a_long_evaluation_ends_all_workers_together(
     signalled: list[int], tmp_path: Path
 ) -> None:
     def body(group: Group) -> tuple[bool, int, list[int]]:
-        signals._PATIENCE_S = -1.0  # the signal presses at once
+        status_exchange._PATIENCE_S = -1.0  # the signal presses at once
         flag = StopFlag(under_launcher=True)
         ended = False
         with suppress(InterruptedTraining), session_on(group, tmp_path, None, flag) as s:
@@ -120,7 +120,7 @@ def test_a_signal_in_a_long_evaluation_ends_all_workers_together(
             data = TensorDataset(*points())
             batches = s.loader(data, global_batch=BATCH, drop_last=True)
             test = s.eval_loader(TensorDataset(*points(11, seed=2)), batch_size=2)
-            s.engine.context.course.state.eval_s = 60.0  # it is known to take long
+            s.engine.context.progress.state.eval_s = 60.0  # it is known to take long
 
             def judge(batch: object) -> dict[str, Tensor]:
                 if group.rank in signalled:
@@ -136,10 +136,10 @@ def test_a_signal_in_a_long_evaluation_ends_all_workers_together(
                     s.evaluate(judge, test)
                 except InterruptedTraining:
                     ended = True
-                    s.engine.keeper.flush()
+                    s.engine.snapshots.flush()
                     s.barrier()  # nobody is left in another collective
                     raise
-        return ended, s.engine.context.course.state.epoch, s.engine.keeper._store.steps()
+        return ended, s.engine.context.progress.state.epoch, s.engine.snapshots._store.steps()
 
     for ended, epoch, steps in run_ranks(2, body):
         assert ended

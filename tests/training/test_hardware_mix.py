@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.training.hardware_mix import is_mixed
+from paceline.training.numerics import is_mixed
 
 Start = tuple[int, str]
 

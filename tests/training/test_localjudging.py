@@ -38,24 +38,24 @@ def judging(
             for batch in batches:
                 inputs, targets = pair_of(batch)
                 s.step(F.cross_entropy(model(inputs), targets))
-                if s.engine.context.course.state.step == at:
+                if s.engine.context.progress.state.step == at:
                     if leaves:
                         break
                     s.evaluate(judge, test)
                     s.snapshot(must=True)
-                    s.engine.keeper.flush()
+                    s.engine.snapshots.flush()
                     break
             own = weights_of(model)
             if leaves:
                 s.evaluate(judge, test)
                 s.snapshot(must=True)
-                s.engine.keeper.flush()
+                s.engine.snapshots.flush()
             s.barrier()
             saved = newest(directory).tensors["model"]
             names = [name for name, _ in model.named_parameters()]
             assert all(torch.equal(saved[n], w) for n, w in zip(names, judged, strict=True))
             s.barrier()
-        s.engine.keeper.flush()
+        s.engine.snapshots.flush()
         s.barrier()
         final = newest(directory).tensors["model"]
         if leaves:  # the epoch's own snapshot is of what was judged

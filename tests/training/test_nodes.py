@@ -17,7 +17,7 @@ from paceline.training.loop import train
 from paceline.training.numerics import NumericsRecord
 from paceline.training.recipe_session import evaluate_best, prepare
 from paceline.training.setup import open_session
-from paceline.training.signals import StopFlag
+from paceline.training.status_exchange import StopFlag
 from tests.support.nodes import on_nodes
 from tests.support.ranks import run_ranks
 from tests.support.tiers import slow
@@ -106,7 +106,7 @@ def judge_on(group: Group, disks: Sequence[Path], lost: int | None) -> dict[str,
     with open_session(config, run, nodes, StopFlag(under_launcher=True)) as session:
         training = prepare(session, job)
         train(training)
-        session.engine.keeper.flush()
+        session.engine.snapshots.flush()
         nodes.barrier()
         if lost == nodes.rank:
             best = json.loads((run.snapshots / "best.json").read_text())["snapshot"]

@@ -40,20 +40,20 @@ LOST = 3
 """A step of which a gradient isn't finite."""
 
 
-def make_stepper(
+def make_optimizer_step(
     optimizers: list[torch.optim.Optimizer],
     scaler: LossScaler | None = None,
     clip_norm: float | None = None,
 ) -> OptimizerStep:
-    stepper = OptimizerStep(
+    optimizer_step = OptimizerStep(
         scaler=scaler,
         clip_norm=clip_norm,
-        pace=StepProfiler(note, CPU, 1, dict),
+        step_profiler=StepProfiler(note, CPU, 1, dict),
         report=lambda _: None,
     )
     for optimizer in optimizers:
-        stepper.take_in(optimizer, lambda optimizer: None)
-    return stepper
+        optimizer_step.add_optimizer(optimizer, lambda optimizer: None)
+    return optimizer_step
 
 
 def whole(batch: Tensor) -> Batch:
@@ -93,12 +93,12 @@ def test_a_loss_scaler_is_used_in_the_order_of_pytorchs_examples(early: bool) ->
     torch.manual_seed(0)
     model, scaler, scales = net(), make_scaler(), []
     optimizer = sgd(model)
-    stepper = make_stepper([optimizer], scaler, clip_norm=0.1)
+    optimizer_step = make_optimizer_step([optimizer], scaler, clip_norm=0.1)
     for step in range(ROUNDS):
-        stepper.run_backward(losses(model, step), 1.0, completes=True)
+        optimizer_step.run_backward(losses(model, step), 1.0, completes=True)
         if early:
-            stepper.unscale([optimizer])
-        stepper.update([optimizer])
+            optimizer_step.unscale([optimizer])
+        optimizer_step.update([optimizer])
         scales.append(scaler.get_scale())
         assert all(p.grad is None for p in model.parameters())
     expected, expected_scales = plain_fp16(clip_norm=0.1)
@@ -110,12 +110,12 @@ def test_a_loss_scaler_is_used_in_the_order_of_pytorchs_examples(early: bool) ->
 def test_once_unscaled_gradients_take_no_more() -> None:
     model = net()
     optimizer = sgd(model)
-    stepper = make_stepper([optimizer], make_scaler())
-    stepper.run_backward(losses(model, 0), 1.0, completes=True)
-    stepper.run_backward(losses(model, 1), 1.0, completes=True)
-    stepper.unscale([optimizer])
+    optimizer_step = make_optimizer_step([optimizer], make_scaler())
+    optimizer_step.run_backward(losses(model, 0), 1.0, completes=True)
+    optimizer_step.run_backward(losses(model, 1), 1.0, completes=True)
+    optimizer_step.unscale([optimizer])
     with pytest.raises(UsageError, match="with fp16 the gradients have their true size"):
-        stepper.run_backward(losses(model, 2), 1.0, completes=True)
+        optimizer_step.run_backward(losses(model, 2), 1.0, completes=True)
 
 
 def test_the_optimizers_that_arent_asked_keep_their_weights_and_lose_their_gradients() -> None:
@@ -123,9 +123,9 @@ def test_the_optimizers_that_arent_asked_keep_their_weights_and_lose_their_gradi
     first, second = net(), net()
     optimizers: list[torch.optim.Optimizer] = [sgd(first), sgd(second)]
     before = weights_of(second)
-    stepper = make_stepper(optimizers)
-    stepper.run_backward(losses(first, 0) + losses(second, 0), 1.0, completes=True)
-    stepper.update(optimizers[:1])
+    optimizer_step = make_optimizer_step(optimizers)
+    optimizer_step.run_backward(losses(first, 0) + losses(second, 0), 1.0, completes=True)
+    optimizer_step.update(optimizers[:1])
     assert_weights(weights_of(second), before, atol=0)
     assert all(p.grad is None for p in second.parameters())
 
@@ -210,13 +210,13 @@ def test_what_an_abandoned_step_reached_counts_for_nothing(tmp_path: Path) -> No
             replica.defer_to(PowerSGD(group.world_size, 1))
             inputs = points()[0][:BATCH]
             model(inputs, deep=True).backward()
-            replica.settle()
+            replica.finish_backward()
             replica.syncing = False
             model(inputs, deep=True).backward()  # the first piece of a step that the script leaves
-            replica.forget()
+            replica.reset()
             model(inputs, deep=False).backward()
             with pytest.raises(JobError, match=r"second\..* got no gradient in this step"):
-                replica.settle()
+                replica.finish_backward()
             return replica.syncing
 
     assert run_ranks(2, body) == [True, True]

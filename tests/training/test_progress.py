@@ -57,102 +57,102 @@ def news(lap_s: float, data_s: float = 0.0, *, signalled: bool = False) -> Agree
     )
 
 
-def go(course: TrainingProgress, steps: int) -> None:
-    course.state.step += steps
-    course.state.step_in_epoch += steps
-    course.state.samples_seen += 8 * steps
+def go(progress: TrainingProgress, steps: int) -> None:
+    progress.state.step += steps
+    progress.state.step_in_epoch += steps
+    progress.state.samples_seen += 8 * steps
 
 
 def test_the_clock_counts_steps_and_pauses() -> None:
-    course = make_course()
-    go(course, 4)
-    assert course.take_in(news(2.0, data_s=0.5)) == 4
-    course.add_pause(3.0)
-    go(course, 2)
-    assert course.take_in(news(1.0, data_s=0.25)) == 2
-    state = course.state
+    progress = make_course()
+    go(progress, 4)
+    assert progress.advance(news(2.0, data_s=0.5)) == 4
+    progress.add_pause(3.0)
+    go(progress, 2)
+    assert progress.advance(news(1.0, data_s=0.25)) == 2
+    state = progress.state
     assert (state.elapsed_s, state.train_s) == (6.0, 3.0)
     assert (state.epoch_train_s, state.epoch_data_s) == (3.0, 0.75)
 
 
 def test_the_wait_for_data_is_of_one_exchange() -> None:
-    course = make_course()
-    course.data_s = 0.5
-    course.take_in(news(1.0, data_s=0.5))
-    assert course.data_s == 0.0
+    progress = make_course()
+    progress.data_s = 0.5
+    progress.advance(news(1.0, data_s=0.5))
+    assert progress.data_s == 0.0
 
 
 def test_exchanges_come_about_twice_a_second() -> None:
-    course = make_course()
-    assert course.next_agreement == 0
-    go(course, 1)
-    course.take_in(news(0.125))  # eight steps a second
-    assert course.next_agreement == 1 + 4
+    progress = make_course()
+    assert progress.next_agreement == 0
+    go(progress, 1)
+    progress.advance(news(0.125))  # eight steps a second
+    assert progress.next_agreement == 1 + 4
 
 
 def test_a_snapshot_is_due_by_time_since_the_last_one_pauses_included() -> None:
-    course = make_course(every_s=10.0)
-    go(course, 1)
-    course.take_in(news(6.0))
-    assert not course.due_to_save()
-    course.add_pause(4.0)
-    assert course.due_to_save()
-    course.saved()
-    assert not course.due_to_save()
-    go(course, 1)
-    course.take_in(news(9.0))
-    assert not course.due_to_save()
-    course.take_in(news(1.0))
-    assert course.due_to_save()
+    progress = make_course(every_s=10.0)
+    go(progress, 1)
+    progress.advance(news(6.0))
+    assert not progress.due_to_save()
+    progress.add_pause(4.0)
+    assert progress.due_to_save()
+    progress.saved()
+    assert not progress.due_to_save()
+    go(progress, 1)
+    progress.advance(news(9.0))
+    assert not progress.due_to_save()
+    progress.advance(news(1.0))
+    assert progress.due_to_save()
 
 
 def test_a_snapshot_is_due_by_steps_but_at_an_epochs_end_that_one_is_enough() -> None:
-    course, due = make_course(every_steps=5), []
+    progress, due = make_course(every_steps=5), []
     for _ in range(STEPS):
-        go(course, 1)
-        due.append(course.due_to_save())
+        go(progress, 1)
+        due.append(progress.due_to_save())
     assert [step + 1 for step, is_due in enumerate(due) if is_due] == [5]
 
 
 def test_steps_between_snapshots_may_be_more_than_an_epoch_has() -> None:
-    course, due = make_course(every_steps=STEPS + 2), []
+    progress, due = make_course(every_steps=STEPS + 2), []
     for _ in range(2):
         for _ in range(STEPS):
-            go(course, 1)
-            due.append(course.due_to_save())
-        course.close_epoch(validated=False)
+            go(progress, 1)
+            due.append(progress.due_to_save())
+        progress.close_epoch(validated=False)
     assert [step + 1 for step, is_due in enumerate(due) if is_due] == [STEPS + 2]
 
 
 def test_none_is_due_by_itself() -> None:
-    course = make_course()
-    go(course, 5)
-    course.take_in(news(1e6))
-    assert not course.due_to_save()
+    progress = make_course()
+    go(progress, 5)
+    progress.advance(news(1e6))
+    assert not progress.due_to_save()
 
 
 def test_of_an_epochs_end_nothing_stays() -> None:
-    course = make_course(plan=replace(PLAN, steps_per_epoch=0))  # a stream
-    go(course, 4)
-    course.take_in(news(2.0, data_s=1.0))
-    complete = [course.epoch_is_complete]
-    course.has_seen_all = True
-    complete.append(course.epoch_is_complete)
-    course.close_epoch(validated=False)
-    complete.append(course.epoch_is_complete)
+    progress = make_course(plan=replace(PLAN, steps_per_epoch=0))  # a stream
+    go(progress, 4)
+    progress.advance(news(2.0, data_s=1.0))
+    complete = [progress.epoch_is_complete]
+    progress.has_seen_all = True
+    complete.append(progress.epoch_is_complete)
+    progress.close_epoch(validated=False)
+    complete.append(progress.epoch_is_complete)
     assert complete == [False, True, False]
-    state = course.state
+    state = progress.state
     assert (state.epoch, state.step, state.step_in_epoch) == (1, 4, 0)
     assert (state.epoch_train_s, state.epoch_data_s) == (0.0, 0.0)
     assert (state.elapsed_s, state.train_s) == (2.0, 2.0)
 
 
 def test_an_epoch_is_complete_with_its_last_step() -> None:
-    course = make_course()
-    go(course, STEPS - 1)
-    assert not course.epoch_is_complete
-    go(course, 1)
-    assert course.epoch_is_complete
+    progress = make_course()
+    go(progress, STEPS - 1)
+    assert not progress.epoch_is_complete
+    go(progress, 1)
+    assert progress.epoch_is_complete
 
 
 @pytest.mark.parametrize(
@@ -167,83 +167,87 @@ def test_an_epoch_is_complete_with_its_last_step() -> None:
 def test_what_stops_within_an_epoch(
     signalled: bool, lap_s: float, why: Literal["time", "signal"] | None
 ) -> None:
-    course = make_course(budget="60s")
-    go(course, 4)
-    course.take_in(news(lap_s, signalled=signalled))
-    assert course.stopping == why
-    assert course.can_continue == (why is None)
+    progress = make_course(budget="60s")
+    go(progress, 4)
+    progress.advance(news(lap_s, signalled=signalled))
+    assert progress.stopping == why
+    assert progress.can_continue == (why is None)
 
 
 def test_out_of_time_a_part_of_an_epoch_is_the_end() -> None:
-    course = make_course(budget="60s")
-    go(course, 4)
-    course.take_in(news(99.0))
-    course.close_epoch(validated=False)
-    assert (course.state.ended, course.state.epoch, course.state.step_in_epoch) == ("time", 0, 4)
+    progress = make_course(budget="60s")
+    go(progress, 4)
+    progress.advance(news(99.0))
+    progress.close_epoch(validated=False)
+    assert (progress.state.ended, progress.state.epoch, progress.state.step_in_epoch) == (
+        "time",
+        0,
+        4,
+    )
 
 
 def test_after_a_signal_the_epoch_that_ended_with_it_counts() -> None:
-    course = make_course(budget="60s")
-    go(course, STEPS)
-    course.take_in(news(1.0, signalled=True))
-    course.close_epoch(validated=False)
-    assert (course.state.ended, course.state.epoch) == (None, 1)
+    progress = make_course(budget="60s")
+    go(progress, STEPS)
+    progress.advance(news(1.0, signalled=True))
+    progress.close_epoch(validated=False)
+    assert (progress.state.ended, progress.state.epoch) == (None, 1)
 
 
 def test_time_for_the_last_evaluation_and_snapshot_is_kept_back() -> None:
     # An evaluation took 8 s: a quarter more and a second, 11 s of the 100 are kept back.
-    course = make_course(budget="100s", eval_s=8.0)
-    go(course, 4)
-    course.take_in(news(88.5))
-    assert course.stopping is None
-    course.take_in(news(1.0))
-    assert course.stopping == "time"
+    progress = make_course(budget="100s", eval_s=8.0)
+    go(progress, 4)
+    progress.advance(news(88.5))
+    assert progress.stopping is None
+    progress.advance(news(1.0))
+    assert progress.stopping == "time"
 
 
 def test_the_schedule_is_fitted_to_the_steps_that_the_time_allows() -> None:
     # 10 steps in 25 s; 100 s less 11 s that are kept back leave time for 25 more.
-    course = make_course(budget="100s", eval_s=8.0)
-    course.begin()
-    assert course.state.total_steps == 3 * STEPS
-    go(course, STEPS)
-    course.take_in(news(50.0))
-    assert course.state.total_steps == 10 + 7  # 39 s at 5 s each
+    progress = make_course(budget="100s", eval_s=8.0)
+    progress.begin()
+    assert progress.state.total_steps == 3 * STEPS
+    go(progress, STEPS)
+    progress.advance(news(50.0))
+    assert progress.state.total_steps == 10 + 7  # 39 s at 5 s each
 
 
 def test_a_pause_takes_steps_from_the_schedule() -> None:
-    course = make_course(budget="100s", eval_s=8.0)
-    go(course, STEPS)
-    course.add_pause(25.0)
-    course.take_in(news(25.0))
-    assert course.state.total_steps == 10 + 7
+    progress = make_course(budget="100s", eval_s=8.0)
+    go(progress, STEPS)
+    progress.add_pause(25.0)
+    progress.advance(news(25.0))
+    assert progress.state.total_steps == 10 + 7
 
 
 def test_only_epochs_that_are_over_are_the_last_one() -> None:
-    course, ends = make_course(), []
+    progress, ends = make_course(), []
     for _ in range(3):
-        go(course, STEPS)
-        course.take_in(news(1.0))
-        course.close_epoch(validated=False)
-        ends.append(course.state.ended)
+        go(progress, STEPS)
+        progress.advance(news(1.0))
+        progress.close_epoch(validated=False)
+        ends.append(progress.state.ended)
     assert ends == [None, None, "epochs"]
-    assert not course.can_continue
+    assert not progress.can_continue
 
 
 def test_validation_figures_make_the_best_epoch() -> None:
-    course = make_course()
+    progress = make_course()
     for number, (accuracy, best) in enumerate([(0.5, True), (0.4, False), (0.6, True)]):
-        go(course, STEPS)
+        go(progress, STEPS)
         figures = {"loss": 1.0, "accuracy": accuracy, "own": 3.0}
-        assert course.take_validation(figures, samples=20) == {"val_own": 3.0}
-        assert course.close_epoch(validated=True) == best, number
-    assert course.state.best_epoch == 3
-    assert course.val_samples == 20
+        assert progress.take_validation(figures, samples=20) == {"val_own": 3.0}
+        assert progress.close_epoch(validated=True) == best, number
+    assert progress.state.best_epoch == 3
+    assert progress.val_samples == 20
 
 
 def test_of_a_model_that_diverged_no_accuracy_counts() -> None:
-    course = make_course()
-    course.take_validation({"loss": float("nan"), "accuracy": 0.9, "top5_accuracy": 1.0}, 20)
-    state = course.state
+    progress = make_course()
+    progress.take_validation({"loss": float("nan"), "accuracy": 0.9, "top5_accuracy": 1.0}, 20)
+    state = progress.state
     assert (state.val_loss, state.val_accuracy, state.val_top5_accuracy) == (None, None, None)
 
 
@@ -251,11 +255,11 @@ def test_goes_on_where_a_snapshot_stands() -> None:
     saved = TrainState(
         epoch=1, step=14, step_in_epoch=4, train_samples=80, global_batch=8, elapsed_s=7.0
     )
-    course = make_course(budget="1h")
-    course.resume(saved)
-    go(course, 1)
-    assert course.take_in(news(0.5)) == 1  # steps of this start alone
-    assert course.state.elapsed_s == 7.5
+    progress = make_course(budget="1h")
+    progress.resume(saved)
+    go(progress, 1)
+    assert progress.advance(news(0.5)) == 1  # steps of this start alone
+    assert progress.state.elapsed_s == 7.5
 
 
 @pytest.mark.parametrize(
@@ -277,17 +281,17 @@ def test_a_training_that_ran_out_of_time_goes_on_where_there_is_more(
 ) -> None:
     saved = TrainState(step=4, step_in_epoch=4, train_samples=80, global_batch=8, elapsed_s=59.0)
     saved.ended = "time"
-    course = make_course(budget=budget)
-    course.resume(saved)
-    assert course.can_continue != ended
+    progress = make_course(budget=budget)
+    progress.resume(saved)
+    assert progress.can_continue != ended
 
 
 def test_a_long_evaluation_is_expected_by_the_last_one_or_by_the_pace_of_training() -> None:
-    course = make_course()
-    assert course.expected_eval_s() == 0.0
-    course.val_samples = 80
-    go(course, STEPS)
-    course.take_in(news(1.0))  # 80 samples a second
-    assert (course.expected_eval_s(), course.expects_long_evaluation) == (1.0, False)
-    course.state.eval_s = 3.0
-    assert (course.expected_eval_s(), course.expects_long_evaluation) == (3.0, True)
+    progress = make_course()
+    assert progress.expected_eval_s() == 0.0
+    progress.val_samples = 80
+    go(progress, STEPS)
+    progress.advance(news(1.0))  # 80 samples a second
+    assert (progress.expected_eval_s(), progress.expects_long_evaluation) == (1.0, False)
+    progress.state.eval_s = 3.0
+    assert (progress.expected_eval_s(), progress.expects_long_evaluation) == (3.0, True)

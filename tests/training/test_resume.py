@@ -9,7 +9,7 @@ from paceline.distributed.group import Group
 from paceline.options.fields import OptionValue
 from paceline.training.config import TrainConfig
 from paceline.training.setup import open_session
-from paceline.training.signals import StopFlag
+from paceline.training.status_exchange import StopFlag
 from tests.support.ranks import run_ranks
 from tests.support.sessions import net, pair_of, points, session_on, sgd
 from tests.support.tiers import slow

@@ -205,7 +205,7 @@ def gan(group: Group, directory: Path) -> list[Tensor]:
                 right, wrong = judge(real), judge(fake.detach())
                 s.step(F.softplus(-right).mean() + F.softplus(wrong).mean(), judging)
                 s.step(F.softplus(-judge(fake)).mean(), making)
-        assert s.engine.keeper.fingerprint()
+        assert s.engine.snapshots.fingerprint()
         return weights_of(make, judge)
 
 
@@ -235,7 +235,7 @@ def test_custom_functions_and_frozen_and_unused_parameters(tmp_path: Path) -> No
     def body(group: Group) -> tuple[list[Tensor], list[str]]:
         with session_on(group, tmp_path / str(group.world_size)) as s:
             told: list[str] = []
-            s.engine.context.stepper.report = told.append
+            s.engine.context.optimizer_step.report = told.append
             model = net().append(nn.Linear(2, 2))
             model[0].requires_grad_(False)
             s.model(model)
@@ -344,7 +344,7 @@ def test_everything_is_prepared_at_once(tmp_path: Path) -> None:
             )
             assert model is plain
             assert same is optimizer
-            assert s.engine.context.parts.schedulers == [scheduler]
+            assert s.engine.context.components.schedulers == [scheduler]
             for _ in s.epochs(EPOCHS):
                 for inputs, targets in train:
                     s.step(F.cross_entropy(model(inputs), targets))

@@ -146,7 +146,7 @@ def test_a_script_of_ones_own_has_them(tmp_path: Path) -> None:
             for _ in s.epochs(2):
                 for x, y in map(pair_of, batches):
                     updates.append(s.step(F.cross_entropy(model(x), y)))
-            return s.engine.keeper.fingerprint(), updates
+            return s.engine.snapshots.fingerprint(), updates
 
     results = {n: run_ranks(n, made, tmp_path / str(n)) for n in (1, 2, 4)}
     assert len({weights for rows in results.values() for weights, _ in rows}) == 1
@@ -184,7 +184,7 @@ def test_random_collation_is_a_shards_own(tmp_path: Path, readers: int) -> None:
             for _ in s.epochs(2):
                 for x, y in map(pair_of, batches):
                     s.step(F.cross_entropy(model(x), y))
-            return s.engine.keeper.fingerprint()
+            return s.engine.snapshots.fingerprint()
 
     found = {w for n in (1, 2, 3) for w in run_ranks(n, body, tmp_path / str(n))}
     assert len(found) == 1
@@ -224,7 +224,7 @@ def test_buffers_of_all_kinds_stay_what_they_are(tmp_path: Path) -> None:
             with s.engine.evaluation():
                 held = dict(model.named_buffers())
                 kept = all(torch.equal(held[n], b) for n, b in before.items())
-            return s.engine.keeper.fingerprint(), kept
+            return s.engine.snapshots.fingerprint(), kept
 
     found = {n: run_ranks(n, body, tmp_path / str(n)) for n in (1, 2, 4)}
     assert len({weights for rows in found.values() for weights, _ in rows}) == 1
@@ -248,7 +248,7 @@ def _script(group: Group, directory: Path, fault: str) -> None:
         s.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         if fault == "two optimizers":
             s.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-        (optimizer, *_) = s.engine.context.parts.optimizers
+        (optimizer, *_) = s.engine.context.components.optimizers
         schedule = s.scheduler(StepLR(optimizer, 1000))
         batches = s.loader(data, global_batch=8)
         if fault == "two loaders":

@@ -3,7 +3,7 @@ import signal
 
 import pytest
 
-from paceline.training.signals import stop_on_signals
+from paceline.training.status_exchange import stop_on_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -9,8 +9,7 @@ import torch
 
 from paceline.options.fields import OptionValue
 from paceline.training import startup_facts
-from paceline.training.config import TrainConfig
-from paceline.training.request import TrainRequest
+from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.startup_facts import common_arguments, facts_of, source_file
 from paceline.training.worker import facts_here
 

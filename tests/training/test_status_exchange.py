@@ -6,10 +6,10 @@ import torch
 from paceline.distributed.group import Group
 from paceline.errors import InterruptedTraining
 from paceline.metrics.counters import Totals
-from paceline.training.signals import StopFlag
 from paceline.training.status_exchange import (
     Agreement,
     Status,
+    StopFlag,
     agree,
     agree_on_pause,
     steps_to_next,

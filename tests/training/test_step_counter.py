@@ -13,10 +13,10 @@ from torch.utils.data import TensorDataset
 from paceline.distributed.group import Group
 from paceline.errors import InterruptedTraining, UsageError
 from paceline.options.fields import OptionValue
-from paceline.training.request import TrainRequest
+from paceline.training.config import TrainRequest
 from paceline.training.rng import seed_everything
 from paceline.training.session import Session
-from paceline.training.signals import StopFlag
+from paceline.training.status_exchange import StopFlag
 from paceline.training.worker import finish
 from tests.support.ranks import run_ranks
 from tests.support.sessions import assert_weights, net, points, session_on, sgd, weights_of

@@ -18,12 +18,11 @@ from paceline.options.fields import OptionValue
 from paceline.results.metrics_table import read_table
 from paceline.results.run_directory import RunDirectory
 from paceline.training import worker
-from paceline.training.config import TrainConfig, merge
+from paceline.training.config import TrainConfig, TrainRequest, merge
 from paceline.training.evaluation.evaluate_run import evaluate_run, find_snapshot
 from paceline.training.previous_run import PreviousRun
 from paceline.training.recipe import load_recipe
-from paceline.training.request import TrainRequest
-from paceline.training.signals import StopFlag
+from paceline.training.status_exchange import StopFlag
 from paceline.training.worker import finish, run_training
 from tests.support.agent import AgentStore
 from tests.support.ranks import run_ranks

@@ -5,12 +5,13 @@ import importlib
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
 
 from paceline._version import __version__
-from paceline.errors import ExitCode, PacelineError
+from paceline.errors import ExitCode, HelpShown, PacelineError
 from paceline.launch.error_records import exit_code_of, kind_of, message_of
 from paceline.options.fields import unknown_name
 from paceline.options.text import printable, shortened
@@ -123,7 +124,9 @@ def _dispatch(tokens: list[str]) -> int:
         print(f"paceline: {text}", file=sys.stderr)
         return ExitCode.USAGE
     run = importlib.import_module(COMMANDS[name].module).main
-    code: int = run(rest)
+    code: int = ExitCode.DONE
+    with suppress(HelpShown):
+        code = run(rest)
     return code
 
 

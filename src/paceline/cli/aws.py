@@ -59,14 +59,11 @@ def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     usage = f"{_COMMAND} {'|'.join(_OPTIONS)}"
     if wants_help(tokens) and tokens[0] not in _OPTIONS:
-        return show_help(usage, _ABOUT, ())
+        show_help(usage, _ABOUT, ())
     action, rest = take_word(tokens, usage, "what to do")
     if action not in _OPTIONS:
         raise UsageError(unknown_name(action, _OPTIONS, "action"))
-    command, options = f"{_COMMAND} {action}", _OPTIONS[action]
-    if wants_help(rest):
-        return show_help(command, _EACH[action], options)
-    given = parse_options(command, _EACH[action], rest, options)
+    given = parse_options(f"{_COMMAND} {action}", _EACH[action], rest, _OPTIONS[action])
     return _act(action, given)
 
 

@@ -12,7 +12,6 @@ from paceline.distributed.options import DistOptions
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.ssh.options import HostsOptions
 from paceline.options.command_line import (
-    HelpShown,
     note,
     parse_options,
     show_help,
@@ -79,17 +78,14 @@ def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     named = tokens[0] if tokens and not tokens[0].startswith("-") else None
     if named is None and wants_help(tokens):
-        return show_help(_COMMAND, _ABOUT, [*_OPTIONS, *_training()])
-    try:
-        asked = _read(tokens) if named is None else _read_recipe(named, tokens[1:])
-    except HelpShown:
-        return ExitCode.DONE
-    hosts = asked.hosts_options()
-    if asked.given.get("here"):
+        show_help(_COMMAND, _ABOUT, [*_OPTIONS, *_training()])
+    request = _read(tokens) if named is None else _read_recipe(named, tokens[1:])
+    hosts = request.hosts_options()
+    if request.given.get("here"):
         if hosts.named or named is not None:
             raise UsageError("--here looks at this process alone: leave out hosts and recipe")
-        return _examine_here(asked)
-    return _examine(asked, hosts)
+        return _examine_here(request)
+    return _examine(request, hosts)
 
 
 def _training() -> list[OptionField]:
@@ -132,11 +128,11 @@ def _from_here(path: str) -> str:
     return path.removeprefix(f"{Path.cwd()}/")
 
 
-def _examine_here(asked: _DoctorRequest) -> int:
+def _examine_here(request: _DoctorRequest) -> int:
     from paceline.distributed.environment_check import examine
 
-    findings = examine(surroundings(), asked.config.dist)
-    if asked.given.get("json"):
+    findings = examine(surroundings(), request.config.dist)
+    if request.given.get("json"):
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         print(printable("\n".join(_lines(findings))))
@@ -148,37 +144,37 @@ def _lines(findings: Sequence["CheckLine"]) -> list[str]:
     return [f"{f.state:8}{f.what:11} {f.text}" for f in findings]
 
 
-def _examine(asked: _DoctorRequest, hosts: HostsOptions) -> int:
+def _examine(request: _DoctorRequest, hosts: HostsOptions) -> int:
     from paceline.doctor.diagnosis import as_json
     from paceline.doctor.text_report import as_text
 
-    found = _found(asked, hosts)
+    found = _found(request, hosts)
     print(
         json.dumps(as_json(found), indent=2)
-        if asked.given.get("json")
+        if request.given.get("json")
         else printable(as_text(found))
     )
     return found.exit_code
 
 
-def _found(asked: _DoctorRequest, options: HostsOptions) -> "Diagnosis":
+def _found(request: _DoctorRequest, options: HostsOptions) -> "Diagnosis":
     from paceline.doctor.runner import TrainingPlace, examine_here, examine_hosts
 
-    run_dir = asked.given.get("run_dir")
+    run_dir = request.given.get("run_dir")
     runs = str(Path(str(run_dir)).parent) if run_dir is not None else "runs"
     place = TrainingPlace(directory=str(Path.cwd()), runs=runs)
     if not options.named:
-        return examine_here(_diagnosis_request(asked), place, asked.config.launch.workers, note)
-    return examine_hosts(options.read(), options, _diagnosis_request(asked), place, note)
+        return examine_here(_diagnosis_request(request), place, request.config.launch.workers, note)
+    return examine_hosts(options.read(), options, _diagnosis_request(request), place, note)
 
 
-def _diagnosis_request(asked: _DoctorRequest) -> "DiagnosisRequest":
+def _diagnosis_request(request: _DoctorRequest) -> "DiagnosisRequest":
     from paceline.doctor.diagnosis import DiagnosisRequest
 
-    config = asked.config
+    config = request.config
     return DiagnosisRequest(
         on_gpus=config.dist.device != "cpu" and config.dist.backend != "gloo",
         interface=config.dist.interface,
         loader_workers=config.data.loader_workers,
-        recipe=asked.recipe,
+        recipe=request.recipe,
     )

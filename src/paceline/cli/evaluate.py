@@ -7,11 +7,8 @@ from paceline.distributed.options import DeviceKind
 from paceline.errors import ExitCode, UsageError
 from paceline.options.command_line import (
     note,
-    parse_options,
-    show_help,
+    read_command,
     snapshot_option,
-    take_word,
-    wants_help,
 )
 from paceline.options.fields import OptionField
 from paceline.options.figures import show_loss
@@ -47,11 +44,9 @@ _ABOUT = (
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    command = "paceline evaluate RUN_DIR"
-    if wants_help(tokens):
-        return show_help(command, _ABOUT, _OPTIONS)
-    where, rest = take_word(tokens, command, "the run directory")
-    given = parse_options(command, _ABOUT, rest, _OPTIONS)
+    (where,), given = read_command(
+        "paceline evaluate RUN_DIR", _ABOUT, tokens, _OPTIONS, "the run directory"
+    )
     run = RunDirectory.named(where)
     run.read_run()
     from paceline.training.evaluation.evaluate_run import evaluate_run, find_snapshot

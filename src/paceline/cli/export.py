@@ -6,11 +6,8 @@ from pathlib import Path
 from paceline.errors import ExitCode
 from paceline.options.command_line import (
     note,
-    parse_options,
-    show_help,
+    read_command,
     snapshot_option,
-    take_word,
-    wants_help,
 )
 from paceline.options.fields import OptionField
 from paceline.options.text import printable
@@ -34,12 +31,14 @@ _ABOUT = (
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    command = "paceline export RUN_DIR FILE"
-    if wants_help(tokens):
-        return show_help(command, _ABOUT, _OPTIONS)
-    where, rest = take_word(tokens, command, "the run directory")
-    file, rest = take_word(rest, command, "the file to write")
-    given = parse_options(command, _ABOUT, rest, _OPTIONS)
+    (where, file), given = read_command(
+        "paceline export RUN_DIR FILE",
+        _ABOUT,
+        tokens,
+        _OPTIONS,
+        "the run directory",
+        "the file to write",
+    )
     run = RunDirectory.named(where)
     run.read_run()
     from paceline.checkpoint.export import export_weights

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paceline.data.options import PackOptions
 from paceline.errors import ExitCode
-from paceline.options.command_line import parse_options, show_help, take_word, wants_help
+from paceline.options.command_line import read_command
 from paceline.options.fields import option_fields
 from paceline.options.text import printable
 
@@ -20,12 +20,14 @@ _REPORT_EVERY_S = 5.0
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    command = "paceline pack DIR OUT"
-    if wants_help(tokens):
-        return show_help(command, _ABOUT, _OPTIONS)
-    source, rest = take_word(tokens, command, "the image folder")
-    out, rest = take_word(rest, command, "the directory to make")
-    given = parse_options(command, _ABOUT, rest, _OPTIONS)
+    (source, out), given = read_command(
+        "paceline pack DIR OUT",
+        _ABOUT,
+        tokens,
+        _OPTIONS,
+        "the image folder",
+        "the directory to make",
+    )
     options = PackOptions(**given)  # type: ignore[arg-type]  # checked by the parser
     from paceline.data.packed import list_broken, pack_images
 

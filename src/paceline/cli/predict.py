@@ -1,14 +1,14 @@
 """`paceline predict RUN|STUDY|PROFILE`: how a training would scale on hosts that aren't there."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import DataError, ExitCode, UsageError
-from paceline.options.command_line import parse_options, show_help, take_word, wants_help
+from paceline.options.command_line import read_command
 from paceline.options.durations import parse_duration_s
-from paceline.options.fields import OptionValue, option_fields
+from paceline.options.fields import option_fields
 from paceline.options.quantities import parse_bandwidth_bytes_per_s, parse_sizes
 from paceline.options.text import printable
 from paceline.scaling.options import PLAIN, PredictOptions
@@ -29,11 +29,9 @@ _ABOUT = (
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    command = "paceline predict RUN|STUDY|PROFILE"
-    if wants_help(tokens):
-        return show_help(command, _ABOUT, _OPTIONS)
-    where, rest = take_word(tokens, command, "the run directory")
-    given: Mapping[str, OptionValue] = parse_options(command, _ABOUT, rest, _OPTIONS)
+    (where,), given = read_command(
+        "paceline predict RUN|STUDY|PROFILE", _ABOUT, tokens, _OPTIONS, "the run directory"
+    )
     options = PredictOptions(**given)  # type: ignore[arg-type]  # checked by the parser
     if "restart" in given and options.mtbf is None:
         raise UsageError("--restart counts where nodes fail: give --mtbf as well")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from paceline.errors import ExitCode, UsageError
 from paceline.files import write_atomic
-from paceline.options.command_line import HelpShown, parse_options
+from paceline.options.command_line import parse_options
 from paceline.options.fields import OptionField
 from paceline.options.text import printable
 from paceline.recipes.registry import DEFAULT, reference_of
@@ -56,10 +56,7 @@ def main(tokens: Sequence[str]) -> int:
     recipe = load_recipe(reference_of(name))
     arguments = recipe.arguments()
     _check_names(recipe, arguments)
-    try:
-        given = parse_options(f"paceline preview {name}", _ABOUT, rest, [*arguments, *_OPTIONS])
-    except HelpShown:
-        return ExitCode.DONE
+    given = parse_options(f"paceline preview {name}", _ABOUT, rest, [*arguments, *_OPTIONS])
     count = int(str(given.pop("tiles", 64)))
     if not 1 <= count <= _MOST_TILES:
         raise UsageError(f"--tiles should be 1 to {_MOST_TILES}, not {count}")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from paceline.errors import ExitCode
-from paceline.options.command_line import parse_options, show_help, wants_help
+from paceline.options.command_line import parse_options
 from paceline.recipes.registry import BUILT_IN, DEFAULT
 from paceline.training.recipe import load_recipe
 
@@ -12,8 +12,6 @@ _ABOUT = "List the built-in recipes, a line each."
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    if wants_help(tokens):
-        return show_help("paceline recipes", _ABOUT, ())
     parse_options("paceline recipes", _ABOUT, tokens, ())
     width = max(map(len, BUILT_IN))
     for name, reference in BUILT_IN.items():

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.errors import ExitCode, UsageError
-from paceline.options.command_line import parse_options, show_help, take_word, wants_help
+from paceline.options.command_line import read_command
 from paceline.options.text import printable
 from paceline.results.run_directory import RunDirectory
 
@@ -16,11 +16,9 @@ _ABOUT = (
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    command = "paceline report DIR"
-    if wants_help(tokens):
-        return show_help(command, _ABOUT, ())
-    where, rest = take_word(tokens, command, "the run directory, or that of a scaling study")
-    parse_options(command, _ABOUT, rest, ())
+    (where,), _ = read_command(
+        "paceline report DIR", _ABOUT, tokens, (), "the run directory, or that of a scaling study"
+    )
     print(printable(str(_write(RunDirectory.named(where)))))
     return ExitCode.DONE
 

@@ -1,12 +1,11 @@
 """`paceline resume RUN_DIR`: goes on exactly where a training stopped, in mid-epoch as well."""
 
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline.cli.cluster_submit import ClusterChoice, cluster_options, submit, take_cluster_choice
-from paceline.cli.run import SCRIPT_ENTRY
 from paceline.cli.train import file_name, parse_recipe_options
 from paceline.errors import UsageError
 from paceline.gradient_sync.options import without_other_methods
@@ -17,10 +16,9 @@ from paceline.results.run_directory import RunDirectory
 from paceline.runtime.placement import choose_place
 from paceline.runtime.spec import Launch
 from paceline.runtime.start import start, warn_of_no_effect
-from paceline.training.config import TrainConfig, training_options
+from paceline.training.config import TrainConfig, TrainRequest, training_options
 from paceline.training.previous_run import PreviousRun
 from paceline.training.recipe import load_recipe
-from paceline.training.request import TrainRequest
 from paceline.training.sync.validation import refuse_idle
 
 _ALLOW = OptionField(
@@ -42,7 +40,7 @@ def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     if wants_help(tokens):
         options = [*training_options().values(), _ALLOW, *cluster_options()]
-        return show_help("paceline resume RUN_DIR", _ABOUT, options)
+        show_help("paceline resume RUN_DIR", _ABOUT, options)
     where, rest = take_word(tokens, "paceline resume RUN_DIR", "the run directory")
     run = RunDirectory.named(where)
     past = PreviousRun.read(run)
@@ -52,19 +50,13 @@ def main(tokens: Sequence[str]) -> int:
     given = parse_recipe_options(
         shlex.join(("paceline", "resume", where)), recipe, rest, [_ALLOW, *cluster_options()]
     )
-    elsewhere = take_cluster_choice(given)
-    names = _names(given.pop("allow_change", ()))
-    paths = recipe.path_arguments()
+    choice, allowed = take_cluster_choice(given), _names(given.pop("allow_change", ()))
     given = recipe.with_absolute_paths(given)
-    settings, arguments = past.changed(given, names, paths)
+    settings, arguments = past.changed(given, allowed, recipe.path_arguments())
     config = TrainConfig.from_settings(settings)
     refuse_idle(config, given)
     if "epochs" in given:
         past.check_epochs(config.loop.epochs, run.newest_step())
-    if config.launch.on in launchers():
-        return _submit(elsewhere, config, run, given | _allowing(names))
-    elsewhere.check(config.launch.on)
-    place = choose_place(config, usual_workers=past.world_size, hosts=elsewhere.hosts)
     request = TrainRequest(
         recipe=past.recipe,
         reference=past.reference,
@@ -75,15 +67,8 @@ def main(tokens: Sequence[str]) -> int:
         command=("paceline", "resume", *tokens),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    launch = Launch(
-        request=request,
-        config=config,
-        run=run,
-        place=place,
-        is_new=False,
-        paths=tuple(sorted(recipe.paths_among(arguments))),
-    )
-    return _go_on(launch, given)
+    paths = tuple(sorted(recipe.paths_among(arguments)))
+    return _resume(request, config, past, choice, given, allowed, paths)
 
 
 def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Sequence[str]) -> int:
@@ -98,19 +83,13 @@ def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Seq
         )
     options = [*script_options().values(), _ALLOW, *cluster_options()]
     given = parse_options(shlex.join(("paceline", "resume", where)), _ABOUT, tokens, options)
-    elsewhere = take_cluster_choice(given)
-    allowed = _names(given.pop("allow_change", ()))
+    choice, allowed = take_cluster_choice(given), _names(given.pop("allow_change", ()))
     past.changed(given, allowed)  # refuses
     # What the script itself says it will say again.
-    told = {"global_batch" if name == "batch_per_worker" else name for name in past.given}
-    before = {n: v for n, v in past.settings.items() if n in told}
+    given_then = {"global_batch" if name == "batch_per_worker" else name for name in past.given}
+    before = {n: v for n, v in past.settings.items() if n in given_then}
     before = without_other_methods(before, given)
     settings = before | given
-    config = TrainConfig.from_settings(settings)
-    if config.launch.on in launchers():
-        return _submit(elsewhere, config, run, given | _allowing(allowed))
-    elsewhere.check(config.launch.on)
-    place = choose_place(config, usual_workers=past.world_size, hosts=elsewhere.hosts)
     request = TrainRequest(
         kind="script",
         recipe=past.recipe,
@@ -124,35 +103,33 @@ def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Seq
         command=("paceline", "resume", where, *tokens),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    launch = Launch(
-        request=request, config=config, run=run, place=place, is_new=False, entry=SCRIPT_ENTRY
-    )
-    return _go_on(launch, given)
+    return _resume(request, TrainConfig.from_settings(settings), past, choice, given, allowed)
 
 
-def _submit(
-    elsewhere: ClusterChoice,
+def _resume(
+    request: TrainRequest,
     config: TrainConfig,
-    run: RunDirectory,
+    past: PreviousRun,
+    choice: ClusterChoice,
     given: Mapping[str, OptionValue],
+    allowed: Sequence[str],
+    paths: tuple[str, ...] = (),
 ) -> int:
-    """Have a cluster go on with a training whose run directory it sees."""
-    sent = {n: v for n, v in given.items() if n != "on"}
-    command = ("paceline", "resume", str(run.path), *words(sent))
-    return submit(elsewhere, config, command, file_name(run.path.name), str(run.path))
-
-
-def _go_on(launch: Launch, given: Collection[str]) -> int:
-    """Say what the user may not expect, and start the workers."""
-    if launch.place.rank == 0:
-        warn_of_no_effect(launch.place, given)
-        alone = launch.place.hosts is None and not launch.place.started_apart
-        _say_what_is_gone(launch.run, launch.run.newest_step(), alone=alone)
+    """Resume a training here, on hosts, or on a cluster that sees its run directory."""
+    run = RunDirectory.named(request.run_dir)
+    if config.launch.on in launchers():
+        sent = {n: v for n, v in given.items() if n != "on"}
+        sent |= {"allow_change": tuple(allowed)} if allowed else {}
+        command = ("paceline", "resume", str(run.path), *words(sent))
+        return submit(choice, config, command, file_name(run.path.name), str(run.path))
+    choice.check(config.launch.on)
+    place = choose_place(config, usual_workers=past.world_size, hosts=choice.hosts)
+    launch = Launch(request=request, config=config, run=run, place=place, is_new=False, paths=paths)
+    if place.rank == 0:
+        warn_of_no_effect(place, given)
+        alone = place.hosts is None and not place.started_apart
+        _say_what_is_gone(run, run.newest_step(), alone=alone)
     return start(launch)
-
-
-def _allowing(names: Sequence[str]) -> dict[str, OptionValue]:
-    return {"allow_change": tuple(names)} if names else {}
 
 
 def _names(allowed: object) -> list[str]:

@@ -5,25 +5,16 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from paceline.cli.cluster_submit import cluster_options, run_dir_there, submit, take_cluster_choice
-from paceline.cli.train import RUN_DIR, file_name
+from paceline.cli.cluster_submit import cluster_options, take_cluster_choice
+from paceline.cli.train import RUN_DIR, begin
 from paceline.errors import UsageError
-from paceline.launch.registry import launchers
 from paceline.options.command_line import (
     parse_options,
     part_script_args,
     show_help,
     wants_help,
-    words,
 )
-from paceline.results.run_directory import RunDirectory
-from paceline.runtime.placement import choose_place
-from paceline.runtime.spec import Launch
-from paceline.runtime.start import start, warn_of_no_effect
-from paceline.training.config import TrainConfig
-from paceline.training.request import TrainRequest
-
-SCRIPT_ENTRY = "paceline.script.entry:run_script"
+from paceline.training.config import TrainConfig, TrainRequest
 
 _USAGE = "paceline run SCRIPT.py [options] [-- the script's own arguments]"
 _ABOUT = (
@@ -40,25 +31,10 @@ def main(tokens: Sequence[str]) -> int:
     own, arguments = part_script_args(tokens)
     options = [*script_options().values(), RUN_DIR, *cluster_options()]
     if wants_help(own):
-        return show_help(_USAGE, _ABOUT, options)
+        show_help(_USAGE, _ABOUT, options)
     script, own = _take_script(own)
     given = parse_options(shlex.join(("paceline", "run", script)), _ABOUT, own, options)
-    elsewhere = take_cluster_choice(given)
-    where = given.pop("run_dir", None)
-    config = TrainConfig.from_settings(given)
-    name = file_name(Path(script).stem)
-    if config.launch.on in launchers():
-        run_dir = str(where or run_dir_there(name))
-        sent = {n: v for n, v in given.items() if n != "on"} | {"run_dir": run_dir}
-        command = ("paceline", "run", script, *words(sent), "--", *arguments)
-        return submit(elsewhere, config, command, name, run_dir)
-    elsewhere.check(config.launch.on)
-    place = choose_place(config, hosts=elsewhere.hosts)
-    if place.rank == 0:
-        warn_of_no_effect(place, tuple(given))
-    run = RunDirectory.usual(name, place.started_at())
-    if where is not None:
-        run = RunDirectory.named(str(where))
+    choice, where = take_cluster_choice(given), given.pop("run_dir", None)
     request = TrainRequest(
         kind="script",
         recipe=Path(script).name,
@@ -67,21 +43,11 @@ def main(tokens: Sequence[str]) -> int:
         script_args=arguments,
         settings=given,
         given=(*given, *(("run_dir",) if where is not None else ())),
-        run_dir=str(run.path),
+        run_dir="",
         command=("paceline", "run", *tokens),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    return start(
-        Launch(
-            request=request,
-            config=config,
-            run=run,
-            place=place,
-            is_new=True,
-            is_named=where is not None,
-            entry=SCRIPT_ENTRY,
-        )
-    )
+    return begin(script, request, TrainConfig.from_settings(given), choice, given, where)
 
 
 def _take_script(tokens: Sequence[str]) -> tuple[str, Sequence[str]]:

@@ -31,9 +31,8 @@ from paceline.scaling.table import as_text
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     if wants_help(tokens) and (not tokens or tokens[0].startswith("-")):
-        return show_help(USAGE, ABOUT, listed_options(None, is_script=True))
-    asked = read(tokens)
-    return ExitCode.DONE if asked is None else _in_its_directory(asked)
+        show_help(USAGE, ABOUT, listed_options(None, is_script=True))
+    return _in_its_directory(read(tokens))
 
 
 def _in_its_directory(asked: ScaleRequest) -> int:
@@ -96,8 +95,8 @@ def _as_it_stands(asked: ScaleRequest, study: Study, runner: Runner) -> Study:
     for method in (*asked.methods, PLAIN):
         settings = method_settings(method, asked.commands.methods, warm=False)
         options[method] = {name: value for name, value in settings.items() if name != "sync"}
-    told = summarise(study, sizes, runner.measured(plan), options, runner.trained(sizes))
-    return replace(told, notes=(*told.notes, *runner.problems))
+    study = summarise(study, sizes, runner.measured(plan), options, runner.trained(sizes))
+    return replace(study, notes=(*study.notes, *runner.problems))
 
 
 def _announce(asked: ScaleRequest) -> None:
@@ -129,11 +128,11 @@ def _with_prediction(place: StudyDirectory, study: Study) -> Study:
     if study.baseline_images_per_s is None or study.not_reliable:
         return study
     try:
-        told = predict_study(place.path)
+        prediction = predict_study(place.path)
     except PacelineError as error:
         return replace(study, notes=(*study.notes, f"There is no prediction: {error}"))
-    if told is not None:
-        study = replace(study, prediction=told)
+    if prediction is not None:
+        study = replace(study, prediction=prediction)
         place.write(study)
     return study
 

@@ -90,8 +90,8 @@ class ScaleRequest:
         return make_plan(self.sizes, self.options.repeats)
 
 
-def read(tokens: Sequence[str]) -> ScaleRequest | None:
-    """Read the command line; None where help was asked for and shown."""
+def read(tokens: Sequence[str]) -> ScaleRequest:
+    """Read the command line."""
     own, script_args = part_script_args(tokens)
     target, own = take_word(own, USAGE, "what to measure")
     is_script = target.endswith(".py")
@@ -99,7 +99,6 @@ def read(tokens: Sequence[str]) -> ScaleRequest | None:
     listed, command = listed_options(recipe, is_script=is_script), command_line("scale", target)
     if wants_help(own):
         show_help(command, ABOUT, listed)
-        return None
     if is_script and not Path(target).expanduser().is_file():
         raise UsageError(f"there is no file {target}")
     if script_args and not is_script:
@@ -109,7 +108,7 @@ def read(tokens: Sequence[str]) -> ScaleRequest | None:
     given = parse_options(command, ABOUT, own, listed)
     study = {f.name: given.pop(f.name) for f in fields(ScaleOptions) if f.name in given}
     options = ScaleOptions(**study)  # type: ignore[arg-type]  # checked by parsing
-    return _asked(tuple(tokens), target, options, given, recipe, script_args)
+    return _build_request(tuple(tokens), target, options, given, recipe, script_args)
 
 
 def listed_options(recipe: Recipe | None, *, is_script: bool) -> list[OptionField]:
@@ -127,7 +126,7 @@ def listed_options(recipe: Recipe | None, *, is_script: bool) -> list[OptionFiel
     return [*study, *_HOSTS, *recipe.arguments(), *shown_with(options, recipe.settings)]
 
 
-def _asked(
+def _build_request(
     tokens: tuple[str, ...],
     target: str,
     options: ScaleOptions,
@@ -168,7 +167,7 @@ def _asked(
         seconds=options.seconds,
         script_args=script_args,
     )
-    asked = ScaleRequest(
+    request = ScaleRequest(
         tokens=tokens,
         options=options,
         commands=commands,
@@ -179,8 +178,8 @@ def _asked(
         settled=_settled(options, commands, hosts, given),
     )
     if recipe is not None:
-        _check_recipe(asked, recipe)
-    return asked
+        _check_recipe(request, recipe)
+    return request
 
 
 def _most_workers(hosts: Sequence[Host], given: Mapping[str, OptionValue]) -> int:
@@ -204,10 +203,10 @@ def _batch(
     """Settle the batch of one worker alone; None where a script does."""
     name = _BATCHES[options.mode]
     other = next(n for n in _BATCHES.values() if n != name)
-    told = given.get(name)
-    if told is None and not is_script:
-        told = recipe.get(name) or recipe.get(other) or DEFAULT_GLOBAL_BATCH
-    return told if isinstance(told, int) else None
+    size = given.get(name)
+    if size is None and not is_script:
+        size = recipe.get(name) or recipe.get(other) or DEFAULT_GLOBAL_BATCH
+    return size if isinstance(size, int) else None
 
 
 def _check(
@@ -237,14 +236,14 @@ def _check(
         )
 
 
-def _check_recipe(asked: ScaleRequest, recipe: Recipe) -> None:
+def _check_recipe(request: ScaleRequest, recipe: Recipe) -> None:
     """Check each size's settings before anything is trained.
 
     Raises:
         UsageError: One can't be.
     """
-    commands, gpus = asked.commands, _gpus(asked.commands.given)
-    most = max(size.workers for size in asked.sizes)
+    commands, gpus = request.commands, _gpus(request.commands.given)
+    most = max(size.workers for size in request.sizes)
     if gpus and not commands.hosts and most > gpus:
         raise UsageError(
             f"--workers says {most}, and there are {gpus} GPUs here (one worker uses one). Give "
@@ -252,12 +251,12 @@ def _check_recipe(asked: ScaleRequest, recipe: Recipe) -> None:
         )
     arguments = {argument.name for argument in recipe.arguments()}
     own = {n: v for n, v in commands.given.items() if n not in arguments}
-    for size in asked.sizes:
-        batch = global_batch_of(asked.options.mode, asked.batch or 1, size.workers)
+    for size in request.sizes:
+        batch = global_batch_of(request.options.mode, request.batch or 1, size.workers)
         method = method_settings(size.method, commands.methods, warm=True)
         sized = own | {"global_batch": batch, "batch_per_worker": None} | method
         for ends in (
-            ({"time_budget": None}, {}) if asked.options.train else ({"time_budget": None},)
+            ({"time_budget": None}, {}) if request.options.train else ({"time_budget": None},)
         ):
             settings = merge(sized | ends, recipe.settings)
             check_workers(TrainConfig.from_settings(settings), size.workers)
@@ -270,7 +269,7 @@ def _settled(
     given: Mapping[str, OptionValue],
 ) -> Mapping[str, object]:
     ends = {flag(n): v for n, v in given.items() if n in ONLY_TRAINED}
-    told = {
+    content = {
         "recipe or script": commands.target,
         "--mode": options.mode,
         "--seconds": options.seconds,
@@ -279,5 +278,5 @@ def _settled(
         **{flag(n): v for n, v in given.items() if n not in ONLY_TRAINED},
         OF_TRAINED: ends if options.train else None,
     }
-    plain: Mapping[str, object] = json.loads(json.dumps(told, default=str))  # paths
+    plain: Mapping[str, object] = json.loads(json.dumps(content, default=str))  # paths
     return plain

@@ -39,9 +39,8 @@ from paceline.recipes.registry import reference_of
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.placement import count_gpus
 from paceline.runtime.script_options import script_options
-from paceline.training.config import TrainConfig, merge, training_options
+from paceline.training.config import TrainConfig, TrainRequest, merge, training_options
 from paceline.training.recipe import Recipe, absolute_reference, load_recipe
-from paceline.training.request import TrainRequest
 from paceline.verify.landlock import landlock_version
 
 if TYPE_CHECKING:
@@ -115,16 +114,14 @@ class _VerifyRequest:
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     if wants_help(tokens) and (not tokens or tokens[0].startswith("-")):
-        return show_help(_USAGE, _ABOUT, [*_OPTIONS, *_training_options()])
+        show_help(_USAGE, _ABOUT, [*_OPTIONS, *_training_options()])
     asked = _read(tokens)
-    if asked is None:
-        return ExitCode.DONE
     with scratch_directory() as place:
         return _verify(asked, place)
 
 
-def _read(tokens: Sequence[str]) -> _VerifyRequest | None:
-    """Read the command line; None where help was asked for and shown."""
+def _read(tokens: Sequence[str]) -> _VerifyRequest:
+    """Read the command line."""
     own, script_args = part_script_args(tokens)
     target, own = take_word(own, _USAGE, "what to verify")
     if RunDirectory.named(target).run_json.exists():
@@ -135,7 +132,6 @@ def _read(tokens: Sequence[str]) -> _VerifyRequest | None:
     command = command_line("verify", target)
     if wants_help(own):
         show_help(command, _ABOUT, listed)
-        return None
     if script_args and not is_script:
         raise UsageError("arguments after -- are for a script; a recipe's are options like others")
     given = parse_options(command, _ABOUT, own, listed)
@@ -336,8 +332,8 @@ class _Launcher:
             )
         if outcome.interrupted:
             raise KeyboardInterrupt
-        if told := refused(records):
-            raise UsageError(told)
+        if refusal := refused(records):
+            raise UsageError(refusal)
         events = [read_events(record_path(records, r)) for r in range(workers)]
         places = read_locations(records, events)
         if not (outcome.failures and lost_one_another(outcome.failures[0], places)):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.watchdog.stragglers import WorkerSpeed, find_stragglers, read_live
-from paceline.options.command_line import parse_options, show_help, wants_help
+from paceline.options.command_line import read_command
 from paceline.options.fields import OptionField
 from paceline.options.text import printable
 from paceline.results.run_directory import RunDirectory
@@ -16,7 +16,6 @@ from paceline.results.run_directory import RunDirectory
 if TYPE_CHECKING:
     from rich.table import Table
 
-_USAGE = "paceline workers RUN_DIR [options]"
 _ABOUT = (
     "Show a running training's workers in a live table, the slowest first: where the time of a "
     "step goes, into computing, waiting for other workers, and waiting for data. Ctrl-C ends the "
@@ -39,12 +38,9 @@ _EVERY_S = 1.0
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    if wants_help(tokens):
-        return show_help(_USAGE, _ABOUT, _OPTIONS)
-    if not tokens or tokens[0].startswith("-"):
-        raise UsageError(f"the run directory is missing. Usage: {_USAGE}")
-    run = RunDirectory.named(tokens[0])
-    given = parse_options("paceline workers", _ABOUT, tokens[1:], _OPTIONS)
+    usage = "paceline workers RUN_DIR"
+    (where,), given = read_command(usage, _ABOUT, tokens, _OPTIONS, "the run directory")
+    run = RunDirectory.named(where)
     if not run.logs.is_dir():
         raise UsageError(f"{run.path} holds no training: there is no {run.logs.name} in it")
     most = int(str(given.get("most", 20)))

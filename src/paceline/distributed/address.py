@@ -71,9 +71,9 @@ def address_of(
     Raises:
         UsageError: Nobody says where rank 0 is.
     """
-    asked = parse_init_method(init_method) if init_method else None
-    if asked is not None:
-        return asked
+    requested = parse_init_method(init_method) if init_method else None
+    if requested is not None:
+        return requested
     if store_file:
         return Address(scheme="agent", path=store_file)
     if not placement.master_addr or not placement.master_port:

@@ -65,8 +65,8 @@ def examine(environment: Environment, options: DistOptions) -> tuple[CheckLine, 
     if placement.world_size > 1:
         met = _attempted("meeting", lambda: _meeting(environment, options, placement))
         way = _attempted("interface", lambda: _interface(environment, options, placement))
-        told = {finding.text for finding in met}
-        findings += [*met, *(finding for finding in way if finding.text not in told)]
+        known = {finding.text for finding in met}
+        findings += [*met, *(finding for finding in way if finding.text not in known)]
     findings += _attempted("device", lambda: _device(options, placement))
     return tuple(findings)
 

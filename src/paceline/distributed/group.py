@@ -255,11 +255,12 @@ def _joined_by_mpi(
 ) -> Iterator[Group]:
     """MPI numbers its workers itself and needs neither a store nor an interface of ours."""
     dist.init_process_group("mpi")
-    told = (placement.rank, placement.world_size)
-    if (dist.get_rank(), dist.get_world_size()) != told:
+    expected = (placement.rank, placement.world_size)
+    if (dist.get_rank(), dist.get_world_size()) != expected:
         raise JobError(
             f"MPI says rank {dist.get_rank()} of {dist.get_world_size()}, the environment says "
-            f"rank {told[0]} of {told[1]}. With --backend mpi start the workers by mpirun alone"
+            f"rank {placement.rank} of {placement.world_size}. With --backend mpi start the "
+            "workers by mpirun alone"
         )
     group = Group(placement, device, "mpi")
     try:
@@ -272,7 +273,7 @@ def _joined_by_mpi(
 
 def _compare(group: Group, facts: Facts) -> None:
     """Compare facts by the group itself, where there is no store. Collective."""
-    told = map(WorkerFacts.from_json, group.gather_texts(WorkerFacts.here(facts).to_json()))
-    found = disagreement(list(told))
+    workers = map(WorkerFacts.from_json, group.gather_texts(WorkerFacts.here(facts).to_json()))
+    found = disagreement(list(workers))
     if found:
         raise JobError(found)

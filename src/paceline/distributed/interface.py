@@ -25,7 +25,7 @@ class Route:
     chosen_by: ChosenBy
 
 
-def find_route(host: str, asked: str | None, chosen: str) -> Route:
+def find_route(host: str, requested: str | None, chosen: str) -> Route:
     """Choose the interface: the one asked for, one set before, or that of the route to rank 0.
 
     A name that stands for the loopback address only on its own host (as Debian's /etc/hosts has
@@ -33,15 +33,15 @@ def find_route(host: str, asked: str | None, chosen: str) -> Route:
 
     Args:
         host: Rank 0's host; empty where workers meet in a file.
-        asked: `--interface`.
+        requested: `--interface`.
         chosen: GLOO_SOCKET_IFNAME; may be empty.
 
     Raises:
         UsageError: There is no such interface, or it has no address.
         InfrastructureError: The name can't be resolved, or no route leads there.
     """
-    if asked:
-        return Route(interface=asked, address=address_on(asked), chosen_by="--interface")
+    if requested:
+        return Route(interface=requested, address=address_on(requested), chosen_by="--interface")
     if chosen:
         address = address_on(chosen, "GLOO_SOCKET_IFNAME")
         return Route(interface=chosen, address=address, chosen_by="GLOO_SOCKET_IFNAME")

@@ -162,8 +162,8 @@ def arrive(store: Store, address: Address, placement: Placement, timeout_s: floa
     _wait_for_all(store, address, placement, timeout_s)
     if placement.settled:
         return placement
-    told = [json.loads(store.get(f"node/{other}")) for other in range(world_size)]
-    return settled(placement, [str(node) for node, _ in told], [int(own) for _, own in told])
+    nodes = [json.loads(store.get(f"node/{other}")) for other in range(world_size)]
+    return settled(placement, [str(node) for node, _ in nodes], [int(own) for _, own in nodes])
 
 
 def settled(placement: Placement, nodes: Sequence[str], local_ranks: Sequence[int]) -> Placement:

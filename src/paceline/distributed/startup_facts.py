@@ -46,13 +46,13 @@ class WorkerFacts:
         return cls(str(host), {str(name): str(value) for name, value in facts.items()})
 
 
-def disagreement(told: Sequence[WorkerFacts]) -> str:
+def disagreement(workers: Sequence[WorkerFacts]) -> str:
     """Say in what the workers differ from rank 0; empty where they don't. Pure.
 
     Args:
-        told: In rank order.
+        workers: In rank order.
     """
-    found = list(_differences(told))
+    found = list(_differences(workers))
     if not found:
         return ""
     more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
@@ -100,18 +100,18 @@ def _found_by_rank_0(store: Store, world_size: int) -> str:
     return disagreement([WorkerFacts.from_json(text.decode()) for text in texts])
 
 
-def _differences(told: Sequence[WorkerFacts]) -> Iterator[str]:
+def _differences(workers: Sequence[WorkerFacts]) -> Iterator[str]:
     """Name each fact in which workers differ, with the first worker of each other value."""
-    first = told[0]
-    names = dict.fromkeys(name for worker in told for name in worker.facts)
+    first = workers[0]
+    names = dict.fromkeys(name for worker in workers for name in worker.facts)
     for name in names:
         own = first.facts.get(name, "none")
         ranks: dict[str, list[int]] = {}
-        for rank, worker in enumerate(told):
+        for rank, worker in enumerate(workers):
             ranks.setdefault(worker.facts.get(name, "none"), []).append(rank)
         del ranks[own]
         for value, having in ranks.items():
-            who = f"rank {having[0]} on {told[having[0]].host}"
+            who = f"rank {having[0]} on {workers[having[0]].host}"
             others = f" and {len(having) - 1} more have" if having[1:] else " has"
             yield f"{who}{others} {name} {_short(value)}, rank 0 on {first.host} has {_short(own)}"
 

@@ -16,12 +16,12 @@ from torch.utils.hooks import RemovableHandle
 
 from paceline.distributed.group import Group
 from paceline.errors import JobError
-from paceline.gradient_sync.broadcast_parameters import agree_on_weights
 from paceline.gradient_sync.bucket_overlap import BucketOverlap
 from paceline.gradient_sync.compression import Compression
 from paceline.gradient_sync.name_list import list_names
 from paceline.gradient_sync.network_model import ring_bytes
 from paceline.gradient_sync.powersgd import PowerSGD
+from paceline.gradient_sync.replica_consistency import agree_on_weights
 
 Forward = Callable[..., object]
 
@@ -46,8 +46,8 @@ class Replica:
     """Averages a module's gradients over the workers while its backward pass runs, or after it.
 
     The first backward pass of a process stays local: it shows which parameters get a gradient at
-    all (`settle`). Buffers (BatchNorm's running statistics) stay each worker's own while training;
-    who uses the model averages them. Broadcasting them before every forward pass,
+    all (`finish_backward`). Buffers (BatchNorm's running statistics) stay each worker's own while
+    training; who uses the model averages them. Broadcasting them before every forward pass,
     DistributedDataParallel's default, would keep rank 0's alone and cost one more collective.
     """
 
@@ -74,7 +74,7 @@ class Replica:
         """Whether the next backward pass averages; False while micro-batches are added up."""
         self.used = False
         """Whether the next backward pass that reaches the module will average its gradients."""
-        self._looked = False
+        self._has_reported_unused = False
         self._group = group
         self.compression = compression
         """What gradients travel in; by default they do as they are. To be set before any does."""
@@ -109,7 +109,9 @@ class Replica:
     @alone.setter
     def alone(self, alone: bool) -> None:
         self._alone = alone or self._group.world_size == 1
-        self._looked = self._looked or self._settled  # what gets no gradient has been said
+        self._has_reported_unused = (
+            self._has_reported_unused or self._settled
+        )  # what gets no gradient has been said
         self._parallel, self.used = None, False
 
     def defer_to(self, averager: Averager | None) -> None:
@@ -147,7 +149,7 @@ class Replica:
         self.used = True
         return self._parallel(*args, **kwargs)
 
-    def settle(self) -> tuple[str, ...]:
+    def finish_backward(self) -> tuple[str, ...]:
         """Make sure after a backward pass that its gradients are those of all workers.
 
         Almost always they are already, and this only looks. Collective where they are not: after
@@ -163,7 +165,7 @@ class Replica:
         if self._averager is not None:
             return self._average(self._averager)
         if self._alone:
-            return () if self._looked else self._look()
+            return () if self._has_reported_unused else self._find_unused()
         if self._is_frozen():
             return ()
         held = [p.grad is not None for p in self.parameters.values()]
@@ -176,7 +178,7 @@ class Replica:
         without = self._compare(held)
         return () if without is None else self._catch_up(without)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Count nothing of the backward passes since the last averaging. Collective."""
         self.syncing = True
         self._reached.clear()
@@ -282,11 +284,11 @@ class Replica:
             assert parameter.grad is not None
             self._departures.arrive(name, parameter.grad)
 
-    def _look(self) -> tuple[str, ...]:
+    def _find_unused(self) -> tuple[str, ...]:
         """Look once, after the first backward pass that was about this module."""
         without = [n for n, p in self.parameters.items() if p.grad is None]
-        self._looked = len(without) < len(self.parameters)
-        return tuple(without) if self._looked else ()
+        self._has_reported_unused = len(without) < len(self.parameters)
+        return tuple(without) if self._has_reported_unused else ()
 
     def release(self) -> None:
         """Give the module its own forward pass back. Local to the worker."""
@@ -302,7 +304,7 @@ class Replica:
         self._watch()
 
     def _is_frozen(self) -> bool:
-        """Tell whether nothing is trained now; heed what the script has frozen or thawed."""
+        """Tell whether nothing is trained now; notice what the script has frozen or thawed."""
         trained = [p.requires_grad for p in self._every]
         if trained == self._trained:
             return not self.parameters

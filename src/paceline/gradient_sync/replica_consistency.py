@@ -1,16 +1,18 @@
-"""Compares what has to be the same on all workers, bit by bit, and names who has drifted."""
+"""The same model on every worker: made so at the start, compared bit by bit afterwards.
+
+An error names who has drifted.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.distributed.group import Group
 from paceline.errors import JobError
 from paceline.gradient_sync.name_list import list_names
-from paceline.gradient_sync.tensor_hash import hash_bits
 
 _SHOWN = 3
 
@@ -42,7 +44,7 @@ class ReplicaConsistency:
         self._parameters = parameters
         self._optimizers = optimizers
 
-    def look(self, step: int) -> None:
+    def check(self, step: int) -> None:
         """Compare where this step is due. Collective then, with one wait for the device.
 
         Args:
@@ -55,7 +57,7 @@ class ReplicaConsistency:
             self.compare(step)
 
     def compare(self, step: int) -> None:
-        """Compare now, unless it is never done. Collective; raises as `look`."""
+        """Compare now, unless it is never done. Collective; raises as `check`."""
         if not self._every or self._group.world_size == 1:
             return
         parameters, rates = self._parameters(), _rates(self._optimizers)
@@ -124,3 +126,63 @@ def _message(
         "weights or rates on some ranks alone, or a device computes wrongly. The newest snapshot "
         f"may be from before: see `paceline resume`, and {remedy} if it happens again"
     )
+
+
+_CHUNK = 1 << 20
+_NEXT_CHUNK = 0x9E3779B97F4A7C15 - (1 << 64)
+"""An odd number: by it the sum so far is multiplied before the next chunk comes."""
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+@torch.no_grad()
+def hash_bits(tensor: Tensor) -> Tensor:
+    """Hash a tensor's bits on its device, without waiting for it.
+
+    The sum of (2i + 1) * bits_i over the elements of each million, in whole numbers modulo 2**64:
+    it is exact, so that no order of summing changes it, and odd weights let no change of one
+    element go unseen. Three operations for each million, or part of it.
+
+    Args:
+        tensor: Of any shape and type.
+
+    Returns:
+        () int64, on the tensor's device.
+    """
+    bits = _bits(tensor.detach())  # (N,)
+    weights = torch.arange(1, 2 * max(1, min(len(bits), _CHUNK)), 2, device=bits.device)
+    total = bits.new_zeros((), dtype=torch.int64)
+    for chunk in bits.split(_CHUNK):
+        total = (chunk * weights[: len(chunk)]).sum().add(total, alpha=_NEXT_CHUNK)
+    return total
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Give the elements as whole numbers: (N,), of their own size or of 8 bytes."""
+    flat = tensor.flatten() if tensor.is_contiguous() else tensor.contiguous().flatten()
+    return flat.view(_INTEGERS.get(flat.element_size(), torch.int64))
+
+
+@torch.no_grad()
+def agree_on_weights(module: nn.Module, group: Group) -> None:
+    """Compare the workers' modules by name and shape, and give all of them rank 0's. Collective.
+
+    Raises:
+        JobError: They differ.
+    """
+    if group.world_size == 1:
+        return
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    described = [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in state.items()]
+    lists = [text.splitlines() for text in group.gather_texts("\n".join(described))]
+    for rank, other in enumerate(lists):
+        different = [a for a in lists[0] if a not in other] + [
+            b for b in other if b not in lists[0]
+        ]
+        if different or other != lists[0]:
+            hosts = group.hosts()
+            raise JobError(
+                f"the models of rank 0 on {hosts[0]} and rank {rank} on {hosts[rank]} differ: "
+                f"{list_names(different) or 'order'}. Every worker must build the same model"
+            )
+    for tensor in state.values():
+        group.broadcast_(tensor.detach())

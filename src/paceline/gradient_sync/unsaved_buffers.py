@@ -6,7 +6,7 @@ from typing import final
 from torch import Tensor, nn
 
 from paceline.errors import JobError
-from paceline.gradient_sync.tensor_hash import hash_bits
+from paceline.gradient_sync.replica_consistency import hash_bits
 
 
 @final

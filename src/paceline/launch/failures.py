@@ -135,14 +135,14 @@ def unrecorded(
         because they didn't end after a peer failed. Those killed after a request to stop count, and
         so do those that ended with 0 before their end.
     """
-    told = set(recorded) | set(done)
+    explained = set(recorded) | set(done)
     found = {}
     for rank, code in ending.exit_codes.items():
         if ending.stop_requested:
             ours = code == -signal.SIGTERM
         else:
             ours = rank in ending.stopped or (code == -signal.SIGTERM and rank != ending.first)
-        if code is not None and rank not in told and not ours:
+        if code is not None and rank not in explained and not ours:
             found[rank] = code
     return found
 

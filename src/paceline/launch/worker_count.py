@@ -25,11 +25,11 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def choose_workers(asked: int | None, gpus: int, cores: int, backend: str) -> int:
+def choose_workers(requested: int | None, gpus: int, cores: int, backend: str) -> int:
     """Choose the number of workers for one machine.
 
     Args:
-        asked: The user's number, or None.
+        requested: The user's number, or None.
         gpus: GPUs that can be used here.
         cores: CPU cores that can be used here.
         backend: `auto`; `nccl`, `xccl` or `smddp` (GPU workers); `gloo` (CPU workers).
@@ -37,12 +37,12 @@ def choose_workers(asked: int | None, gpus: int, cores: int, backend: str) -> in
     Raises:
         UsageError: There aren't enough GPUs for what was asked.
     """
-    if asked is not None and asked < 1:
-        raise UsageError(f"--workers is {asked}; it must be at least 1")
-    check_machine(asked or 1)
+    if requested is not None and requested < 1:
+        raise UsageError(f"--workers is {requested}; it must be at least 1")
+    check_machine(requested or 1)
     if backend in _GPU_BACKENDS or (backend == "auto" and gpus > 0):
-        return _gpu_workers(asked, gpus, backend)
-    return _cpu_workers(asked, cores)
+        return _gpu_workers(requested, gpus, backend)
+    return _cpu_workers(requested, cores)
 
 
 def check_count(workers: int) -> None:
@@ -95,12 +95,12 @@ def _raised_limit(needed: int) -> int:
 
 
 def threads_per_worker(
-    asked: int | None, workers: int, cores: int, omp_num_threads: str | None = None
+    requested: int | None, workers: int, cores: int, omp_num_threads: str | None = None
 ) -> int:
     """Choose the CPU threads of each worker.
 
     Args:
-        asked: The user's number, or None.
+        requested: The user's number, or None.
         workers: Workers on this machine.
         cores: CPU cores that can be used here.
         omp_num_threads: The user's OMP_NUM_THREADS, which counts where nothing was asked.
@@ -108,15 +108,15 @@ def threads_per_worker(
     Raises:
         UsageError: The number asked for is below 1, or OMP_NUM_THREADS isn't a number.
     """
-    if asked is not None:
-        if asked < 1:
-            raise UsageError(f"--threads is {asked}; it must be at least 1")
-        if asked > cores:
+    if requested is not None:
+        if requested < 1:
+            raise UsageError(f"--threads is {requested}; it must be at least 1")
+        if requested > cores:
             raise UsageError(
-                f"--threads is {asked}, but there {_are(cores, 'CPU core')} here: "
+                f"--threads is {requested}, but there {_are(cores, 'CPU core')} here: "
                 f"more of them only slow a training down. Give at most {cores}"
             )
-        return asked
+        return requested
     if omp_num_threads:
         first = omp_num_threads.split(",")[0].strip()  # a list gives one number per nesting level
         number = parse_count(first)
@@ -129,23 +129,23 @@ def threads_per_worker(
     return max(1, cores // workers)
 
 
-def _gpu_workers(asked: int | None, gpus: int, backend: str) -> int:
+def _gpu_workers(requested: int | None, gpus: int, backend: str) -> int:
     if gpus == 0:
         raise UsageError(
             f"--backend {backend} needs GPUs and there is none here. "
             "Say --backend gloo to train on the CPU"
         )
-    if asked is not None and asked > gpus:
+    if requested is not None and requested > gpus:
         raise UsageError(
-            f"--workers {asked}, but there {_are(gpus, 'GPU')} here (one worker uses one). "
+            f"--workers {requested}, but there {_are(gpus, 'GPU')} here (one worker uses one). "
             f"Say --workers {gpus}, or --backend gloo to train on the CPU"
         )
-    return asked or gpus
+    return requested or gpus
 
 
-def _cpu_workers(asked: int | None, cores: int) -> int:
+def _cpu_workers(requested: int | None, cores: int) -> int:
     """More than cores is allowed where it is asked for: slower, and good for trying things out."""
-    return asked or min(_DEFAULT_CPU_WORKERS, cores)
+    return requested or min(_DEFAULT_CPU_WORKERS, cores)
 
 
 def _are(count: int, noun: str) -> str:

@@ -1,11 +1,10 @@
 """Command lines made from option fields: parsing, `--help`, and errors that list what is known."""
 
-import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import GenericAlias, UnionType
-from typing import Annotated, Union, cast, final, get_args, get_origin
+from typing import Annotated, NoReturn, Union, cast, final, get_args, get_origin
 
 from cyclopts import App, Group, Parameter
 from cyclopts.config import Env
@@ -17,7 +16,7 @@ from cyclopts.exceptions import (
     UnusedCliTokensError,
 )
 
-from paceline.errors import ExitCode, UsageError
+from paceline.errors import HelpShown, UsageError
 from paceline.options.fields import OptionField, OptionValue, check_values, unknown_name
 from paceline.options.text import printable
 
@@ -55,10 +54,6 @@ def plain(value: OptionValue) -> OptionValue:
 
 _ENVIRONMENT_PREFIX = "PACELINE_"
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
-
-
-class HelpShown(Exception):  # noqa: N818  # not an error: the user asked for help
-    """`--help` was given and has been printed."""
 
 
 def parse_options(
@@ -228,11 +223,39 @@ def part_script_args(tokens: Sequence[str]) -> tuple[Sequence[str], tuple[str, .
     return tokens[:place], tuple(tokens[place + 1 :])
 
 
-def show_help(command: str, about: str, options: Iterable[OptionField]) -> int:
-    """Print a command's help. Returns the exit code."""
-    with contextlib.suppress(HelpShown):
-        parse_options(command, about, ["--help"], options)
-    return ExitCode.DONE
+def show_help(command: str, about: str, options: Iterable[OptionField]) -> NoReturn:
+    """Print a command's help.
+
+    Raises:
+        HelpShown: Always; the command is over.
+    """
+    parse_options(command, about, ["--help"], options)
+    raise HelpShown
+
+
+def read_command(
+    usage: str, about: str, tokens: Sequence[str], options: Iterable[OptionField], *words: str
+) -> tuple[list[str], dict[str, OptionValue]]:
+    """Read the positional arguments of a command, and its options.
+
+    Args:
+        usage: Name to show, for example `paceline export RUN_DIR FILE`.
+        about: What `--help` says first.
+        tokens: The command line after the command.
+        options: As for `parse_options`.
+        words: What each positional argument is, for the error where it is missing.
+
+    Raises:
+        HelpShown: Help was asked for and printed.
+        UsageError: Something is missing, unknown or unreadable.
+    """
+    if wants_help(tokens):
+        show_help(usage, about, options)
+    given = []
+    for what in words:
+        word, tokens = take_word(tokens, usage, what)
+        given.append(word)
+    return given, parse_options(usage, about, tokens, options)
 
 
 def note(line: str) -> None:

@@ -84,18 +84,18 @@ def _on_node(config: TrainConfig) -> Place | None:
     node = node_here(config.launch, config.dist)
     if node is None:
         return None
-    place = local_place(config, asked=node.workers)
+    place = local_place(config, requested=node.workers)
     return replace(place, rank=node.node_rank, nodes=node.nodes, node=node)
 
 
 def local_place(
-    config: TrainConfig, *, asked: int | None = None, usual: int | None = None
+    config: TrainConfig, *, requested: int | None = None, usual: int | None = None
 ) -> Place:
     """Choose how many workers this machine gets, and their threads.
 
     Args:
         config: The options.
-        asked: A number that counts before that of the options.
+        requested: A number that counts before that of the options.
         usual: How many where nobody says.
 
     Raises:
@@ -111,7 +111,7 @@ def local_place(
     backend = by_device.get(options.device, options.backend)
     if usual is not None and gpus:
         usual = min(usual, gpus)  # this machine may have fewer than the last one
-    wanted = asked or config.launch.workers or workers_of_node() or usual
+    wanted = requested or config.launch.workers or workers_of_node() or usual
     workers = choose_workers(wanted, gpus, cores, backend)
     if workers > max(cores, gpus):
         print(f"{workers} workers share {cores} CPU cores: expect no gain in speed", flush=True)

@@ -17,9 +17,8 @@ from paceline.distributed.interface import (
 from paceline.errors import UsageError
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.placement import local_place
-from paceline.training.config import TrainConfig
+from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.recipe import absolute_reference
-from paceline.training.request import TrainRequest
 from paceline.training.startup_facts import code_and_versions
 
 
@@ -40,7 +39,7 @@ def inspect(text: str) -> str:
     order = json.loads(text)
     request = _at_home(TrainRequest.from_json(order["payload"]), order)
     config = TrainConfig.from_settings(request.settings)
-    place = local_place(config, asked=order["workers"])
+    place = local_place(config, requested=order["workers"])
     route = _route(order, config)
     return json.dumps(
         {

@@ -40,10 +40,10 @@ def agree_on_run(launch: Launch) -> Launch:
     own = json.dumps({"path": str(launch.run.path), "problem": problem})
     own_store = of_attempt(store, placement.attempt)
     try:
-        told = common_text(own_store, rank, _KEY, own)
+        agreement = common_text(own_store, rank, _KEY, own)
     except RuntimeError as error:
         raise InfrastructureError(f"rank 0 did not come to {address} in {timeout_s:g} s") from error
-    agreed = json.loads(told)
+    agreed = json.loads(agreement)
     if agreed["problem"]:
         if rank == 0:
             wait_until_heard(own_store, _KEY, placement.world_size)

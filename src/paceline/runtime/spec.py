@@ -7,10 +7,12 @@ from datetime import UTC, datetime
 from paceline.distributed.placement import NodePlacement
 from paceline.launch.ssh.options import HostsOptions
 from paceline.results.run_directory import RunDirectory
-from paceline.training.config import TrainConfig
-from paceline.training.request import TrainRequest
+from paceline.training.config import TrainConfig, TrainRequest
 
-RECIPE_ENTRY = "paceline.training.worker:run_training"
+_ENTRIES = {
+    "recipe": "paceline.training.worker:run_training",
+    "script": "paceline.script.entry:run_script",
+}
 # Every optimizer imports torch._dynamo when it is built: here it is done once, for all workers.
 PRELOAD = ("paceline.training.worker", "torch._dynamo")
 
@@ -55,12 +57,15 @@ class Launch:
     place: Place
     is_new: bool
     """Whether this begins a training, rather than going on with one."""
-    entry: str = RECIPE_ENTRY
-    """What every worker runs."""
     is_named: bool = True
     """Whether the user has named the run directory."""
     paths: tuple[str, ...] = ()
     """Names of the recipe's arguments that are paths."""
+
+    @property
+    def entry(self) -> str:
+        """What every worker runs."""
+        return _ENTRIES[self.request.kind]
 
     @property
     def makes(self) -> bool:

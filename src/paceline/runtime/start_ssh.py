@@ -14,8 +14,7 @@ from paceline.results.run_directory import RunDirectory
 from paceline.runtime.outcome import announce
 from paceline.runtime.placement import check_workers
 from paceline.runtime.spec import PRELOAD, Launch
-from paceline.training.config import TrainConfig
-from paceline.training.request import TrainRequest
+from paceline.training.config import TrainConfig, TrainRequest
 
 if TYPE_CHECKING:
     from threading import Event

@@ -83,8 +83,8 @@ class OpenSession:
         self._exit(code)  # type: ignore[arg-type]  # as it takes anything
 
     def _at_exit(self) -> None:
-        course = self._session.engine.context.course
-        stopped = course.stopping == "signal" and course.state.ended is None
+        progress = self._session.engine.context.progress
+        stopped = progress.stopping == "signal" and progress.state.ended is None
         error = InterruptedTraining() if stopped else self._left_by
         try:
             self.end(error)

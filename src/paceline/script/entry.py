@@ -15,8 +15,7 @@ from paceline.distributed.environment import (
 )
 from paceline.errors import InterruptedTraining, JobError
 from paceline.script.ending import ended_with_its_block
-from paceline.training.config import TrainConfig
-from paceline.training.request import TrainRequest
+from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.worker import set_up_torch
 
 

@@ -58,8 +58,8 @@ def _is_pinned(threads: int) -> bool:
     """Tell whether this process has had as many threads from its beginning."""
     if threads_from_start():
         return True  # by the launcher, or when it was started anew
-    asked = current_variables().get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return asked == str(threads) == str(torch.get_num_threads())
+    requested = current_variables().get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return requested == str(threads) == str(torch.get_num_threads())
 
 
 def _explain(config: TrainConfig, threads: int, remedy: str) -> str:

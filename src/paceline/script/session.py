@@ -34,15 +34,14 @@ from paceline.runtime.script_options import from_environment, settled
 from paceline.runtime.write_report import write_report_apart
 from paceline.script.ending import check_no_other, opened
 from paceline.script.pinning import pin_from_start
-from paceline.training.config import TrainConfig
+from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.engine import Engine
 from paceline.training.hooks.base import ADDED_HOOKS
 from paceline.training.previous_run import PreviousRun
-from paceline.training.request import TrainRequest
 from paceline.training.rng import has_drawn_unseeded, seed_everything
 from paceline.training.session import Session
 from paceline.training.setup import open_session
-from paceline.training.signals import stop_on_signals
+from paceline.training.status_exchange import stop_on_signals
 from paceline.training.sync.validation import check_method, check_reproducible, refuse_idle
 from paceline.training.worker import announce, facts_here, finish, set_up_torch
 
@@ -147,7 +146,7 @@ def _announce(engine: Engine, request: TrainRequest) -> None:
     context = engine.context
     problem = ""
     if context.group.rank == 0 and context.run.run_json.exists():
-        plan = context.course.plan
+        plan = context.progress.plan
         batch = {"global_batch": plan.global_batch if plan else None, "batch_per_worker": None}
         try:
             PreviousRun.read(context.run).changed(

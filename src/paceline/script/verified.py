@@ -7,8 +7,8 @@ from pathlib import Path
 from paceline.distributed.environment import current_placement, set_variables
 from paceline.launch.heartbeat import note
 from paceline.script.entry import run_script
+from paceline.training.config import TrainRequest
 from paceline.training.hooks.base import ADDED_HOOKS
-from paceline.training.request import TrainRequest
 from paceline.training.worker import run_training
 from paceline.verify.events import Ended, EventWriter
 from paceline.verify.file_isolation import writes_isolated

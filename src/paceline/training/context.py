@@ -49,17 +49,17 @@ class TrainingContext:
     """The workers, and their collectives."""
     division: Division
     """Which parts of a step each worker has."""
-    parts: Components
+    components: Components
     """Models, optimizers and loaders; complete from `setup` on."""
-    stepper: OptimizerStep
+    optimizer_step: OptimizerStep
     """Runs backward passes, and updates."""
-    course: TrainingProgress
+    progress: TrainingProgress
     """Position, and the length of an epoch."""
     hooks: StepHooks
     """What is done around the steps."""
     profiler: Profiler
     """Measures where a step's time goes."""
-    statistics: BufferAverager
+    buffer_averager: BufferAverager
     """The models' running statistics, by part."""
     random: RandomStreams
     """This worker's generators."""

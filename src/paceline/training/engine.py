@@ -1,10 +1,10 @@
 """What runs a training underneath the session: steps, exchanges, epochs, evaluation, snapshots."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import final
+from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -24,20 +24,69 @@ from paceline.training.batches.loader import (
 )
 from paceline.training.batches.plan import TrainPlan
 from paceline.training.context import OpenStep, TrainingContext
-from paceline.training.early_stopping import describe_too_long
-from paceline.training.epoch_metrics import epoch_row, last_lr, progress, with_validation
 from paceline.training.evaluation.distributed_mean import BatchMetrics, Metrics
-from paceline.training.evaluation.evaluator import evaluating, time_batches
+from paceline.training.evaluation.evaluator import eval_mode, time_batches
 from paceline.training.hooks.base import overrides
+from paceline.training.hooks.metrics_logger import (
+    describe_advance,
+    epoch_row,
+    last_lr,
+    with_validation,
+)
 from paceline.training.optimizer_step import WITHOUT_UPDATE
-from paceline.training.signals import StopFlag
+from paceline.training.progress import describe_too_long
 from paceline.training.snapshots.manager import SnapshotManager
-from paceline.training.status_exchange import NOTHING, Agreement, Status, agree, agree_on_pause
-from paceline.training.step_counter import CountedBy, StepCounter
+from paceline.training.status_exchange import (
+    NOTHING,
+    Agreement,
+    Status,
+    StopFlag,
+    agree,
+    agree_on_pause,
+)
 from paceline.training.sync.base import GradientSync
 
 _TIMING_S = 2.0
 """For timing an evaluation by its first batches, at most, or one batch."""
+
+
+CountedBy = Literal["batches", "turns", "updates"]
+"""Batches of the training loader; without one, turns of a loop over `s.steps`, or updates after
+`s.begin`."""
+
+
+@final
+class StepCounter:
+    """Says when a step is over.
+
+    In a loop over `s.steps` that is when the next one is asked for. After `s.begin` it is when
+    every optimizer has been updated; what is due then (a snapshot, the end on a signal) waits for
+    the next backward pass, so that what the script does behind the update belongs to the step.
+    """
+
+    def __init__(self, by: CountedBy = "batches", optimizers: Sequence[Optimizer] = ()) -> None:
+        """Args:
+        by: What ends a step.
+        optimizers: All that there are.
+        """
+        self.by = by
+        self._optimizers = optimizers
+        self._updated: set[int] = set()
+        self._is_due = False
+
+    def is_over_with(self, updated: Iterable[Optimizer]) -> bool:
+        """Note an update, and tell whether the step is over with it."""
+        self._updated.update(map(id, updated))
+        if self.by != "updates" or len(self._updated) < len(self._optimizers):
+            return False
+        self._updated.clear()
+        self._is_due = True
+        return True
+
+    def take_due(self) -> bool:
+        """Tell whether a step has ended since the last call."""
+        due, self._is_due = self._is_due, False
+        return due
 
 
 @final
@@ -70,7 +119,7 @@ class Engine:
     sync: GradientSync
     """Combines the workers' gradients."""
     counters: StepCounters
-    keeper: SnapshotManager
+    snapshots: SnapshotManager
     stop_flag: StopFlag
     note: StepNote
     announce: "Callable[[Engine], None]"
@@ -87,8 +136,8 @@ class Engine:
     def set_epochs(self, count: int) -> None:
         """Settle how long to train. Local to the worker."""
         context = self.context
-        context.course.loop = replace(context.config.loop, epochs=count)
-        context.config = replace(context.config, loop=context.course.loop)
+        context.progress.loop = replace(context.config.loop, epochs=count)
+        context.config = replace(context.config, loop=context.progress.loop)
 
     def before_collective(self, call: str) -> None:
         """End a pass that was left; refuse what all do together between two shards of a step."""
@@ -102,49 +151,49 @@ class Engine:
         self.sync.close()
         for replica in self.context.replicas:
             replica.release()
-        self.context.stepper.release()
-        for loader in self.context.parts.loaders:
+        self.context.optimizer_step.release()
+        for loader in self.context.components.loaders:
             loader.close()
 
     def begin(self) -> None:
         """Restore the newest snapshot, if there is one, and start the clock."""
-        context, parts, course = self.context, self.context.parts, self.context.course
+        context, components, progress = self.context, self.context.components, self.context.progress
         self.begun = True
         self.note.operation = "restore"
         # Where the training stands: at its first step, or where the snapshot was taken.
-        course.begin()
-        context.statistics.forget()  # the models may have been changed since they came in
-        parts.per_part.begin(context.division.parts_of(context.group.rank))
+        progress.begin()
+        context.buffer_averager.reset()  # the models may have been changed since they came in
+        components.per_part.begin(context.division.parts_of(context.group.rank))
         with storing(context.run.path):
-            restored = self.keeper.restore_newest()
+            restored = self.snapshots.restore_newest()
         if restored is not None:
-            course.resume(restored)
-            if restored.step_in_epoch and parts.train_loader is not None:
-                parts.note_resumed()
-        self.step.updated = course.state.step - 1
+            progress.resume(restored)
+            if restored.step_in_epoch and components.train_loader is not None:
+                components.note_resumed()
+        self.step.updated = progress.state.step - 1
         # Everything that takes part in the steps goes on from there.
-        parts.for_each_model(nn.Module.train)
-        self.sync.setup(course.state.step)
+        components.for_each_model(nn.Module.train)
+        self.sync.setup(progress.state.step)
         for setup in context.hooks.setup:
-            setup(parts, course.state, self.keeper.restored)
+            setup(components, progress.state, self.snapshots.restored)
         self.announce(self)
-        course.lap()
+        progress.lap()
         self.note.operation = "script"
 
     def epochs(self) -> Iterator[int]:
         """Go through the epochs that are left."""
-        course = self.context.course
-        while course.can_continue:
-            self.context.random.at_epoch(course.state.epoch)
-            self.context.stepper.collect_zero_grads()
+        progress = self.context.progress
+        while progress.can_continue:
+            self.context.random.at_epoch(progress.state.epoch)
+            self.context.optimizer_step.collect_zero_grads()
             self.epoch.is_open, self.epoch.passed = True, False
-            yield course.state.epoch
+            yield progress.state.epoch
             self.close_epoch()
 
     def close_epoch(self) -> None:
         """Record the epoch, judge whether to go on, and save; nothing where none is open."""
-        context, epoch, course = self.context, self.epoch, self.context.course
-        state, has_epochs = course.state, self.counting.by == "batches"
+        context, epoch, progress = self.context, self.epoch, self.context.progress
+        state, has_epochs = progress.state, self.counting.by == "batches"
         if not epoch.is_open:
             return
         epoch.is_open = False
@@ -152,18 +201,18 @@ class Engine:
             return  # a script that trained nothing
         self._close_pass()
         if state.step - 1 - self.step.updated > 1:
-            context.stepper.report(WITHOUT_UPDATE)
+            context.optimizer_step.report(WITHOUT_UPDATE)
         # The epoch's figures, over all workers.
         trained = epoch.trained or self.agree().totals
         state.train_loss = trained.mean_loss if trained.samples else None
-        lr = last_lr(course, context.parts.optimizers) if epoch.lr is None else epoch.lr
+        lr = last_lr(progress, context.components.optimizers) if epoch.lr is None else epoch.lr
         spent = context.profiler.close_epoch()
         row = epoch_row(state, trained, self.counters.top or 0, lr, epoch.logged, spent)
         row = with_validation(row, state) if epoch.validated else row
         if not has_epochs:
             row = replace(row, images_per_s=0.0)  # nobody knows how many samples a step had
         # What follows from them: the next epoch, or the end.
-        close = course.close_epoch if has_epochs else course.close_loop
+        close = progress.close_epoch if has_epochs else progress.close_loop
         best = close(validated=epoch.validated)
         self.figures = dict(epoch.logged)
         for end_epoch in context.hooks.end_epoch:
@@ -171,18 +220,18 @@ class Engine:
         if state.step_in_epoch == 0:
             self.counters.reset()
         self.epoch = OpenEpoch()
-        with context.profiler.recording(course):
+        with context.profiler.recording(progress):
             self.snapshot(best=best, must=True)
-        if course.stopping == "signal" and state.ended is None:
+        if progress.stopping == "signal" and state.ended is None:
             raise InterruptedTraining
 
     def free_steps(self, count: int) -> Iterator[int]:
         """Go through the steps that are left of a loop without a training loader."""
         self._begin_free("turns")
-        course = self.context.course
-        while course.can_continue and course.state.step < count:
+        progress = self.context.progress
+        while progress.can_continue and progress.state.step < count:
             self._open_free_step()
-            yield course.state.step
+            yield progress.state.step
             self._count_step()
             self._do_what_is_due()
 
@@ -192,8 +241,8 @@ class Engine:
         self._open_free_step()
 
     def _begin_free(self, by: CountedBy) -> None:
-        self.counting = StepCounter(by, self.context.parts.optimizers)
-        self.context.stepper.collect_zero_grads()
+        self.counting = StepCounter(by, self.context.components.optimizers)
+        self.context.optimizer_step.collect_zero_grads()
         self.epoch.is_open = True
 
     def steps(self, loader: Loader) -> Iterator[Batch]:
@@ -202,34 +251,38 @@ class Engine:
         Raises:
             UsageError: Not within `epochs`, or for a second time in one epoch.
         """
-        context, epoch, course = self.context, self.epoch, self.context.course
+        context, epoch, progress = self.context, self.epoch, self.context.progress
         refuse_pass(is_open=epoch.is_open and self.counting.by == "batches", passed=epoch.passed)
         epoch.passed, epoch.left = True, False
-        context.parts.put_back()
-        state, pace, number = course.state, context.stepper.pace, course.state.epoch
+        context.components.put_back()
+        state, step_profiler, number = (
+            progress.state,
+            context.optimizer_step.step_profiler,
+            progress.state.epoch,
+        )
         note, step, begin_steps = self.note, self.step, context.hooks.begin_step
-        pace.begin_pass(state.step)
+        step_profiler.begin_pass(state.step)
         plan: TrainPlan | None = None
         source: Iterator[Batch] = iter(())
         most = whole = 0
         try:
-            while course.stopping is None:
+            while progress.stopping is None:
                 # Fetch the next batch, cut as the workers' shares are now.
                 if loader.plan is not plan:
                     plan, source = loader.plan, loader.read(number, state.step_in_epoch)
                     most = plan.micro_batch
                     whole = -1 if context.division.is_fixed else most  # else given in pieces
                 note.operation = "data"
-                if state.step >= pace.next_look:
-                    pace.look(state.step)
+                if state.step >= step_profiler.next_sample:
+                    step_profiler.sample(state.step)
                 asked_s = perf_counter()
                 batch = next(source, None)
-                course.data_s += perf_counter() - asked_s
+                progress.data_s += perf_counter() - asked_s
                 if batch is None:
-                    course.has_seen_all = True
+                    progress.has_seen_all = True
                     break
-                if pace.is_looking:
-                    pace.mark("batch")
+                if step_profiler.is_sampling:
+                    step_profiler.mark("batch")
                 # The script's forward and backward passes, and its update.
                 self._open_step()
                 if batch.local and batch.local <= whole:
@@ -241,10 +294,10 @@ class Engine:
                     yield from self._pieces(batch, most, source)
                 self._count_step()
                 # Exchange news, log, save.
-                if state.step >= course.next_agreement or course.due_to_save():
+                if state.step >= progress.next_agreement or progress.due_to_save():
                     self._do_what_is_due()
             epoch.trained = self.agree().totals
-            epoch.lr = last_lr(course, context.parts.optimizers)
+            epoch.lr = last_lr(progress, context.components.optimizers)
             self._stop_on_signal()
             self._close_pass()
         except GeneratorExit:  # the script leaves its loop early
@@ -261,20 +314,20 @@ class Engine:
         *,
         more: bool = False,
     ) -> bool:
-        """See `Session.backward`."""
+        """Run a backward pass, and count its loss; tell whether the gradients are complete."""
         context = self.context
         step = self.step
         batch = step.batch
         if batch is None:
             return self._backward_alone(loss, more=more)
         self.sync.backward(loss, batch, more=more)
-        context.stepper.holds_pieces = not batch.last
+        context.optimizer_step.holds_pieces = not batch.last
         if step.loss_before is not None:
             loss, step.loss_before = step.loss_before + loss.detach(), None
         if more:
             step.loss_before = loss.detach()
             return False
-        number = context.course.state.step
+        number = context.progress.state.step
         if number != step.counted and batch.local:
             self.counters.add(loss, batch.local, number, outputs, targets, batch.part)
         if not batch.last:
@@ -285,27 +338,27 @@ class Engine:
     def _backward_alone(self, loss: Tensor, *, more: bool) -> bool:
         """Run a backward pass that isn't about a batch of the training loader."""
         context = self.context
-        refuse_eval_batch(context.parts.loaders)
+        refuse_eval_batch(context.components.loaders)
         if self.counting.take_due():
             self._do_what_is_due()
         self.sync.backward(loss, None, more=more)
-        number = context.course.state.step
+        number = context.progress.state.step
         if self.counting.by != "batches" and number != self.step.counted:
             self.step.counted = number
             part = context.division.parts_of(context.group.rank).start
             self.counters.add(loss, 1, number, part=part)
         return not more
 
-    def update(self, optimizer: Optimizer | None = None, *, forgets: bool = True) -> None:
-        """See `Session.update`. Local to the worker, but where a snapshot is due."""
+    def update(self, optimizer: Optimizer | None = None, *, zero_grads: bool = True) -> None:
+        """Take the optimizers' step. Local to the worker, but where a snapshot is due."""
         step = self.step
         batch = step.batch
         if batch is not None and not batch.last:
             return
         context = self.context
-        step.updated = context.course.state.step
-        optimizers = context.parts.optimizers if optimizer is None else (optimizer,)
-        context.stepper.update(optimizers, forgets=forgets)
+        step.updated = context.progress.state.step
+        optimizers = context.components.optimizers if optimizer is None else (optimizer,)
+        context.optimizer_step.update(optimizers, zero_grads=zero_grads)
         if batch is None and self.counting.is_over_with(optimizers):
             self._count_step()
             self._open_free_step()
@@ -316,9 +369,9 @@ class Engine:
         Raises:
             UsageError: It hasn't.
         """
-        if not self.context.stepper.has_gradients:
-            self.context.stepper.refuse_a_step_of_its_own()
-        self.update(optimizer, forgets=False)
+        if not self.context.optimizer_step.has_gradients:
+            self.context.optimizer_step.refuse_a_step_of_its_own()
+        self.update(optimizer, zero_grads=False)
 
     def agree(self, more: Tensor = NOTHING) -> Agreement:
         """Count, and learn what the other workers know.
@@ -330,36 +383,36 @@ class Engine:
             NonFiniteLossError: A worker's loss became NaN or infinite since the last time.
         """
         context = self.context
-        course = context.course
+        progress = context.progress
         self.note.operation = "agree"
         status = Status(
             signalled=self.stop_flag.name is not None,
             bad_step=self.counters.flush(),
             counted=self.counters.rows(),
-            lap_s=course.lap(),
-            data_s=course.data_s,
-            waited_s=context.profiler.close(course.state.step),
+            lap_s=progress.lap(),
+            data_s=progress.data_s,
+            waited_s=context.profiler.close(progress.state.step),
         )
         agreed = agree(status, context.group, context.division, more)
         if agreed.bad is not None:
-            raise NonFiniteLossError(course.describe_bad(*agreed.bad, self.keeper.advice()))
-        steps = course.take_in(agreed)
+            raise NonFiniteLossError(progress.describe_bad(*agreed.bad, self.snapshots.advice()))
+        steps = progress.advance(agreed)
         if steps:
-            spent = context.profiler.count(agreed, status, steps, course)
-            lr = last_lr(course, context.parts.optimizers)
-            shown = progress(course, agreed, steps, lr, spent, top=self.counters.top)
+            spent = context.profiler.count(agreed, status, steps, progress)
+            lr = last_lr(progress, context.components.optimizers)
+            shown = describe_advance(progress, agreed, steps, lr, spent, top=self.counters.top)
             context.console.advance(shown)
         return agreed
 
     def snapshot(self, *, best: bool = False, must: bool = False) -> None:
-        """See `Session.snapshot`."""
-        course = self.context.course
+        """Save everything needed to resume exactly, written in the background."""
+        progress = self.context.progress
         self.before_collective("s.snapshot()")
-        agreed = self.agree(self.context.statistics.own())
+        agreed = self.agree(self.context.buffer_averager.own())
         self.note.operation = "snapshot"
-        course.saved()
-        self.keeper.save(course.state, agreed, best=best, must=must)
-        self.context.stepper.pace.skip(course.state.step)
+        progress.saved()
+        self.snapshots.save(progress.state, agreed, best=best, must=must)
+        self.context.optimizer_step.step_profiler.skip(progress.state.step)
 
     @contextmanager
     def evaluation(self, *, save: bool = True) -> Iterator[None]:
@@ -368,42 +421,44 @@ class Engine:
         Args:
             save: Take a snapshot first where it will take long.
         """
-        context, course = self.context, self.context.course
+        context, progress = self.context, self.context.progress
         self.before_collective("s.evaluate(...)")
-        if save and self.begun and course.expects_long_evaluation:
+        if save and self.begun and progress.expects_long_evaluation:
             self.snapshot(must=True)
         self.note.operation = "evaluate"
         with (
-            context.statistics.lent(),
+            context.buffer_averager.averaged_buffers(),
             self.sync.averaged_weights(),
             torch.no_grad(),
-            evaluating(context.parts.model),
+            eval_mode(context.components.model),
         ):
             yield
-        course.add_evaluation(agree_on_pause(course.lap(), self.stop_flag, context.group))
-        context.profiler.evaluated(course.state)
+        progress.add_evaluation(agree_on_pause(progress.lap(), self.stop_flag, context.group))
+        context.profiler.evaluated(progress.state)
 
     def time_evaluation(self, judge: BatchMetrics, loader: EvalLoader) -> None:
         """Time an evaluation by its first batches, where a time budget must leave room for it.
 
         Changes nothing that is trained, and counts as training time.
         """
-        context, course = self.context, self.context.course
-        budget_s, group = course.budget_s, context.group
-        if budget_s is None or course.state.eval_s is not None or not loader.num_samples:
+        context, progress = self.context, self.context.progress
+        budget_s, group = progress.budget_s, context.group
+        if budget_s is None or progress.state.eval_s is not None or not loader.num_samples:
             return
         self.note.operation = "evaluate"
         most_s = min(_TIMING_S, budget_s / 20)
-        with torch.no_grad(), evaluating(context.parts.model):
+        with torch.no_grad(), eval_mode(context.components.model):
             sample_s = time_batches(judge, loader.batches(), most_s)
         share = -(-loader.num_samples // group.world_size)
-        found = torch.tensor([share * sample_s, course.lap()], dtype=torch.float64)
+        found = torch.tensor([share * sample_s, progress.lap()], dtype=torch.float64)
         rows = group.gather_rows(found)  # (world_size, 2)
-        course.timed_eval_s = float(rows[:, 0].max())
-        course.add_pause(float(rows[0, 1]))
-        told = describe_too_long(course.closing_evals_s(), str(course.loop.time_budget), budget_s)
-        if told is not None and group.rank == 0:
-            context.console.warn(told)
+        progress.timed_eval_s = float(rows[:, 0].max())
+        progress.add_pause(float(rows[0, 1]))
+        warning = describe_too_long(
+            progress.closing_evals_s(), str(progress.loop.time_budget), budget_s
+        )
+        if warning is not None and group.rank == 0:
+            context.console.warn(warning)
         self.note.operation = "script"
 
     def note_validation(self, figures: Metrics, samples: int) -> None:
@@ -412,7 +467,7 @@ class Engine:
             after_evaluation(figures, samples)
         if self.epoch.is_open:
             self.epoch.validated = True
-            self.epoch.logged |= self.context.course.take_validation(figures, samples)
+            self.epoch.logged |= self.context.progress.take_validation(figures, samples)
 
     def _close_pass(self) -> None:
         """End a pass over the data, with the step that the script has left its loop in."""
@@ -423,13 +478,13 @@ class Engine:
             self._do_what_is_due()
         if overrides(self.sync, GradientSync, "end_epoch"):
             self.note.operation = "average"
-            self.context.profiler.consensus(self.sync, self.context.course.state.step)
+            self.context.profiler.consensus(self.sync, self.context.progress.state.step)
 
     def _open_step(self) -> None:
         context = self.context
-        stepper = context.stepper
-        number = context.course.state.step
-        stepper.has_gradients = stepper.holds_pieces = False
+        optimizer_step = context.optimizer_step
+        number = context.progress.state.step
+        optimizer_step.has_gradients = optimizer_step.holds_pieces = False
         self.step.loss_before = None
         self.note.begin(number + 1)
         context.random.at_step(number)
@@ -438,7 +493,7 @@ class Engine:
         """Open a step that has no batch of the training loader."""
         self._open_step()
         for begin_step in self.context.hooks.begin_step:
-            begin_step(self.context.course.state.step, None)
+            begin_step(self.context.progress.state.step, None)
 
     def _pieces(self, batch: Batch, most: int, source: Iterator[Batch]) -> Iterator[Batch]:
         """Go through this worker's shards, each cut to what fits into memory.
@@ -446,11 +501,11 @@ class Engine:
         Only the last piece's gradients are exchanged. A worker without a sample of the step lets
         the model run without effect: BatchNorm sees nothing of it, and its gradient weighs zero.
         """
-        context, number = self.context, self.context.course.state.step
-        with nullcontext() if batch.local else evaluating(context.parts.model):
+        context, number = self.context, self.context.progress.state.step
+        with nullcontext() if batch.local else eval_mode(context.components.model):
             while True:
                 for piece in pieces(batch, most):
-                    self.step.batch, context.stepper.has_gradients = piece, False
+                    self.step.batch, context.optimizer_step.has_gradients = piece, False
                     for replica in context.replicas:
                         replica.syncing = piece.last
                     for begin_step in context.hooks.begin_step:
@@ -463,31 +518,31 @@ class Engine:
     def _count_step(self) -> None:
         context = self.context
         step = self.step
-        state = context.course.state
+        state = context.progress.state
         batch, step.batch = step.batch, None
         state.step += 1
         state.step_in_epoch += 1
         if batch is not None:
             state.samples_seen += batch.total
             if not batch.last:  # the script left in the middle of a batch
-                context.stepper.holds_pieces = False
-                context.stepper.forget()
+                context.optimizer_step.holds_pieces = False
+                context.optimizer_step.zero_grad()
                 for replica in context.replicas:
-                    replica.forget()
+                    replica.reset()
         for after_step in context.hooks.after_step:
             after_step(state.step)
 
     def _do_what_is_due(self) -> None:
         """Exchange news and save, where it is time for it."""
-        course = self.context.course
-        if course.state.step >= course.next_agreement:
+        progress = self.context.progress
+        if progress.state.step >= progress.next_agreement:
             self.agree()
             self._stop_on_signal()
-        if course.due_to_save():
+        if progress.due_to_save():
             self.snapshot()
 
     def _stop_on_signal(self) -> None:
-        if self.context.course.stopping == "signal":
+        if self.context.progress.stopping == "signal":
             self.snapshot(must=True)
             self.epoch.is_open = False  # it stays as it was saved
             raise InterruptedTraining

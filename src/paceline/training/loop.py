@@ -12,10 +12,10 @@ def train(t: RecipeTraining) -> None:
     """
     s = t.session
     epochs = s.epochs()  # restore
-    s.engine.time_evaluation(t.judge, t.validation)  # for a time budget
+    s.engine.time_evaluation(t.evaluate_batch, t.validation)  # for a time budget
     for _ in epochs:  # afterwards judge, record, save
         for batch in t.train.batches():  # fetch: made on the device, or brought there
             inputs, targets = batch.pair()
             outputs = as_scores(t.model(inputs))  # forward
             s.step(t.loss(outputs, targets), outputs=outputs, targets=targets)
-        s.evaluate(t.judge, t.validation)
+        s.evaluate(t.evaluate_batch, t.validation)

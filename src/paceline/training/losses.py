@@ -81,10 +81,10 @@ class CheckedLoss:
                 raise
             raise JobError(_no_such_class(outputs, targets)) from error
         if not self._looked:
-            self._look(loss, outputs)
+            self._check(loss, outputs)
         return loss
 
-    def _look(self, loss: object, outputs: Tensor) -> None:
+    def _check(self, loss: object, outputs: Tensor) -> None:
         if not isinstance(loss, Tensor) or loss.ndim:
             found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise JobError(

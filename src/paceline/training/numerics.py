@@ -1,6 +1,10 @@
-"""What bits depend on besides the settings: pinned where it can be, recorded and compared else."""
+"""What bits depend on besides the settings: pinned where it can be, recorded and compared else.
 
-from collections.abc import Callable, Mapping
+A training whose steps were computed with different ones is mixed: `run.json` tells.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import final
@@ -10,7 +14,9 @@ import torch
 
 from paceline.distributed.device import cpu_name
 from paceline.distributed.environment import numeric_variables, set_variables
+from paceline.distributed.group import Group
 from paceline.errors import JobError, UsageError
+from paceline.results.run_directory import RunDirectory
 
 Numerics = Mapping[str, str | int]
 
@@ -82,7 +88,7 @@ class NumericsRecord:
     ) -> None:
         """Args:
         device: This worker's.
-        report: Is told what differs where that is allowed.
+        report: Called with what differs where that is allowed.
         allow_different: Go on with other hardware or libraries than before.
         """
         self._device = device
@@ -207,3 +213,45 @@ def _driver() -> str:
 
 def _yes(value: bool) -> str:
     return "yes" if value else "no"
+
+
+def numerics_of_all(group: Group, max_batch: int | None) -> list[object]:
+    """List what bits depend on, once for each kind of worker. Collective.
+
+    Args:
+        group: The workers.
+        max_batch: Most samples that a worker puts through the model at once.
+
+    Returns:
+        Mostly a single entry; more where `--allow-different-hardware` lets workers differ.
+    """
+    own = describe(group.device) | {"max_batch_per_worker": max_batch or "none"}
+    texts = group.gather_texts(json.dumps(own, sort_keys=True))
+    return [json.loads(text) for text in dict.fromkeys(texts)]
+
+
+def is_mixed(history: Sequence[Mapping[str, object]], step: int) -> bool:
+    """Tell whether steps that count were computed with different numerics. Pure.
+
+    A start whose steps were all lost, because a later one began no further on, doesn't count.
+
+    Args:
+        history: The starts, as `run.json` has them.
+        step: Where the training stands now.
+    """
+    kinds, end = set(), step
+    for start in reversed(history):
+        begin = start.get("from_step")
+        if not isinstance(begin, int) or begin >= end:
+            continue
+        end = begin
+        numerics = start.get("numerics")
+        for kind in numerics if isinstance(numerics, list) else []:
+            kinds.add(json.dumps(kind, sort_keys=True))
+    return len(kinds) > 1
+
+
+def has_mixed(run: RunDirectory, step: int) -> bool:
+    """Read from `run.json` whether a training is mixed; see `is_mixed`."""
+    history = run.read_run().get("history")
+    return is_mixed(history, step) if isinstance(history, list) else False

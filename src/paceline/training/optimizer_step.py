@@ -63,10 +63,10 @@ class OptimizerStep(StepHook):
 
     scaler: LossScaler | None
     clip_norm: float | None
-    pace: StepProfiler
-    """Is told when gradients are exchanged."""
+    step_profiler: StepProfiler
+    """Takes the time of a step, and of the exchange of gradients."""
     report: Callable[[str], None]
-    """Is told once about parameters that get no gradient."""
+    """Called once with what the user has to know: which parameters get no gradient."""
     backward_hooks: Sequence[Callable[[Tensor, float], None]] = ()
     """Called before each backward pass."""
     is_updating: bool = False
@@ -109,7 +109,8 @@ class OptimizerStep(StepHook):
         Args:
             loss: Scalar.
             weight: Of it: how much of the step's gradient it is.
-            completes: Gradients are exchanged in this pass, or right after it: `pace.end` follows.
+            completes: Gradients are exchanged in this pass, or right after it, and
+                `step_profiler.end` follows.
 
         Raises:
             UsageError: The gradients have been unscaled: nothing can be added to them any more.
@@ -121,12 +122,12 @@ class OptimizerStep(StepHook):
         if self.scaler is not None:
             weighted = self._scaled(weighted, self.scaler)
         if completes:
-            self.pace.begin(loss)
-        elif self.pace.is_looking:
-            self.pace.mark("backward")
+            self.step_profiler.begin(loss)
+        elif self.step_profiler.is_sampling:
+            self.step_profiler.mark("backward")
         weighted.backward()
-        if not completes and self.pace.is_looking:
-            self.pace.mark("piece")
+        if not completes and self.step_profiler.is_sampling:
+            self.step_profiler.mark("piece")
 
     def _scaled(self, loss: Tensor, scaler: LossScaler) -> Tensor:
         self.end_update()
@@ -138,7 +139,7 @@ class OptimizerStep(StepHook):
             )
         return scaler.scale(loss)
 
-    def update(self, optimizers: Sequence[Optimizer], *, forgets: bool = True) -> None:
+    def update(self, optimizers: Sequence[Optimizer], *, zero_grads: bool = True) -> None:
         """Clip, and take the optimizers' step.
 
         Args:
@@ -158,10 +159,10 @@ class OptimizerStep(StepHook):
                 self.scaler.step(optimizer)
                 self._has_stepped = True
         self.is_updating = False
-        if forgets:
-            self.forget()
-        if self.pace.is_looking:
-            self.pace.mark("updated")
+        if zero_grads:
+            self.zero_grad()
+        if self.step_profiler.is_sampling:
+            self.step_profiler.mark("updated")
 
     def after_step(self, step: int) -> None:
         """Adapt the loss scale. Local to the worker."""
@@ -182,7 +183,7 @@ class OptimizerStep(StepHook):
                 self.scaler.unscale_(optimizer)
                 self._unscaled.append(optimizer)
 
-    def take_in(self, optimizer: Optimizer, update: Callable[[Optimizer], None]) -> None:
+    def add_optimizer(self, optimizer: Optimizer, update: Callable[[Optimizer], None]) -> None:
         """Lead an optimizer's calls by the script here.
 
         Args:
@@ -196,7 +197,7 @@ class OptimizerStep(StepHook):
         """Look anew what drops the optimizers' gradients: a script may have put its own there."""
         self._zero_grads = [own_step.zero_grad() for own_step in self._own_steps]
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         """Drop all gradients."""
         self.has_gradients = False
         if self.scaler is not None:
@@ -228,14 +229,17 @@ class ScriptOptimizer:
     """Leads an optimizer's calls by the script to the session; the optimizer stays what it is."""
 
     def __init__(
-        self, optimizer: Optimizer, stepper: "OptimizerStep", update: Callable[[Optimizer], None]
+        self,
+        optimizer: Optimizer,
+        optimizer_step: "OptimizerStep",
+        update: Callable[[Optimizer], None],
     ) -> None:
         """Args:
         optimizer: Its methods are replaced, on this object alone.
         stepper: Says when a call is the session's own, and when gradients have to stay.
         update: Updates with what `s.backward` has left; nothing before the last piece of a batch.
         """
-        self._stepper: OptimizerStep | None = stepper
+        self._optimizer_step: OptimizerStep | None = optimizer_step
         self._update = update
         self._names = vars(optimizer)
         self._plain_zero_grad = optimizer.zero_grad
@@ -246,7 +250,7 @@ class ScriptOptimizer:
 
     def release(self) -> None:
         """Let the optimizer's calls be its own again."""
-        self._stepper = None
+        self._optimizer_step = None
 
     def zero_grad(self) -> Callable[..., None]:
         """Give what drops gradients: the optimizer's own, or what the script has put there since.
@@ -259,7 +263,7 @@ class ScriptOptimizer:
     def _step_around(self, plain: Callable[..., object]) -> Callable[..., object]:
         @wraps(plain)
         def step(optimizer: Optimizer, *args: object, **kwargs: object) -> object:
-            if self._stepper is None or self._stepper.is_updating:
+            if self._optimizer_step is None or self._optimizer_step.is_updating:
                 return plain(*args, **kwargs)
             if args or kwargs:
                 raise UsageError(
@@ -274,7 +278,7 @@ class ScriptOptimizer:
     def _zero_around(self, plain: Callable[..., None]) -> Callable[..., None]:
         @wraps(plain)
         def zero_grad(_: Optimizer, *args: object, **kwargs: object) -> None:
-            if self._stepper is None or not self._stepper.holds_pieces:
+            if self._optimizer_step is None or not self._optimizer_step.holds_pieces:
                 plain(*args, **kwargs)
 
         return zero_grad

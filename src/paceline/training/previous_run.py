@@ -12,8 +12,7 @@ from paceline.launch.options import LaunchOptions
 from paceline.metrics.options import MetricsOptions
 from paceline.options.fields import OptionValue, check_names
 from paceline.results.run_directory import RunDirectory
-from paceline.training.config import TrainConfig, training_options
-from paceline.training.request import Kind
+from paceline.training.config import Kind, TrainConfig, training_options
 
 FREE = frozenset(
     field.name

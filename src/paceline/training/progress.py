@@ -1,4 +1,7 @@
-"""How far a training is, its clock, and what both ask for next. The same on every worker."""
+"""How far a training is, its clock, and what both ask for next: snapshots, the end, the best epoch.
+
+The same on every worker.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,18 +11,11 @@ from typing import Literal, final
 from paceline.data.dataset_worker import shorten
 from paceline.data.order import epoch_order, step_shares
 from paceline.errors import JobError
-from paceline.options.durations import parse_duration_s
+from paceline.options.durations import format_duration, parse_duration_s
 from paceline.training.batches.plan import TrainPlan
-from paceline.training.early_stopping import (
-    expected_eval_s,
-    fit_total_steps,
-    note_validation,
-    reserve_s,
-    stop_reason,
-)
 from paceline.training.hooks.learning_rate import LearningRateSchedule
 from paceline.training.options import LoopOptions
-from paceline.training.snapshots.train_state import TrainState, finite
+from paceline.training.snapshots.train_state import StopReason, TrainState, finite
 from paceline.training.status_exchange import Agreement, steps_to_next
 
 _LONG_EVALUATION_S = 2.0
@@ -113,9 +109,9 @@ class TrainingProgress:
         self._last_agreement = self.next_agreement = state.step
         self._fit_schedule()
         if ran_out_of_time:
-            self._look_at_clock()  # unless there is more time now, nothing is left to do
+            self._check_clock()  # unless there is more time now, nothing is left to do
 
-    def step_to_look_at(self) -> int:
+    def step_to_sample(self) -> int:
         """Choose the step, from 0, whose times are taken next.
 
         The last one before the next exchange; where the epoch ends before that, the last but one of
@@ -152,7 +148,7 @@ class TrainingProgress:
         lap_s, self._lap_from_s = now_s - self._lap_from_s, now_s
         return lap_s
 
-    def take_in(self, agreed: Agreement) -> int:
+    def advance(self, agreed: Agreement) -> int:
         """Advance clock and counts by an exchange.
 
         Returns:
@@ -170,7 +166,7 @@ class TrainingProgress:
         steps = state.step - self._last_agreement
         if self.loop.time_budget is not None:
             self._fit_schedule()
-            self._look_at_clock(self._until_next_s(agreed.lap_s, steps))
+            self._check_clock(self._until_next_s(agreed.lap_s, steps))
         self._last_agreement = state.step
         self.next_agreement = state.step + steps_to_next(agreed.lap_s, steps)
         return steps
@@ -199,7 +195,7 @@ class TrainingProgress:
         state = self.state
         complete = self.epoch_is_complete or self.stopping != "time"
         if complete:
-            self._look_at_clock()  # one more step would need one more evaluation
+            self._check_clock()  # one more step would need one more evaluation
         if complete:
             state.epoch += 1
             state.step_in_epoch = 0
@@ -311,7 +307,7 @@ class TrainingProgress:
         if self.rate is not None:
             self.rate.schedule = self.rate.schedule.with_total_steps(self.state.total_steps)
 
-    def _look_at_clock(self, until_next_s: float = 0.0) -> None:
+    def _check_clock(self, until_next_s: float = 0.0) -> None:
         """Stop where only the time for the last evaluation and snapshot is left."""
         budget = self._budget()
         if budget is None or self.stopping is not None:
@@ -335,3 +331,115 @@ class TrainingProgress:
         if self.budget_s is None:
             return None
         return self.budget_s, reserve_s(self.closing_evals_s(), budget_s=self.budget_s)
+
+
+def note_validation(state: TrainState, options: LoopOptions) -> bool:
+    """Take in an epoch's validation figures.
+
+    Args:
+        state: With this epoch's `val_loss` and `val_accuracy`, at its end or (out of time) in its
+            middle; its best figures and runs of epochs are brought up to date.
+        options: The target, and what makes a result better.
+
+    Returns:
+        Whether this epoch is the best so far.
+    """
+    better = _is_better(state, options)
+    state.epochs_without_gain = 0 if better else state.epochs_without_gain + 1
+    if better:
+        state.best_val_accuracy = state.val_accuracy
+        state.best_val_loss = state.val_loss
+        state.best_epoch = state.epoch + (state.step_in_epoch > 0)  # counted from 1
+    accuracy, target = state.val_accuracy, options.target_accuracy
+    met = target is not None and accuracy is not None and accuracy >= target
+    state.epochs_on_target = state.epochs_on_target + 1 if met else 0
+    return better
+
+
+def stop_reason(state: TrainState, options: LoopOptions) -> StopReason | None:
+    """Tell after an epoch whether the training is over, and why."""
+    if options.target_accuracy is not None and state.epochs_on_target >= options.patience:
+        return "target"
+    if options.early_stopping and state.epochs_without_gain >= options.early_stopping:
+        return "patience"
+    if state.epoch >= options.epochs:
+        return "epochs"
+    return None
+
+
+def fit_total_steps(
+    state: TrainState, *, most_steps: int, budget_s: float, reserve_s: float
+) -> int:
+    """Estimate the steps that a time budget allows, at the pace so far.
+
+    Args:
+        state: Its clock and steps give the pace, evaluations and snapshots included.
+        most_steps: Steps of all epochs.
+        budget_s: The whole time budget.
+        reserve_s: Time kept back for the last evaluation and snapshot.
+    """
+    if state.step == 0 or state.elapsed_s <= 0:
+        return most_steps
+    left_s = budget_s - reserve_s - state.elapsed_s
+    possible = state.step + int(left_s * state.step / state.elapsed_s)
+    return max(state.step, min(most_steps, possible))
+
+
+def expected_eval_s(state: TrainState, timed_s: float | None, eval_samples: int) -> float:
+    """Estimate how long the next evaluation takes.
+
+    Args:
+        state: Says how long the last one took, and how fast training is.
+        timed_s: What its first batches say, where they have been timed.
+        eval_samples: Its samples: where nothing has been timed, one is taken to run no faster than
+            training does.
+    """
+    if state.eval_s is not None:
+        return state.eval_s
+    if timed_s is not None:
+        return timed_s
+    images_per_s = state.samples_seen / state.train_s if state.train_s > 0 else 0.0
+    return eval_samples / images_per_s if images_per_s else 0.0
+
+
+def reserve_s(eval_s: float, *, budget_s: float) -> float:
+    """Choose the time to keep back for the evaluations and the snapshot at the end.
+
+    Args:
+        eval_s: How long these evaluations are expected to take.
+        budget_s: The whole time budget; half of it always goes to training.
+    """
+    return min(budget_s / 2, 1.25 * eval_s + 1.0)
+
+
+def describe_too_long(eval_s: float, budget: str, budget_s: float) -> str | None:
+    """Say before the training that its evaluations don't fit into its time budget.
+
+    Args:
+        eval_s: How long the evaluations at the end are expected to take.
+        budget: As the user wrote it.
+        budget_s: The same, in seconds.
+    """
+    if eval_s <= budget_s / 2:
+        return None
+    return (
+        f"The evaluations at the end take about {format_duration(eval_s)} by their first batches, "
+        f"more than half of the time budget of {budget}: it will end after about "
+        f"{format_duration(budget_s / 2 + eval_s)}. Give a longer --time-budget, or fewer samples "
+        "to evaluate on"
+    )
+
+
+def _is_better(state: TrainState, options: LoopOptions) -> bool:
+    accuracy, best_accuracy = state.val_accuracy, state.best_val_accuracy
+    loss, best_loss = state.val_loss, state.best_val_loss
+    if loss is None:  # not finite, or a script gives the accuracy alone
+        if accuracy is None or best_loss is not None or options.best_by == "val_loss":
+            return False
+        return best_accuracy is None or accuracy > best_accuracy
+    lower_loss = best_loss is None or loss < best_loss
+    if options.best_by == "val_loss" or accuracy is None:
+        return lower_loss
+    if best_accuracy is None or accuracy != best_accuracy:
+        return best_accuracy is None or accuracy > best_accuracy
+    return lower_loss

@@ -36,7 +36,7 @@ class RecipeTraining:
     top: int
     """5 to also count classes among the five best guesses, 1 for the best alone, 0 for neither."""
 
-    def judge(self, content: object) -> Mapping[str, Tensor | float]:
+    def evaluate_batch(self, content: object) -> Mapping[str, Tensor | float]:
         """Give a validation batch's figures."""
         inputs, targets = cast(tuple[Tensor, Tensor], content)
         outputs = as_scores(self.model(inputs))
@@ -62,7 +62,7 @@ def prepare(session: Session, job: Job) -> RecipeTraining:
     test = None
     if job.test is not None:
         test = session.eval_loader(job.test, evaluate_with=job.evaluate_with)
-        engine.context.course.test_samples = describe_data(job.test).num_samples()
+        engine.context.progress.test_samples = describe_data(job.test).num_samples()
     lr, _ = scaled_lr(config.optim, train.plan.global_batch)
     optimizer = build_optimizer(config.optim, model.named_parameters(), lr)
     session.optimizer(optimizer)
@@ -72,7 +72,7 @@ def prepare(session: Session, job: Job) -> RecipeTraining:
         steps_per_epoch=train.plan.steps_per_epoch,
     )
     rate = LearningRateSchedule(optimizer, [lr] * len(optimizer.param_groups), schedule)
-    engine.context.course.rate = rate
+    engine.context.progress.rate = rate
     engine.context.hooks.add(rate)
     top = count_top(job)
     engine.counters.top = top
@@ -98,11 +98,13 @@ def evaluate_best(t: RecipeTraining) -> dict[str, object]:
         For the summary: test_loss, test_accuracy and so on; nothing without a test set.
     """
     engine = t.session.engine
-    if t.test is None or not engine.keeper.load_best():
+    if t.test is None or not engine.snapshots.load_best():
         return {}
     with engine.evaluation(save=False):
-        batches = engine.stop_flag.heeded(t.test.batches())
-        figures, samples = average(t.judge, batches, engine.context.group, engine.context.division)
+        batches = engine.stop_flag.until_signal(t.test.batches())
+        figures, samples = average(
+            t.evaluate_batch, batches, engine.context.group, engine.context.division
+        )
     return {"test_samples": samples} | {f"test_{name}": value for name, value in figures.items()}
 
 

@@ -20,10 +20,9 @@ from paceline.optim.options import describe_optimizer
 from paceline.optim.rate import scaled_lr
 from paceline.results.run_directory import RUN_FORMAT, RunDirectory
 from paceline.training.batches.plan import TrainPlan
+from paceline.training.config import TrainRequest
 from paceline.training.engine import Engine
-from paceline.training.hardware_mix import numerics_of_all
-from paceline.training.numerics import describe
-from paceline.training.request import TrainRequest
+from paceline.training.numerics import describe, numerics_of_all
 from paceline.training.snapshots.train_state import finite
 from paceline.training.sync.validation import describe_method, method_of
 
@@ -81,19 +80,22 @@ def describe_start(engine: Engine, attempt: int, resumed: bool) -> dict[str, obj
     start: dict[str, object] = {
         "started_at": datetime.now(UTC).isoformat(timespec="microseconds"),
         "world_size": context.group.world_size,
-        "from_step": context.course.state.step,
-        "from_epoch": context.course.state.epoch,
+        "from_step": context.progress.state.step,
+        "from_epoch": context.progress.state.epoch,
         "reason": reason,
     }
-    return start | ({"numerics": numerics_of_all(engine)} if context.division.is_fixed else {})
+    if context.division.is_fixed:
+        most = context.config.data.max_batch_per_worker
+        start["numerics"] = numerics_of_all(context.group, most)
+    return start
 
 
 def summarize(engine: Engine, recipe: str) -> dict[str, object]:
     """Say how the training ended. Collective: the weights' hash needs every worker."""
     context = engine.context
     state, plan, group = (
-        context.course.state,
-        context.course.plan,
+        context.progress.state,
+        context.progress.plan,
         context.group,
     )
     counted = state.train_s and state.samples_seen
@@ -119,14 +121,14 @@ def summarize(engine: Engine, recipe: str) -> dict[str, object]:
         "best_val_accuracy": state.best_val_accuracy,
         "best_val_loss": state.best_val_loss,
         "best_epoch": state.best_epoch,
-        "val_samples": context.course.val_samples,
+        "val_samples": context.progress.val_samples,
         "figures": {name: finite(value) for name, value in engine.figures.items()},
-        "stopped_because": state.ended or context.course.stopping,
-        "weights_sha256": engine.keeper.fingerprint(),
-        "state_sha256": engine.keeper.state_fingerprint(),
-        "final_snapshot": engine.keeper.snapshot_of(state.step),
-        "snapshots_written": engine.keeper.written,
-        "snapshots_skipped": engine.keeper.skipped,
+        "stopped_because": state.ended or context.progress.stopping,
+        "weights_sha256": engine.snapshots.fingerprint(),
+        "state_sha256": engine.snapshots.state_fingerprint(),
+        "final_snapshot": engine.snapshots.snapshot_of(state.step),
+        "snapshots_written": engine.snapshots.written,
+        "snapshots_skipped": engine.snapshots.skipped,
         "restarts": group.placement.attempt,
     }
 
@@ -156,14 +158,14 @@ def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDir
         *_data_lines(engine),
         f"  optimizer {derived['optimizer']}",
     ]
-    if context.course.rate is not None:
+    if context.progress.rate is not None:
         schedule = context.config.optim.schedule
         lines.append(f"  rate      {derived['lr_rule']}, {schedule} schedule")
     if method_of(context.config) not in ("allreduce", "ordered"):
         lines.append(f"  sync      {derived['sync']}")
     each = "" if context.shared else " here; each other node keeps its own"
     lines.append(f"  run       {run.path}{each}")
-    if context.course.state.step:
+    if context.progress.state.step:
         lines.append(f"  from      {_position(engine)}")
     return "\n".join(lines)
 
@@ -180,12 +182,12 @@ def unseeded_line(names: Sequence[str]) -> str:
 
 def _data_lines(engine: Engine) -> list[str]:
     context = engine.context
-    plan, loader = context.course.plan, context.parts.train_loader
+    plan, loader = context.progress.plan, context.components.train_loader
     if plan is None or loader is None:
         return []
     data = loader.source.describe()
-    if context.course.val_samples:
-        data += f"; {context.course.val_samples:,} for validation"
+    if context.progress.val_samples:
+        data += f"; {context.progress.val_samples:,} for validation"
     return [f"  data      {data}", f"  batch     {describe_batch(plan)}"]
 
 
@@ -223,7 +225,7 @@ def parameter_count(model: nn.Module) -> int:
 
 def _position(engine: Engine) -> str:
     context = engine.context
-    state, steps = context.course.state, context.course.steps_per_epoch
+    state, steps = context.progress.state, context.progress.steps_per_epoch
     of = f" of {steps} steps" if steps else " steps"
     return f"step {state.step}: epoch {state.epoch + 1}, {state.step_in_epoch}{of} done"
 
@@ -238,30 +240,30 @@ def _shortened(batches: tuple[int, ...]) -> list[object]:
 
 def _derived(engine: Engine) -> dict[str, object]:
     context = engine.context
-    config, group, model = context.config, context.group, context.parts.model
+    config, group, model = context.config, context.group, context.components.model
     return {
         "world_size": group.world_size,
         "nodes": group.placement.nodes,
         "shards": context.division.parts,
         **_planned(engine),
-        "memory_format": "channels-last" if context.parts.channels_last else "contiguous",
+        "memory_format": "channels-last" if context.components.channels_last else "contiguous",
         "precision": config.compute.precision,
         "device": describe_device(group.device),
         "backend": group.backend,
         "sync": engine.sync.label or describe_method(config),
         "threads": torch.get_num_threads(),
         "snapshots_written": "once" if context.shared else "once on each node",
-        "val_samples": context.course.val_samples,
+        "val_samples": context.progress.val_samples,
         "parameters": parameter_count(model),
-        "unseeded_models": list(context.parts.unseeded),
-        "model": ", ".join(type(part).__name__ for part in context.parts.models.values()),
+        "unseeded_models": list(context.components.unseeded),
+        "model": ", ".join(type(part).__name__ for part in context.components.models.values()),
     }
 
 
 def _planned(engine: Engine) -> dict[str, object]:
     """List what follows from the plan and the optimizer's options, or from the script's own."""
     context = engine.context
-    plan, config = context.course.plan, context.config
+    plan, config = context.progress.plan, context.config
     found: dict[str, object] = {"global_batch": None}
     if plan is not None:
         found = {
@@ -271,10 +273,10 @@ def _planned(engine: Engine) -> dict[str, object]:
             "steps_per_epoch": plan.steps_per_epoch,
             "train_samples": plan.train_samples,
         }
-    if plan is not None and context.course.rate is not None:
+    if plan is not None and context.progress.rate is not None:
         lr, rule = scaled_lr(config.optim, plan.global_batch)
         return found | {"lr": lr, "lr_rule": rule, "optimizer": describe_optimizer(config.optim)}
-    optimizers = context.parts.optimizers
+    optimizers = context.components.optimizers
     rates = [float(o.param_groups[0]["lr"]) for o in optimizers]
     names = [f"{type(o).__name__} (lr {lr:g})" for o, lr in zip(optimizers, rates, strict=True)]
     return found | {

@@ -30,10 +30,15 @@ from paceline.training.batches.sources import (
     describe_data,
     make_source,
 )
+from paceline.training.components import (
+    compile_forward,
+    place_model,
+    takes_channels_last,
+    upcast_outputs,
+)
 from paceline.training.config import TrainConfig
 from paceline.training.engine import Engine
 from paceline.training.evaluation.distributed_mean import BatchMetrics, Metrics, average
-from paceline.training.model_setup import compiled, placed, takes_channels_last, upcasting
 from paceline.training.optimizer_step import autocast
 from paceline.training.snapshots.script_state import KeptValues, Stateful, check_given
 
@@ -73,7 +78,7 @@ class Session:
         self._given = given
         self._seeded = torch.get_rng_state() if unseeded else None
         self._others: list[Loader] = []
-        self._judged_by: dict[int, EvalLoader] = {}
+        self._eval_loaders: dict[int, EvalLoader] = {}
         self._end: Callable[[BaseException | None], None] | None = None
         self.is_in_loop = False
         """Whether the script is within its loop over epochs or steps."""
@@ -126,19 +131,19 @@ class Session:
             UsageError: There is a model of this name, or the training has begun.
         """
         self._before_begin("s.model")
-        parts, compute = self._context.parts, self.config.compute
-        parts.check_name(name)
+        components, compute = self._context.components, self.config.compute
+        components.check_name(name)
         if self._seeded is not None and torch.equal(self._seeded, torch.get_rng_state()):
-            parts.unseeded.append(name)  # nothing has been drawn since: it was built before
+            components.unseeded.append(name)  # nothing has been drawn since: it was built before
         layout = takes_channels_last(module, compute)
-        self._context.parts.channels_last |= layout
-        ready = placed(module, compute, self._context.group, channels_last=layout)
-        forward = compiled(ready) if compute.compile else None
+        self._context.components.channels_last |= layout
+        ready = place_model(module, compute, self._context.group, channels_last=layout)
+        forward = compile_forward(ready) if compute.compile else None
         if compute.precision != "fp32":
             context = autocast(compute.precision, self.device)
-            forward = upcasting(forward or ready.forward, context)
+            forward = upcast_outputs(forward or ready.forward, context)
         self._context.replicas.append(Replica(ready, self._context.group, forward))
-        parts.models[name] = ready
+        components.models[name] = ready
         return ready  # type: ignore[return-value]  # another module only where it is a BatchNorm
 
     def prepare(self, *parts: *Parts) -> tuple[*Parts]:
@@ -154,7 +159,7 @@ class Session:
         Raises:
             UsageError: One is something else.
         """
-        return cast(tuple[*Parts], tuple(map(self._take, parts)))
+        return cast(tuple[*Parts], tuple(map(self._register, parts)))
 
     def optimizer(self, optimizer: AnyOptimizer) -> AnyOptimizer:
         """Take an optimizer into the training: `step` uses it, snapshots hold its state.
@@ -162,14 +167,14 @@ class Session:
         Its own `step()` and `zero_grad()` work behind `backward`.
         """
         self._before_begin("s.optimizer")
-        self._context.parts.optimizers.append(optimizer)
-        self._context.stepper.take_in(optimizer, self.engine.update_by_script)
+        self._context.components.optimizers.append(optimizer)
+        self._context.optimizer_step.add_optimizer(optimizer, self.engine.update_by_script)
         return optimizer
 
     def scheduler(self, scheduler: Scheduler) -> Scheduler:
         """Have a learning-rate scheduler's state in the snapshots; the script steps it itself."""
         self._before_begin("s.scheduler")
-        self._context.parts.schedulers.append(scheduler)
+        self._context.components.schedulers.append(scheduler)
         return scheduler
 
     @overload
@@ -206,11 +211,11 @@ class Session:
         """
         self._before_begin("s.keep")
         check_given(part, name, values)
-        kept, parts = KeptValues(values) if part is None else part, self._context.parts
+        kept, components = KeptValues(values) if part is None else part, self._context.components
         called = name or ", ".join(values)
-        if called in parts.stateful() or called in parts.per_part.objects:
+        if called in components.stateful() or called in components.per_part.objects:
             raise UsageError(f"{called!r} is in the snapshots already: give it another name")
-        place = parts.per_part.objects if per_worker else parts.others
+        place = components.per_part.objects if per_worker else components.others
         place[called] = kept
         return kept
 
@@ -254,14 +259,14 @@ class Session:
             None if served.is_stream else samples,
             shuffle=shuffled is not False,
         )
-        context, first = self._context, self._context.parts.train_loader is None
+        context, first = self._context, self._context.components.train_loader is None
         compare_data(served, context.group, plan)
         refuse_further(options.shards, is_first=first)
         drive, seed = self.engine.steps if first else None, self.config.loop.seed
         made = Loader(self._opener(served, augment), served, plan, seed, self.rank, drive)
-        context.parts.loaders.append(made)
+        context.components.loaders.append(made)
         if first:
-            context.course.plan = plan
+            context.progress.plan = plan
             context.config = replace(context.config, data=options)
         else:
             self._others.append(made)
@@ -285,17 +290,19 @@ class Session:
         served = describe_data(data)
         made = self._eval_loader(served, batch_size or served.batch_size, evaluate_with)
         compare_data(served, self._context.group)
-        self._context.course.val_samples = self._context.course.val_samples or served.num_samples()
+        self._context.progress.val_samples = (
+            self._context.progress.val_samples or served.num_samples()
+        )
         return made
 
     def _eval_loader(
         self, served: DataSource, batch_size: int | None, evaluate_with: tuple[Augment, ...] = ()
     ) -> EvalLoader:
-        size = batch_size or usual_eval_batch(self._context.course.plan)
+        size = batch_size or usual_eval_batch(self._context.progress.plan)
         most = self.config.data.max_batch_per_worker or size
         opener = self._opener(served, (), evaluate_with)
         made = EvalLoader(opener, served, min(size, most), self.rank, self._context.division)
-        self._context.parts.loaders.append(made)
+        self._context.components.loaders.append(made)
         return made
 
     # Training
@@ -339,7 +346,7 @@ class Session:
             UsageError: There is a training loader.
             InterruptedTraining: A signal came; what was trained is saved.
         """
-        if self._context.parts.train_loader is not None:
+        if self._context.components.train_loader is not None:
             raise UsageError(
                 "s.steps() is for a loop without a training loader: put the loop over the loader "
                 "into `for epoch in s.epochs():`"
@@ -367,19 +374,19 @@ class Session:
     @property
     def steps_done(self) -> int:
         """Updates of the whole training until now, those before a resume included."""
-        return self._context.course.state.step
+        return self._context.progress.state.step
 
     def _begin(self) -> None:
         if self.engine.begun:
             raise UsageError(
                 "the training has begun already: call s.epochs(), s.steps() or s.begin() once"
             )
-        self._context.parts.check_optimizers()
-        plan = self._context.course.plan
+        self._context.components.check_optimizers()
+        plan = self._context.progress.plan
         if plan is not None:
             sync, optimizers = (
                 self.config.compute.sync_batchnorm,
-                self._context.parts.optimizers,
+                self._context.components.optimizers,
             )
             check_plan(plan, self.config.data, sync_batchnorm=sync, optimizers=len(optimizers))
         self.engine.begin()
@@ -426,7 +433,7 @@ class Session:
         """
         complete = self.engine.backward(loss, more=more)
         if complete:
-            self._context.stepper.unscale(self._context.parts.optimizers)
+            self._context.optimizer_step.unscale(self._context.components.optimizers)
         return complete
 
     def update(self, optimizer: Optimizer | None = None) -> None:
@@ -452,9 +459,9 @@ class Session:
         Raises:
             UsageError: The loader is none of the session's.
         """
-        engine, loader = self.engine, self._judged(loader)
+        engine, loader = self.engine, self._eval_loader_of(loader)
         with engine.evaluation():
-            batches = engine.stop_flag.heeded(loader.batches())
+            batches = engine.stop_flag.until_signal(loader.batches())
             figures, samples = average(
                 judge, batches, engine.context.group, engine.context.division
             )
@@ -463,12 +470,12 @@ class Session:
         engine.note_validation(figures, samples)
         return figures
 
-    def _judged(self, loader: object) -> EvalLoader:
+    def _eval_loader_of(self, loader: object) -> EvalLoader:
         """Give what serves a loader's samples for an evaluation."""
         if isinstance(loader, Loader):
-            if id(loader) not in self._judged_by:
-                self._judged_by[id(loader)] = self._eval_loader(loader.served, None)
-            return self._judged_by[id(loader)]
+            if id(loader) not in self._eval_loaders:
+                self._eval_loaders[id(loader)] = self._eval_loader(loader.served, None)
+            return self._eval_loaders[id(loader)]
         if not isinstance(loader, EvalLoader):
             raise UsageError(
                 f"s.evaluate takes a loader from s.eval_loader(data) or s.prepare(...), not a "
@@ -521,8 +528,8 @@ class Session:
         kind = torch.int64 if isinstance(value, int) else torch.float64
         return self._context.group.sum_(torch.tensor(value, dtype=kind))
 
-    def _take(self, part: object) -> object:
-        number = len(self._context.parts.models)
+    def _register(self, part: object) -> object:
+        number = len(self._context.components.models)
         match part:
             case nn.Module():
                 return self.model(part, name=f"model{number + 1}" if number else "model")
@@ -543,7 +550,7 @@ class Session:
         Further ones may be either, and work as both, but with shards, which allow one alone.
         """
         served = describe_data(data)
-        may_be = self._context.parts.train_loader is None or self.config.data.shards is None
+        may_be = self._context.components.train_loader is None or self.config.data.shards is None
         return may_be and (served.shuffle or served.is_stream)
 
     def _opener(
@@ -554,7 +561,7 @@ class Session:
     ) -> Open:
         def open_source() -> BatchSource:
             context = self._context
-            layout = context.parts.channels_last
+            layout = context.components.channels_last
             return make_source(
                 served, context.config, context.group, layout, augment, evaluate_with
             )
@@ -567,11 +574,11 @@ class Session:
         Raises:
             UsageError: They disagree.
         """
-        told = self.config.settings()[name]
-        if name in self._given and told != value:
+        settled = self.config.settings()[name]
+        if name in self._given and settled != value:
             raise UsageError(
                 f"the script has {name}={value}, and the command line or the environment says "
-                f"{told}: leave it out in one of the two places"
+                f"{settled}: leave it out in one of the two places"
             )
         return value
 

@@ -31,8 +31,8 @@ from paceline.training.profiling.step_profiler import StepProfiler
 from paceline.training.progress import TrainingProgress
 from paceline.training.rng import RandomStreams
 from paceline.training.session import Session
-from paceline.training.signals import StopFlag
 from paceline.training.snapshots.manager import SnapshotManager
+from paceline.training.status_exchange import StopFlag
 from paceline.training.sync.base import GradientSync
 from paceline.training.sync.buffer_averaging import BufferAverager
 from paceline.training.sync.validation import check_every, method_of, refuse_backend
@@ -54,7 +54,7 @@ def open_session(
     announce: Callable[[Engine], None] = _quiet,
     unseeded: bool = False,
 ) -> Iterator[Session]:
-    """Lend a session, and close what it opened: snapshots in flight, reader processes. Collective.
+    """Open a session, and close what it opened: snapshots in flight, reader processes. Collective.
 
     Args:
         config: The options.
@@ -77,7 +77,7 @@ def open_session(
         opened.callback(console.close)
         engine = _build(config, run, group, stop_flag, console, own_options, announce, opened)
         opened.callback(engine.release)
-        opened.callback(engine.keeper.close)
+        opened.callback(engine.snapshots.close)
         with _watched(config, run, group):
             yield Session(engine, given, unseeded=unseeded)
 
@@ -126,7 +126,7 @@ def _build(
         context=context,
         sync=sync,
         counters=counters,
-        keeper=SnapshotManager(context, sync, counters),
+        snapshots=SnapshotManager(context, sync, counters),
         stop_flag=stop_flag,
         note=note,
         announce=announce,
@@ -142,36 +142,37 @@ def _context(
     own_options: Sequence[str],
 ) -> TrainingContext:
     """Make what a step works with."""
-    division, parts, hooks = (
-        Division.of(config.data.shards, group.world_size),
-        Components(),
-        StepHooks(),
-    )
-    pace = StepProfiler(note, group.device, group.world_size, parts.named_parameters)
+    division = Division.of(config.data.shards, group.world_size)
+    components, hooks = Components(), StepHooks()
+    step_profiler = StepProfiler(note, group.device, group.world_size, components.named_parameters)
     scaler = torch.amp.GradScaler(group.device.type) if config.compute.precision == "fp16" else None
     shared = shared_between_nodes(run.path, group)
     return TrainingContext(
         config=config,
         group=group,
         division=division,
-        parts=parts,
+        components=components,
         hooks=hooks,
-        stepper=OptimizerStep(
+        optimizer_step=OptimizerStep(
             scaler=scaler,
             clip_norm=config.optim.clip_norm,
             report=console.warn if group.rank == 0 else _nothing,
             backward_hooks=hooks.before_backward,
-            pace=pace,
+            step_profiler=step_profiler,
         ),
-        course=TrainingProgress(
+        progress=TrainingProgress(
             loop=config.loop,
             snapshot_every_steps=config.snapshots.snapshot_every_steps,
             snapshot_every_s=config.snapshots.every_s,
         ),
         profiler=Profiler(
-            path=run.profile_json, pace=pace, group=group, parts=parts, sync=method_of(config)
+            path=run.profile_json,
+            step_profiler=step_profiler,
+            group=group,
+            components=components,
+            sync=method_of(config),
         ),
-        statistics=BufferAverager(parts, group, division),
+        buffer_averager=BufferAverager(components, group, division),
         random=RandomStreams(config.loop.seed, group.rank, group.device),
         run=run,
         console=console,
@@ -197,10 +198,11 @@ def make_sync(context: TrainingContext) -> GradientSync:
 
 def _hooks(context: TrainingContext, sync: GradientSync, opened: ExitStack) -> Iterator[StepHook]:
     """Make what this training has of hooks, in the order in which they are called."""
-    config, group, parts, say = context.config, context.group, context.parts, context.console
+    config, group, say = context.config, context.group, context.console
+    components = context.components
     agree = None if context.shared else group.broadcast_text
     if context.scaler is not None:
-        yield context.stepper
+        yield context.optimizer_step
     if overrides(sync, GradientSync, "after_step"):
         yield TimedSync(context.profiler, sync)
     if config.data.shards is not None:
@@ -209,11 +211,11 @@ def _hooks(context: TrainingContext, sync: GradientSync, opened: ExitStack) -> I
         yield ReproducibilityChecks(numerics, agree)
     if every := check_every(config):
         yield ReplicaChecks(
-            ReplicaConsistency(group, every, parts.named_parameters, parts.optimizers)
+            ReplicaConsistency(group, every, components.named_parameters, components.optimizers)
         )
     if config.data.balance and group.world_size > 1:
         most = config.data.max_batch_per_worker
-        yield LoadBalancer(context.course, group, most, say.say)
+        yield LoadBalancer(context.progress, group, most, say.say)
     writes = group.rank == 0
     events = context.run.path / "tensorboard" if writes and config.metrics.tensorboard else None
     table = context.run.metrics_csv if writes else None

@@ -13,7 +13,7 @@ from paceline._version import __version__
 from paceline.distributed.options import OF_THIS_PROCESS
 from paceline.launch.options import LaunchOptions
 from paceline.options.fields import OptionValue
-from paceline.training.request import TrainRequest
+from paceline.training.config import TrainRequest
 
 OF_ONE_NODE = (
     *OF_THIS_PROCESS,

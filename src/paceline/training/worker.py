@@ -19,16 +19,14 @@ from paceline.files import storing, write_json
 from paceline.launch.error_records import describe, record
 from paceline.optim.table import OPTIMIZER_OPTIONS
 from paceline.results.run_directory import RunDirectory
-from paceline.training.config import TrainConfig
+from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.engine import Engine
-from paceline.training.hardware_mix import has_mixed
 from paceline.training.job import Job
 from paceline.training.loop import train
 from paceline.training.numerics import describe as describe_numerics
-from paceline.training.numerics import pin
+from paceline.training.numerics import has_mixed, pin
 from paceline.training.recipe import load_recipe
 from paceline.training.recipe_session import evaluate_best, prepare
-from paceline.training.request import TrainRequest
 from paceline.training.rng import seed_everything
 from paceline.training.run_metadata import (
     describe_run,
@@ -41,8 +39,8 @@ from paceline.training.run_metadata import (
 )
 from paceline.training.session import Session
 from paceline.training.setup import open_session
-from paceline.training.signals import stop_on_signals
 from paceline.training.startup_facts import facts_of
+from paceline.training.status_exchange import stop_on_signals
 from paceline.training.sync.validation import check_method, check_reproducible, method_of
 
 LAST_SNAPSHOT_S = 30.0
@@ -143,44 +141,47 @@ def announce(engine: Engine, request: TrainRequest) -> None:
             write_run(run, description, start)
         opening = restart_line(engine) if attempt else opening_lines(engine, description, run)
         context.console.say(opening)
-        if context.parts.unseeded and not context.course.state.step:
-            context.console.warn(unseeded_line(context.parts.unseeded))
+        if context.components.unseeded and not context.progress.state.step:
+            context.console.warn(unseeded_line(context.components.unseeded))
 
 
 def finish(
     engine: Engine,
     request: TrainRequest,
-    judge: Callable[[], Mapping[str, object]] = dict,
+    evaluate: Callable[[], Mapping[str, object]] = dict,
 ) -> str:
     """Wait for the snapshots and write `summary.json`. Collective.
 
     Args:
         engine: Of the training that is over.
         request: What was asked for.
-        judge: Gives what else belongs into the summary; called where the training wasn't cut short.
+        evaluate: Gives what else belongs into the summary; called where the training wasn't cut
+            short.
 
     Raises:
         StorageError: The final weights, or the summary, can't be written; on every worker.
     """
     context = engine.context
     for end_training in context.hooks.end_training:
-        end_training(context.course.state.step)
+        end_training(context.progress.state.step)
     save_last(engine)
-    context.profiler.record(context.course, must=True)
+    context.profiler.record(context.progress, must=True)
     summary = summarize(engine, request.recipe)
     budget, begun_s = (
-        context.course.describe_budget(context.course.lap()),
+        context.progress.describe_budget(context.progress.lap()),
         perf_counter(),
     )
     if summary["stopped_because"] != "signal":
-        summary |= judge()
+        summary |= evaluate()
     if budget is not None:
         test_s = perf_counter() - begun_s
         used_s = budget["used_s"] + test_s
         summary["time_budget"] = budget | {"used_s": used_s, "test_s": test_s}
     if context.group.rank == 0:
         mixed = (
-            has_mixed(context.run, context.course.state.step) if context.division.is_fixed else None
+            has_mixed(context.run, context.progress.state.step)
+            if context.division.is_fixed
+            else None
         )
         with storing(context.run.summary_json):
             write_json(context.run.summary_json, summary | {"mixed_numerics": mixed})
@@ -197,25 +198,25 @@ def save_last(engine: Engine) -> None:
             the run directory is gone; on every worker.
     """
     context = engine.context
-    course, flag = context.course, engine.stop_flag
-    was_stopped = course.stopping == "signal" and course.state.ended is None
+    progress, flag = context.progress, engine.stop_flag
+    was_stopped = progress.stopping == "signal" and progress.state.ended is None
     limit_s = 0.0 if was_stopped else min(LAST_SNAPSHOT_S, context.config.dist.timeout_s / 2)
     engine.note.operation = "snapshot"
-    reason = engine.keeper.save_last(limit_s, lambda: flag.name is not None)
+    reason = engine.snapshots.save_last(limit_s, lambda: flag.name is not None)
     is_gone = context.group.rank == 0 and not context.run.run_json.exists()
     own = json.dumps([gethostname(), reason, is_gone])
-    told = [json.loads(text) for text in context.group.gather_texts(own)]
-    if any(gone for _, _, gone in told):
+    reports = [json.loads(text) for text in context.group.gather_texts(own)]
+    if any(gone for _, _, gone in reports):
         raise StorageError(
             f"{context.run.run_json} is gone: the run directory was removed, moved or emptied "
             "while the training ran. Where it was moved, move it back and go on; what is there now "
             "can't be gone on with"
         )
-    failed = {host: why for host, why, _ in told if why}
+    failed = {host: why for host, why, _ in reports if why}
     if failed and not was_stopped:
         each = "; ".join(f"on {host}, {why}" for host, why in failed.items())
         raise StorageError(
-            f"the training came to its end, but its final weights, of step {course.state.step}, "
+            f"the training came to its end, but its final weights, of step {progress.state.step}, "
             f"are in no snapshot: {each}. It was tried again for {limit_s:.0f} s. Make room there, "
             "or make it writable, and go on: what comes after the newest snapshot is trained again"
         )

@@ -271,10 +271,12 @@ class SessionHook(StepHook):
         self._observer = observer
         self._position = TrainState()
 
-    def setup(self, parts: Components, position: TrainState, saved: Mapping[str, object]) -> None:
+    def setup(
+        self, components: Components, position: TrainState, saved: Mapping[str, object]
+    ) -> None:
         """Show it what is trained."""
         self._position = position
-        self._observer.begin(parts.models, parts.optimizers)
+        self._observer.begin(components.models, components.optimizers)
 
     def begin_step(self, step: int, batch: Batch | None) -> None:
         """Show it what is about to be trained on."""

@@ -260,27 +260,27 @@ def test_the_average_is_lent_and_each_gets_its_own_back(delay: int) -> None:
     def body(group: Group) -> tuple[Tensor, Tensor, Tensor]:
         model = net()
         local = LocalSteps(terms(every=3, delay=delay), group, named(model))
-        with local.lent():  # nothing to lend yet
+        with local.averaged_weights():  # nothing to lend yet
             pass
         local.start()
         for step in range(1, 5):
             pull(model, group.rank, step)
             local.after(step)
         before = weights(model)
-        with local.lent():
-            lent = weights(model)
+        with local.averaged_weights():
+            averaged_weights = weights(model)
         after = weights(model)
         local.agree()
         local.release()
-        return before, lent, after
+        return before, averaged_weights, after
 
     found = run_ranks(3, body)
     mean = torch.stack([before for before, _, _ in found]).mean(0)
-    for before, lent, after in found:
-        torch.testing.assert_close(lent, mean)
-        assert torch.equal(lent, found[0][1])
+    for before, averaged_weights, after in found:
+        torch.testing.assert_close(averaged_weights, mean)
+        assert torch.equal(averaged_weights, found[0][1])
         assert torch.equal(before, after)
-        assert not torch.equal(before, lent)
+        assert not torch.equal(before, averaged_weights)
 
 
 def stopped(group: Group, how: LocalTerms, stop: int) -> tuple[Tensor, Tensor, bool]:

@@ -44,7 +44,7 @@ def test_the_fastest_cut_is_kept(fastest: Cut, seconds: list[float]) -> None:
     grain = ChunkTuner()
     tried = []
     while not grain.is_settled:
-        told = grain.tell()
+        told = grain.report()
         grain.begin()
         grain.begin()  # of another bucket
         tried.append(grain.cut)
@@ -58,7 +58,7 @@ def test_the_fastest_cut_is_kept(fastest: Cut, seconds: list[float]) -> None:
 
 def test_what_all_workers_measured_is_added_up(seconds: list[float]) -> None:
     grain = ChunkTuner()
-    while not any(grain.tell()):
+    while not any(grain.report()):
         grain.begin()
         seconds.append(seconds[-1] + 1)
         grain.end(torch.zeros(3, len(CUTS), dtype=torch.int64))
@@ -70,7 +70,7 @@ def test_what_all_workers_measured_is_added_up(seconds: list[float]) -> None:
 @pytest.mark.parametrize(("fine", "kept"), [(960, CUTS[2]), (980, CUTS[0])])
 def test_a_finer_cut_must_be_clearly_faster(fine: int, kept: Cut, seconds: list[float]) -> None:
     grain = ChunkTuner()
-    while not any(grain.tell()):
+    while not any(grain.report()):
         grain.begin()
         seconds.append(seconds[-1] + 1)
         grain.end(torch.zeros(1, len(CUTS), dtype=torch.int64))
@@ -80,24 +80,24 @@ def test_a_finer_cut_must_be_clearly_faster(fine: int, kept: Cut, seconds: list[
 
 def test_the_first_time_of_a_cut_isnt_counted(seconds: list[float]) -> None:
     grain, seen = ChunkTuner(), set[Cut]()
-    while not any(grain.tell()):
+    while not any(grain.report()):
         grain.begin()
         seconds.append(seconds[-1] + (2 if grain.cut in seen else 99))
         seen.add(grain.cut)
         grain.end(torch.zeros(1, len(CUTS), dtype=torch.int64))
-    assert grain.tell() == [2_000_000] * len(CUTS)
+    assert grain.report() == [2_000_000] * len(CUTS)
 
 
 def test_a_long_first_time_doesnt_move_the_median_of_the_others(seconds: list[float]) -> None:
     """Of an even number of times, as one cut has, one more at the end would."""
     grain, counts = ChunkTuner(), dict.fromkeys(CUTS, 0)
-    while not any(grain.tell()):
+    while not any(grain.report()):
         grain.begin()
         counts[grain.cut] += 1
         seconds.append(seconds[-1] + (99 if counts[grain.cut] == 1 else counts[grain.cut]))
         grain.end(torch.zeros(1, len(CUTS), dtype=torch.int64))
     medians = [statistics.median(range(2, counts[cut] + 1)) for cut in CUTS]
-    assert grain.tell() == [1_000_000 * median for median in medians]
+    assert grain.report() == [1_000_000 * median for median in medians]
 
 
 def test_steps_in_which_nothing_leaves_arent_counted(seconds: list[float]) -> None:

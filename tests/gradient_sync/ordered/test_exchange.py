@@ -62,7 +62,7 @@ def test_several_buffers_at_once_have_the_sums_of_one_process(
             assert not exchange.finish(0)
             for units, (total, _) in zip(SIZES, begun, strict=True):
                 assert torch.equal(total, nested_sum(shares(shards, workers, units)))
-            exchange.forget()
+            exchange.reset()
         exchange.release()
 
     run_ranks(workers, body)
@@ -103,7 +103,7 @@ def test_what_was_forgotten_is_held_no_more() -> None:
         place, size = total.untyped_storage().data_ptr(), total.nbytes
         del held
         before = holders(place, size)
-        exchange.forget()
+        exchange.reset()
         after = holders(place, size)
         exchange.release()
         return before, after

@@ -12,8 +12,8 @@ from paceline.launch.follow import follow
 from paceline.launch.signals import StopRequests
 from paceline.launch.slurm import commands
 from paceline.launch.slurm import job as slurm_job
-from paceline.launch.slurm.files import ended_path
 from paceline.launch.slurm.job import SlurmJob
+from paceline.launch.slurm.script import ended_path
 from paceline.launch.slurm.states import JobState
 from paceline.results.run_directory import RunDirectory
 

@@ -4,8 +4,8 @@ import pytest
 
 from paceline.errors import ExitCode
 from paceline.launch.restart_policy import RestartBudget
+from paceline.launch.slurm.batch import decide_requeue
 from paceline.launch.slurm.commands import one_line
-from paceline.launch.slurm.requeue_policy import decide_requeue
 from paceline.launch.slurm.states import (
     JobState,
     code_of,

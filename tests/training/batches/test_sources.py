@@ -92,7 +92,7 @@ def test_a_stream_has_one_order_on_any_number_of_workers(world_size: int, tmp_pa
                     assert isinstance(x, Tensor)
                     seen.append(x.flatten().tolist()[: batch.local])
                     s.step(model(x).mean() * 1e-3)
-            return seen, s.engine.context.course.state.samples_seen
+            return seen, s.engine.context.progress.state.samples_seen
 
     found = run_ranks(world_size, body)
     assert {samples for _, samples in found} == {40}

@@ -10,7 +10,7 @@ from paceline.data.batch import Batch
 from paceline.data.memory import MemorySource
 from paceline.distributed.group import Group
 from paceline.metrics.counters import Totals
-from paceline.training.evaluation.evaluator import Evaluator, evaluating, time_batches
+from paceline.training.evaluation.evaluator import Evaluator, eval_mode, time_batches
 from tests.support.ranks import run_ranks
 from tests.support.trainings import pictures, plain_net
 
@@ -55,7 +55,7 @@ def test_without_classes_only_the_loss_is_counted() -> None:
 
 def test_evaluation_mode_ends_with_the_evaluation() -> None:
     net = nn.Dropout()
-    with evaluating(net):
+    with eval_mode(net):
         assert not net.training
     assert net.training
 
@@ -64,7 +64,7 @@ def test_the_mode_comes_back_after_an_error() -> None:
     net = nn.Dropout()
 
     def fail() -> None:
-        with evaluating(net):
+        with eval_mode(net):
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -75,7 +75,7 @@ def test_the_mode_comes_back_after_an_error() -> None:
 def test_a_part_that_the_user_has_frozen_stays_so() -> None:
     net = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout())
     net[0].eval()
-    with evaluating(net):
+    with eval_mode(net):
         assert [part.training for part in net] == [False, False]
     assert [part.training for part in net] == [False, True]
 

@@ -26,8 +26,8 @@ from paceline.training.hooks.metrics_logger import MetricsLogger
 from paceline.training.hooks.step_checks import ReplicaChecks, ReproducibilityChecks
 from paceline.training.optimizer_step import OptimizerStep
 from paceline.training.profiling.profile_writer import TimedSync
-from paceline.training.signals import StopFlag
 from paceline.training.snapshots.train_state import TrainState
+from paceline.training.status_exchange import StopFlag
 from tests.support.ranks import run_ranks
 from tests.support.sessions import (
     assert_weights,
@@ -75,9 +75,9 @@ def train(
         for _ in s.epochs(EPOCHS):
             for batch in batches:
                 s.step(F.cross_entropy(model(pair_of(batch)[0]), pair_of(batch)[1]))
-                if s.engine.context.course.state.step == stop:
+                if s.engine.context.progress.state.step == stop:
                     flag.name = "SIGTERM"
-    s.engine.keeper.flush()
+    s.engine.snapshots.flush()
     return set(methods_of(s.engine.context.hooks)), weights_of(model)
 
 
@@ -115,9 +115,11 @@ class Recording(StepHook):
         self.calls: list[object] = []
         self.position = TrainState()
 
-    def setup(self, parts: Components, position: TrainState, saved: Mapping[str, object]) -> None:
+    def setup(
+        self, components: Components, position: TrainState, saved: Mapping[str, object]
+    ) -> None:
         self.position = position
-        self.calls.append(("setup", list(parts.models), position.step, saved.get("recorded")))
+        self.calls.append(("setup", list(components.models), position.step, saved.get("recorded")))
 
     def begin_step(self, step: int, batch: Batch | None) -> None:
         self.calls.append(("begin_step", step, None if batch is None else batch.local))

@@ -57,10 +57,10 @@ def trained(
                     for batch in batches:
                         inputs, targets = pair_of(batch)
                         s.step(F.cross_entropy(net(inputs), targets))
-                        plant(s, net, s.engine.context.course.state.step)
+                        plant(s, net, s.engine.context.progress.state.step)
         except (JobError, UsageError) as error:
-            return f"{type(error).__name__} after {s.engine.context.course.state.step}: {error}"
-        return f"{s.engine.context.course.state.step} steps"
+            return f"{type(error).__name__} after {s.engine.context.progress.state.step}: {error}"
+        return f"{s.engine.context.progress.state.step} steps"
 
     return run_ranks(world_size, body)
 

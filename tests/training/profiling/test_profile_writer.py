@@ -71,7 +71,7 @@ def _train(
                 inputs, targets = pair_of(batch)
                 s.step(F.cross_entropy(model(inputs), targets))
             s.evaluate(lambda batch: {"loss": model(pair_of(batch)[0]).mean()}, judged)
-        s.engine.context.profiler.record(s.engine.context.course, must=True)
+        s.engine.context.profiler.record(s.engine.context.progress, must=True)
 
 
 def _profile(
@@ -221,10 +221,10 @@ def test_a_profile_knows_nothing_of_the_warm_up(tmp_path: Path, method: str) -> 
                     inputs, targets = pair_of(batch)
                     s.step(F.cross_entropy(model(inputs), targets))
                     if epoch == 0:
-                        seen = profiler.pace.looks()
+                        seen = profiler.step_profiler.samples()
                 assert max(seen) < 8  # they stand until there are others
-            assert min(profiler.pace.looks()) > 8
-            assert all(lap.until > 9 for lap in profiler.pace.laps())
+            assert min(profiler.step_profiler.samples()) > 8
+            assert all(lap.until > 9 for lap in profiler.step_profiler.laps())
             total = profiler.total()
             assert total is not None
             assert profiler.sync == method

@@ -18,21 +18,21 @@ WHOLE: Marks = [
 
 
 def test_each_time_has_its_place() -> None:
-    look = share_out(WHOLE)
-    assert look == StepTimes(
+    sample = share_out(WHOLE)
+    assert sample == StepTimes(
         data_s=1.0, forward_s=2.0, backward_s=4.0, wait_s=8.0, optimizer_s=16.0, other_s=32.0
     )
-    assert look.total_s == 63.0
-    assert look.compute_s == 1.0 + 2.0 + 4.0 + 16.0
+    assert sample.total_s == 63.0
+    assert sample.compute_s == 1.0 + 2.0 + 4.0 + 16.0
 
 
 def test_a_worker_alone_waits_for_nobody() -> None:
-    look = share_out([mark for mark in WHOLE if mark[0] != "computed"])
-    assert (look.backward_s, look.wait_s) == (4.0 + 8.0, 0.0)
+    sample = share_out([mark for mark in WHOLE if mark[0] != "computed"])
+    assert (sample.backward_s, sample.wait_s) == (4.0 + 8.0, 0.0)
 
 
 def test_pieces_of_a_batch_are_computing() -> None:
-    look = share_out(
+    sample = share_out(
         [
             ("asked", 0.0),
             ("batch", 0.0),
@@ -45,11 +45,11 @@ def test_pieces_of_a_batch_are_computing() -> None:
             ("closed", 7.0),
         ]
     )
-    assert look == StepTimes(forward_s=2.0, backward_s=4.0, wait_s=0.5, optimizer_s=0.5)
+    assert sample == StepTimes(forward_s=2.0, backward_s=4.0, wait_s=0.5, optimizer_s=0.5)
 
 
 def test_two_models_that_are_trained_by_turns_add_up() -> None:
-    look = share_out(
+    sample = share_out(
         [
             ("asked", 0.0),
             ("batch", 1.0),
@@ -64,16 +64,16 @@ def test_two_models_that_are_trained_by_turns_add_up() -> None:
             ("closed", 11.5),
         ]
     )
-    assert look == StepTimes(
+    assert sample == StepTimes(
         data_s=1.0, forward_s=2.0, backward_s=4.0, wait_s=2.0, optimizer_s=2.0, other_s=0.5
     )
 
 
 def test_averages_of_weights_are_left_out_since_every_step_counts_them() -> None:
     averaged: Marks = [*WHOLE[:-1], ("stepped", 32.0), ("averaged", 132.0), ("closed", 133.0)]
-    look = share_out(averaged)
-    assert look.other_s == 2.0
-    assert look.total_s == 33.0
+    sample = share_out(averaged)
+    assert sample.other_s == 2.0
+    assert sample.total_s == 33.0
 
 
 def test_what_a_method_computes_of_gradients_is_no_wait() -> None:
@@ -85,9 +85,9 @@ def test_what_a_method_computes_of_gradients_is_no_wait() -> None:
         ("gradients", 38.0),
         ("updated", 39.0),
     ]
-    look = share_out([*WHOLE[:4], *own])
-    assert look.wait_s == 2.0 + 8.0
-    assert look.other_s == 1.0 + 4.0 + 16.0
+    sample = share_out([*WHOLE[:4], *own])
+    assert sample.wait_s == 2.0 + 8.0
+    assert sample.other_s == 1.0 + 4.0 + 16.0
 
 
 @pytest.mark.parametrize("marks", [WHOLE, WHOLE[:3], WHOLE[:1], []])

@@ -2,7 +2,7 @@ import pytest
 
 from paceline.checkpoint.manifest import STATE, TENSORS, FileEntry, Manifest, encode_manifest
 from paceline.errors import SnapshotError
-from paceline.training.snapshots.inventory import NONE, SnapshotInventory, choices_of_best, newest
+from paceline.training.snapshots.discovery import NONE, SnapshotInventory, choices_of_best, newest
 
 
 def manifest(step: int, salt: str = "0") -> str:

@@ -12,7 +12,7 @@ from paceline.distributed.group import Group
 from paceline.errors import InterruptedTraining, SnapshotError, UsageError
 from paceline.options.fields import OptionValue
 from paceline.training.rng import seed_everything
-from paceline.training.signals import StopFlag
+from paceline.training.status_exchange import StopFlag
 from tests.support.ranks import run_ranks
 from tests.support.sessions import assert_weights, points, session_on, weights_of
 

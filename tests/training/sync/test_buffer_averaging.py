@@ -21,7 +21,7 @@ def test_every_worker_gets_the_average_and_its_own_back(world_size: int) -> None
     def body(group: Group) -> tuple[list[float], list[float]]:
         norm, statistics = made(group, None)
         norm.get_buffer("running_mean").fill_(float(group.rank))
-        with statistics.lent():
+        with statistics.averaged_buffers():
             lent = norm.get_buffer("running_mean").tolist()
         return lent, norm.get_buffer("running_mean").tolist()
 

@@ -16,7 +16,7 @@ from paceline.distributed.group import Group
 from paceline.errors import InterruptedTraining, NonFiniteLossError, UsageError
 from paceline.options.fields import OptionValue
 from paceline.training.hooks.base import ADDED_HOOKS, StepHook
-from paceline.training.signals import StopFlag
+from paceline.training.status_exchange import StopFlag
 from tests.support.ranks import run_ranks
 from tests.support.sessions import net, pair_of, plain_loop, points, session_on, weights_of
 from tests.support.tiers import slow
@@ -189,7 +189,7 @@ def script(
         with suppress(InterruptedTraining):
             for epoch in s.epochs(3):
                 for batch in batches:
-                    at = s.engine.context.course.state.step_in_epoch
+                    at = s.engine.context.progress.state.step_in_epoch
                     inputs, targets = pair_of(batch)
                     s.step(F.cross_entropy(last(model(inputs)), targets))
                     if at == 4:
@@ -202,7 +202,7 @@ def script(
                         assert all(map(torch.equal, before, weights_of(model, last)))
                         if epoch == 1:
                             break
-                    if s.engine.context.course.state.step == stop:
+                    if s.engine.context.progress.state.step == stop:
                         flag.name = "SIGTERM"
                 s.evaluate(lambda _: {"accuracy": 0.5}, test)
                 ends += weights_of(model, last)
@@ -350,7 +350,7 @@ def test_loss_scales_are_each_workers_own_until_the_pass_ends(tmp_path: Path) ->
                         scales.append(scaler.get_scale())
                         s.step(F.cross_entropy(model(pair_of(batch)[0]), pair_of(batch)[1]))
                         if (
-                            s.engine.context.course.state.step == stop
+                            s.engine.context.progress.state.step == stop
                         ):  # as if rank 1 had overflowed
                             scaler.load_state_dict(
                                 {**scaler.state_dict(), "scale": 1024.0 / (1 + group.rank)}

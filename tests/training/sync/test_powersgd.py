@@ -15,7 +15,7 @@ from paceline.distributed.group import Group
 from paceline.errors import InterruptedTraining
 from paceline.options.fields import OptionValue
 from paceline.training.job import Job
-from paceline.training.signals import StopFlag
+from paceline.training.status_exchange import StopFlag
 from tests.support.ranks import run_ranks
 from tests.support.sessions import pair_of, session_on, weights_of
 from tests.support.tiers import slow
@@ -112,14 +112,14 @@ def two_models(
         suppress(InterruptedTraining),
         session_on(group, directory, {**usual, **settings}, flag) as s,
     ):
-        s.engine.keeper._report = told.append  # type: ignore[assignment]  # this is a forked process
+        s.engine.snapshots._report = told.append  # type: ignore[assignment]  # this is a forked process
         s.model(first, name="first")
         s.model(second, name="second")
         s.optimizer(torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.5))
         batches = s.loader(data)
         for _ in s.epochs(1):
             for batch in batches:
-                if s.engine.context.course.state.step == stop_after:
+                if s.engine.context.progress.state.step == stop_after:
                     flag.name = "SIGTERM"
                 inputs, _ = pair_of(batch)
                 s.step(F.mse_loss(second(first(inputs).tanh()), inputs))

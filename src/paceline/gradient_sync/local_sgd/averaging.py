@@ -105,11 +105,11 @@ class LocalSteps:
         leaving = plan.leaving(step)
         self.is_apart = True
         if plan.delay:
-            self._take_over(plan.arriving(step), in_step=True)
+            self._apply(plan.arriving(step), in_step=True)
             self._send(leaving, rounded=True)
         else:
             self._send(leaving, rounded=True)
-            self._take_over(leaving, in_step=True)
+            self._apply(leaving, in_step=True)
         self._is_even = self._is_exact and len(leaving) == plan.parts
 
     def agree(self) -> None:
@@ -125,7 +125,7 @@ class LocalSteps:
             return
         self._refuse_thawed()
         parts = range(self._terms.plan.parts)
-        self._take_over(tuple(self._underway))
+        self._apply(tuple(self._underway))
         if not self._is_even:
             self._send(parts, rounded=False)
             for travel in self._underway.values():
@@ -136,8 +136,8 @@ class LocalSteps:
         self.is_apart, self._is_even = False, True
 
     @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Lend the models the average of all workers' weights. Collective on entry."""
+    def averaged_weights(self) -> Iterator[None]:
+        """Put the average of all workers' weights into the models. Collective on entry."""
         if self._is_even:
             yield
             return
@@ -217,7 +217,7 @@ class LocalSteps:
                 travel = self._exchange.start(self._travel(part), rounded=rounded)
                 self._underway[part] = travel
 
-    def _take_over(self, parts: Iterable[int], *, in_step: bool = False) -> None:
+    def _apply(self, parts: Iterable[int], *, in_step: bool = False) -> None:
         for part in parts:
             travel = self._underway.pop(part, None)
             if travel is None:

@@ -28,11 +28,11 @@ class HalfCodec:
     """Rounds to bf16."""
 
     def encode(self, rows: Tensor) -> Tensor:
-        """See `Codec`; (R, S) bf16."""
+        """Round to (R, S) bf16."""
         return rows.to(torch.bfloat16)
 
     def decode(self, rows: Tensor) -> Tensor:
-        """See `Codec`."""
+        """Give fp32 back."""
         return rows.to(torch.float32)
 
 
@@ -44,7 +44,7 @@ class ByteCodec:
     """
 
     def encode(self, rows: Tensor) -> Tensor:
-        """See `Codec`; (R, S + 4 * S / BLOCK) uint8, the scales at the end of each row."""
+        """Round to (R, S + 4 * S / BLOCK) uint8, the scales at the end of each row."""
         blocks = rows.to(torch.float32).view(len(rows), -1, BLOCK)
         scales = blocks.abs().amax(2, keepdim=True) / _MOST
         divisors = torch.where(scales == 0, torch.ones_like(scales), scales)
@@ -55,7 +55,7 @@ class ByteCodec:
         )
 
     def decode(self, rows: Tensor) -> Tensor:
-        """See `Codec`."""
+        """Give fp32 back."""
         blocks = rows.shape[1] // (BLOCK + _SCALE_BYTES)
         codes, scales = rows.split([blocks * BLOCK, blocks * _SCALE_BYTES], 1)
         steps = codes.contiguous().view(torch.int8).view(len(rows), blocks, BLOCK)

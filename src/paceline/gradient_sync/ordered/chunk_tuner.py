@@ -50,13 +50,13 @@ class ChunkTuner:
         if self._since is None:
             self._since = perf_counter()
 
-    def tell(self) -> list[int]:
+    def report(self) -> list[int]:
         """Say how long each cut took here, in microseconds; zeros before all have been tried."""
         if self._tried < len(_ORDER):
             return [0] * len(CUTS)
         return [round(1e6 * statistics.median(times[1:])) for times in self._times]
 
-    def end(self, heard: Tensor) -> bool:
+    def end(self, received: Tensor) -> bool:
         """Heed that a step's sums are complete.
 
         Args:
@@ -68,7 +68,7 @@ class ChunkTuner:
         if self.is_settled:
             return False
         if self._tried == len(_ORDER):
-            totals = heard.sum(0).tolist()
+            totals = received.sum(0).tolist()
             enough = min(totals) * (1 + _GAIN)
             self.cut = next(cut for cut, total in zip(CUTS, totals, strict=True) if total <= enough)
             self.is_settled = True

@@ -76,7 +76,7 @@ class Exchange:
         """As with powers of two: the sums are sent from where they are."""
         self._additions = additions([node for nodes in held for node in nodes], shards)
         self._workers = group.world_size
-        self._told = torch.zeros(2, group.world_size, 1 + len(CUTS), dtype=torch.int64)
+        self._reports = torch.zeros(2, group.world_size, 1 + len(CUTS), dtype=torch.int64)
         """By worker: whether something failed, and the time of each cut."""
         self._pieces: dict[tuple[int, ...], list[_Piece]] = {}
         """By the buffers and the cut."""
@@ -125,7 +125,7 @@ class Exchange:
         Args:
             sums: Of its subtrees, each (workers * slice,); the first one becomes the sum of all.
             room: To work in, of the sizes that `room` says; neither may be touched before `finish`,
-                or let go of before `forget`.
+                or let go of before `reset`.
             most: Elements that travel at once, a multiple of the workers' `ALIGNMENT`.
         """
         if self._grain is not None:
@@ -153,28 +153,28 @@ class Exchange:
         Returns:
             Whether something went wrong on any worker.
         """
-        told, heard = self._told
-        told[:, 0] = failure
+        sent, received = self._reports
+        sent[:, 0] = failure
         if self._grain is not None and not self._grain.is_settled:
-            told[:, 1:] = torch.tensor(self._grain.tell())
-        telling = _started(dist.all_to_all_single(heard, told, async_op=True))
+            sent[:, 1:] = torch.tensor(self._grain.report())
+        sending = _started(dist.all_to_all_single(received, sent, async_op=True))
         while self._first:
             self._add_and_spread(self._first.popleft())
-        telling.wait()
+        sending.wait()
         for piece in self._second:
             _started(piece.work).wait()
         self._second.clear()
-        if self._grain is not None and self._grain.end(heard[:, 1:]):
-            self.forget()
-        return bool(heard[:, 0].any())
+        if self._grain is not None and self._grain.end(received[:, 1:]):
+            self.reset()
+        return bool(received[:, 0].any())
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Let go of all buffers that were ever started. Local to the worker."""
         self._pieces.clear()
 
     def release(self) -> None:
         """Leave the second process group. Local to the worker."""
-        self.forget()
+        self.reset()
         if self._spreading is not None and dist.is_initialized():
             dist.destroy_process_group(self._spreading)
         self._spreading = None

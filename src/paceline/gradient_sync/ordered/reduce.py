@@ -76,7 +76,7 @@ class OrderedSum:
         self._failure = ""
 
     def begin_step(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Drop all gradients, and heed what has been frozen or thawed. Local to the worker.
+        """Drop all gradients, and notice what has been frozen or thawed. Local to the worker.
 
         Args:
             parameters: All of them by name, frozen ones too; the same on every worker.
@@ -193,7 +193,7 @@ class OrderedSum:
             hook.remove()
         self._every, self._hooks, self._layouts, self._layout = [], {}, {}, None
         if self._exchange is not None:
-            self._exchange.forget()
+            self._exchange.reset()
 
     def _take(self, trained: tuple[bool, ...], parameters: Mapping[str, nn.Parameter]) -> None:
         """Turn to another set of trained parameters."""
@@ -213,7 +213,7 @@ class OrderedSum:
             for bucket in layout.buckets:
                 bucket.free()
             if self._exchange is not None:
-                self._exchange.forget()
+                self._exchange.reset()
 
     @torch.no_grad()
     def _arrive(self, place: int, parameter: Tensor) -> None:
@@ -336,11 +336,11 @@ def _order_of(rows: Tensor, names: Sequence[str]) -> list[int] | None:
     Raises:
         JobError: The shards differ in which do.
     """
-    told = [(rank, *row) for rank, row in enumerate(rows.tolist()) if row[0] != _NOBODY]
-    if not told:
+    reported = [(rank, *row) for rank, row in enumerate(rows.tolist()) if row[0] != _NOBODY]
+    if not reported:
         return None
-    first_rank, first_shard, *first = told[0]
-    for rank, shard, *positions in told[1:]:
+    first_rank, first_shard, *first = reported[0]
+    for rank, shard, *positions in reported[1:]:
         pairs = list(zip(names, positions, first, strict=True))
         lost = [name for name, here, there in pairs if here < 0 <= there]
         gained = [name for name, here, there in pairs if there < 0 <= here]

@@ -31,20 +31,20 @@ def job(submission: Submission) -> Manifest:
     nodes would wait ten minutes before their first restart, and use up any limit at once.
     The training is done when rank 0 is.
     """
-    told = submission.job
+    training = submission.job
     spec: Manifest = {
         "completionMode": "Indexed",
-        "completions": told.nodes,
-        "parallelism": told.nodes,
-        "backoffLimitPerIndex": told.max_restarts,
+        "completions": training.nodes,
+        "parallelism": training.nodes,
+        "backoffLimitPerIndex": training.max_restarts,
         "maxFailedIndexes": 0,
         "podFailurePolicy": exit_codes(),
         "podReplacementPolicy": "Failed",  # never two pods of one rank
         "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
         "ttlSecondsAfterFinished": _KEPT_S,
     }
-    if told.time_limit_s is not None:
-        spec["activeDeadlineSeconds"] = int(told.time_limit_s)
+    if training.time_limit_s is not None:
+        spec["activeDeadlineSeconds"] = int(training.time_limit_s)
     pods = pod_spec(submission, _container(submission)) | {"subdomain": submission.name}
     spec["template"] = {"metadata": {"labels": submission.labels}, "spec": pods}
     return {
@@ -92,23 +92,23 @@ def network_policy(submission: Submission, pods: Manifest) -> Manifest:
 
 
 def _container(submission: Submission) -> Manifest:
-    told = submission.job
+    training = submission.job
     container: Manifest = {
-        "image": required_image(told),
+        "image": required_image(training),
         "command": submission.command(),
         "env": [*_place(submission), *variables(submission)],
     }
-    needed = resources(told, submission.options)
+    needed = resources(training, submission.options)
     return container | ({"resources": needed} if needed else {})
 
 
 def _place(submission: Submission) -> list[Plain]:
     """Tell the node its place by the variables that Kubeflow's trainer sets."""
-    told = submission.job
-    workers = told.workers or told.gpus_per_node or "auto"
+    training = submission.job
+    workers = training.workers or training.gpus_per_node or "auto"
     index: Manifest = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
     plain = {
-        "PET_NNODES": told.nodes,
+        "PET_NNODES": training.nodes,
         "PET_NPROC_PER_NODE": workers,
         "PET_MASTER_ADDR": f"{submission.name}-0.{submission.name}",
         "PET_MASTER_PORT": PORT,

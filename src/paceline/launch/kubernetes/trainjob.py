@@ -37,22 +37,22 @@ def trainjob_manifests(submission: Submission) -> list[Manifest]:
 
 def trainjob(submission: Submission) -> Manifest:
     """Write the TrainJob: how many nodes, and what each of them runs."""
-    told, options = submission.job, submission.options
+    training, options = submission.job, submission.options
     trainer: Manifest = {
-        "image": required_image(told),
+        "image": required_image(training),
         "command": submission.command(),
-        "numNodes": told.nodes,
+        "numNodes": training.nodes,
     }
-    workers = told.workers or told.gpus_per_node
+    workers = training.workers or training.gpus_per_node
     if workers:
         trainer["numProcPerNode"] = workers
-    needed = resources(told, options)
+    needed = resources(training, options)
     if needed:
         trainer["resourcesPerNode"] = needed
     trainer["env"] = variables(submission)
     spec: Manifest = {"runtimeRef": _reference(submission), "trainer": trainer}
-    if told.time_limit_s is not None:
-        spec["activeDeadlineSeconds"] = int(told.time_limit_s)
+    if training.time_limit_s is not None:
+        spec["activeDeadlineSeconds"] = int(training.time_limit_s)
     if options.kubernetes_runtime is not None:
         spec["runtimePatches"] = [_patch(submission)]
     return {"apiVersion": API, "kind": "TrainJob", "metadata": submission.metadata(), "spec": spec}

@@ -169,10 +169,9 @@ class _Agent(LocalElasticAgent):
         finally:
             tempfile.tempdir = usual
         self._interrupts.install()
-        ranks = {pids[worker.local_rank]: worker.global_rank for worker in worker_group.workers}
-        for process in multiprocessing.active_children():
-            if process.pid in ranks:
-                self.processes[ranks[process.pid]] = process
+        # By torch's private name: `active_children` leaves out those that have ended meanwhile.
+        started = self._pcontext._pc.processes  # type: ignore[union-attr]
+        self.processes = {w.global_rank: started[w.local_rank] for w in worker_group.workers}
         scratch = self._task.scratch
         # No reference back to the agent, which would keep its semaphores until a collection: one
         # within multiprocessing's resource tracker can't remove them (Python 3.11 to 3.13).

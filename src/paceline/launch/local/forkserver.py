@@ -46,11 +46,11 @@ def prepare(preload: Sequence[str], threads: int) -> None:
             left to the worker to report; it must not raise anything but ImportError.
         threads: CPU threads of each worker; thread pools read this while they are imported.
     """
-    asked = _Setting(os.getpid(), tuple(preload), threads)
-    if not (_running and _serves(_running[0], asked)):
+    wanted = _Setting(os.getpid(), tuple(preload), threads)
+    if not (_running and _serves(_running[0], wanted)):
         release()
         forkserver.set_forkserver_preload([*_PRELOAD, *preload])
-        _running[:] = [asked]
+        _running[:] = [wanted]
     own_directory()  # where the server's socket goes
     with _environment(threads):
         with _holding_signals():
@@ -77,9 +77,9 @@ def server_pid() -> int | None:
     return pid
 
 
-def _serves(running: _Setting, asked: _Setting) -> bool:
-    return (running.pid, running.threads) == (asked.pid, asked.threads) and set(
-        asked.preload
+def _serves(running: _Setting, wanted: _Setting) -> bool:
+    return (running.pid, running.threads) == (wanted.pid, wanted.threads) and set(
+        wanted.preload
     ) <= set(running.preload)
 
 

@@ -73,7 +73,7 @@ class SkypilotJob(SubmittedJob):
         self._cancellation: ChildCommand | None = None
         self._is_read = False
         self._line = ""
-        self._told: list[int] = []
+        self._codes: list[int] = []
 
     def poll(self) -> str | Outcome:
         """Look whether the command has ended, or that which cancels the task."""
@@ -86,8 +86,8 @@ class SkypilotJob(SubmittedJob):
             return ""
         if code == 0:
             return Outcome(code=ExitCode.DONE)
-        told = {given for given in self._told if given}  # of all attempts: one may have succeeded
-        return Outcome(code=exit_code_of_nodes(told), reason=f"sky ended with exit code {code}")
+        codes = {code for code in self._codes if code}  # of all attempts: one may have succeeded
+        return Outcome(code=exit_code_of_nodes(codes), reason=f"sky ended with exit code {code}")
 
     def logs(self) -> str | None:
         """Give what SkyPilot prints, and note the nodes' exit codes in it."""
@@ -96,7 +96,7 @@ class SkypilotJob(SubmittedJob):
             self._is_read = True
             return None
         *lines, self._line = (self._line + text).split("\n")
-        self._told += [int(found[1]) for line in lines if (found := _EXITED.search(line))]
+        self._codes += [int(found[1]) for line in lines if (found := _EXITED.search(line))]
         return text
 
     def stop(self) -> None:

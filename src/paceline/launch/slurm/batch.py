@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from paceline.errors import ExitCode, PacelineError
@@ -18,11 +18,59 @@ from paceline.launch.error_records import exit_code_of
 from paceline.launch.failures import WorkerFailure, one_line, root_cause
 from paceline.launch.restart_policy import RestartBudget
 from paceline.launch.slurm import commands
-from paceline.launch.slurm.files import budget_path, ended_path
-from paceline.launch.slurm.requeue_policy import RequeueDecision, decide_requeue
+from paceline.launch.slurm.script import budget_path, ended_path
 from paceline.launch.slurm.states import JobState, code_of_step
 from paceline.options.fields import check_types
 from paceline.results.run_directory import RunDirectory
+
+_RETRIED = (ExitCode.INFRASTRUCTURE, ExitCode.RESUMABLE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequeueDecision:
+    """What becomes of the job."""
+
+    budget: RestartBudget
+    """To be kept for the next start."""
+    requeue: bool = False
+    note: str = ""
+    """What to tell the user; may be empty."""
+
+
+def decide_requeue(
+    code: int, job: JobState | None, progress: int, budget: RestartBudget
+) -> RequeueDecision:
+    """Decide.
+
+    A job is queued again where its workers were told to stop or the infrastructure failed, unless
+    the user has said not to (then Slurm has `Requeue=0`) or Slurm is ending the job itself.
+
+    Args:
+        code: How the training ended.
+        job: What Slurm says of the job now; None where it doesn't answer.
+        progress: Step of the newest snapshot; -1 for none.
+        budget: Starts that are left without a newer snapshot.
+    """
+    if code not in _RETRIED:
+        return RequeueDecision(budget=budget)
+    if job is None:
+        return RequeueDecision(
+            budget=budget, note="Slurm does not answer, so the job is not queued again"
+        )
+    if job.state != "RUNNING" or not job.may_requeue:
+        return RequeueDecision(budget=budget)
+    if code == ExitCode.RESUMABLE and progress > budget.progress:
+        # Told to stop, not failed: that costs nothing as long as the training gets on.
+        refilled = replace(budget, left=budget.max_restarts, progress=progress)
+        return RequeueDecision(budget=refilled, requeue=True)
+    spent = budget.spend("infrastructure", progress)
+    if spent is None:
+        note = (
+            f"Not queued again: {budget.max_restarts} restarts (--max-restarts) were made without "
+            "a newer snapshot"
+        )
+        return RequeueDecision(budget=budget, note=note)
+    return RequeueDecision(budget=spent, requeue=True)
 
 
 def main(words: Sequence[str]) -> int:

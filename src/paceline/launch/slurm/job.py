@@ -9,7 +9,7 @@ from paceline.errors import ExitCode, InfrastructureError
 from paceline.files import read_json_object
 from paceline.launch.base import Outcome, SubmittedJob
 from paceline.launch.slurm import commands
-from paceline.launch.slurm.files import ended_path, output_path
+from paceline.launch.slurm.script import ended_path, output_path
 from paceline.launch.slurm.states import JobState, code_of, why_ended
 from paceline.launch.tail import Tail
 from paceline.options.shell import command_line

@@ -13,13 +13,15 @@ from paceline.launch.base import Launcher
 from paceline.launch.cluster import ClusterJob, environment_for
 from paceline.launch.signals import StopRequests
 from paceline.launch.slurm import commands
-from paceline.launch.slurm.files import budget_path, ended_path, script_path
 from paceline.launch.slurm.job import SlurmJob
 from paceline.launch.slurm.options import SlurmOptions
 from paceline.launch.slurm.script import (
     Submission,
+    budget_path,
+    ended_path,
     make_submission,
     run_directory,
+    script_path,
     workers_per_node,
 )
 from paceline.options.figures import plural

@@ -118,7 +118,7 @@ def code_of_step(srun_code: int) -> int:
     code = 128 - srun_code if srun_code < 0 else srun_code
     if code in _OURS:
         return code
-    # Workers that were told to stop before they could heed it die of the signal.
+    # Workers that were told to stop before they could handle it die of the signal.
     return int(ExitCode.RESUMABLE if code == 128 + 15 else ExitCode.INFRASTRUCTURE)
 
 

@@ -134,7 +134,7 @@ class HostRecovery:
         Raises:
             InfrastructureError: There aren't enough in time.
         """
-        begun_s, told = time.monotonic(), False
+        begun_s, announced = time.monotonic(), False
         while not stop.requested:
             there, wanted = self._merge(say), len(self._wanted)
             waited_s = time.monotonic() - begun_s
@@ -145,8 +145,8 @@ class HostRecovery:
                     f"{there} of {wanted} hosts are there after {_WAIT_S:g} s, and --min-hosts is "
                     f"{least}"
                 )
-            if waited_s > _BACK_S and not told:
-                told = True
+            if waited_s > _BACK_S and not announced:
+                announced = True
                 say(f"Waiting for hosts: {there} of at least {least} are there")
             time.sleep(_POLL_S)
 

@@ -91,7 +91,7 @@ class Speeds:
     def __init__(self) -> None:
         self._seen: deque[Mapping[int, WorkerState]] = deque(maxlen=_LOOKS + 1)
         self._looks = 0
-        self._told: dict[int, int] = {}
+        self._named: dict[int, int] = {}
 
     def update(self, states: Sequence[WorkerState]) -> list[WorkerSpeed]:
         """Take a look in, and give every worker's speed, the slowest first.
@@ -112,7 +112,7 @@ class Speeds:
         return sorted(found, key=lambda speed: (-speed.own_s, speed.rank))
 
     def stragglers(self, speeds: Sequence[WorkerSpeed]) -> list[Straggler]:
-        """Give the stragglers that haven't been told of for a minute.
+        """Give the stragglers that haven't been named for a minute.
 
         Args:
             speeds: What the last `update` gave.
@@ -126,10 +126,10 @@ class Speeds:
         found = [
             straggler
             for straggler in find_stragglers(speeds)
-            if self._looks - self._told.get(straggler.speed.rank, -_AGAIN_AFTER_LOOKS)
+            if self._looks - self._named.get(straggler.speed.rank, -_AGAIN_AFTER_LOOKS)
             >= _AGAIN_AFTER_LOOKS
         ]
-        self._told |= {straggler.speed.rank: self._looks for straggler in found}
+        self._named |= {straggler.speed.rank: self._looks for straggler in found}
         return found
 
 

@@ -60,8 +60,8 @@ def status_lines(
         until = now if node.running else min(node.stopped or ends, now)
         spent += max(0.0, (until - node.launched).total_seconds()) / 3600
     cost = price.total_usd(1, spent)
-    told = f"about {cost:,.2f} USD" if cost is not None else f"unknown price ({price.note})"
-    return [*lines, f"so far   {spent:.1f} node hours, {told}; disks and addresses come on top"]
+    spending = f"about {cost:,.2f} USD" if cost is not None else f"unknown price ({price.note})"
+    return [*lines, f"so far   {spent:.1f} node hours, {spending}; disks and addresses come on top"]
 
 
 def _quota_line(quota: Quota) -> str:

@@ -85,10 +85,6 @@ class TrainPlan:
             is_balanced=True,
         )
 
-    def samples_after(self, step_in_epoch: int) -> int:
-        """Count the samples that all workers have seen after so many steps of an epoch."""
-        return min(step_in_epoch * self.global_batch, self.train_samples)
-
 
 def make_plan(
     options: DataOptions, world_size: int, train_samples: int | None, *, shuffle: bool = True

@@ -86,8 +86,8 @@ def _summed(name: str, value: Tensor | float, samples: int, device: torch.device
 
 def _agreed_names(names: tuple[str, ...] | None, group: Group) -> tuple[str, ...]:
     """Let workers without a batch know the figures' names. Collective."""
-    told = group.gather_texts("\n".join(names) if names else "")
-    known = next((text for text in told if text), "")
-    if any(text not in ("", known) for text in told):
-        raise JobError("the workers' evaluations gave different figures: " + "; ".join(told))
+    texts = group.gather_texts("\n".join(names) if names else "")
+    known = next((text for text in texts if text), "")
+    if any(text not in ("", known) for text in texts):
+        raise JobError("the workers' evaluations gave different figures: " + "; ".join(texts))
     return tuple(known.splitlines())

@@ -19,10 +19,10 @@ from paceline.metrics.counters import Totals
 from paceline.options.fields import OptionValue
 from paceline.results.run_directory import RunDirectory
 from paceline.training.batches.sources import describe_data, make_source
+from paceline.training.components import takes_channels_last
 from paceline.training.evaluation.evaluator import Evaluator
 from paceline.training.job import Job
 from paceline.training.losses import build_loss
-from paceline.training.model_setup import takes_channels_last
 from paceline.training.optimizer_step import autocast
 from paceline.training.previous_run import PreviousRun
 from paceline.training.recipe import load_recipe
@@ -53,7 +53,7 @@ def find_snapshot(run: RunDirectory, which: str, say: Callable[[str], None]) -> 
     Args:
         run: The run directory.
         which: `best`, `last`, or a snapshot's directory.
-        say: Is told that the last one stands in.
+        say: Called where the last one stands in.
 
     Raises:
         UsageError: There is none.

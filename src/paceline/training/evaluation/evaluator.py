@@ -49,7 +49,7 @@ class Evaluator:
         """
         counters = StepCounters(self.top)
         confusion = torch.zeros(num_classes * num_classes, dtype=torch.int64, device=group.device)
-        with torch.no_grad(), evaluating(model):
+        with torch.no_grad(), eval_mode(model):
             for batch in source.eval_batches(group.rank, group.world_size, self.batch_size):
                 inputs, targets = batch.pair()
                 with self.forward_context():
@@ -108,7 +108,7 @@ def time_batches(
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode, and every part of it back into the mode it was in."""
     modes = [(part, part.training) for part in model.modules()]
     model.eval()

@@ -30,11 +30,13 @@ class StepHook(ABC):
     needs_equal_weights = False
     """Whether it makes no sense where each worker has weights of its own for some steps."""
 
-    def setup(self, parts: Components, position: TrainState, saved: Mapping[str, object]) -> None:
+    def setup(
+        self, components: Components, position: TrainState, saved: Mapping[str, object]
+    ) -> None:
         """The training begins: models and optimizers are complete and restored. Collective.
 
         Args:
-            parts: Models, optimizers, loaders.
+            components: Models, optimizers, loaders.
             position: Where the training stands; stays up to date.
             saved: What the hooks' `state_dict` gave for the snapshot that it is resumed from, among
                 what else that holds as JSON; empty where there is none.

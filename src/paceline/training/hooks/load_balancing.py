@@ -32,7 +32,7 @@ class LoadBalancer(StepHook):
 
     def __init__(
         self,
-        course: TrainingProgress,
+        progress: TrainingProgress,
         group: Group,
         max_batch: int | None,
         say: Callable[[str], None],
@@ -44,7 +44,7 @@ class LoadBalancer(StepHook):
         say: Tells the user, on rank 0.
         """
         self._loader: Loader | None = None
-        self._course = course
+        self._course = progress
         self._group = group
         self._max_batch = max_batch
         self._say = say
@@ -57,9 +57,11 @@ class LoadBalancer(StepHook):
         self._begin: torch.cuda.Event | None = None
         self._passes: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
-    def setup(self, parts: Components, position: TrainState, saved: Mapping[str, object]) -> None:
+    def setup(
+        self, components: Components, position: TrainState, saved: Mapping[str, object]
+    ) -> None:
         """Take the training loader, whose steps are counted."""
-        self._loader = parts.train_loader
+        self._loader = components.train_loader
 
     def begin_step(self, step: int, batch: Batch | None) -> None:
         """Note that a forward pass begins."""

@@ -26,13 +26,15 @@ class ReplicaChecks(StepHook):
         """
         self._drift = drift
 
-    def setup(self, parts: Components, position: TrainState, saved: Mapping[str, object]) -> None:
+    def setup(
+        self, components: Components, position: TrainState, saved: Mapping[str, object]
+    ) -> None:
         """Compare the weights that the training begins with."""
-        self._drift.look(0)
+        self._drift.check(0)
 
     def after_step(self, step: int) -> None:
         """Compare where it is due."""
-        self._drift.look(step)
+        self._drift.check(step)
 
     def end_training(self, step: int) -> None:
         """Compare once more, whatever is due."""
@@ -54,13 +56,15 @@ class ReproducibilityChecks(StepHook):
         self._agreed: Mapping[str, object] | None = None
         self._hidden: UnsavedBuffers | None = None
 
-    def setup(self, parts: Components, position: TrainState, saved: Mapping[str, object]) -> None:
+    def setup(
+        self, components: Components, position: TrainState, saved: Mapping[str, object]
+    ) -> None:
         """Compare with what the snapshot was computed on. Collective."""
         if self._agree is not None:
             self._agreed = json.loads(self._agree(json.dumps(self._numerics.describe())))
         self._numerics.compare(saved.get("numerics"))
         self._check_settings()
-        self._hidden = UnsavedBuffers(parts.models)
+        self._hidden = UnsavedBuffers(components.models)
 
     def after_step(self, step: int) -> None:
         """Check settings and buffers.

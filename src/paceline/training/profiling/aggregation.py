@@ -54,7 +54,7 @@ class WorkerTimes:
 
 
 def measure_worker(
-    pace: StepProfiler,
+    step_profiler: StepProfiler,
     host: str,
     *,
     averagings_s: Mapping[int, float],
@@ -70,34 +70,34 @@ def measure_worker(
         averaging_steps: How many steps these waits are of.
         syncing_s: Of a step: what else there is to do for them.
     """
-    laps, seen = pace.laps()[-_LAPS:], pace.looks()
+    laps, seen = step_profiler.laps()[-_LAPS:], step_profiler.samples()
     found = WorkerTimes(
         host=host,
         steps=len(seen),
-        waits_s={str(step): look.wait_s for step, look in seen.items()},
+        waits_s={str(step): sample.wait_s for step, sample in seen.items()},
         agreements_s={str(lap.until): lap.agreeing_s for lap in laps if lap.agreeing_s > 0},
         agreement_steps=max(1, sum(lap.steps for lap in laps)),
         averagings_s={str(step): wait_s for step, wait_s in averagings_s.items()},
         averaging_steps=averaging_steps,
         syncing_s=syncing_s,
     )
-    looks = list(seen.values())
-    if not looks:
+    samples = list(seen.values())
+    if not samples:
         return found
     return replace(
         found,
-        data_s=median(look.data_s for look in looks),
-        forward_s=median(look.forward_s for look in looks),
-        backward_s=median(look.backward_s for look in looks),
-        optimizer_s=median(look.optimizer_s for look in looks),
-        other_s=median(look.other_s for look in looks),
-        total_s=median(look.total_s for look in looks),
-        compute_s=median(look.compute_s for look in looks),
-        spread_s=pstdev(look.compute_s for look in looks),
+        data_s=median(sample.data_s for sample in samples),
+        forward_s=median(sample.forward_s for sample in samples),
+        backward_s=median(sample.backward_s for sample in samples),
+        optimizer_s=median(sample.optimizer_s for sample in samples),
+        other_s=median(sample.other_s for sample in samples),
+        total_s=median(sample.total_s for sample in samples),
+        compute_s=median(sample.compute_s for sample in samples),
+        spread_s=pstdev(sample.compute_s for sample in samples),
     )
 
 
-def parts_of(told: Sequence[WorkerTimes], step_s: float) -> StepParts:
+def parts_of(workers: Sequence[WorkerTimes], step_s: float) -> StepParts:
     """Share a step out, so that its parts together are the step.
 
     The times of single steps are medians, and a whole step's is a mean over many: what a busy
@@ -110,30 +110,30 @@ def parts_of(told: Sequence[WorkerTimes], step_s: float) -> StepParts:
     usual one does, since the first ones, and some on a busy machine, take many times as long.
 
     Args:
-        told: By every worker.
+        workers: Of every worker.
         step_s: The whole step.
     """
-    common = set(told[0].waits_s).intersection(*(each.waits_s for each in told[1:]))
-    waits = [[each.waits_s[step] for each in told] for step in common]
+    common = set(workers[0].waits_s).intersection(*(each.waits_s for each in workers[1:]))
+    waits = [[each.waits_s[step] for each in workers] for step in common]
     exposed = median(min(step) for step in waits) if waits else 0.0
     waiting = median(fmean(step) - min(step) for step in waits) if waits else 0.0
     averagings, agreements = (
-        _apart([each.averagings_s for each in told]),
-        _apart([each.agreements_s for each in told]),
+        _apart([each.averagings_s for each in workers]),
+        _apart([each.agreements_s for each in workers]),
     )
-    exposed += sum(least for least, _ in averagings) / told[0].averaging_steps
-    waiting += sum(more for _, more in averagings) / told[0].averaging_steps
-    often = len(agreements) / told[0].agreement_steps
+    exposed += sum(least for least, _ in averagings) / workers[0].averaging_steps
+    waiting += sum(more for _, more in averagings) / workers[0].averaging_steps
+    often = len(agreements) / workers[0].agreement_steps
     agreeing_s = often * _median(least for least, _ in agreements)
     waiting += often * _median(more for _, more in agreements)
     found = [
-        fmean(each.data_s for each in told),
-        fmean(each.forward_s for each in told),
-        fmean(each.backward_s for each in told),
+        fmean(each.data_s for each in workers),
+        fmean(each.forward_s for each in workers),
+        fmean(each.backward_s for each in workers),
         exposed,
         waiting,
-        fmean(each.optimizer_s for each in told),
-        fmean(each.other_s + each.syncing_s for each in told) + agreeing_s,
+        fmean(each.optimizer_s for each in workers),
+        fmean(each.other_s + each.syncing_s for each in workers) + agreeing_s,
     ]
     scale = step_s / (sum(found) or 1.0)
     data, forward, backward, exposed, waiting, optimizer, other = (p * scale for p in found)
@@ -167,17 +167,17 @@ def _median(values: Iterable[float]) -> float:
     return median(listed) if listed else 0.0
 
 
-def workers_of(told: Sequence[WorkerTimes]) -> tuple[WorkerTime, ...]:
+def workers_of(workers: Sequence[WorkerTimes]) -> tuple[WorkerTime, ...]:
     """List what each worker computes by itself."""
     return tuple(
         WorkerTime(rank=rank, host=each.host, compute_s=each.compute_s, spread_s=each.spread_s)
-        for rank, each in enumerate(told)
+        for rank, each in enumerate(workers)
     )
 
 
-def step_of(told: WorkerTimes) -> Spread:
+def step_of(workers: WorkerTimes) -> Spread:
     """Take the steps that were looked at for all, where there was no other."""
-    return Spread(median=told.total_s, low=told.total_s, high=told.total_s)
+    return Spread(median=workers.total_s, low=workers.total_s, high=workers.total_s)
 
 
 def spread_of(laps: Sequence[Lap], *, by_mean: bool = False) -> Spread | None:

@@ -37,7 +37,7 @@ _LEAST_S = 2.0
 
 @dataclass(kw_only=True)
 class _Sums:
-    """Over steps of which the workers have told each other."""
+    """Over steps whose figures the workers have exchanged."""
 
     steps: int = 0
     lap_s: float = 0.0
@@ -49,7 +49,7 @@ class _Sums:
         """Count a lap: who waited least in it was the slowest, and waited for communication alone.
 
         Args:
-            agreed: What the workers have told each other at its end.
+            agreed: What the workers have exchanged at its end.
             steps: Of the lap.
             wire_bytes: What this worker has sent in it.
         """
@@ -90,9 +90,9 @@ class Profiler:
 
     path: Path
     """Of `profile.json`."""
-    pace: StepProfiler
+    step_profiler: StepProfiler
     group: Group
-    parts: Components
+    components: Components
     sync: str
     """The method that combines gradients."""
     wire_bytes: Callable[[], float] = float
@@ -141,28 +141,28 @@ class Profiler:
         Returns:
             How long this worker waits for communication in a step.
         """
-        waited_s = self.pace.close()
+        waited_s = self.step_profiler.close()
         if self.averaging is None or self._counted_steps is None:
             return waited_s
         steps = max(1, step - self._counted_steps)
         return waited_s + (self.averaging.waited_s - self._averaged_s) / steps
 
     def count(
-        self, agreed: Agreement, status: Status, steps: int, course: TrainingProgress
+        self, agreed: Agreement, status: Status, steps: int, progress: TrainingProgress
     ) -> Communication | None:
         """Take an exchange in. Local.
 
         Args:
-            agreed: What the workers have told each other.
-            status: What this one told.
+            agreed: What the workers have exchanged.
+            status: What this one contributed.
             steps: Of which it is.
             course: After it has taken the exchange in.
 
         Returns:
             What these steps spent on communication; None of a single worker.
         """
-        step = course.state.step
-        self.pace.count(steps, status, step, course.step_to_look_at())
+        step = progress.state.step
+        self.step_profiler.count(steps, status, step, progress.step_to_sample())
         if self.group.world_size == 1:
             return None
         sent = self.wire_bytes() * steps
@@ -183,11 +183,11 @@ class Profiler:
     def close_epoch(self) -> Communication | None:
         """Give what the epoch's steps spent on communication, and begin another. Local."""
         epoch, self._epoch = self._epoch, _Sums()
-        return self._told(epoch)
+        return self._communication(epoch)
 
     def total(self) -> Communication | None:
         """Give what all steps of the newest method spent on communication. Local."""
-        return self._told(self._all if self._all.steps else self._lap)
+        return self._communication(self._all if self._all.steps else self._lap)
 
     def begin_method(self, name: str) -> None:
         """Note that gradients or weights become one in another way from the next step on. Local.
@@ -198,7 +198,7 @@ class Profiler:
             name: Of the method.
         """
         self._next_method = name
-        if self.pace.looked == 0:
+        if self.step_profiler.sampled == 0:
             self._change_method()
 
     def after_step(self, sync: GradientSync, step: int) -> None:
@@ -209,22 +209,22 @@ class Profiler:
             step: How many have been taken.
         """
         if self._next_method is not None:
-            self.pace.forget(step)
+            self.step_profiler.reset(step)
             self._waits_from, self._is_mixed = step, True
             self._change_method()
         if self.averaging is None:
             sync.after_step(step)
             return
-        if self.pace.is_looking:
-            self.pace.mark("stepped")
+        if self.step_profiler.is_sampling:
+            self.step_profiler.mark("stepped")
         begun_s, before_s = perf_counter(), self._noted_s
         sync.after_step(step)
         self._synced_s += perf_counter() - begun_s
         self._synced_steps += 1
-        if not self.pace.on_gpu:  # whose waits are known later
+        if not self.step_profiler.on_gpu:  # whose waits are known later
             self._synced_s -= self._note_wait(step) - before_s
-        if self.pace.is_looking:
-            self.pace.mark("averaged")
+        if self.step_profiler.is_sampling:
+            self.step_profiler.mark("averaged")
 
     def consensus(self, sync: GradientSync, step: int) -> None:
         """Have the workers' weights made the same at the end of a pass. Collective, as that is.
@@ -233,7 +233,7 @@ class Profiler:
             sync: Does it.
             step: How many have been taken.
         """
-        self.pace.end_pass(step)
+        self.step_profiler.end_pass(step)
         begun_s = perf_counter()
         if sync.end_epoch():
             self.averages_s.append(perf_counter() - begun_s)
@@ -241,7 +241,7 @@ class Profiler:
             self._noted_s = self._averaged_s = self.averaging.waited_s
 
     @contextmanager
-    def recording(self, course: TrainingProgress) -> Iterator[None]:
+    def recording(self, progress: TrainingProgress) -> Iterator[None]:
         """Take the time for which the snapshot at the end of an epoch holds the training up.
 
         Collective: writes the profile afterwards.
@@ -249,31 +249,31 @@ class Profiler:
         begun_s = perf_counter()
         yield
         self.snapshots_s.append(perf_counter() - begun_s)
-        self.record(course)
+        self.record(progress)
 
     def evaluated(self, state: TrainState) -> None:
         """Note how long an evaluation has taken, and leave it out of the steps' time. Local."""
         if state.eval_s is not None:
             self.evaluations_s.append(state.eval_s)
-        self.pace.skip(state.step)
+        self.step_profiler.skip(state.step)
 
-    def record(self, course: TrainingProgress, *, must: bool = False) -> None:
+    def record(self, progress: TrainingProgress, *, must: bool = False) -> None:
         """Write the profile, unless one has been written just before. Collective.
 
         Args:
             course: How far the training is.
             must: Write it in any case.
         """
-        now_s, before_s = course.state.elapsed_s, self._written_s
+        now_s, before_s = progress.state.elapsed_s, self._written_s
         if not must and before_s is not None and now_s - before_s < _LEAST_S:
             return
         self._written_s = now_s
-        profile = self.profile(course)
+        profile = self.profile(progress)
         if profile is not None and self.group.rank == 0:
             with suppress(OSError):  # a full disk must not end a training
                 write_atomic(self.path, profile.to_json().encode())
 
-    def profile(self, course: TrainingProgress) -> StepProfile | None:
+    def profile(self, progress: TrainingProgress) -> StepProfile | None:
         """Put the workers' times together. Collective.
 
         Returns:
@@ -281,14 +281,14 @@ class Profiler:
             no step has been looked at.
         """
         own = measure_worker(
-            self.pace,
+            self.step_profiler,
             socket.gethostname(),
             averagings_s=self._waits_s,
-            averaging_steps=max(1, course.state.step - self._waits_from),
+            averaging_steps=max(1, progress.state.step - self._waits_from),
             syncing_s=max(0.0, self._synced_s) / max(1, self._synced_steps),
         )
-        told = [WorkerTimes.from_json(text) for text in self.group.gather_texts(own.to_json())]
-        return self._made(course, told) if any(each.steps for each in told) else None
+        workers = [WorkerTimes.from_json(text) for text in self.group.gather_texts(own.to_json())]
+        return self._made(progress, workers) if any(each.steps for each in workers) else None
 
     def _note_wait(self, step: int) -> float:
         """Note what has been waited for averages since the last time.
@@ -315,31 +315,31 @@ class Profiler:
         self.sync, self._next_method = self._next_method, None
         self._all, self._waits_s, self._synced_s, self._synced_steps = _Sums(), {}, 0.0, 0
 
-    def _told(self, sums: _Sums) -> Communication | None:
+    def _communication(self, sums: _Sums) -> Communication | None:
         if self.group.world_size == 1:
             return Communication(exposed=0.0, waiting=0.0, wire_bytes=0.0)
         return sums.communication()
 
-    def _made(self, course: TrainingProgress, told: list[WorkerTimes]) -> StepProfile:
+    def _made(self, progress: TrainingProgress, workers: list[WorkerTimes]) -> StepProfile:
         averages = self.averaging is not None
-        step_s = spread_of(self.pace.laps(), by_mean=averages) or step_of(told[0])
-        parts = parts_of(told, step_s.median)
-        gradients = self.pace.gradients.arrivals(parts.backward)
-        plan, total = course.plan, self.total()
+        step_s = spread_of(self.step_profiler.laps(), by_mean=averages) or step_of(workers[0])
+        parts = parts_of(workers, step_s.median)
+        gradients = self.step_profiler.gradients.arrivals(parts.backward)
+        plan, total = progress.plan, self.total()
         batch = plan.global_batch if plan else 0
-        parameters = {id(p): p.nbytes for p in self.parts.model.parameters()}
+        parameters = {id(p): p.nbytes for p in self.components.model.parameters()}
         return StepProfile(
             world_size=self.group.world_size,
             nodes=self.group.placement.nodes,
             sync=self.sync,
             device=self.group.device.type,
             global_batch=batch,
-            steps_per_epoch=course.steps_per_epoch,
-            steps_seen=told[0].steps,
+            steps_per_epoch=progress.steps_per_epoch,
+            steps_seen=workers[0].steps,
             step_s=step_s,
             images_per_s=batch / step_s.median if step_s.median > 0 else 0.0,
             parts=parts,
-            workers=workers_of(told),
+            workers=workers_of(workers),
             gradients=gradients,
             gradient_bytes=sum(arrival.bytes for arrival in gradients),
             parameter_bytes=sum(parameters.values()),
@@ -347,7 +347,7 @@ class Profiler:
             epoch=EpochCosts(
                 evaluation_s=_usual(self.evaluations_s),
                 snapshot_s=_usual(self.snapshots_s),
-                loader_start_s=_usual(self.pace.loader_starts_s),
+                loader_start_s=_usual(self.step_profiler.loader_starts_s),
                 averaging_s=_usual(self.averages_s),
             ),
         )
@@ -359,7 +359,7 @@ class TimedSync(StepHook):
 
     def __init__(self, profiler: Profiler, sync: GradientSync) -> None:
         """Args:
-        profiler: Is told the time.
+        profiler: Takes the time.
         sync: Has an `after_step`.
         """
         self._profiler = profiler

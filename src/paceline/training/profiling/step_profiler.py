@@ -1,4 +1,4 @@
-"""Where this worker's time goes: told by looking closely at one step in each half second."""
+"""Where this worker's time goes: one step in each half second is sampled closely."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -71,11 +71,11 @@ class StepProfiler:
         world_size: Number of workers; a single one waits for nobody.
         parameters: Gives those whose gradients' times are taken, by name.
         """
-        self.next_look = 0
-        """Before the batch of this step (from 0) is asked for, `look` has to be called."""
-        self.is_looking = False
+        self.next_sample = 0
+        """Before the batch of this step (from 0) is asked for, `sample` has to be called."""
+        self.is_sampling = False
         """Whether the step under way is looked at."""
-        self.looked = 0
+        self.sampled = 0
         """Steps looked at so far."""
         self.loader_starts_s: list[float] = []
         """Of each pass: until its first batch."""
@@ -111,23 +111,23 @@ class StepProfiler:
             step: Its first one.
         """
         self._drop()
-        self._pass_from_s, self._lap_from, self.next_look = perf_counter(), None, step
+        self._pass_from_s, self._lap_from, self.next_sample = perf_counter(), None, step
 
-    def look(self, step: int) -> None:
+    def sample(self, step: int) -> None:
         """Close the look at the step before, and begin another one if it is time. Local.
 
         Args:
             step: The one whose batch is asked for next.
         """
-        self._end_look()
+        self._end_sample()
         starts = self._pass_from_s is not None
-        if not (starts or self.looked < _EARLY or step == self._planned):
-            self.next_look = self._planned if self._planned > step else _NEVER
+        if not (starts or self.sampled < _EARLY or step == self._planned):
+            self.next_sample = self._planned if self._planned > step else _NEVER
             return
-        self.next_look = step + 1
-        self._step, self._is_first, self.is_looking = step, starts, True
-        self._is_hooked = not (starts and self.looked) and _is_hooked(self.looked)
-        self.looked += 1
+        self.next_sample = step + 1
+        self._step, self._is_first, self.is_sampling = step, starts, True
+        self._is_hooked = not (starts and self.sampled) and _is_hooked(self.sampled)
+        self.sampled += 1
         if self._is_hooked:
             self.gradients.watch(self._parameters().values())
         self._marks, self._waits = [("asked", now(on_gpu=self.on_gpu))], []
@@ -147,7 +147,7 @@ class StepProfiler:
     def begin(self, loss: Tensor) -> None:
         """Note that a backward pass begins in which gradients are exchanged."""
         self._note.enter("gradients")
-        if self.is_looking:
+        if self.is_sampling:
             self.mark("backward")
             self.gradients.begin(self._marks[-1][1])
             if loss.requires_grad:
@@ -156,16 +156,16 @@ class StepProfiler:
     def end(self) -> None:
         """Note that the gradients are those of all workers."""
         self._note.leave()
-        if self.is_looking:
+        if self.is_sampling:
             self.mark("gradients")
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Tell waiting for the other workers from what a method computes of gradients itself."""
-        if self.is_looking:
+        if self.is_sampling:
             self.mark("sent")
         yield
-        if self.is_looking:
+        if self.is_sampling:
             self.mark("came")
 
     def close(self) -> float:
@@ -174,7 +174,7 @@ class StepProfiler:
         Returns:
             How long this worker waited for gradients in the last step that was looked at.
         """
-        self._end_look()
+        self._end_sample()
         if self._waits:
             self._waited_s = sum(seconds_between(begin, end) for begin, end in self._waits)
             self._waits = []
@@ -186,14 +186,14 @@ class StepProfiler:
 
         Args:
             steps: How many.
-            status: What this worker told of them.
+            status: What this worker contributed to the exchange.
             step: The one that is next.
             planned: The step, from 0, that is to be looked at next.
         """
         self._note.count(steps, status.lap_s, status.data_s, status.waited_s * steps)
         self._planned = planned
-        if planned < self.next_look:
-            self.next_look = planned
+        if planned < self.next_sample:
+            self.next_sample = planned
         if self._lap_from is not None:
             now_s = perf_counter()
             self._end_lap(step, now_s, now_s - self._agreeing_from_s)
@@ -203,10 +203,10 @@ class StepProfiler:
         """Give the newest laps."""
         return [Lap(steps=n, seconds=s, agreeing_s=a, until=end) for n, s, a, end in self._laps]
 
-    def looks(self) -> dict[int, StepTimes]:
+    def samples(self) -> dict[int, StepTimes]:
         """Give the looks by step; those at steps unlike others where there is none else."""
         seen = self._ordinary or dict(self._odd)
-        return {step: _look_of(marks) for step, marks in seen.items()}
+        return {step: _times_of(marks) for step, marks in seen.items()}
 
     def end_pass(self, step: int) -> None:
         """Note that a pass is over: what comes before the next exchange is none of its steps.
@@ -214,7 +214,7 @@ class StepProfiler:
         Args:
             step: The one that is next.
         """
-        self._end_look()
+        self._end_sample()
         self._end_lap(step, perf_counter(), 0.0)
         self._lap_from = None
 
@@ -228,7 +228,7 @@ class StepProfiler:
         if self._lap_from is not None:
             self._lap_from = perf_counter(), step
 
-    def forget(self, step: int) -> None:
+    def reset(self, step: int) -> None:
         """Forget steps and laps, since those that come are others; gradients come as before.
 
         Args:
@@ -238,16 +238,16 @@ class StepProfiler:
         self._laps.clear()
         self._odd.clear()
         self._ordinary, self._waits = {}, []
-        self._stride = self._seen = self.looked = 1
-        self._waited_s, self.next_look = 0.0, step
+        self._stride = self._seen = self.sampled = 1
+        self._waited_s, self.next_sample = 0.0, step
 
     def _end_lap(self, step: int, now_s: float, agreeing_s: float) -> None:
         if self._lap_from is not None and step > self._lap_from[1]:
             begun_s, before = self._lap_from
             self._laps.append((step - before, now_s - begun_s, agreeing_s, step))
 
-    def _end_look(self) -> None:
-        if not self.is_looking:
+    def _end_sample(self) -> None:
+        if not self.is_sampling:
             return
         self.mark("closed")
         marks = self._marks
@@ -257,14 +257,14 @@ class StepProfiler:
         if any(what == "gradients" for what, _ in marks):
             self._keep(marks)
             if self._is_hooked:
-                self.gradients.take(is_first=self.looked == 1)
-        if self.looked == 1:
+                self.gradients.take(is_first=self.sampled == 1)
+        if self.sampled == 1:
             self._waits = []  # it is spent on what happens once
         self._drop()
 
     def _drop(self) -> None:
         """Look no more at the step under way."""
-        self.is_looking, self._marks = False, []
+        self.is_sampling, self._marks = False, []
         self.gradients.drop()
 
     def _keep(self, marks: Marks) -> None:
@@ -286,19 +286,19 @@ class StepProfiler:
     def _note_computed(self) -> None:
         moment = now(on_gpu=self.on_gpu)
         self.gradients.end(moment)
-        if not self._alone and self.is_looking:
+        if not self._alone and self.is_sampling:
             self._marks.append(("computed", moment))
 
 
-def _look_of(marks: Marks) -> StepTimes:
+def _times_of(marks: Marks) -> StepTimes:
     first = marks[0][1]
     return share_out([(what, seconds_between(first, moment)) for what, moment in marks])
 
 
-def _is_hooked(looked: int) -> bool:
+def _is_hooked(sampled: int) -> bool:
     """Tell whether a look takes the gradients' times too: the hooks cost a little.
 
     Args:
         looked: Steps looked at before.
     """
-    return looked in (0, 2) or (looked >= _EARLY - 1 and looked % 4 == 0)
+    return sampled in (0, 2) or (sampled >= _EARLY - 1 and sampled % 4 == 0)

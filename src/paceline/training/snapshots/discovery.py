@@ -4,9 +4,12 @@ Nodes with disks of their own hand it to those that lack it, so that the loss of
 the training.
 """
 
+import json
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -16,10 +19,103 @@ from paceline.checkpoint.store import SnapshotStore
 from paceline.checkpoint.streaming import parse_sent
 from paceline.distributed.group import Group
 from paceline.errors import SnapshotError
-from paceline.training.snapshots.inventory import NONE, SnapshotInventory, choices_of_best, newest
-from paceline.training.snapshots.transfer import hand_over
+from paceline.training.snapshots.transfer import transfer_snapshot
 
 Report = Callable[[str], None]
+
+NONE = -1
+"""The step of no snapshot."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotInventory:
+    """What one node has."""
+
+    rank: int
+    """Of the worker that looked."""
+    host: str
+    started: int
+    """The highest generation that its host knows of."""
+    step: int
+    """Of its newest good snapshot; -1 where it has none."""
+    generation: int
+    """Of the start that took that snapshot."""
+    start: str
+    """The name of that start; empty where it isn't known."""
+    manifest: str
+    """That snapshot's."""
+    best: str
+    """The manifest of its best one; empty where none is marked."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """What makes one snapshot newer than another.
+
+        A later start counts before a higher step: it knew of all snapshots that it could reach, and
+        what a host then brings of an earlier one is a branch that was given up.
+        """
+        return self.generation, self.step
+
+    def to_json(self) -> str:
+        """Write it for the others."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, content: str) -> Self:
+        """Read what another worker wrote."""
+        return cls(**json.loads(content))
+
+
+def newest(nodes: Sequence[SnapshotInventory]) -> SnapshotInventory | None:
+    """Choose whose snapshot to go on from: the lowest rank of those that have the newest.
+
+    Nodes that took it together may differ in what a script keeps for each worker by itself: the
+    chosen one then holds for all.
+
+    Raises:
+        SnapshotError: Two nodes have different ones of the same step, of trainings that know
+            nothing of each other.
+    """
+    holders = [node for node in nodes if node.step != NONE]
+    if not holders:
+        return None
+    best = max(node.order for node in holders)
+    first, *others = [node for node in holders if node.order == best]
+    for other in others:
+        together = first.start != "" and other.start == first.start
+        if other.manifest != first.manifest and not together:
+            raise SnapshotError(
+                f"{_named(first)} and {_named(other)} have different snapshots of step "
+                f"{first.step} ({_short(first)} and {_short(other)}), so that it isn't known which "
+                "one to go on from: move it out of the run directory on one of them, which then "
+                "takes over the other's"
+            )
+    return first
+
+
+def choices_of_best(
+    nodes: Sequence[SnapshotInventory], chosen: SnapshotInventory
+) -> list[tuple[int, str]]:
+    """List the best snapshots that nodes have marked, as (rank, manifest), the likeliest first.
+
+    Nodes that have the chosen snapshot know best, and the later of two is the better one.
+    """
+    marked = [
+        (node.order == chosen.order, parse_sent(node.best.encode()).step, -node.rank, node)
+        for node in nodes
+        if node.best
+    ]
+    marked = [entry for entry in marked if entry[1] <= chosen.step]
+    marked.sort(key=lambda entry: entry[:3], reverse=True)
+    return [(node.rank, node.best) for *_, node in marked]
+
+
+def _named(node: SnapshotInventory) -> str:
+    return f"{node.host} (rank {node.rank})"
+
+
+def _short(node: SnapshotInventory) -> str:
+    return f"manifest {sha256(node.manifest.encode()).hexdigest()[:12]}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +213,7 @@ def _of_nodes(store: SnapshotStore, group: Group, report: Report) -> Origin:
         lacks = own is not None and own.manifest != chosen.manifest
         if lacks:
             found = None  # what is of no use takes no memory meanwhile
-        fault = hand_over(store, group, chosen.manifest, chosen.rank, lacks=lacks)
+        fault = transfer_snapshot(store, group, chosen.manifest, chosen.rank, lacks=lacks)
         if not fault:
             break
         if group.rank == chosen.rank:
@@ -142,7 +238,7 @@ def _share_best(
     for rank, manifest in choices:
         step = parse_sent(manifest.encode()).step
         lacks = looks and store.manifest(step) != manifest
-        fault = hand_over(store, group, manifest, rank, lacks=lacks)
+        fault = transfer_snapshot(store, group, manifest, rank, lacks=lacks)
         if not fault:
             if looks and store.best() != store.path_of(step):
                 _note(lambda: store.mark_best(step), report)  # noqa: B023  # called at once

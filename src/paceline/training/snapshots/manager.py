@@ -44,8 +44,8 @@ class SnapshotManager:
         self._context = context
         self._method = method_of(context.config)
         self._group = context.group
-        self._parts = context.parts
-        self._statistics = context.statistics
+        self._components = context.components
+        self._buffer_averager = context.buffer_averager
         self._counters = counters
         self._sync = sync
         self._writer = SnapshotWriter(self._store, self._report) if context.writes else None
@@ -90,7 +90,7 @@ class SnapshotManager:
         Raises:
             NonFiniteLossError: A weight is NaN or infinite; on every worker.
         """
-        model, scaler = self._parts.model, self._context.scaler
+        model, scaler = self._components.model, self._context.scaler
         named = list(model.named_parameters())  # once: walking the modules costs more than sums
         self._check_finite(named, state.step)
         sync = self._sync.state_dict()
@@ -103,7 +103,9 @@ class SnapshotManager:
         }
         optimizers = self._optimizer_state(named, sync, tensors)
         others: dict[str, Tensor] = {}
-        saved = {n: encode(o.state_dict(), n, others) for n, o in self._parts.stateful().items()}
+        saved = {
+            n: encode(o.state_dict(), n, others) for n, o in self._components.stateful().items()
+        }
         if others:
             tensors["others"] = others
         if sync.tensors:
@@ -160,7 +162,7 @@ class SnapshotManager:
         Returns:
             False where there is none.
         """
-        model, group = self._parts.model, self._group
+        model, group = self._components.model, self._group
         found = best_weights(self._store, group, self._report, shared=self.shared)
         if found is None:
             return False
@@ -206,7 +208,7 @@ class SnapshotManager:
     ) -> list[object]:
         """Add each optimizer's tensors to those of the snapshot; returns its other values."""
         optimizers: list[object] = []
-        for number, optimizer in enumerate(self._parts.optimizers):
+        for number, optimizer in enumerate(self._components.optimizers):
             slots, values = flatten_optimizer(optimizer, named)
             if sync.optimizers:
                 common = sync.optimizers[number]
@@ -239,14 +241,14 @@ class SnapshotManager:
     def fingerprint(self) -> str:
         """Hash the model's weights, with the running statistics averaged. Collective."""
         with self._sync.averaged_weights():
-            tensors = self._model_tensors(self._parts.model, self._statistics.gathered())
+            tensors = self._model_tensors(self._components.model, self._buffer_averager.gathered())
             return weights_sha256(tensors)
 
     def state_fingerprint(self) -> str:
         """Hash the rest: optimizers' state and the running statistics of all parts. Collective."""
-        model = self._parts.model
-        tensors = {"buffers": self._statistics.gathered()}
-        for number, optimizer in enumerate(self._parts.optimizers):
+        model = self._components.model
+        tensors = {"buffers": self._buffer_averager.gathered()}
+        for number, optimizer in enumerate(self._components.optimizers):
             slots, values = flatten_optimizer(optimizer, model.named_parameters())
             tensors |= {f"{_optimizer_file(number)}/{name}": slot for name, slot in slots.items()}
             text = json.dumps(values, sort_keys=True).encode()
@@ -255,7 +257,7 @@ class SnapshotManager:
 
     def _gathered_own(self) -> RankState:
         """Collect what each worker has a state of its own of. Collective where there is any."""
-        per_part = self._parts.per_part
+        per_part = self._components.per_part
         if not per_part.objects:
             return RankState(tensors={})
         states = gather_states(self._group, per_part.own(), keeps=self._writer is not None)
@@ -265,7 +267,7 @@ class SnapshotManager:
     def _model_tensors(self, model: nn.Module, rows: Tensor) -> dict[str, Tensor]:
         """Name the model's tensors, with the average of these statistics in place of its own."""
         tensors: dict[str, Tensor] = {k: v.detach() for k, v in model.state_dict().items()}
-        return tensors | self._statistics.averaged(rows)
+        return tensors | self._buffer_averager.averaged(rows)
 
     def _restore(self, snapshot: Snapshot) -> TrainState:
         state = snapshot.state
@@ -274,20 +276,20 @@ class SnapshotManager:
                 f"the snapshot counts samples in order {state.get('order')}, and this version of "
                 f"Paceline has order {ORDER_VERSION}: go on with the version that wrote it"
             )
-        load_weights(self._parts.model, snapshot.tensors.get("model", {}))
+        load_weights(self._components.model, snapshot.tensors.get("model", {}))
         saved = _listed(state.get("optimizers"))
-        if len(saved) != len(self._parts.optimizers):
+        if len(saved) != len(self._components.optimizers):
             raise SnapshotError(
                 f"the snapshot has {len(saved)} optimizers, the training "
-                f"{len(self._parts.optimizers)}"
+                f"{len(self._components.optimizers)}"
             )
-        for number, optimizer in enumerate(self._parts.optimizers):
+        for number, optimizer in enumerate(self._components.optimizers):
             slots = snapshot.tensors.get(_optimizer_file(number), {})
             asked = self._context.kept_options
-            self._parts.restore_optimizer(optimizer, slots, _mapping(saved[number]), asked)
+            self._components.restore_optimizer(optimizer, slots, _mapping(saved[number]), asked)
         self._restore_others(_mapping(state.get("others")), snapshot.tensors.get("others", {}))
         parts = state.get("parts", state.get("world_size"))
-        self._parts.per_part.restore(
+        self._components.per_part.restore(
             _mapping(state.get("own", {})),
             snapshot.tensors.get("own", {}),
             parts,
@@ -302,7 +304,7 @@ class SnapshotManager:
         return TrainState.from_json(state.get("position"))
 
     def _restore_others(self, saved: Mapping[str, object], tensors: Mapping[str, Tensor]) -> None:
-        parts = self._parts.stateful()
+        parts = self._components.stateful()
         if saved.keys() != parts.keys():
             raise SnapshotError(
                 f"the snapshot has the state of {', '.join(saved) or 'nothing'} besides models and "
@@ -328,9 +330,9 @@ class SnapshotManager:
         else:
             tensors = snapshot.tensors.get("sync", {})
             state = SyncState(tensors=tensors, values=values)
-            told = self._sync.load_state_dict(state, int(str(snapshot.state.get("world_size"))))
-            if told:
-                self._report(told)
+            notice = self._sync.load_state_dict(state, int(str(snapshot.state.get("world_size"))))
+            if notice:
+                self._report(notice)
 
     def _restore_own(self, snapshot: Snapshot) -> None:
         """Give this worker's parts their statistics and sums back.
@@ -342,10 +344,10 @@ class SnapshotManager:
         counted = torch.tensor(state.get("counted"), dtype=torch.float64)
         if state.get("parts", state.get("world_size")) == self._context.division.parts:
             mine = self._context.division.parts_of(rank)
-            self._statistics.restore(snapshot.tensors["workers"]["buffers"])
+            self._buffer_averager.restore(snapshot.tensors["workers"]["buffers"])
             self._counters.reset(counted[mine.start : mine.stop])
             return
-        self._statistics.forget()
+        self._buffer_averager.reset()
         self._counters.reset(counted.sum(0, keepdim=True) if rank == 0 else None)
         self._report(
             f"The snapshot was taken on {state.get('world_size')} workers, and now there are "

@@ -39,9 +39,9 @@ def gather_states(group: Group, own: RankState, *, keeps: bool) -> list[RankStat
     """
     described = [[n, str(t.dtype), list(t.shape)] for n, t in own.tensors.items()]
     texts = group.gather_texts(json.dumps([described, dict(own.values)]))
-    told = [json.loads(text) for text in texts]
-    likes = [{name: _like(dtype, shape) for name, dtype, shape in each} for each, _ in told]
-    found: list[dict[str, Tensor]] = [{} for _ in told]
+    everyone = [json.loads(text) for text in texts]
+    likes = [{name: _like(dtype, shape) for name, dtype, shape in each} for each, _ in everyone]
+    found: list[dict[str, Tensor]] = [{} for _ in everyone]
     for sizes in _messages(likes):
         names = own.tensors.keys()
         parts = [
@@ -57,7 +57,7 @@ def gather_states(group: Group, own: RankState, *, keeps: bool) -> list[RankStat
     # In the order in which each worker has named them.
     return [
         RankState(tensors={name: tensors[name] for name in like}, values=values)
-        for tensors, like, (_, values) in zip(found, likes, told, strict=True)
+        for tensors, like, (_, values) in zip(found, likes, everyone, strict=True)
     ]
 
 

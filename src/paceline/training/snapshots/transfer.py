@@ -1,4 +1,4 @@
-"""Hands a snapshot over from the node that has it to those that lack it, by the process group."""
+"""Transfers a snapshot from the node that has it to those that lack it, by the process group."""
 
 import socket
 from collections.abc import Iterator
@@ -21,7 +21,9 @@ from paceline.distributed.group import Group
 from paceline.errors import InfrastructureError, SnapshotError
 
 
-def hand_over(store: SnapshotStore, group: Group, manifest: str, owner: int, *, lacks: bool) -> str:
+def transfer_snapshot(
+    store: SnapshotStore, group: Group, manifest: str, owner: int, *, lacks: bool
+) -> str:
     """Give a snapshot to the nodes that lack it. Collective.
 
     Phases: who lacks it, and is there room; its pieces, each from the owner to all workers; did it

@@ -23,32 +23,35 @@ class ReplicaSync(GradientSync):
         self.context = context
         self.compression = compression
         self.replicas = context.replicas
-        self._stepper, self._pace = context.stepper, context.stepper.pace
+        self._optimizer_step, self._step_profiler = (
+            context.optimizer_step,
+            context.optimizer_step.step_profiler,
+        )
         self._workers = context.group.world_size
 
     def setup(self, step: int) -> None:
-        """See `GradientSync`."""
+        """Settle what the gradients travel in."""
         for replica in self.replicas:
             replica.compression = self.compression
 
     def backward(self, loss: Tensor, batch: Batch | None, *, more: bool = False) -> None:
-        """See `GradientSync`: an average weighted by samples."""
+        """Average gradients, weighted by samples."""
         if batch is None:
-            self._stepper.begin_alone()
-            self._stepper.run_backward(loss, 1.0, completes=True)
+            self._optimizer_step.begin_alone()
+            self._optimizer_step.run_backward(loss, 1.0, completes=True)
         else:
             # The workers' gradients are averaged, not summed.
-            self._stepper.run_backward(
+            self._optimizer_step.run_backward(
                 loss, batch.local * self._workers / batch.total, completes=batch.last
             )
             if not batch.last:
                 return
         for replica in self.replicas:
-            unused = replica.settle()
+            unused = replica.finish_backward()
             if unused:
                 name = type(replica.module).__name__
-                self._stepper.report(describe_unused(name, unused))
-        self._pace.end()
+                self._optimizer_step.report(describe_unused(name, unused))
+        self._step_profiler.end()
 
 
 @final

@@ -52,42 +52,42 @@ class AutoSync(ReplicaSync):
         self.label = "auto: measuring the first steps"
 
     def setup(self, step: int) -> None:
-        """See `GradientSync`."""
+        """Begin what a snapshot says was chosen; else full averages, to be measured."""
         super().setup(step)
         if self._inner is not None:
             self._inner.setup(step)
 
     def begin_step(self, step: int, batch: Batch | None) -> None:
-        """See `GradientSync`."""
-        epoch = self.context.course.state.epoch
+        """Begin local steps with the first pass that may have them. Collective then."""
+        epoch = self.context.progress.state.epoch
         if batch is not None and epoch != self._epoch:  # a pass begins
-            self._epoch, is_only_step = epoch, self.context.course.steps_per_epoch == 1
+            self._epoch, is_only_step = epoch, self.context.progress.steps_per_epoch == 1
             self._since_s = perf_counter() if is_only_step else None  # else none has one before it
             chosen = self._chosen("local")
             if self._inner is None and chosen and epoch >= chosen.from_epoch:
-                self._take_over(step)
+                self._begin_chosen(step)
         if self._inner is not None:
             self._inner.begin_step(step, batch)
 
     def after_step(self, step: int) -> None:
-        """See `GradientSync`."""
+        """Measure; once a choice is made, begin it or leave the step to it. Collective."""
         if self._inner is not None:
             self._inner.after_step(step)
         elif self.choice is None:
             self._measure()
         elif self._chosen("powersgd") and self._is_warm(step):
-            self._take_over(step)
+            self._begin_chosen(step)
 
     def end_epoch(self) -> bool:
-        """See `GradientSync`."""
+        """Leave it to what was chosen."""
         return self._inner is not None and self._inner.end_epoch()
 
     def averaged_weights(self) -> AbstractContextManager[None]:
-        """See `GradientSync`."""
+        """Put in those of what was chosen."""
         return nullcontext() if self._inner is None else self._inner.averaged_weights()
 
     def state_dict(self) -> SyncState:
-        """See `GradientSync`."""
+        """Give the choice, and the state of what was chosen."""
         if self.choice is None:
             return SyncState()
         values: dict[str, object] = {"choice": self.choice.to_json()}
@@ -97,7 +97,7 @@ class AutoSync(ReplicaSync):
         return replace(inner, values={**values, self.choice.method: dict(inner.values)})
 
     def load_state_dict(self, state: SyncState, world_size: int) -> str:
-        """See `GradientSync`."""
+        """Keep the choice for the same number of workers; measure again for another."""
         found = state.values.get("choice")
         if found is None:
             return ""
@@ -114,13 +114,13 @@ class AutoSync(ReplicaSync):
             return ""
         assert isinstance(values, Mapping)
         if choice.method == "local" and not can_be_local(self.context):
-            told = self._stay_alike()
-            return f"{told}. {ON_AVERAGE}" if were_apart(state.values) else told
+            notice = self._stay_alike()
+            return f"{notice}. {ON_AVERAGE}" if were_apart(state.values) else notice
         self._inner = self._made(choice)
         return self._inner.load_state_dict(replace(state, values=values), world_size)
 
     def close(self) -> None:
-        """See `GradientSync`."""
+        """End what was chosen."""
         if self._inner is not None:
             self._inner.close()
 
@@ -129,7 +129,7 @@ class AutoSync(ReplicaSync):
         return self.choice if self.choice and self.choice.method == method else None
 
     def _is_warm(self, step: int) -> bool:
-        return step >= warmup_steps(self.context.config, self.context.course.steps_per_epoch)
+        return step >= warmup_steps(self.context.config, self.context.progress.steps_per_epoch)
 
     def _measure(self) -> None:
         """Take the time of a step; now and then see whether that is enough. Collective then."""
@@ -146,9 +146,9 @@ class AutoSync(ReplicaSync):
         own = torch.tensor([enough, median(self._times_s)], dtype=torch.float64)
         said, step_s = self.context.group.gather_rows(own)[0].tolist()
         if said:
-            self._judge(step_s)
+            self._choose(step_s)
 
-    def _judge(self, step_s: float) -> None:
+    def _choose(self, step_s: float) -> None:
         """Choose, or try bf16 first. Collective; rank 0 decides.
 
         Args:
@@ -156,7 +156,7 @@ class AutoSync(ReplicaSync):
         """
         context, group = self.context, self.context.group
         if self._full is None:
-            profile = context.profiler.profile(context.course)
+            profile = context.profiler.profile(context.progress)
             choice = first_choice(profile) if group.rank == 0 else None
             if profile is not None:
                 self._full = profile, step_s
@@ -167,12 +167,12 @@ class AutoSync(ReplicaSync):
             self.rounding.dtype = torch.bfloat16
             self._times_s, self._since_s = [], None
             return
-        state = context.course.state
+        state = context.progress.state
         is_warm = self._is_warm(state.step)
         self._adopt(replace(Choice.from_json(text), from_epoch=state.epoch + is_warm))
         if self._chosen("powersgd" if is_warm else "local"):  # else with the warm-up, or a pass
-            self._take_over(state.step)
-        self._tell()
+            self._begin_chosen(state.step)
+        self._announce_choice()
 
     def _last_word(self, profile: StepProfile, full_s: float, half_s: float) -> Choice | None:
         """Choose, after steps in full and with bf16. Collective; None but on rank 0."""
@@ -192,13 +192,13 @@ class AutoSync(ReplicaSync):
         if choice.method not in ("local", "powersgd"):  # those begin later
             self.context.profiler.begin_method(choice.method)
 
-    def _take_over(self, step: int) -> None:
+    def _begin_chosen(self, step: int) -> None:
         """Begin what was chosen, where nothing has come up that forbids it. Collective."""
         assert self.choice is not None
         if self._chosen("local") and not self._can_be_local():
-            told = self._stay_alike()
+            notice = self._stay_alike()
             if self.context.group.rank == 0:
-                self.context.console.say(told)
+                self.context.console.say(notice)
             return
         self._inner = self._made(self.choice)
         self._inner.setup(step)
@@ -231,7 +231,7 @@ class AutoSync(ReplicaSync):
             times_s.append(perf_counter() - begun_s)
         return median(times_s) / (group.world_size - 1)  # it goes once around
 
-    def _tell(self) -> None:
+    def _announce_choice(self) -> None:
         """Say what was chosen, and note it in `run.json`. Rank 0."""
         context = self.context
         if context.group.rank != 0:
@@ -240,8 +240,8 @@ class AutoSync(ReplicaSync):
         if context.run.run_json.exists():
             record = context.run.read_run()
             derived = record.get("derived")
-            told = dict(derived) if isinstance(derived, Mapping) else {}
-            write_json(context.run.run_json, {**record, "derived": {**told, "sync": self.label}})
+            entries = dict(derived) if isinstance(derived, Mapping) else {}
+            write_json(context.run.run_json, {**record, "derived": {**entries, "sync": self.label}})
 
 
 def make_auto(context: TrainingContext) -> GradientSync:

@@ -106,13 +106,13 @@ def final_choice(
     """
     share = exposed_share(profile)
     left = max(0.0, share * allreduce_s - (allreduce_s - half_s)) / half_s
-    told = f"communication takes {share:.0%} of a step of {_ms(allreduce_s)}"
+    describe = f"communication takes {share:.0%} of a step of {_ms(allreduce_s)}"
     half_gains = half_s < _GAIN * allreduce_s
     if half_gains and left < ENOUGH:
-        why = f"{told}; with half the bytes it is {left:.0%} of {_ms(half_s)}"
+        why = f"{describe}; with half the bytes it is {left:.0%} of {_ms(half_s)}"
         return Choice(method="bf16", why=why)
-    told += f", and {left:.0%} of {_ms(half_s)} with half the bytes"
-    best = Choice(method="bf16" if half_gains else "allreduce", why=told)
+    describe += f", and {left:.0%} of {_ms(half_s)} with half the bytes"
+    best = Choice(method="bf16" if half_gains else "allreduce", why=describe)
     model = _Model.of(profile, round_trip_s)
     best, best_s = _or_powersgd(best, half_s if half_gains else allreduce_s, model, powersgd_rank)
     if best.method == "powersgd" and model.reached(best.options) >= POWERSGD_TARGET:
@@ -145,7 +145,7 @@ class _Model:
     def reached(self, method: SyncOptions) -> float:
         return efficiency(self.compute, method, self.cluster, self.machine)
 
-    def told(self, name: str, method: SyncOptions) -> str:
+    def describe(self, name: str, method: SyncOptions) -> str:
         return f"with {name}, {self.reached(method):.0%} of the time should be computation"
 
 
@@ -156,7 +156,7 @@ def _or_powersgd(
     if rank is None:
         return best, best_s
     method = SyncOptions(sync="powersgd", powersgd_rank=rank)
-    why = f"{best.why}; {model.told(f'PowerSGD of rank {rank}', method)}"
+    why = f"{best.why}; {model.describe(f'PowerSGD of rank {rank}', method)}"
     thin_s = model.step_s(method)
     if thin_s >= _GAIN * best_s:
         return replace(best, why=f"{why}, which saves too little"), best_s
@@ -169,10 +169,10 @@ def _or_local(best: Choice, best_s: float, model: _Model) -> Choice:
     local = choose_local(model.compute, model.cluster, model.machine, TARGET)
     if model.step_s(local) >= _GAIN * best_s:
         return replace(best, why=f"{best.why}; local steps wouldn't be faster")
-    told = model.told(f"averages of weights every {local.sync_every} steps", local)
+    describe = model.describe(f"averages of weights every {local.sync_every} steps", local)
     return Choice(
         method="local",
-        why=f"{best.why}; {told}",
+        why=f"{best.why}; {describe}",
         every=local.sync_every,
         delay=local.delay,
         half_first=best.sends_half,

@@ -103,7 +103,7 @@ class GradientSync(ABC):
         return False
 
     def averaged_weights(self) -> AbstractContextManager[None]:
-        """Lend the models weights that stand for all workers', to be evaluated. Collective."""
+        """Put weights that stand for all workers' into the models, to evaluate. Collective."""
         return nullcontext()
 
     def state_dict(self) -> SyncState:

@@ -19,13 +19,13 @@ class BufferAverager:
     While training nothing of them is exchanged: evaluations and snapshots average them.
     """
 
-    def __init__(self, parts: Components, group: Group, division: Division) -> None:
+    def __init__(self, components: Components, group: Group, division: Division) -> None:
         """Args:
-        parts: The models; may still grow until the training begins.
+        components: The models; may still grow until the training begins.
         group: The workers.
         division: Which parts each of them has.
         """
-        self._models = parts
+        self._models = components
         self._group = group
         self._division = division
         self._made: PartBuffers | None = None
@@ -66,13 +66,13 @@ class BufferAverager:
         mine = self._division.parts_of(self._group.rank)
         self._buffers.restore(rows[mine.start : mine.stop])
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Start every part from what the models hold now. Local to the worker."""
         self._made = None
 
     @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Lend the models the average of all parts. Collective on entry."""
+    def averaged_buffers(self) -> Iterator[None]:
+        """Put into the models, for the block, the average of all parts. Collective on entry."""
         buffers = self._buffers
         live = buffers.live()
         own = {name: b.detach().clone() for name, b in live.items()}

@@ -46,7 +46,7 @@ class LocalSync(ReplicaSync):
         """
         super().__init__(context)
         self._terms = terms
-        self._local = LocalSteps(terms, context.group, context.parts.named_parameters)
+        self._local = LocalSteps(terms, context.group, context.components.named_parameters)
         self._optimizers = OptimizerAverager(context.group)
         self._warmup_steps = 0
         self._is_alone = False
@@ -62,7 +62,7 @@ class LocalSync(ReplicaSync):
         return self._local.sent_bytes + self._optimizers.sent_bytes
 
     def setup(self, step: int) -> None:
-        """See `GradientSync`. Local to the worker; the first round begins with the pass."""
+        """Begin to train alone where the warm-up is over. Local; rounds begin with the pass."""
         self._warmup_steps = self._settle_warmup()
         self._is_alone = step >= self._warmup_steps
         if self._is_alone:
@@ -75,9 +75,9 @@ class LocalSync(ReplicaSync):
             self._local.start()
 
     def after_step(self, step: int) -> None:
-        """See `GradientSync`. Collective where an average is sent or due."""
+        """Send and apply averages where they are due. Collective then."""
         if self._is_alone:
-            in_epoch = self.context.course.state.step_in_epoch
+            in_epoch = self.context.progress.state.step_in_epoch
             self._local.after(min(in_epoch, step - self._warmup_steps))
         elif step >= self._warmup_steps:  # each worker goes on alone
             self._is_alone = True
@@ -85,30 +85,30 @@ class LocalSync(ReplicaSync):
             self._local.start()
 
     def end_epoch(self) -> bool:
-        """See `GradientSync`: weights and optimizers' states become their means."""
+        """Make weights and optimizers' states their means."""
         if not self._local.is_apart:
             return False
         self._local.agree()
-        parameters = self.context.parts.named_parameters()
-        for optimizer in self.context.parts.optimizers:
+        parameters = self.context.components.named_parameters()
+        for optimizer in self.context.components.optimizers:
             self._optimizers.agree(optimizer, parameters)
         self._agree_on_scale()
         return True
 
     def averaged_weights(self) -> AbstractContextManager[None]:
-        """See `GradientSync`."""
+        """Put the average of all workers' weights into the models. Collective."""
         self._note_open_step()
-        return self._local.lent()
+        return self._local.averaged_weights()
 
     def state_dict(self) -> SyncState:
-        """See `GradientSync`: a copy of every worker's own state travels to all others."""
+        """Collect every worker's own state: a copy of each travels to all others."""
         self._note_open_step()
         saved = self._local.state()
         if not self._local.is_apart:
             return SyncState(tensors=saved.shared)
         keeps = self.context.writes
         states = gather_states(self.context.group, self._own(saved), keeps=keeps)
-        with self._local.lent():
+        with self._local.averaged_weights():
             model = self._weights() if keeps else {}
         if not keeps:
             return SyncState()
@@ -126,13 +126,13 @@ class LocalSync(ReplicaSync):
             model=model,
             optimizers=[
                 mean_state([_optimizer_of(state, number) for state in states])
-                for number in range(len(self.context.parts.optimizers))
+                for number in range(len(self.context.components.optimizers))
             ],
             scaler=min(scalers, key=lambda scaler: float(str(scaler.get("scale", 0)))),
         )
 
     def load_state_dict(self, state: SyncState, world_size: int) -> str:
-        """See `GradientSync`. Local to the worker."""
+        """Put this worker's own state back, or go on from the average. Local to the worker."""
         shared = {n: t for n, t in state.tensors.items() if not n.startswith(_WORKERS)}
         of_round, rank = _mapping(state.values.get("round", {})), self.context.group.rank
         same = world_size == self.context.group.world_size
@@ -149,16 +149,16 @@ class LocalSync(ReplicaSync):
             values=_mapping(workers[rank]),
         )
         self._local.restore(LocalState(shared=shared, own=dict(own.tensors), values=dict(of_round)))
-        for number, optimizer in enumerate(self.context.parts.optimizers):
+        for number, optimizer in enumerate(self.context.components.optimizers):
             found = _optimizer_of(own, number)
             kept = self.context.kept_options
-            self.context.parts.restore_optimizer(optimizer, found.tensors, found.values, kept)
+            self.context.components.restore_optimizer(optimizer, found.tensors, found.values, kept)
         if self.context.scaler is not None:
             self.context.scaler.load_state_dict(dict(_mapping(own.values["scaler"])))
         return ""
 
     def close(self) -> None:
-        """See `GradientSync`."""
+        """End the thread that sends averages."""
         self._local.release()
 
     def _note_open_step(self) -> None:
@@ -167,7 +167,7 @@ class LocalSync(ReplicaSync):
             self._local.moved()
 
     def _settle_warmup(self) -> int:
-        return warmup_steps(self.context.config, self.context.course.steps_per_epoch)
+        return warmup_steps(self.context.config, self.context.progress.steps_per_epoch)
 
     def _set_alone(self) -> None:
         method = method_of(self.context.config)
@@ -180,14 +180,14 @@ class LocalSync(ReplicaSync):
         context, plan = self.context, self._terms.plan
         if context.group.rank != 0:
             return
-        steps = context.course.steps_per_epoch
+        steps = context.progress.steps_per_epoch
         if steps is not None and plan.every > steps:
             outer = "" if self._terms.is_plain else ", by their mean alone: without an outer step"
             context.console.say(
                 f"--sync-every {plan.every} is more than the {steps} steps of an epoch: what isn't "
                 f"averaged within it is averaged at its end{outer}"
             )
-        own = [n for n, part in context.parts.others.items() if _has_numbers(part, n)]
+        own = [n for n, part in context.components.others.items() if _has_numbers(part, n)]
         if own and context.group.world_size > 1:
             context.console.say(
                 f"{', '.join(own)}, given to s.keep, holds tensors that follow each worker's own "
@@ -196,9 +196,9 @@ class LocalSync(ReplicaSync):
 
     def _own(self, saved: LocalState) -> RankState:
         """Put together what a snapshot needs of this worker."""
-        parameters = self.context.parts.named_parameters()
+        parameters = self.context.components.named_parameters()
         tensors, values = dict(saved.own), []
-        for number, optimizer in enumerate(self.context.parts.optimizers):
+        for number, optimizer in enumerate(self.context.components.optimizers):
             slots, plain = flatten_optimizer(optimizer, parameters.items())
             tensors |= {f"{_optimizer(number)}{name}": slot for name, slot in slots.items()}
             values.append(plain)
@@ -207,7 +207,7 @@ class LocalSync(ReplicaSync):
 
     def _weights(self) -> dict[str, Tensor]:
         """Copy the parameters under all their names."""
-        every = self.context.parts.model.named_parameters(remove_duplicate=False)
+        every = self.context.components.model.named_parameters(remove_duplicate=False)
         return {name: parameter.detach().clone() for name, parameter in every}
 
     def _agree_on_scale(self) -> None:
@@ -239,7 +239,7 @@ def make_local(context: TrainingContext, terms: LocalTerms | None = None) -> Gra
             "with --sync local or diloco each worker has weights of its own for some steps, so "
             "that there is nothing to verify: leave --sync out to verify all the rest"
         )
-    context.stepper.counts_batches = True
+    context.optimizer_step.counts_batches = True
     settled = LocalTerms.of(context.config.sync) if terms is None else terms
     if context.group.world_size == 1 and settled.is_plain:
         return AllReduceSync(context)
@@ -250,11 +250,11 @@ def make_local(context: TrainingContext, terms: LocalTerms | None = None) -> Gra
 
 def can_be_local(context: TrainingContext) -> bool:
     """Tell whether `make_local` would do, for one who may choose it. Local to the worker."""
-    parameters = context.parts.named_parameters().values()
+    parameters = context.components.named_parameters().values()
     return (
         may_choose(context.config, "local")
         and not context.hooks.needs_equal_weights
-        and not context.stepper.has_stepped_alone
+        and not context.optimizer_step.has_stepped_alone
         and not any(has_gaps(parameter) for parameter in parameters)
     )
 

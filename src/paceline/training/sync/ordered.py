@@ -35,7 +35,7 @@ class OrderedSync(GradientSync):
         self._context = context
         self._division = context.division
         self._mine = self._division.parts_of(context.group.rank)
-        self._parts = context.parts
+        self._components = context.components
         self._random = context.random
         self._ordered = OrderedSum(context.group, self._division.parts)
         context.profiler.wire_bytes = lambda: self._ordered.wire_bytes
@@ -67,10 +67,10 @@ class OrderedSync(GradientSync):
             return  # a further piece of it
         self._check_complete()
         self._part = batch.part
-        self._parts.per_part.enter(batch.part)
+        self._components.per_part.enter(batch.part)
         self._to_come = self._sizes[batch.part]
         self._stands_in = self._to_come == 0
-        self._context.statistics.enter(batch.part)
+        self._context.buffer_averager.enter(batch.part)
         self._random.at_shard(step, batch.part)
 
     def _begin(self, step: int, batch: Batch) -> None:
@@ -79,27 +79,27 @@ class OrderedSync(GradientSync):
         self._sizes = [stop - start for start, stop in self._division.cuts(batch.total)]
         self._part = self._to_come = -1
         self._schedule = None
-        self._parts.per_part.begin_step()
-        self._parameters = self._parameters or self._parts.named_parameters()
+        self._components.per_part.begin_step()
+        self._parameters = self._parameters or self._components.named_parameters()
         self._ordered.begin_step(self._parameters)
 
     def backward(self, loss: Tensor, batch: Batch | None, *, more: bool = False) -> None:
-        """See `GradientSync`: a sum in the order of the shards."""
+        """Take a shard's gradient, and sum those of all in the order of the shards."""
         if batch is None:
             raise UsageError(
                 "with --shards a step is about a batch of the training loader, within the loop "
                 "over s.loader(...): only it knows its shard"
             )
-        stepper, completes = self._context.stepper, batch.last and not more
+        optimizer_step, completes = self._context.optimizer_step, batch.last and not more
         if completes:
-            stepper.pace.begin(loss)
+            optimizer_step.step_profiler.begin(loss)
         self._before_backward(batch, more=more)
-        stepper.run_backward(loss, batch.local / batch.total, completes=False)
+        optimizer_step.run_backward(loss, batch.local / batch.total, completes=False)
         unused = self._after_backward(batch, more=more)
         if completes:
-            stepper.pace.end()
+            optimizer_step.step_profiler.end()
         if unused:
-            stepper.report(describe_unused("the models", unused))
+            optimizer_step.report(describe_unused("the models", unused))
 
     def _before_backward(self, batch: Batch, *, more: bool) -> None:
         """Say whether the coming backward pass completes the shard's gradient. Local.
@@ -137,7 +137,7 @@ class OrderedSync(GradientSync):
         if self._to_come == 0:
             self._to_come = -1
             if self._stands_in:
-                self._parts.drop_gradients()
+                self._components.drop_gradients()
             else:
                 self._ordered.close_shard()
         if not batch.last:
@@ -155,7 +155,7 @@ class OrderedSync(GradientSync):
         """
         self._is_open = False
         self._check_complete()
-        self._parts.per_part.end_step()
+        self._components.per_part.end_step()
         self._random.at_shard(self._step, self._division.parts)
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ class OrderedSync(GradientSync):
 
         A script may set them before each of its batches, where they come out the same.
         """
-        now = self._parts.schedule_state()
+        now = self._components.schedule_state()
         if self._schedule is None:
             self._schedule = now
         elif now != self._schedule:

@@ -28,14 +28,14 @@ class PowerSGDSync(ReplicaSync):
         self._is_warm = False
 
     def setup(self, step: int) -> None:
-        """See `GradientSync`."""
+        """Make an averager for each model; it begins here where the warm-up is over."""
         context = self.context
-        self._warmup_steps = warmup_steps(context.config, context.course.steps_per_epoch)
+        self._warmup_steps = warmup_steps(context.config, context.progress.steps_per_epoch)
         self._make()
         self.after_step(step)
 
     def after_step(self, step: int) -> None:
-        """See `GradientSync`. Local to the worker."""
+        """Begin with the end of the warm-up. Local to the worker."""
         if self._is_warm or step < self._warmup_steps:
             return
         self._is_warm = True
@@ -44,12 +44,12 @@ class PowerSGDSync(ReplicaSync):
             replica.defer_to(averager)
 
     def close(self) -> None:
-        """See `GradientSync`."""
+        """Give up the averagers' memory."""
         for averager in self._averagers.values():
             averager.release()
 
     def state_dict(self) -> SyncState:
-        """See `GradientSync`. Collective: all workers' errors travel."""
+        """Give all workers' errors, which travel, and the common bases. Collective."""
         remembered, keeps = dict(self._remembered()), self.context.writes
         own = RankState(tensors={key: thin.error for key, thin in remembered.items()})
         states = gather_states(self.context.group, own, keeps=keeps) if remembered else []
@@ -62,12 +62,12 @@ class PowerSGDSync(ReplicaSync):
         return SyncState(tensors=tensors, values={"scales": scales})
 
     def load_state_dict(self, state: SyncState, world_size: int) -> str:
-        """See `GradientSync`. Local to the worker."""
+        """Put errors and bases back; with other workers, errors are shared out. Local."""
         self._make()
         scales = state.values.get("scales")
         assert isinstance(scales, dict)
         group = self.context.group
-        for name, model in self.context.parts.models.items():
+        for name, model in self.context.components.models.items():
             averager, own = self._averagers[name], dict(model.named_parameters())
             averager.scale = float(scales.get(name, 1.0))
             for parameter, errors in _of_model(state.tensors, "error", name).items():
@@ -89,8 +89,8 @@ class PowerSGDSync(ReplicaSync):
         context, scaler = self.context, self.context.scaler
         options, workers = context.config.sync, context.group.world_size
         scale = (lambda: 1.0) if scaler is None else scaler.get_scale
-        waiting = context.stepper.pace.waiting
-        for name in self.context.parts.models:
+        waiting = context.optimizer_step.step_profiler.waiting
+        for name in self.context.components.models:
             if name not in self._averagers:
                 self._averagers[name] = PowerSGD(workers, options.powersgd_rank, scale, waiting)
 

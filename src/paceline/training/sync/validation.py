@@ -113,17 +113,17 @@ def refuse_idle(config: TrainConfig, given: Collection[str]) -> None:
         UsageError: There is such an option.
     """
     method, settings = method_of(config), config.settings()
-    told = [name for name in given if settings.get(name) is not None]
+    effective = [name for name in given if settings.get(name) is not None]
     owned = {name for names in OWN_OPTIONS.values() for name in names}
-    for name in told:
+    for name in effective:
         if name in owned and name not in OWN_OPTIONS.get(method, ()):
             raise _without_effect(name, method)
-    if "patience" in told and config.loop.target_accuracy is None:
+    if "patience" in effective and config.loop.target_accuracy is None:
         raise UsageError(
             "--patience has no effect without --target-accuracy: it says how many epochs in a row "
             "must meet it. To stop when nothing improves, give --early-stopping"
         )
-    if "allow_different_hardware" in told and config.data.shards is None:
+    if "allow_different_hardware" in effective and config.data.shards is None:
         raise UsageError(
             "--allow-different-hardware has no effect without --shards: other hardware is refused "
             "with --shards alone"

@@ -76,6 +76,7 @@ def count_opcodes(run: Callable[[], None], leave_out: Sequence[Path]) -> Counter
         return local
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # else Python 3.12 begins with them a trace too late
     sys.settrace(trace)  # type: ignore[arg-type]  # its own type can't be written
     try:
         run()

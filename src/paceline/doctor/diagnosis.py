@@ -94,7 +94,7 @@ class Examination:
         Args:
             pool: The hosts.
             request: What is to be examined.
-            say: Is told what is being done.
+            say: Called with what is being done, for the user.
         """
         self._pool = pool
         self._diagnosis_request = request

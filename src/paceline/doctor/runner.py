@@ -43,7 +43,7 @@ def examine_here(
         request: What is to be examined.
         place: Where a training would work.
         workers: It is to have; None: as many as Paceline chooses.
-        say: Is told what is being done.
+        say: Called with what is being done, for the user.
     """
     line = LocalLine({**place.payload(), "tokens": asdict(Tokens.made())})
     try:
@@ -67,7 +67,7 @@ def examine_hosts(
         options: How ssh reaches them.
         request: What is to be examined.
         place: Where a training would work.
-        say: Is told what is being done.
+        say: Called with what is being done, for the user.
     """
     say(f"connecting to {plural(len(hosts), 'host')}")
     at_root = [replace(host, directory=_ROOT) for host in hosts]

@@ -30,7 +30,7 @@ def summarise(
 
     Args:
         study: With what was requested.
-        sizes: In the order in which they are told.
+        sizes: In the order of the tables.
         found: What was measured of each, round by round.
         options: Of each method, the options of training that make it.
         trained: Whole trainings.

@@ -44,7 +44,7 @@ def same_random_numbers(case: Case) -> Iterator[Finding]:
     """Find ranks that draw the same random numbers for different samples."""
     steps = case.other.steps
     if not steps or (len(set(steps[0].samples)) == 1 and any(steps[0].samples[0])):
-        return  # the ranks have the same samples: told elsewhere
+        return  # the ranks have the same samples: another finding
     for kind, cause, doing in _DRAWING:
         draws = [
             sorted((e for e in rank if e.by.startswith(kind)), key=lambda e: e.by)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.checkpoint.flatten import flatten_optimizer, restore_optimizer
-from paceline.checkpoint.format import Snapshot, read_snapshot, write_snapshot
+from paceline.checkpoint.format import Snapshot, copy_to_host, read_snapshot, write_host_snapshot
 from paceline.errors import SnapshotError
 
 Build = Callable[[Iterable[Tensor]], Optimizer]
@@ -54,7 +54,9 @@ def train(model: nn.Module, optimizer: Optimizer, steps: range) -> None:
 def through_disk(directory: Path, model: nn.Module, optimizer: Optimizer) -> Snapshot:
     tensors, state = flatten_optimizer(optimizer, model.named_parameters())
     groups = {"model": model.state_dict(), "optimizer": tensors}
-    write_snapshot(directory, Snapshot(step=5, tensors=groups, state={"optimizer": state}))
+    write_host_snapshot(
+        directory, copy_to_host(Snapshot(step=5, tensors=groups, state={"optimizer": state}))
+    )
     return read_snapshot(directory)
 
 

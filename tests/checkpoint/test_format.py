@@ -19,7 +19,7 @@ from paceline.checkpoint.format import (
     manifest_text,
     of_unknown_format,
     read_snapshot,
-    write_snapshot,
+    write_host_snapshot,
 )
 from paceline.errors import InfrastructureError, SnapshotError
 
@@ -30,7 +30,7 @@ Same = Callable[[Snapshot, Snapshot], bool]
 @pytest.fixture
 def written(tmp_path: Path, make_snapshot: MakeSnapshot) -> Path:
     directory = tmp_path / "step-000000000007"
-    write_snapshot(directory, make_snapshot(7))
+    write_host_snapshot(directory, copy_to_host(make_snapshot(7)))
     return directory
 
 
@@ -85,7 +85,7 @@ def test_modes_keep_others_out_and_the_umask_is_honoured(
         before = os.umask(mask)
         try:
             if mask == 0:
-                write_snapshot(directory, make_snapshot(1))
+                write_host_snapshot(directory, copy_to_host(make_snapshot(1)))
             else:
                 write_file(directory / "x", [memoryview(b"x")])
         finally:
@@ -101,7 +101,7 @@ def test_a_snapshot_may_be_read_by_who_may_enter_the_directory_that_it_is_in(
     try:
         (tmp_path / "shared").mkdir(mode=0o777)
         directory = tmp_path / "shared" / "snapshot"
-        write_snapshot(directory, make_snapshot(1))
+        write_host_snapshot(directory, copy_to_host(make_snapshot(1)))
     finally:
         os.umask(before)
     assert directory.stat().st_mode & 0o777 == 0o750
@@ -112,7 +112,7 @@ def test_an_existing_directory_is_never_written_into(
     written: Path, make_snapshot: MakeSnapshot
 ) -> None:
     with pytest.raises(FileExistsError):
-        write_snapshot(written, make_snapshot(8))
+        write_host_snapshot(written, copy_to_host(make_snapshot(8)))
 
 
 def test_the_copy_doesnt_follow_the_training(make_snapshot: MakeSnapshot) -> None:
@@ -180,7 +180,9 @@ def test_however_the_host_takes_it_the_file_is_the_same(
     monkeypatch.setattr(fcntl, "fcntl", controlled)
     values = torch.arange(elements, dtype=torch.float32)
     directory = tmp_path / "s"
-    write_snapshot(directory, Snapshot(step=1, tensors={"model": {"x": values}}, state={}))
+    write_host_snapshot(
+        directory, copy_to_host(Snapshot(step=1, tensors={"model": {"x": values}}, state={}))
+    )
     assert torch.equal(read_snapshot(directory).tensors["model"]["x"], values)
     if host != "refuses":
         assert bool(direct) == (elements >= 16_384 and file_writer._DIRECT != 0)

@@ -12,7 +12,6 @@ from torch.utils.data import default_collate
 from paceline.data.dataset_worker import (
     ItemRequest,
     SeededItems,
-    count_cores,
     run_in_order,
     shorten,
 )
@@ -145,11 +144,3 @@ def test_an_error_reaches_the_caller(jobs: int) -> None:
 def test_a_dying_process_is_told() -> None:
     with pytest.raises(InfrastructureError, match=re.escape("use fewer --jobs")):
         list(run_in_order(_decode_block, range(5), 2))
-
-
-def test_cores_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 5, 7} if not process else {})
-    assert count_cores() == 3
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert count_cores() == 64

@@ -57,7 +57,7 @@ def test_broken_images_are_left_out(tmp_path: Path) -> None:
 def test_the_pass_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     break_two(write_image_folder(tmp_path))
     first = find_broken(scan_tree(tmp_path), 32, jobs=1)
-    monkeypatch.setattr(imagefolder, "_look", None)
+    monkeypatch.setattr(imagefolder, "_check_images", None)
     assert find_broken(scan_tree(tmp_path), 32) == first
     monkeypatch.undo()
     (tmp_path / "val" / "cat" / "003.bmp").unlink()

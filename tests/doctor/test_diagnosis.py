@@ -7,7 +7,7 @@ from typing import final
 
 import pytest
 
-from paceline.doctor.diagnosis import Diagnosis, Examination, Wish
+from paceline.doctor.diagnosis import Diagnosis, DiagnosisRequest, Examination
 from paceline.doctor.facts import (
     Contact,
     DiskFacts,
@@ -18,7 +18,7 @@ from paceline.doctor.facts import (
     NetworkFacts,
     SoftwareFacts,
 )
-from paceline.doctor.host_pool import Patient, Ward
+from paceline.doctor.host_pool import HostPool, PooledHost
 from paceline.doctor.probe import Answer, Question
 from paceline.errors import ExitCode, InfrastructureError
 
@@ -98,11 +98,11 @@ def usual(host: str, question: Question) -> Answer:
 
 
 def examined(
-    script: Script = lambda host, question: None, wish: Wish | None = None
+    script: Script = lambda host, question: None, wish: DiagnosisRequest | None = None
 ) -> tuple[Diagnosis, dict[str, list[Question]]]:
     lines = {name: ScriptedLine(name, script) for name in NAMES}
-    ward = Ward([Patient(name=name, line=line) for name, line in lines.items()])
-    found = Examination(ward, wish or Wish(), lambda text: None).run()
+    pool = HostPool([PooledHost(name=name, line=line) for name, line in lines.items()])
+    found = Examination(pool, wish or DiagnosisRequest(), lambda text: None).run()
     return found, {name: line.asked for name, line in lines.items()}
 
 
@@ -115,7 +115,7 @@ def asks(questions: list[Question]) -> list[object]:
 
 
 def test_good_hosts() -> None:
-    found, asked = examined(wish=Wish(recipe={"reference": "x:y"}))
+    found, asked = examined(wish=DiagnosisRequest(recipe={"reference": "x:y"}))
     assert bad(found) == []
     assert found.exit_code == ExitCode.DONE
     assert [(k.source, k.target) for k in found.links] == [
@@ -149,7 +149,7 @@ def test_what_a_host_cannot_do_is_a_fault_of_it(phase: str) -> None:
     def script(host: str, question: Question) -> Answer | None:
         return {"problem": "it broke"} if host == "a" and question["ask"] == phase else None
 
-    found, _ = examined(script, Wish(recipe={"reference": "x:y"}))
+    found, _ = examined(script, DiagnosisRequest(recipe={"reference": "x:y"}))
     (fault,) = (f for f in found.findings if f.state == "fault")
     assert "it broke" in fault.text
     assert "a" in fault.hosts

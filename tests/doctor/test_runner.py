@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.doctor.diagnosis import Wish
-from paceline.doctor.host_pool import Patient, Ward
+from paceline.doctor.diagnosis import DiagnosisRequest
+from paceline.doctor.host_pool import HostPool, PooledHost
 from paceline.doctor.probes.handshake import Tokens
 from paceline.doctor.runner import TrainingPlace, examine_here, examine_hosts
 from paceline.doctor.transport import LocalLine
@@ -27,7 +27,7 @@ DIGITS = {"reference": "paceline.recipes.digits:digits", "arguments": {}, "seed"
 def test_this_machine(tmp_path: Path) -> None:
     said: list[str] = []
     place = TrainingPlace(directory=str(tmp_path), runs="runs")
-    found = examine_here(Wish(on_gpus=False, recipe=DIGITS), place, 1, said.append)
+    found = examine_here(DiagnosisRequest(on_gpus=False, recipe=DIGITS), place, 1, said.append)
     (host,) = found.hosts
     facts = found.facts[host]
     assert facts.unknown == {}
@@ -67,11 +67,11 @@ def test_a_probe_ends_with_what_started_it(tmp_path: Path) -> None:
 def test_questions_that_a_probe_does_not_know_are_problems() -> None:
     line = LocalLine({"tokens": asdict(Tokens.made())})
     try:
-        ward = Ward([Patient(name="a", line=line)])
-        answers, problems = ward.ask_all({"ask": "fly"}, 60)
+        pool = HostPool([PooledHost(name="a", line=line)])
+        answers, problems = pool.ask_all({"ask": "fly"}, 60)
         assert answers == {}
         assert "fly" in problems["a"]
-        answers, problems = ward.ask_all({"ask": "names", "names": ["localhost"]}, 60)
+        answers, problems = pool.ask_all({"ask": "names", "names": ["localhost"]}, 60)
         assert answers == {"a": {"localhost": "127.0.0.1"}}
     finally:
         line.end()
@@ -82,9 +82,9 @@ def test_a_probe_that_dies_is_told_of() -> None:
     line._process.kill()
     with pytest.raises(InfrastructureError, match="its probe has ended"):
         line.hear(60)
-    ward = Ward([Patient(name="a", line=line)])
-    assert ward.ask_all({"ask": "facts"}, 60)[1].keys() == {"a"}
-    assert [(f.hosts, f.state) for f in ward.losses] == [(("a",), "fault")]
+    pool = HostPool([PooledHost(name="a", line=line)])
+    assert pool.ask_all({"ask": "facts"}, 60)[1].keys() == {"a"}
+    assert [(f.hosts, f.state) for f in pool.losses] == [(("a",), "fault")]
     line.end()
 
 
@@ -109,16 +109,16 @@ def test_an_all_reduce_of_two_probes() -> None:
     tokens = asdict(Tokens.made())
     lines = {name: LocalLine({"tokens": tokens}) for name in ("a", "b")}
     try:
-        ward = Ward([Patient(name=name, line=line) for name, line in lines.items()])
+        pool = HostPool([PooledHost(name=name, line=line) for name, line in lines.items()])
         store = {"ask": "store", "address": "127.0.0.1", "timeout_s": 60}
-        kept, _ = ward.ask({"a": store}, 60)
+        kept, _ = pool.ask({"a": store}, 60)
         port = kept["a"]["port"]
         listening = psutil.Process(lines["a"]._process.pid).net_connections("inet")
         assert {c.laddr for c in listening if c.status == "LISTEN"} == {("127.0.0.1", port)}
         plan = {"ask": "all_reduce", "world_size": 2, "master": "127.0.0.1", "port": port}
         plan |= {"interface": "lo", "size_bytes": 1 << 20, "timeout_s": 60}
         asked = {name: {**plan, "rank": rank} for rank, name in enumerate(lines)}
-        answers, problems = ward.ask(asked, 120)
+        answers, problems = pool.ask(asked, 120)
         assert problems == {}
         for answer in answers.values():
             assert answer["is_right"] is True
@@ -147,7 +147,7 @@ def test_a_host_that_cannot_be_reached_and_one_that_can(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     hosts = (Host(name="up", slots=1), Host(name="down", slots=1, directory="/"))
     place = TrainingPlace(directory=str(tmp_path / "gone"), runs="runs")
-    found = examine_hosts(hosts, HostsOptions(), Wish(), place, lambda text: None)
+    found = examine_hosts(hosts, HostsOptions(), DiagnosisRequest(), place, lambda text: None)
     assert found.hosts == ("up", "down")
     assert found.unreachable == ("down",)
     assert found.exit_code == ExitCode.INFRASTRUCTURE

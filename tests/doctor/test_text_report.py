@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from paceline.doctor.check_result import Found, fault, folded, ok, warning
+from paceline.doctor.check_result import CheckResult, fault, folded, ok, warning
 from paceline.doctor.checks.speed import AllReduce
 from paceline.doctor.diagnosis import Diagnosis, as_json
 from paceline.doctor.facts import HostFacts
@@ -33,8 +33,8 @@ def test_findings_stand_with_whom_they_concern() -> None:
         ok("c", "disk", "room"),
         warning("a", "load", "busy"),
         warning("c", "load", "busy"),
-        Found(hosts=("b", "c"), what="ports", state="fault", text="b can't reach c"),
-        Found(hosts=HOSTS, what="bandwidth", state="ok", text="the slowest way"),
+        CheckResult(hosts=("b", "c"), what="ports", state="fault", text="b can't reach c"),
+        CheckResult(hosts=HOSTS, what="bandwidth", state="ok", text="the slowest way"),
     )
     text = as_text(Diagnosis(hosts=HOSTS, findings=findings, facts={"a": HostFacts()}))
     assert text.splitlines() == [
@@ -94,7 +94,9 @@ def test_folding_keeps_the_order_and_every_host_once() -> None:
         ((fault("a", "ssh", "no answer"),), ("a",), ExitCode.INFRASTRUCTURE),
     ],
 )
-def test_exit_codes(findings: tuple[Found, ...], unreachable: tuple[str, ...], code: int) -> None:
+def test_exit_codes(
+    findings: tuple[CheckResult, ...], unreachable: tuple[str, ...], code: int
+) -> None:
     found = Diagnosis(hosts=HOSTS, findings=findings, unreachable=unreachable)
     assert found.exit_code == code
 

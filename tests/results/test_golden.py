@@ -17,7 +17,7 @@ from paceline.results.run_directory import RunDirectory
 from paceline.results.study import Measured, Study, read_study, require_study
 from paceline.scaling.measurement import read_measured, read_trained
 from paceline.scaling.plan import Size, make_sizes
-from paceline.scaling.prediction_inputs import read_evidence
+from paceline.scaling.prediction_inputs import read_inputs
 from paceline.scaling.result import summarise
 from paceline.scaling.study_directory import StudyDirectory
 from paceline.training.previous_run import PreviousRun
@@ -128,7 +128,7 @@ def test_a_study_follows_from_its_measurements(tmp_path: Path) -> None:
 
 
 def test_what_predictions_take_from_a_study() -> None:
-    evidence = read_evidence(STUDY)
+    evidence = read_inputs(STUDY)
     assert evidence.profile.global_batch == 64
     assert [method.sync for method in evidence.methods] == ["allreduce", "local"]
     assert evidence.methods[1].sync_every == 4
@@ -140,7 +140,7 @@ def test_what_is_damaged_is_refused_in_a_sentence(damaged: Path) -> None:
     reads: list[tuple[type[PacelineError], Callable[[], object]]] = [
         (UsageError, RunDirectory(damaged / "run").read_run),
         (UsageError, lambda: StudyDirectory(damaged / "study").prepare({})),
-        (PacelineError, lambda: read_evidence(damaged / "study")),  # a pipe isn't a file: none
+        (PacelineError, lambda: read_inputs(damaged / "study")),  # a pipe isn't a file: none
     ]
     for kind, read in reads:
         with pytest.raises(kind, match=r"(run|study)\.json") as error:
@@ -176,4 +176,4 @@ def test_no_prediction_is_made_from_a_wrong_figure(tmp_path: Path, wrong: object
     sizes = [{**size, **wrong} for size in study["sizes"]]  # type: ignore[attr-defined, dict-item]
     write_json(tmp_path / "study.json", {**study, "sizes": sizes})
     with pytest.raises(DataError, match=r"study\.json isn't a study of Paceline: [^\n]+$"):
-        read_evidence(tmp_path)
+        read_inputs(tmp_path)

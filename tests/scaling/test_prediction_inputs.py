@@ -17,10 +17,10 @@ from paceline.scaling.prediction import predict
 from paceline.scaling.prediction_inputs import (
     examined_link,
     fitted_link,
-    read_evidence,
+    read_inputs,
     stated_link,
 )
-from paceline.scaling.prediction_report import foretell_study
+from paceline.scaling.prediction_report import predict_study
 from tests.scaling.vgg import STEP_S, profile_of
 
 VGG = profile_of()
@@ -72,20 +72,20 @@ def study(tmp_path: Path) -> Path:
 
 def test_a_profile_and_a_run_directory(tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_text(VGG.to_json())
-    assert read_evidence(tmp_path).profile == VGG
-    assert read_evidence(tmp_path / "profile.json").profile == VGG
+    assert read_inputs(tmp_path).profile == VGG
+    assert read_inputs(tmp_path / "profile.json").profile == VGG
 
 
 def test_a_study(study: Path) -> None:
-    evidence = read_evidence(study)
-    assert evidence.profile == VGG
-    assert evidence.sizes == tuple(SizeTime(nodes=n, step_s=step_at(n, PLAIN)) for n in (2, 4))
-    assert evidence.methods == (PLAIN, LOCAL)
-    assert evidence.mode == "weak"
+    inputs = read_inputs(study)
+    assert inputs.profile == VGG
+    assert inputs.sizes == tuple(SizeTime(nodes=n, step_s=step_at(n, PLAIN)) for n in (2, 4))
+    assert inputs.methods == (PLAIN, LOCAL)
+    assert inputs.mode == "weak"
 
 
 def test_a_study_tells_its_own_link(study: Path) -> None:
-    link = fitted_link(read_evidence(study), None, "nccl")
+    link = fitted_link(read_inputs(study), None, "nccl")
     assert link.network.bandwidth_bytes_per_s == pytest.approx(8e8, rel=1e-3)
     assert link.source == (
         "6.4 Gbit/s, which explains the study's own sizes to 0.0% of their steps; round-trip 100 µs"
@@ -93,7 +93,7 @@ def test_a_study_tells_its_own_link(study: Path) -> None:
 
 
 def test_what_a_study_says_of_more_nodes(study: Path) -> None:
-    told = foretell_study(study)
+    told = predict_study(study)
     assert told is not None
     plain, local = json.loads(json.dumps(told))["methods"]
     assert (plain["method"], local["label"]) == ("allreduce", "local H=16")
@@ -117,7 +117,7 @@ def test_steps_that_no_network_explains_foretell_nothing(study: Path, step_s: fl
     """They are faster than one worker's, as fast, or wait for something else."""
     changed(study, step_s={"median": step_s, "low": step_s, "high": step_s})
     with pytest.raises(UsageError, match=r"say nothing about the network.*--link 25gbit"):
-        foretell_study(study)
+        predict_study(study)
 
 
 def test_a_size_of_unlike_nodes_counts_nothing(study: Path) -> None:
@@ -126,15 +126,15 @@ def test_a_size_of_unlike_nodes_counts_nothing(study: Path) -> None:
     told["sizes"].insert(3, size(2, PLAIN, workers=4, global_batch=128))
     told["asked"] = {"hosts": ["a", "b"]}
     (study / "study.json").write_text(json.dumps(told))
-    evidence = read_evidence(study)
-    assert [(each.nodes, each.per_node) for each in evidence.sizes] == [(2, 1), (2, 2), (4, 1)]
-    foretold = foretell_study(study)
+    inputs = read_inputs(study)
+    assert [(each.nodes, each.per_node) for each in inputs.sizes] == [(2, 1), (2, 2), (4, 1)]
+    foretold = predict_study(study)
     assert foretold is not None
     assert foretold["gpus_per_node"] == 1
     told["asked"] = {"hosts": ["a:3", "b:1"]}  # four workers there are three and one
     told["sizes"] = [each for each in told["sizes"] if each["nodes"] < 4]
     (study / "study.json").write_text(json.dumps(told))
-    assert read_evidence(study).sizes == ()
+    assert read_inputs(study).sizes == ()
 
 
 def test_one_worker_is_taken_alone_and_auto_is_left_out(study: Path) -> None:
@@ -142,14 +142,14 @@ def test_one_worker_is_taken_alone_and_auto_is_left_out(study: Path) -> None:
     told["sizes"].append({**told["sizes"][0], "method": "ordered", "repeats": [{"run_dir": "no"}]})
     told["sizes"].append({**size(2, PLAIN), "method": "auto"})
     (study / "study.json").write_text(json.dumps(told))
-    evidence = read_evidence(study)
-    assert evidence.profile == VGG
-    assert evidence.methods == (PLAIN, LOCAL)
+    inputs = read_inputs(study)
+    assert inputs.profile == VGG
+    assert inputs.methods == (PLAIN, LOCAL)
 
 
 def test_sentences_keep_to_what_was_measured(study: Path) -> None:
     changed(study, efficiency={"median": 0.123, "low": 0.1, "high": 0.2})
-    foretold = foretell_study(study)
+    foretold = predict_study(study)
     assert foretold is not None
     sentences = foretold["text"]
     assert isinstance(sentences, list)
@@ -160,7 +160,7 @@ def test_a_study_of_another_format(study: Path) -> None:
     told = json.loads((study / "study.json").read_text())
     (study / "study.json").write_text(json.dumps({**told, "format": 2}))
     with pytest.raises(DataError, match="it has format 2, and this Paceline reads 1"):
-        read_evidence(study)
+        read_inputs(study)
 
 
 def test_a_study_of_one_host_foretells_nothing(study: Path) -> None:
@@ -168,16 +168,16 @@ def test_a_study_of_one_host_foretells_nothing(study: Path) -> None:
     for each in told["sizes"]:
         each["nodes"] = 1
     (study / "study.json").write_text(json.dumps(told))
-    assert foretell_study(study) is None
+    assert predict_study(study) is None
     with pytest.raises(UsageError, match=r"measured on one host.*--link 25gbit --rtt 50us"):
-        fitted_link(read_evidence(study), None, "gloo")
+        fitted_link(read_inputs(study), None, "gloo")
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"sizes": [{}]}', '{"sizes": 3, "mode": 1}'])
 def test_a_damaged_study(tmp_path: Path, text: str) -> None:
     (tmp_path / "study.json").write_text(text)
     with pytest.raises(DataError, match=r"study\.json isn't a study of Paceline"):
-        read_evidence(tmp_path)
+        read_inputs(tmp_path)
 
 
 def test_a_study_without_one_worker(study: Path) -> None:
@@ -185,14 +185,14 @@ def test_a_study_without_one_worker(study: Path) -> None:
     del told["sizes"][0]
     (study / "study.json").write_text(json.dumps(told))
     with pytest.raises(DataError, match="holds no measurement of one worker"):
-        read_evidence(study)
+        read_inputs(study)
 
 
 def test_nothing_is_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"holds no profile\.json and no study\.json"):
-        read_evidence(tmp_path)
+        read_inputs(tmp_path)
     with pytest.raises(UsageError, match=r"holds no profile\.json and no study\.json"):
-        read_evidence(tmp_path / "nowhere")
+        read_inputs(tmp_path / "nowhere")
 
 
 def test_a_stated_link_carries_headers_too() -> None:

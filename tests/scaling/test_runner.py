@@ -101,7 +101,7 @@ class Studied:
             own_batch=self.mode == "strong",
             say=say or self.said.append,
             keep=keep,
-            sweep=lambda size, run_dir: self.swept.append(run_dir.name),
+            remove_snapshots=lambda size, run_dir: self.swept.append(run_dir.name),
         )
 
 

@@ -10,7 +10,12 @@ import pytest
 from paceline.errors import UsageError
 from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
-from paceline.scaling.study_directory import OF_TRAINED, StudyDirectory, sweep, sweep_command
+from paceline.scaling.study_directory import (
+    OF_TRAINED,
+    StudyDirectory,
+    removal_command,
+    remove_snapshots,
+)
 from tests.scaling.studies import ASKED, ec2_like, failed, keep_record, measured, size
 from tests.support.nearssh import near_ssh
 
@@ -151,7 +156,7 @@ def test_where_the_snapshots_are(
     directory: str | None, sync_code: bool, run_dir: str, removed: str
 ) -> None:
     host, options = Host(name="a", directory=directory), HostsOptions(sync_code=sync_code)
-    command = sweep_command(host, options, Path(run_dir), HERE)
+    command = removal_command(host, options, Path(run_dir), HERE)
     assert command[-3:] == ["--", "a", f"rm -rf -- {removed}"]
 
 
@@ -162,5 +167,5 @@ def test_they_are_gone_and_a_host_that_fails_is_no_problem(
     run = tmp_path / "far" / "runs" / "x"
     (run / "snapshots" / "step-1").mkdir(parents=True)
     hosts = [Host(name="a", directory=str(tmp_path / "far")), Host(name="nowhere")]
-    sweep(hosts, HostsOptions(), tmp_path / "here" / "runs" / "x", tmp_path / "here")
+    remove_snapshots(hosts, HostsOptions(), tmp_path / "here" / "runs" / "x", tmp_path / "here")
     assert list(run.iterdir()) == []

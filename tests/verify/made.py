@@ -6,7 +6,7 @@ import torch
 
 from paceline.verify.events import Backward, Drawn, Event, PassBegun, PassEnded, Printed, Stepped
 from paceline.verify.tensor_sketch import mark
-from paceline.verify.trace import Trace, tell
+from paceline.verify.trace import Trace, collect_trace
 
 
 def tensor_of(value: float) -> torch.Tensor:
@@ -46,4 +46,4 @@ def launch(steps: Sequence[Sequence[Event]], *lines: str) -> Trace:
     """Make a launch of one worker whose epoch has these steps, and which prints."""
     events: list[Event] = [begun(0, 0), *(e for step in steps for e in step)]
     events += [PassEnded(0, 0, False), *map(Printed, lines)]
-    return tell([events])
+    return collect_trace([events])

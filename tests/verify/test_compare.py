@@ -12,7 +12,7 @@ from paceline.verify.compare import (
     given_limits,
     measured_limits,
 )
-from paceline.verify.verdict import Verdict, judge, needs_yardstick
+from paceline.verify.verdict import Verdict, evaluate_launch, needs_yardstick
 from tests.verify.made import launch, trained
 
 SAMPLES = ["1", "2"], ["3", "4"]
@@ -27,7 +27,7 @@ FIRST = steps_with([1.0, 2.0], [1.0, 1.5])
 
 
 def test_the_same_bits() -> None:
-    found = judge(FIRST, FIRST, given_limits(0.0))
+    found = evaluate_launch(FIRST, FIRST, given_limits(0.0))
     assert found.verdict == Verdict.SAME_BITS
     assert not needs_yardstick(FIRST, [FIRST])
 
@@ -47,12 +47,12 @@ def test_rounding_is_what_the_yardstick_says() -> None:
     other = steps_with([1.0, 2.0 * (1 + 1e-4)], [1.0, 1.5])
     disturbed = steps_with([1.0, 2.0 * (1 + 1e-5)], [1.0, 1.5])
     wide, narrow = measured_limits(compare(FIRST, disturbed)), given_limits(1e-6)
-    assert judge(FIRST, other, wide).verdict == Verdict.ROUNDING
-    found = judge(FIRST, other, narrow)
+    assert evaluate_launch(FIRST, other, wide).verdict == Verdict.ROUNDING
+    found = evaluate_launch(FIRST, other, narrow)
     assert found.verdict == Verdict.DIFFERENT
     assert [(f.cause, f.step, f.tensor) for f in found.findings] == [("unknown", 1, "w")]
     far = steps_with([1.0, 2.0 * (1 + 1e-5 * FACTOR * 4)], [1.0, 1.5])
-    assert judge(FIRST, far, wide).verdict == Verdict.DIFFERENT
+    assert evaluate_launch(FIRST, far, wide).verdict == Verdict.DIFFERENT
 
 
 def test_limits_only_rise() -> None:
@@ -95,4 +95,4 @@ def test_a_lost_gradient_and_a_loss_of_zero() -> None:
 
 
 def test_nothing_to_compare() -> None:
-    assert judge(FIRST, launch([]), given_limits(0.0)).verdict == Verdict.NOTHING
+    assert evaluate_launch(FIRST, launch([]), given_limits(0.0)).verdict == Verdict.NOTHING

@@ -5,10 +5,10 @@ from pathlib import Path
 from paceline.verify.events import (
     Drawn,
     Ended,
+    Evaluated,
     Event,
     EventWriter,
     Figured,
-    Judged,
     Reduced,
     Stepped,
     read_events,
@@ -30,7 +30,7 @@ EVENTS: list[Event] = [
     ),
     Reduced("SUM", (1.0,), (2.0,)),
     Figured({"loss": 0.5}, 13),
-    Judged({}),
+    Evaluated({}),
     Ended(False),
 ]
 

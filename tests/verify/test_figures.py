@@ -6,21 +6,21 @@ from paceline.verify.compare import compare
 from paceline.verify.detectors.figures import metrics
 from paceline.verify.events import Drawn, Event, PassEnded, Printed
 from paceline.verify.finding import Case
-from paceline.verify.trace import Trace, tell
+from paceline.verify.trace import Trace, collect_trace
 from tests.verify.made import trained
 
 
 @pytest.mark.parametrize("is_cut", [True, False])
 def test_evaluations_that_were_cut_off_have_other_sums(is_cut: bool) -> None:
-    stories = []
+    traces = []
     for workers, line in ((1, "right 30"), (2, "right 60")):
         ranks: list[list[Event]] = [
             [*trained(["1"], 1.0, 1.0), Drawn(1, 0, ("7",), ()), PassEnded(1, 0, is_cut)]
             for _ in range(workers)
         ]
         ranks[0].append(Printed(line))
-        stories.append(tell(ranks))
-    first, other = stories
+        traces.append(collect_trace(ranks))
+    first, other = traces
     case = Case(first=first, other=other, comparison=compare(first, other), beyond=None)
     assert len(list(metrics(case))) == (not is_cut)
 
@@ -28,7 +28,7 @@ def test_evaluations_that_were_cut_off_have_other_sums(is_cut: bool) -> None:
 def printing(workers: int, *lines: str) -> Trace:
     ranks: list[list[Event]] = [list(trained(["1"], 1.0, 1.0)) for _ in range(workers)]
     ranks[0] += map(Printed, lines)
-    return tell(ranks)
+    return collect_trace(ranks)
 
 
 def causes(one: str, two: str, workers: int = 2) -> list[str]:

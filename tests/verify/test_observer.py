@@ -17,9 +17,9 @@ from paceline.verify.events import (
     Backward,
     Drawn,
     Drew,
+    Evaluated,
     EventWriter,
-    Handed,
-    Judged,
+    ModelBuilt,
     Normalised,
     PassEnded,
     Printed,
@@ -61,7 +61,7 @@ def test_a_session_tells_it_all(observer: Observer) -> None:
     watcher.begin_step(0, Batch(torch.ones(2, 2), 2, 4, np.array([3, 5])))
     watcher.before_backward(torch.tensor(0.5), 0.25)
     handed, drawn, backward = read_events(observer.writer.path)
-    assert isinstance(handed, Handed)
+    assert isinstance(handed, ModelBuilt)
     assert set(handed.tensors) == {"weight", "bias"}
     assert isinstance(drawn, Drawn)
     assert (drawn.samples, drawn.total, drawn.trains) == (("3", "5"), 4, True)
@@ -97,7 +97,7 @@ def test_a_plain_script_is_seen_from_outside(observer: Observer) -> None:
     ended = [e for e in events if isinstance(e, PassEnded)]
     assert [e.is_cut for e in ended] == [True, False]
     assert ended[0].loader != ended[1].loader
-    assert [set(e.buffers) for e in events if isinstance(e, Judged)] == [
+    assert [set(e.buffers) for e in events if isinstance(e, Evaluated)] == [
         {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
     ]
     drawn = [e.samples for e in events if isinstance(e, Drawn)]

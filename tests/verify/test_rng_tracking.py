@@ -6,19 +6,19 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from paceline.verify.rng_tracking import chance_states, drawn_from, dropout_watched
+from paceline.verify.rng_tracking import drawn_from, dropout_watched, rng_states
 
 
 def test_who_was_drawn_from() -> None:
-    before = chance_states()
-    assert drawn_from(before, chance_states()) == ""
+    before = rng_states()
+    assert drawn_from(before, rng_states()) == ""
     random.random()
     torch.rand(1)
-    found = drawn_from(before, chance_states())
+    found = drawn_from(before, rng_states())
     assert found == f"torch:{before['torch']} python:{before['python']}"
-    before = chance_states()
+    before = rng_states()
     np.random.rand()
-    assert drawn_from(before, chance_states()).startswith("numpy:")
+    assert drawn_from(before, rng_states()).startswith("numpy:")
 
 
 def test_dropout_draws_and_changes_nothing() -> None:

@@ -6,7 +6,7 @@ from paceline.verify.compare import compare, given_limits
 from paceline.verify.detectors.steps import batchnorm_share
 from paceline.verify.events import Backward, Drawn, Event, Normalised
 from paceline.verify.finding import Case
-from paceline.verify.trace import Trace, tell
+from paceline.verify.trace import Trace, collect_trace
 from tests.verify.made import stepped
 
 
@@ -21,7 +21,7 @@ def normalising(ranks: int, parts: int, gradient: float) -> Trace:
         ]
         for rank in range(ranks)
     ]
-    return tell(events)
+    return collect_trace(events)
 
 
 @pytest.mark.parametrize(("parts", "accused"), [((4, 2), False), ((2, 1), False), ((1, 1), True)])

@@ -119,22 +119,6 @@ def copy_to_host(snapshot: Snapshot, reuse: HostTensors | None = None) -> HostSn
     return HostSnapshot(step=snapshot.step, tensors=host, state=state)
 
 
-def write_snapshot(directory: Path, snapshot: Snapshot) -> None:
-    """Write a snapshot into a new directory and wait until it is durable.
-
-    Not atomic by itself: `SnapshotStore.publish` is.
-
-    Args:
-        directory: Made here, with its parent's permissions; that must exist.
-        snapshot: What to write.
-
-    Raises:
-        OSError: The directory exists, the disk is full, or it can't be written; leftovers remain.
-        TypeError, ValueError: As `copy_to_host`.
-    """
-    write_host_snapshot(directory, copy_to_host(snapshot))
-
-
 def write_host_snapshot(
     directory: Path,
     host: HostSnapshot,
@@ -142,16 +126,17 @@ def write_host_snapshot(
     *,
     over: bool = False,
 ) -> None:
-    """Write as `write_snapshot`, or into the directory of an old snapshot.
+    """Write a snapshot and wait until it is durable. Not atomic: `SnapshotStore.publish` is.
 
     Args:
-        directory: A new one, or one that no reader looks for any more.
+        directory: A new one, made here with its parent's permissions; or an old snapshot's, which
+            no reader looks for any more.
         host: What to write.
         phase: Called with "begin", each file's name and "synced".
         over: Whether the directory is there already; what can be of its files is written over.
 
     Raises:
-        OSError: As `write_snapshot`.
+        OSError: The disk is full, or it can't be written; leftovers remain.
     """
     if not over:
         directory.mkdir(mode=mode_within(directory.parent))

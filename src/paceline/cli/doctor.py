@@ -26,7 +26,7 @@ from paceline.training.recipe import Recipe, absolute_reference, load_recipe
 
 if TYPE_CHECKING:
     from paceline.distributed.environment_check import CheckLine
-    from paceline.doctor.diagnosis import Diagnosis, Wish
+    from paceline.doctor.diagnosis import Diagnosis, DiagnosisRequest
 
 _COMMAND = "paceline doctor"
 _ABOUT = (
@@ -164,15 +164,15 @@ def _found(request: _DoctorRequest, options: HostsOptions) -> "Diagnosis":
     runs = str(Path(str(run_dir)).parent) if run_dir is not None else "runs"
     place = TrainingPlace(directory=str(Path.cwd()), runs=runs)
     if not options.named:
-        return examine_here(_wish(request), place, request.config.launch.workers, note)
-    return examine_hosts(options.read(), options, _wish(request), place, note)
+        return examine_here(_diagnosis_request(request), place, request.config.launch.workers, note)
+    return examine_hosts(options.read(), options, _diagnosis_request(request), place, note)
 
 
-def _wish(request: _DoctorRequest) -> "Wish":
-    from paceline.doctor.diagnosis import Wish
+def _diagnosis_request(request: _DoctorRequest) -> "DiagnosisRequest":
+    from paceline.doctor.diagnosis import DiagnosisRequest
 
     config = request.config
-    return Wish(
+    return DiagnosisRequest(
         on_gpus=config.dist.device != "cpu" and config.dist.backend != "gloo",
         interface=config.dist.interface,
         loader_workers=config.data.loader_workers,

@@ -17,7 +17,7 @@ from paceline.scaling.plan import refuse_without_effect
 if TYPE_CHECKING:
     from paceline.scaling.forecast import Question
     from paceline.scaling.prediction import Assumptions
-    from paceline.scaling.prediction_inputs import Evidence, NetworkLink
+    from paceline.scaling.prediction_inputs import NetworkLink, PredictionInputs
 
 _OPTIONS = option_fields(PredictOptions, "Predict")
 _ABOUT = (
@@ -36,30 +36,30 @@ def main(tokens: Sequence[str]) -> int:
     if "restart" in given and options.mtbf is None:
         raise UsageError("--restart counts where nodes fail: give --mtbf as well")
     refuse_without_effect([m.sync or PLAIN for m in options.chosen_methods()], list(given))
-    from paceline.scaling.forecast import look_out
-    from paceline.scaling.prediction_inputs import read_evidence
+    from paceline.scaling.forecast import project
+    from paceline.scaling.prediction_inputs import read_inputs
     from paceline.scaling.prediction_report import as_json, as_text
 
     try:
-        evidence = read_evidence(Path(where).expanduser())
+        inputs = read_inputs(Path(where).expanduser())
     except DataError as error:  # what the user has named: nothing was started
         raise UsageError(str(error)) from error
-    outlook = look_out(_question(evidence, options))
+    projection = project(_question(inputs, options))
     if options.json:
-        print(json.dumps(as_json(outlook, evidence), indent=2))
+        print(json.dumps(as_json(projection, inputs), indent=2))
     else:
-        print(printable(as_text(outlook, evidence)))
+        print(printable(as_text(projection, inputs)))
     return ExitCode.DONE
 
 
-def _question(evidence: "Evidence", options: PredictOptions) -> "Question":
+def _question(inputs: "PredictionInputs", options: PredictOptions) -> "Question":
     from paceline.gradient_sync.network_model import Network
     from paceline.scaling.forecast import Question
 
     within = options.link_within
     return Question(
-        profile=evidence.profile,
-        link=_link(evidence, options),
+        profile=inputs.profile,
+        link=_link(inputs, options),
         nodes=parse_sizes(options.nodes),
         gpus_per_node=options.gpus_per_node,
         within=Network(bandwidth_bytes_per_s=parse_bandwidth_bytes_per_s(within))
@@ -69,30 +69,30 @@ def _question(evidence: "Evidence", options: PredictOptions) -> "Question":
         choose_every=options.sync_every is None,
         pays=options.pays,
         price_per_hour=options.price,
-        assumed=_assumed(evidence, options),
+        assumed=_assumed(inputs, options),
     )
 
 
-def _link(evidence: "Evidence", options: PredictOptions) -> "NetworkLink":
+def _link(inputs: "PredictionInputs", options: PredictOptions) -> "NetworkLink":
     from paceline.scaling.prediction import library_of
     from paceline.scaling.prediction_inputs import examined_link, fitted_link, stated_link
 
-    library = library_of(evidence.profile, _assumed(evidence, options))
+    library = library_of(inputs.profile, _assumed(inputs, options))
     if options.link is not None:
         return stated_link(options.link, options.rtt, library)
     if options.doctor is not None:
         return examined_link(Path(options.doctor).expanduser(), options.rtt, library)
-    return fitted_link(evidence, options.rtt, library)
+    return fitted_link(inputs, options.rtt, library)
 
 
-def _assumed(evidence: "Evidence", options: PredictOptions) -> "Assumptions":
+def _assumed(inputs: "PredictionInputs", options: PredictOptions) -> "Assumptions":
     from paceline.scaling.prediction import Assumptions
 
     def seconds(text: str | None) -> float | None:
         return None if text is None else parse_duration_s(text)
 
     return Assumptions(
-        mode=options.mode or evidence.mode,
+        mode=options.mode or inputs.mode,
         library=options.library,
         mtbf_s=seconds(options.mtbf),
         restart_s=parse_duration_s(options.restart),

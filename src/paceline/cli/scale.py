@@ -20,7 +20,7 @@ from paceline.options.text import printable
 from paceline.results.study import Study
 from paceline.scaling.options import PLAIN
 from paceline.scaling.plan import make_plan, method_settings
-from paceline.scaling.prediction_report import foretell_study
+from paceline.scaling.prediction_report import predict_study
 from paceline.scaling.result import summarise
 from paceline.scaling.runner import Runner, exit_code_of
 from paceline.scaling.study_directory import StudyDirectory
@@ -73,7 +73,7 @@ def _scale(asked: ScaleRequest) -> int:
         or all(size.workers == 1 for size in asked.sizes),
         say=_say,
         keep=lambda: place.write(_as_it_stands(asked, study, runner)),
-        sweep=asked.commands.sweep,
+        remove_snapshots=asked.commands.remove_snapshots,
     )
     runner.keep()
     _announce(asked)
@@ -128,7 +128,7 @@ def _with_prediction(place: StudyDirectory, study: Study) -> Study:
     if study.baseline_images_per_s is None or study.not_reliable:
         return study
     try:
-        prediction = foretell_study(place.path)
+        prediction = predict_study(place.path)
     except PacelineError as error:
         return replace(study, notes=(*study.notes, f"There is no prediction: {error}"))
     if prediction is not None:

@@ -17,7 +17,7 @@ from paceline.scaling.plan import (
     first_slots,
     method_settings,
 )
-from paceline.scaling.study_directory import sweep
+from paceline.scaling.study_directory import remove_snapshots
 
 ONLY_TRAINED = (
     "epochs",
@@ -88,12 +88,12 @@ class StudyCommands:
         """Write the command that goes on with a whole training."""
         return ["resume", str(run_dir), *self._where(size)]
 
-    def sweep(self, size: Size, run_dir: Path) -> None:
+    def remove_snapshots(self, size: Size, run_dir: Path) -> None:
         """Remove a measurement's snapshots from the hosts; arguments as for `measure`."""
         if self.hosts:
             hosts = first_slots(self.hosts, size.workers)
             options = HostsOptions(**self.hosts_given)  # type: ignore[arg-type]  # checked
-            sweep(hosts, options, run_dir, Path.cwd())
+            remove_snapshots(hosts, options, run_dir, Path.cwd())
 
     def _start(
         self,

@@ -254,7 +254,13 @@ def _is_on_cpu(asked: _VerifyRequest) -> bool:
 def _study(launcher: "_Launcher") -> "VerifyResult":
     from paceline.verify.compare import compare, given_limits, measured_limits
     from paceline.verify.text_report import VerifyResult
-    from paceline.verify.verdict import judge, judge_first, needs_yardstick, not_run, unseen
+    from paceline.verify.verdict import (
+        evaluate_first,
+        evaluate_launch,
+        needs_yardstick,
+        not_run,
+        unseen,
+    )
 
     asked = launcher.asked
     first = launcher.launch(asked.workers[0])
@@ -268,13 +274,13 @@ def _study(launcher: "_Launcher") -> "VerifyResult":
         limits = measured_limits(yardstick)
     if launcher.keeps_dropout and not (first.in_session or first.failure):
         note("--shards has no effect here: it is for recipes and for scripts on paceline.session()")
-    judgements = [judge_first(first), *(judge(first, other, limits) for other in others)]
-    judgements += map(not_run, asked.workers[1:] if first.failure else ())
+    results = [evaluate_first(first), *(evaluate_launch(first, other, limits) for other in others)]
+    results += map(not_run, asked.workers[1:] if first.failure else ())
     dropout = not (launcher.keeps_dropout and first.in_session) and any(
-        drew.by == "dropout" for story in (first, *others) for rank in story.drew for drew in rank
+        drew.by == "dropout" for trace in (first, *others) for rank in trace.drew for drew in rank
     )
     return VerifyResult(
-        judgements=tuple(judgements),
+        results=tuple(results),
         limits=limits,
         unseen=tuple(unseen([first, *others], limits, cut_at=asked.steps, dropout=dropout)),
         yardstick=yardstick,
@@ -302,10 +308,10 @@ class _Launcher:
             KeyboardInterrupt: A signal came.
         """
         from paceline.launch.local.launcher import launch_local, prepare
-        from paceline.verify.deadlock_locations import lost_one_another, whereabouts
+        from paceline.verify.deadlock_locations import lost_one_another, read_locations
         from paceline.verify.events import read_events
         from paceline.verify.subprocesses import programs_started, refused
-        from paceline.verify.trace import tell
+        from paceline.verify.trace import collect_trace
         from paceline.verify.trial import record_path
 
         run = RunDirectory.named(self.place / f"{workers}{'-disturbed' if disturbed else ''}")
@@ -329,16 +335,16 @@ class _Launcher:
         if refusal := refused(records):
             raise UsageError(refusal)
         events = [read_events(record_path(records, r)) for r in range(workers)]
-        places = whereabouts(records, events)
+        places = read_locations(records, events)
         if not (outcome.failures and lost_one_another(outcome.failures[0], places)):
             places = []
         failure = _told(
             outcome.failures, self.asked.request.reference, records, traceback=not places
         )
-        story = tell(events, failure, places, programs_started(records))
+        trace = collect_trace(events, failure, places, programs_started(records))
         what = "disturbed: the yardstick" if disturbed else "trained"
-        note(f"{plural(workers, 'worker')}: {plural(len(story.steps), 'step')} {what}")
-        return story
+        note(f"{plural(workers, 'worker')}: {plural(len(trace.steps), 'step')} {what}")
+        return trace
 
     def threads(self, workers: int) -> int:
         """Give as many threads per worker as `paceline run` and `train` would."""

@@ -211,12 +211,6 @@ def run_in_order(
         executor.shutdown(cancel_futures=True)
 
 
-def count_cores() -> int:
-    """Count the cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
 def _submitted(
     executor: ProcessPoolExecutor, function: Callable[[Task], Result], task: Task
 ) -> Future[Result]:

@@ -14,11 +14,12 @@ from typing import Literal
 
 from torch import Tensor
 
-from paceline.data.dataset_worker import count_cores, run_in_order
+from paceline.data.dataset_worker import run_in_order
 from paceline.data.decode import BrokenImageError, decode, decoded_to
 from paceline.data.download import locked
 from paceline.errors import DataError
 from paceline.files import open_plain, read_json_object, refuse_special, write_json
+from paceline.launch.worker_count import usable_cores
 
 SPLITS: Sequence[str] = ("train", "val", "test")
 SUFFIXES: Sequence[str] = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
@@ -207,7 +208,7 @@ def find_broken(
         if not kept.exists():
             count = sum(map(len, tree.splits.values()))
             report(f"looking for broken images among the {count:,} of {tree.root} (once)")
-            write_json(kept, dict(_look(tree, size, jobs or count_cores(), report)))
+            write_json(kept, dict(_check_images(tree, size, jobs or usable_cores(), report)))
         found = read_json_object(kept, _KEPT_MAX_BYTES)
     return {str(path): str(reason) for path, reason in found.items()}
 
@@ -232,7 +233,9 @@ def refuse_broken(root: Path, broken: Sequence[tuple[str, str]], how_to_skip: st
         raise DataError(f"{text}\nReplace or remove them, or leave them out with {how_to_skip}")
 
 
-def _look(tree: ImageTree, size: int, jobs: int, report: Report) -> Iterator[tuple[str, str]]:
+def _check_images(
+    tree: ImageTree, size: int, jobs: int, report: Report
+) -> Iterator[tuple[str, str]]:
     paths = [entry.path for entries in tree.splits.values() for entry in entries]
     starts = range(0, len(paths), _TASK_IMAGES)
     tasks = (_Task(tree.root, tuple(paths[at : at + _TASK_IMAGES]), size) for at in starts)

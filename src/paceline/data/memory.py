@@ -153,7 +153,7 @@ class MemorySource(BatchSource):
             stop = min(start + batch_size, end)
             raw = self._images[start:stop]
             raw = self._brought(raw) if self._on_host else raw
-            inputs = self._judged(raw) if self._evaluate_with else self._normalised(raw)
+            inputs = self._evaluation_inputs(raw) if self._evaluate_with else self._normalised(raw)
             indices = np.arange(start, stop, dtype=np.int64)
             labels = self._labels[start:stop]
             yield Batch((inputs, labels), stop - start, stop - start, indices)
@@ -184,7 +184,7 @@ class MemorySource(BatchSource):
             images = augment(images, table)
         return self._normalised_by_channel(images)
 
-    def _judged(self, raw: Tensor) -> Tensor:
+    def _evaluation_inputs(self, raw: Tensor) -> Tensor:
         images = raw.permute(0, 3, 1, 2) if self._channels_last else raw
         for change in self._evaluate_with:
             images = change(images, no_draws(images))

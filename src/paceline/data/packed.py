@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.data.dataset_worker import count_cores, run_in_order
+from paceline.data.dataset_worker import run_in_order
 from paceline.data.decode import BrokenImageError, decoded_to
 from paceline.data.imagefolder import (
     IMAGENET_MEAN,
@@ -37,6 +37,7 @@ from paceline.data.memory import TensorData
 from paceline.data.options import PackOptions
 from paceline.errors import DataError, InfrastructureError, UsageError
 from paceline.files import fsync_directory, read_json_object, write_atomic, write_json
+from paceline.launch.worker_count import usable_cores
 
 FORMAT = 1
 """Changes whenever older readers couldn't read what is written."""
@@ -299,7 +300,7 @@ def pack_images(
         with _owned(partial):
             journal = _resume(partial, tree, options, report)
             _write_blocks(partial, tree, options, journal, progress, block_bytes)
-            _judge_broken(tree, options, journal, report)
+            _refuse_or_skip_broken(tree, options, journal, report)
             index = _finish(partial, tree, options, journal)
             if options.verify:
                 verify_packed(partial)
@@ -407,7 +408,7 @@ def _write_blocks(
     done = sum(_num_files(block) for blocks in journal.values() for block in blocks)
     progress(done, total)
     tasks = list(_tasks(partial, tree, options, journal, block_bytes))
-    jobs = max(1, min(options.jobs or count_cores(), len(tasks)))
+    jobs = max(1, min(options.jobs or usable_cores(), len(tasks)))
     blocks = run_in_order(_decode_block, (task for _, task in tasks), jobs)
     with (partial / _JOURNAL).open("ab") as noted:
         for (split, task), block in zip(tasks, blocks, strict=True):
@@ -467,7 +468,9 @@ def _sync(descriptor: int, flush: Callable[[], None]) -> None:
     os.fsync(descriptor)
 
 
-def _judge_broken(tree: ImageTree, options: PackOptions, journal: Journal, report: Report) -> None:
+def _refuse_or_skip_broken(
+    tree: ImageTree, options: PackOptions, journal: Journal, report: Report
+) -> None:
     broken = [e for blocks in journal.values() for block in blocks for e in block.broken]
     if options.on_broken == "error":
         refuse_broken(tree.root, broken, "--on-broken skip (what is decoded already is kept)")

@@ -9,7 +9,7 @@ ORDER: tuple[State, ...] = ("fault", "warning", "ok")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class CheckResult:
     """One line of what was found."""
 
     hosts: tuple[str, ...]
@@ -25,34 +25,34 @@ class Found:
         return asdict(self) | {"hosts": list(self.hosts)}
 
 
-def ok(host: str, what: str, text: str) -> Found:
+def ok(host: str, what: str, text: str) -> CheckResult:
     """Say that something is well on a host."""
-    return Found(hosts=(host,), what=what, state="ok", text=text)
+    return CheckResult(hosts=(host,), what=what, state="ok", text=text)
 
 
-def warning(host: str, what: str, text: str) -> Found:
+def warning(host: str, what: str, text: str) -> CheckResult:
     """Say what may slow a training, or stop it later."""
-    return Found(hosts=(host,), what=what, state="warning", text=text)
+    return CheckResult(hosts=(host,), what=what, state="warning", text=text)
 
 
-def fault(host: str, what: str, text: str) -> Found:
+def fault(host: str, what: str, text: str) -> CheckResult:
     """Say what would stop a training."""
-    return Found(hosts=(host,), what=what, state="fault", text=text)
+    return CheckResult(hosts=(host,), what=what, state="fault", text=text)
 
 
-def folded(findings: Iterable[Found]) -> list[Found]:
+def folded(findings: Iterable[CheckResult]) -> list[CheckResult]:
     """Make one finding of those that say the same of several hosts, at the place of the first."""
     groups: dict[tuple[str, State, str], list[str]] = {}
     for found in findings:
         named = groups.setdefault((found.what, found.state, found.text), [])
         named += [host for host in found.hosts if host not in named]
     return [
-        Found(hosts=tuple(hosts), what=what, state=state, text=text)
+        CheckResult(hosts=tuple(hosts), what=what, state=state, text=text)
         for (what, state, text), hosts in groups.items()
     ]
 
 
-def has_fault(findings: Iterable[Found]) -> bool:
+def has_fault(findings: Iterable[CheckResult]) -> bool:
     """Tell whether anything would stop a training."""
     return any(found.state == "fault" for found in findings)
 

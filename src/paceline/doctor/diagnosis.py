@@ -9,38 +9,37 @@ from dataclasses import asdict, dataclass, field
 from itertools import permutations
 from typing import final
 
-from paceline.doctor.addresses import AddressChoice, choose_address, meanings_of
 from paceline.doctor.bandwidth import HostLink, Pair, measuring_s, rounds
-from paceline.doctor.check_result import Found, fault, has_fault
-from paceline.doctor.checks.gpus import judge_gpus, judge_same_gpus
-from paceline.doctor.checks.machine import Wants, judge_machine, workers_on
+from paceline.doctor.check_result import CheckResult, fault, has_fault
+from paceline.doctor.checks.gpus import check_gpus, check_same_gpus
+from paceline.doctor.checks.machine import Wants, check_machine, workers_on
 from paceline.doctor.checks.network import (
-    judge_address,
-    judge_addresses,
-    judge_congestion,
-    judge_meanings,
-    judge_mtu,
-    judge_name,
-    judge_packets,
-    judge_ports,
+    check_address,
+    check_addresses,
+    check_congestion,
+    check_meanings,
+    check_mtu,
+    check_name,
+    check_packets,
+    check_ports,
 )
 from paceline.doctor.checks.same import (
-    judge_clocks,
-    judge_data,
-    judge_files,
-    judge_processors,
-    judge_versions,
+    check_clocks,
+    check_data,
+    check_files,
+    check_processors,
+    check_versions,
 )
 from paceline.doctor.checks.speed import (
     AllReduce,
-    judge_all_reduce,
-    judge_links,
+    check_all_reduce,
+    check_links,
     size_to_reduce,
 )
-from paceline.doctor.facts import Contact, HostFacts
-from paceline.doctor.host_pool import Answers, Ward
-from paceline.doctor.serialization import read
+from paceline.doctor.facts import AddressChoice, Contact, HostFacts, choose_address, meanings_of
+from paceline.doctor.host_pool import Answers, HostPool
 from paceline.errors import ExitCode
+from paceline.options.fields import read_dataclass
 
 _FACTS_S, _NAMES_S, _LISTEN_S = 120.0, 60.0, 20.0
 _CONTACTS_S, _CONTACT_S = 30.0, 3.0
@@ -50,7 +49,7 @@ _FILES_S, _DATA_S = 20.0, 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class DiagnosisRequest:
     """What is to be examined."""
 
     on_gpus: bool = True
@@ -67,7 +66,7 @@ class Diagnosis:
 
     hosts: tuple[str, ...]
     """All that were named, in their order."""
-    findings: tuple[Found, ...]
+    findings: tuple[CheckResult, ...]
     facts: Mapping[str, HostFacts] = field(default_factory=dict)
     addresses: Mapping[str, str] = field(default_factory=dict)
     links: tuple[HostLink, ...] = ()
@@ -87,19 +86,21 @@ class Diagnosis:
 class Examination:
     """Examines hosts; `run` does it all."""
 
-    def __init__(self, ward: Ward, wish: Wish, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, pool: HostPool, request: DiagnosisRequest, say: Callable[[str], None]
+    ) -> None:
         """Store what is to be done.
 
         Args:
-            ward: The hosts.
-            wish: What is to be examined.
+            pool: The hosts.
+            request: What is to be examined.
             say: Is told what is being done.
         """
-        self._ward = ward
-        self._wish = wish
+        self._pool = pool
+        self._diagnosis_request = request
         self._say = say
-        self._named = tuple(ward.names)
-        self._findings: list[Found] = []
+        self._named = tuple(pool.names)
+        self._findings: list[CheckResult] = []
         self._facts: dict[str, HostFacts] = {}
         self._choices: dict[str, AddressChoice] = {}
         self._contacts: dict[Pair, Contact] = {}
@@ -115,9 +116,9 @@ class Examination:
             self._measure()
             self._reduce()
             self._look_at_files()
-        if self._wish.recipe is not None:
-            self._look_at_data(self._wish.recipe)
-        self._findings += self._ward.losses
+        if self._diagnosis_request.recipe is not None:
+            self._look_at_data(self._diagnosis_request.recipe)
+        self._findings += self._pool.losses
         return Diagnosis(
             hosts=self._named,
             findings=tuple(self._findings),
@@ -130,75 +131,75 @@ class Examination:
     @property
     def _usable(self) -> list[str]:
         """Hosts that still answer and have an address."""
-        return [n for n in self._ward.names if n in self._choices and self._choices[n].address]
+        return [n for n in self._pool.names if n in self._choices and self._choices[n].address]
 
     def _ask_facts(self) -> None:
         self._say("looking at every host")
-        answers, problems = self._ward.ask_all({"ask": "facts"}, _FACTS_S)
+        answers, problems = self._pool.ask_all({"ask": "facts"}, _FACTS_S)
         for host, answer in answers.items():
             try:
-                self._facts[host] = read(HostFacts, answer)
+                self._facts[host] = read_dataclass(HostFacts, answer)
             except (ValueError, TypeError) as error:
                 problems[host] = f"its probe is of another version ({error})"
         self._note_problems("facts", problems)
-        slots = {patient.name: patient.slots for patient in self._ward.patients}
-        on_gpus = self._wish.on_gpus
+        slots = {host.name: host.slots for host in self._pool.hosts}
+        on_gpus = self._diagnosis_request.on_gpus
         seats = {h: workers_on(f, slots.get(h), on_gpus) for h, f in self._facts.items()}
         for host, facts in self._facts.items():
             wants = Wants(
                 workers=seats[host][0],
                 on_gpus=seats[host][1],
-                loader_workers=self._wish.loader_workers,
+                loader_workers=self._diagnosis_request.loader_workers,
                 world_size=sum(number for number, _ in seats.values()),
-                has_recipe=self._wish.recipe is not None,
+                has_recipe=self._diagnosis_request.recipe is not None,
             )
             if len(self._facts) > 1:
-                self._findings += judge_name(host, facts)
-            self._findings += judge_machine(host, facts, wants)
-            self._findings += judge_gpus(host, facts.gpus, wants)
-        self._findings += judge_congestion(self._facts)
-        self._findings += judge_versions(self._facts)
-        self._findings += judge_processors(self._facts)
-        self._findings += judge_same_gpus(self._facts)
+                self._findings += check_name(host, facts)
+            self._findings += check_machine(host, facts, wants)
+            self._findings += check_gpus(host, facts.gpus, wants)
+        self._findings += check_congestion(self._facts)
+        self._findings += check_versions(self._facts)
+        self._findings += check_processors(self._facts)
+        self._findings += check_same_gpus(self._facts)
 
     def _choose_addresses(self) -> None:
         hosts = list(self._facts)
-        told, problems = self._ward.ask_all({"ask": "names", "names": hosts}, _NAMES_S)
+        answers, problems = self._pool.ask_all({"ask": "names", "names": hosts}, _NAMES_S)
         self._note_problems("name", problems)
         known = {
             host: {str(n): str(v) if v is not None else None for n, v in answer.items()}
-            for host, answer in told.items()
+            for host, answer in answers.items()
         }
-        given = {patient.name: patient.address for patient in self._ward.patients}
+        given = {host.name: host.address for host in self._pool.hosts}
         for host, facts in self._facts.items():
             choice = choose_address(
                 facts.network,
                 given.get(host),
                 meanings_of(host, known, host),
-                self._wish.interface,
+                self._diagnosis_request.interface,
             )
             self._choices[host] = choice
-            self._findings += judge_address(host, choice, facts, given.get(host))
-        self._findings += judge_addresses(self._choices)
+            self._findings += check_address(host, choice, facts, given.get(host))
+        self._findings += check_addresses(self._choices)
         own = {
             host: {a for i in facts.network.interfaces for a in i.addresses}
             for host, facts in self._facts.items()
         }
-        self._findings += judge_meanings(hosts, known, own)
-        self._findings += judge_mtu({h: c for h, c in self._choices.items() if c.address})
+        self._findings += check_meanings(hosts, known, own)
+        self._findings += check_mtu({h: c for h, c in self._choices.items() if c.address})
 
     def _connect(self) -> None:
         self._say("connecting every host with every other")
         questions = {
             host: {"ask": "listen", "address": self._choices[host].address} for host in self._usable
         }
-        listening, problems = self._ward.ask(questions, _LISTEN_S)
+        listening, problems = self._pool.ask(questions, _LISTEN_S)
         self._note_problems("ports", problems)
         self._peers = {
             host: {"name": host, "address": self._choices[host].address, **answer}
             for host, answer in listening.items()
         }
-        asked = {
+        contacts = {
             host: {
                 "ask": "contacts",
                 "peers": [peer for name, peer in self._peers.items() if name != host],
@@ -206,20 +207,20 @@ class Examination:
             }
             for host in self._peers
         }
-        found, problems = self._ward.ask(asked, _CONTACTS_S + _CONTACT_S * len(self._peers))
+        found, problems = self._pool.ask(contacts, _CONTACTS_S + _CONTACT_S * len(self._peers))
         self._note_problems("ports", problems)
         for host, answer in found.items():
             for other, contact in answer.items():
-                self._contacts[host, other] = read(Contact, contact)
-        self._judge_contacts()
+                self._contacts[host, other] = read_dataclass(Contact, contact)
+        self._check_contacts()
 
-    def _judge_contacts(self) -> None:
+    def _check_contacts(self) -> None:
         addresses = {host: choice.address for host, choice in self._choices.items()}
         ranges = {host: facts.network.port_range for host, facts in self._facts.items()}
-        self._findings += judge_ports(self._contacts, addresses, ranges)
+        self._findings += check_ports(self._contacts, addresses, ranges)
         mtus = {host: self._mtu(host) for host in self._choices}
-        self._findings += judge_packets(self._contacts, mtus)
-        self._findings += judge_clocks(self._contacts, list(self._facts))
+        self._findings += check_packets(self._contacts, mtus)
+        self._findings += check_clocks(self._contacts, list(self._facts))
 
     def _measure(self) -> None:
         """Measure pair by pair, so that no host is in two measurements at once."""
@@ -228,14 +229,14 @@ class Examination:
         for number, pairs in enumerate(rounds(hosts), 1):
             self._say(f"measuring, round {number} of {len(rounds(hosts))}")
             for way in (pairs, [(b, a) for a, b in pairs]):
-                answers, _ = self._ward.ask(
+                answers, _ = self._pool.ask(
                     {a: self._measurement(a, b, duration_s) for a, b in way if self._meets(a, b)},
                     _MEASURE_S + 4 * duration_s,
                 )
-                self._links += [read(HostLink, answer) for answer in answers.values()]
-        self._ward.ask({host: {"ask": "close"} for host in self._peers}, _LISTEN_S)
+                self._links += [read_dataclass(HostLink, answer) for answer in answers.values()]
+        self._pool.ask({host: {"ask": "close"} for host in self._peers}, _LISTEN_S)
         self._links.sort(key=lambda link: (hosts.index(link.source), hosts.index(link.target)))
-        self._findings += judge_links(self._links, hosts, self._choices)
+        self._findings += check_links(self._links, hosts, self._choices)
 
     def _measurement(self, source: str, target: str, duration_s: float) -> Mapping[str, object]:
         peer = dict(self._peers[target])
@@ -258,31 +259,31 @@ class Examination:
             if missing or stuck:
                 text = "not tried, since the ways between the hosts have faults"
                 self._findings.append(
-                    Found(hosts=tuple(hosts), what="all-reduce", state="warning", text=text)
+                    CheckResult(hosts=tuple(hosts), what="all-reduce", state="warning", text=text)
                 )
             return
         self._say("adding up over all hosts")
         has_gpus = all(self._facts[host].gpus.kind == "cuda" for host in hosts)
         plan = {
-            "backend": "nccl" if has_gpus and self._wish.on_gpus else "gloo",
+            "backend": "nccl" if has_gpus and self._diagnosis_request.on_gpus else "gloo",
             "size_bytes": size_to_reduce(self._links),
         }
         answers, problems = self._all_reduced(hosts, plan)
         self._all_reduce = _reduced(len(hosts), plan, answers, problems)
-        self._findings.append(judge_all_reduce(self._all_reduce, self._links, hosts))
+        self._findings.append(check_all_reduce(self._all_reduce, self._links, hosts))
 
     def _all_reduced(
         self, hosts: Sequence[str], plan: Mapping[str, object]
     ) -> tuple[Answers, dict[str, str]]:
         first, address = hosts[0], self._choices[hosts[0]].address
         store = {"ask": "store", "address": address, "timeout_s": _REDUCE_S}
-        kept, problems = self._ward.ask({first: store}, _LISTEN_S)
+        kept, problems = self._pool.ask({first: store}, _LISTEN_S)
         if first not in kept:
             return {}, problems
-        asked = {}
+        questions = {}
         for rank, host in enumerate(hosts):
             interface = self._choices[host].interface
-            asked[host] = {
+            questions[host] = {
                 **plan,
                 "ask": "all_reduce",
                 "rank": rank,
@@ -292,34 +293,34 @@ class Examination:
                 "interface": interface.name if interface is not None else "",
                 "timeout_s": _REDUCE_S,
             }
-        return self._ward.ask(asked, 2 * _REDUCE_S)
+        return self._pool.ask(questions, 2 * _REDUCE_S)
 
     def _look_at_files(self) -> None:
         self._say("looking at files")
-        first, *others = [name for name in self._ward.names if name in self._facts] or [""]
-        left, problems = self._ward.ask({first: {"ask": "mark"}}, _FILES_S)
+        first, *others = [name for name in self._pool.names if name in self._facts] or [""]
+        left, problems = self._pool.ask({first: {"ask": "mark"}}, _FILES_S)
         self._note_problems("shared files", problems)
         if first not in left:
             return
         question = {**left[first], "ask": "see"}
-        answers, _ = self._ward.ask(dict.fromkeys(others, question), _FILES_S)
-        self._ward.ask({first: {**left[first], "ask": "unmark"}}, _FILES_S)
+        answers, _ = self._pool.ask(dict.fromkeys(others, question), _FILES_S)
+        self._pool.ask({first: {**left[first], "ask": "unmark"}}, _FILES_S)
         seen = {host: bool(answer.get("sees")) for host, answer in answers.items()}
         if seen:
-            self._findings += judge_files(first, self._facts[first].disk.directory, seen)
+            self._findings += check_files(first, self._facts[first].disk.directory, seen)
 
     def _look_at_data(self, recipe: Mapping[str, object]) -> None:
         self._say("looking at the data")
-        answers, problems = self._ward.ask_all({**recipe, "ask": "data"}, _DATA_S)
+        answers, problems = self._pool.ask_all({**recipe, "ask": "data"}, _DATA_S)
         sets = {h: {str(n): str(v) for n, v in a.items()} for h, a in answers.items()}
-        self._findings += judge_data(sets, problems)
+        self._findings += check_data(sets, problems)
 
     def _mtu(self, host: str) -> int:
         interface = self._choices[host].interface
         return interface.mtu if interface is not None else 1500
 
     def _note_problems(self, what: str, problems: Mapping[str, str]) -> None:
-        lost = {found.hosts[0] for found in self._ward.losses}
+        lost = {found.hosts[0] for found in self._pool.losses}
         for host, problem in problems.items():
             if host not in lost:
                 self._findings.append(fault(host, what, problem))

@@ -1,11 +1,11 @@
-"""The hosts under examination: asked at once, and left out once they don't answer any more."""
+"""The hosts under examination: questioned at once, and left out once they don't answer any more."""
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from paceline.doctor.check_result import Found, fault
+from paceline.doctor.check_result import CheckResult, fault
 from paceline.doctor.transport import ProbeTransport
 from paceline.errors import InfrastructureError
 
@@ -13,7 +13,7 @@ Answers = dict[str, Mapping[str, object]]
 
 
 @dataclass(kw_only=True)
-class Patient:
+class PooledHost:
     """A host under examination."""
 
     name: str
@@ -28,30 +28,30 @@ class Patient:
 
 
 @final
-class Ward:
+class HostPool:
     """All hosts under examination."""
 
-    def __init__(self, patients: Sequence[Patient]) -> None:
-        self._patients = list(patients)
+    def __init__(self, hosts: Sequence[PooledHost]) -> None:
+        self._hosts = list(hosts)
         self._questions = 0
 
     @property
-    def patients(self) -> list[Patient]:
+    def hosts(self) -> list[PooledHost]:
         """Those that still answer, in the order in which they were named."""
-        return [patient for patient in self._patients if not patient.lost]
+        return [host for host in self._hosts if not host.lost]
 
     @property
     def names(self) -> list[str]:
         """Names of those that still answer."""
-        return [patient.name for patient in self.patients]
+        return [host.name for host in self.hosts]
 
     @property
-    def losses(self) -> list[Found]:
+    def losses(self) -> list[CheckResult]:
         """Those that have ceased to answer."""
         return [
-            fault(patient.name, "examination", f"it went silent: {patient.lost}")
-            for patient in self._patients
-            if patient.lost
+            fault(host.name, "examination", f"it went silent: {host.lost}")
+            for host in self._hosts
+            if host.lost
         ]
 
     def ask(
@@ -60,30 +60,30 @@ class Ward:
         """Ask hosts at once, and wait for all.
 
         Args:
-            questions: By the host's name; of hosts that are lost none is asked.
+            questions: By the host's name; of hosts that are lost none is questioned.
             timeout_s: A host that hasn't answered by then is lost.
 
         Returns:
             Answers, and why there is none, by host.
         """
-        asked = [patient for patient in self.patients if patient.name in questions]
+        questioned = [host for host in self.hosts if host.name in questions]
         self._questions += 1
-        for patient in asked:
-            patient.line.say({"number": self._questions, **questions[patient.name]})
+        for host in questioned:
+            host.line.say({"number": self._questions, **questions[host.name]})
         answers: Answers = {}
         problems: dict[str, str] = {}
         deadline_s = time.monotonic() + timeout_s
-        for patient in asked:
+        for host in questioned:
             try:
-                said = _answer(patient.line, self._questions, deadline_s)
+                said = _answer(host.line, self._questions, deadline_s)
             except InfrastructureError as error:
-                patient.lost = problems[patient.name] = str(error)
+                host.lost = problems[host.name] = str(error)
                 continue
             found = said.get("answer")
             if isinstance(found, Mapping):
-                answers[patient.name] = found
+                answers[host.name] = found
             else:
-                problems[patient.name] = str(said.get("problem", "it didn't understand"))
+                problems[host.name] = str(said.get("problem", "it didn't understand"))
         return answers, problems
 
     def ask_all(

@@ -17,8 +17,8 @@ from paceline.doctor.probes import client, machine, network, software, storage
 from paceline.doctor.probes.handshake import Tokens
 from paceline.doctor.probes.server import ProbeServer
 from paceline.doctor.probes.storage import DataRequest, data_facts
-from paceline.doctor.serialization import read
 from paceline.launch.ssh import agent_io
+from paceline.options.fields import read_dataclass
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -85,7 +85,7 @@ class Probe:
         """Answer one question; a problem is an answer as well."""
         try:
             return {"answer": self._answers[str(question.get("ask"))](question)}
-        except Exception as error:  # noqa: BLE001  # the process boundary: told to the launcher
+        except Exception as error:  # noqa: BLE001  # the process boundary: reported to the launcher
             text = str(error).strip() or type(error).__name__
             return {"problem": text.splitlines()[0]}
 
@@ -137,7 +137,7 @@ class Probe:
         return {"ports": self._listener.ports, "datagram_port": self._listener.datagram_port}
 
     def _contacts(self, question: Question) -> Answer:
-        meeting = read(Meeting, question)
+        meeting = read_dataclass(Meeting, question)
 
         def contact(peer: client.Peer) -> Contact:
             return client.contact(peer, self._tokens, meeting.mtu)
@@ -148,7 +148,7 @@ class Probe:
         return {peer.name: asdict(contact) for peer, contact in pairs}
 
     def _measure(self, question: Question) -> Answer:
-        run = read(Run, question)
+        run = read_dataclass(Run, question)
         return asdict(client.measure(run.peer, self._tokens, run.duration_s, run.name))
 
     def _close(self, question: Question) -> Answer:
@@ -166,7 +166,7 @@ class Probe:
         from paceline.doctor.probes.collective import AllReducePlan, all_reduce
 
         store, self._store = self._store, None
-        return asdict(all_reduce(read(AllReducePlan, question), store))
+        return asdict(all_reduce(read_dataclass(AllReducePlan, question), store))
 
     def _mark(self, question: Question) -> Answer:
         path, text = storage.leave_mark(self._directory)
@@ -180,17 +180,21 @@ class Probe:
         return {}
 
     def _data(self, question: Question) -> Answer:
-        return data_facts(read(DataRequest, question))
+        return data_facts(read_dataclass(DataRequest, question))
 
 
 def main() -> None:
     """Answer until there are no more questions."""
-    told = agent_io.payload()
-    work = Path(str(told.get("directory") or "~")).expanduser()
+    payload = agent_io.payload()
+    work = Path(str(payload.get("directory") or "~")).expanduser()
     if work.is_dir():  # from there a recipe's modules and data may be named
         os.chdir(work)
         sys.path.insert(0, str(work))
-    probe = Probe(read(Tokens, told.get("tokens")), work, str(told.get("place") or "."))
+    probe = Probe(
+        read_dataclass(Tokens, payload.get("tokens")),
+        work,
+        str(payload.get("place") or "."),
+    )
     try:
         for question in agent_io.received():
             agent_io.send({"number": question.get("number"), **probe.answer(question)})

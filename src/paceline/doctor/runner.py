@@ -6,9 +6,9 @@ from socket import gethostname
 
 from paceline._version import __version__
 from paceline.doctor.check_result import fault
-from paceline.doctor.checks.same import judge_launcher
-from paceline.doctor.diagnosis import Diagnosis, Examination, Wish
-from paceline.doctor.host_pool import Patient, Ward
+from paceline.doctor.checks.same import check_launcher
+from paceline.doctor.diagnosis import Diagnosis, DiagnosisRequest, Examination
+from paceline.doctor.host_pool import HostPool, PooledHost
 from paceline.doctor.probes.handshake import Tokens
 from paceline.doctor.transport import PROBE, LocalLine, RemoteLine
 from paceline.launch.ssh.connection import connect
@@ -35,20 +35,20 @@ class TrainingPlace:
 
 
 def examine_here(
-    wish: Wish, place: TrainingPlace, workers: int | None, say: Callable[[str], None]
+    request: DiagnosisRequest, place: TrainingPlace, workers: int | None, say: Callable[[str], None]
 ) -> Diagnosis:
     """Examine this machine, in a process apart.
 
     Args:
-        wish: What is to be examined.
+        request: What is to be examined.
         place: Where a training would work.
         workers: It is to have; None: as many as Paceline chooses.
         say: Is told what is being done.
     """
     line = LocalLine({**place.payload(), "tokens": asdict(Tokens.made())})
     try:
-        ward = Ward([Patient(name=gethostname(), line=line, slots=workers)])
-        return Examination(ward, wish, say).run()
+        pool = HostPool([PooledHost(name=gethostname(), line=line, slots=workers)])
+        return Examination(pool, request, say).run()
     finally:
         line.end()
 
@@ -56,7 +56,7 @@ def examine_here(
 def examine_hosts(
     hosts: Sequence[Host],
     options: HostsOptions,
-    wish: Wish,
+    request: DiagnosisRequest,
     place: TrainingPlace,
     say: Callable[[str], None],
 ) -> Diagnosis:
@@ -65,7 +65,7 @@ def examine_hosts(
     Args:
         hosts: Which.
         options: How ssh reaches them.
-        wish: What is to be examined.
+        request: What is to be examined.
         place: Where a training would work.
         say: Is told what is being done.
     """
@@ -73,8 +73,8 @@ def examine_hosts(
     at_root = [replace(host, directory=_ROOT) for host in hosts]
     with connect(at_root, options, any_version=True) as fleet:
         lost, tokens = fleet.lost, asdict(Tokens.made())
-        patients = [
-            Patient(
+        pooled = [
+            PooledHost(
                 name=host.name,
                 line=RemoteLine(
                     connection.start(PROBE, {**place.payload(host.directory), "tokens": tokens})
@@ -85,9 +85,9 @@ def examine_hosts(
             for host, connection in zip(hosts, fleet.all, strict=True)
             if host.name not in lost
         ]
-        found = Examination(Ward(patients), wish, say).run()
+        found = Examination(HostPool(pooled), request, say).run()
         said = {c.host.name: c.introduction.paceline for c in fleet.all if c.introduction}
-        apart = tuple(judge_launcher(said, __version__))
+        apart = tuple(check_launcher(said, __version__))
         found = replace(found, findings=(*apart, *found.findings))
         return _with_lost(found, hosts, lost)
 

@@ -1,12 +1,12 @@
 """What `paceline doctor` prints: findings by host, then between hosts, then a table of the ways."""
 
 from collections.abc import Iterator, Sequence
-from textwrap import wrap
 
 from paceline.doctor.bandwidth import HostLink, slow_links
-from paceline.doctor.check_result import ORDER, Found, folded
+from paceline.doctor.check_result import ORDER, CheckResult, folded
 from paceline.doctor.diagnosis import Diagnosis
 from paceline.options.figures import plural, show_bandwidth, show_time
+from paceline.options.text import wrapped
 
 _WIDTH = 80
 _STATE, _WHAT = 9, 15
@@ -25,7 +25,7 @@ def _sections(diagnosis: Diagnosis) -> Iterator[str]:
     """Write the findings: first what concerns all hosts, then each host, then several of them."""
     everybody = diagnosis.hosts
     common = {found.text for found in diagnosis.findings if len(found.hosts) > 1}
-    groups: dict[str, list[Found]] = {name: [] for name in ("", *everybody, "several hosts")}
+    groups: dict[str, list[CheckResult]] = {name: [] for name in ("", *everybody, "several hosts")}
     for found in folded(diagnosis.findings):
         groups[_group_of(found, everybody)].append(found)
     for name, listed in groups.items():
@@ -40,7 +40,7 @@ def _sections(diagnosis: Diagnosis) -> Iterator[str]:
             yield "\n".join([title, *lines])
 
 
-def _group_of(found: Found, everybody: Sequence[str]) -> str:
+def _group_of(found: CheckResult, everybody: Sequence[str]) -> str:
     if len(found.hosts) == 1:
         return found.hosts[0]
     if found.state == "ok" or set(found.hosts) >= set(everybody):
@@ -48,17 +48,17 @@ def _group_of(found: Found, everybody: Sequence[str]) -> str:
     return "several hosts"
 
 
-def _lines(found: Found, whom: str) -> Iterator[str]:
+def _lines(found: CheckResult, whom: str) -> Iterator[str]:
     text = f"{found.text} on {whom}" if whom and found.state == "ok" else found.text
     text = f"{text} ({whom})" if whom and found.state != "ok" else text
     head = f"  {found.state:{_STATE}}{found.what:{_WHAT}}"
     room = _WIDTH - len(head)
-    first, *rest = wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
+    first, *rest = wrapped(text, room) or [""]
     yield head + first
     yield from (" " * len(head) + line for line in rest)
 
 
-def _whom(found: Found, everybody: Sequence[str]) -> str:
+def _whom(found: CheckResult, everybody: Sequence[str]) -> str:
     """Say of which hosts the same was found; empty for one."""
     if len(found.hosts) == 1:
         return ""

@@ -65,8 +65,8 @@ class LocalLine:
     """A probe that is a child of this process; it ends with it."""
 
     def __init__(self, payload: Message) -> None:
-        told, tells = os.pipe()
-        own = {DESCRIPTOR_VARIABLE: str(tells), PARENT_VARIABLE: str(os.getpid())}
+        reading, writing = os.pipe()
+        own = {DESCRIPTOR_VARIABLE: str(writing), PARENT_VARIABLE: str(os.getpid())}
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", PROBE],
@@ -74,15 +74,15 @@ class LocalLine:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 env={**surroundings(), **own},
-                pass_fds=(tells,),
+                pass_fds=(writing,),
                 start_new_session=True,  # Ctrl-C is for the doctor, which ends it
             )
         finally:
-            os.close(tells)
+            os.close(writing)
         self._inbox: SimpleQueue[Message | None] = SimpleQueue()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._threads = [
-            threading.Thread(target=self._read, args=(told,), daemon=True),
+            threading.Thread(target=self._read, args=(reading,), daemon=True),
             threading.Thread(target=self._read_errors, daemon=True),
         ]
         for thread in self._threads:

@@ -11,7 +11,7 @@ from math import isfinite
 from pathlib import PurePath
 from sys import float_info
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from docstring_parser import parse_from_object
 
@@ -26,6 +26,9 @@ LARGEST_COUNT = 10**12 - 1
 
 OptionValue = str | int | float | bool | tuple[object, ...] | None
 """What an option may hold: plain values that JSON and a command line can carry."""
+
+
+Shape = TypeVar("Shape")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +177,59 @@ def check_types(kind: type, content: object) -> dict[str, Any]:
             expected = describe_type(hints[name])
             raise ValueError(f"{name} is {describe_json(value)}; it should be {expected}")
     return content
+
+
+def read_dataclass(kind: type[Shape], content: object, *, strict: bool = False) -> Shape:
+    """Make a dataclass of JSON, with the dataclasses, tuples and mappings that it holds.
+
+    Args:
+        kind: The dataclass.
+        content: As JSON gave it.
+        strict: Whether names that are unknown here are errors. Otherwise another version may have
+            written it, and they don't count.
+
+    Raises:
+        ValueError: It is something else; the message names what is wrong.
+    """
+    if not strict and isinstance(content, Mapping):
+        names = {f.name for f in fields(kind)}  # type: ignore[arg-type]  # any dataclass
+        content = {name: value for name, value in content.items() if name in names}
+    hints = get_type_hints(kind)
+    return kind(
+        **{
+            name: _read_value(hints[name], value, name, strict)
+            for name, value in check_types(kind, content).items()
+        }
+    )
+
+
+def _read_value(hint: object, content: object, name: str, strict: bool) -> object:
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return _read_first(parts, content, name, strict)
+    if origin is tuple and isinstance(content, list):
+        kinds = parts[:1] * len(content) if parts[-1] is Ellipsis else parts
+        pairs = zip(kinds, content, strict=True)
+        return tuple(_read_value(kind, item, name, strict) for kind, item in pairs)
+    if origin is Mapping and isinstance(content, Mapping):
+        items = content.items()
+        return {str(k): _read_value(parts[1], value, name, strict) for k, value in items}
+    if is_dataclass(hint):
+        return read_dataclass(cast(type[object], hint), content, strict=strict)
+    if not fits(content, hint):
+        raise ValueError(f"{name} is {describe_json(content)}; it should be {describe_type(hint)}")
+    return content
+
+
+def _read_first(hints: Iterable[object], content: object, name: str, strict: bool) -> object:
+    """Read a value as the first of several types that it fits."""
+    problem = ValueError(f"{name} is {describe_json(content)}")
+    for hint in hints:
+        try:
+            return _read_value(hint, content, name, strict)
+        except ValueError as error:
+            problem = error if is_dataclass(hint) else problem
+    raise problem
 
 
 def _fits_plain(value: object, annotation: object) -> bool:

@@ -1,6 +1,8 @@
-"""Text of others (names, paths, error messages, what a script printed) made fit for a terminal."""
+"""Text for a terminal: that of others made fit for it, and tables and paragraphs of our own."""
 
 import re
+from collections.abc import Container, Sequence
+from textwrap import wrap
 
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters besides tab and newline: escape sequences
@@ -23,6 +25,36 @@ def printable(text: str) -> str:
 def shortened(text: str) -> str:
     """Cut words of 400 characters and more, such as a number of 5,000 digits."""
     return _LONG_WORD.sub(lambda found: f"{found[0][:_KEPT]}… ({len(found[0]):,} characters)", text)
+
+
+def wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    """Break a text into lines without breaking a word or a name with hyphens.
+
+    Args:
+        text: One paragraph.
+        width: Characters of a line.
+        indent: Before each line but the first.
+    """
+    return wrap(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Container[int] = ()) -> list[str]:
+    """Lay out a table's lines: figures to the right, and to the left what stands in columns `left`.
+
+    Args:
+        rows: All of the same length, the heading first.
+        left: Numbers of columns.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if place in left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def _escaped(found: re.Match[str]) -> str:

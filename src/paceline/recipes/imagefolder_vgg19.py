@@ -72,15 +72,15 @@ def imagefolder_vgg19(
             raise UsageError(f"{name} is {value}: it must be at least 1")
     splits = _load(data_dir, size, on_broken)
     train = splits["train"]
-    judged = _middle(_side(train), size, data_dir)
+    evaluated = _middle(_side(train), size, data_dir)
     return Job(
         model=_build(model, weights, train.num_classes, hidden),
         train=train,
         validation=splits["val"],
         test=splits.get("test"),
         num_classes=train.num_classes,
-        augment=_random(_side(train), size) if augment else judged,
-        evaluate_with=judged,
+        augment=_random(_side(train), size) if augment else evaluated,
+        evaluate_with=evaluated,
     )
 
 

@@ -154,9 +154,9 @@ def thin(length: int, limit: int, keep: Sequence[int] = ()) -> list[int]:
 def best_position(report: RunReport) -> int | None:
     """Find the best epoch's position: the summary's, else by the figure that the run goes by."""
     metrics = report.metrics
-    told = number(report.summary, "best_epoch")
-    if told is not None and told in metrics.column("epoch"):
-        return metrics.column("epoch").index(told)
+    best_epoch = number(report.summary, "best_epoch")
+    if best_epoch is not None and best_epoch in metrics.column("epoch"):
+        return metrics.column("epoch").index(best_epoch)
     by_loss = text(section(report.run, "settings"), "best_by") == "val_loss"
     by_loss = by_loss or not metrics.has("val_accuracy")
     sign = -1 if by_loss else 1

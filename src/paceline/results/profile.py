@@ -4,14 +4,13 @@ Written by the trainer, read by whoever explains or predicts how a training scal
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Self
 
 from paceline.errors import DataError
 from paceline.files import parse_json, read_plain, why_unreadable
-from paceline.options.fields import check_types
+from paceline.options.fields import read_dataclass
 
 FORMAT = 1
 STRETCH_S = 0.5
@@ -158,8 +157,9 @@ class StepProfile:
                     f"the profile has format {content['format']}; this Paceline reads {FORMAT}"
                 )
             known = {f.name for f in fields(cls)}  # a later version may have more
-            plain = check_types(cls, {n: v for n, v in content.items() if n in known})
-            profile = cls(**plain | _nested(plain))
+            profile = read_dataclass(
+                cls, {n: v for n, v in content.items() if n in known}, strict=True
+            )
             _check_ranges(profile)
             return profile
         except ValueError as error:
@@ -196,25 +196,3 @@ def _check_ranges(profile: StepProfile) -> None:
             raise ValueError(f"{name} is {getattr(profile, name)}; it should be at least 0")
     if profile.step_s.median <= 0:
         raise ValueError(f"a step takes {profile.step_s.median} s; it should be more than 0")
-
-
-def _nested(plain: Mapping[str, object]) -> dict[str, object]:
-    def made(kind: type, value: object) -> object:
-        return kind(**check_types(kind, value))
-
-    def one(kind: type, name: str) -> object:
-        return made(kind, plain[name])
-
-    def several(kind: type, name: str) -> tuple[object, ...]:
-        """Read a list of objects of one kind."""
-        value = plain[name]
-        assert isinstance(value, list)  # checked before
-        return tuple(made(kind, each) for each in value)
-
-    return {
-        "step_s": one(Spread, "step_s"),
-        "parts": one(StepParts, "parts"),
-        "epoch": one(EpochCosts, "epoch"),
-        "workers": several(WorkerTime, "workers"),
-        "gradients": several(Arrival, "gradients"),
-    }

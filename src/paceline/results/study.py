@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, Self, final
 
 from paceline.files import read_json_object, write_json
-from paceline.options.fields import check_types
+from paceline.options.fields import check_types, read_dataclass
 from paceline.results.json_object import (
     JsonObject,
     entries,
@@ -29,7 +29,6 @@ Mode = Literal["weak", "strong"]
 
 _MOST = 1e15
 """A figure beyond it isn't one that was measured, and no picture could hold it."""
-_SPREADS = ("images_per_s", "step_s", "efficiency")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +62,9 @@ class Repeat:
     """One measurement of a size."""
 
     run_dir: str
-    images_per_s: float | None
-    step_s: float | None
-    problem: str | None
+    images_per_s: float | None = None
+    step_s: float | None = None
+    problem: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,10 +238,10 @@ class Measured:
     def read(cls, path: Path) -> Self | None:
         """Read what `write` wrote; None where there is nothing, or nothing whole."""
         try:
-            content = check_types(cls, read_json_object(path))
+            content = read_json_object(path)
             profile = content.pop("profile")
             found = None if profile is None else StepProfile.from_json(json.dumps(profile))
-            return cls(**content, profile=found)
+            return cls(**check_types(cls, content), profile=found)
         except (OSError, ValueError, KeyError):
             return None
 
@@ -295,15 +294,10 @@ def _check_sizes(sizes: object) -> None:
     """
     if not isinstance(sizes, list):
         raise ValueError("it names no list of sizes")
-    known = {f.name for f in fields(SizeResult)}
     for size in sizes:
-        content = {n: v for n, v in size.items() if n in known} if isinstance(size, dict) else size
-        checked = check_types(SizeResult, content)
-        if checked["workers"] < 1 or (checked["nodes"] or 1) < 1:
+        checked = read_dataclass(SizeResult, size)
+        if checked.workers < 1 or (checked.nodes or 1) < 1:
             raise ValueError("a size has less than one worker or node")
-        for name in _SPREADS:
-            if checked.get(name) is not None:
-                check_types(Spread, checked[name])
 
 
 def _sizes(record: JsonObject) -> tuple[SizeResult, ...]:

@@ -1,6 +1,6 @@
-"""Which network explains a measured study: the one parameter, or two, that fit it best."""
+"""Which network explains a measured study: the one parameter that fits it best."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 from statistics import fmean
@@ -38,8 +38,6 @@ class Fitted:
     """Root of the mean squared relative difference of the times."""
     by_size: tuple[float | None, ...]
     """Bytes per second that would explain each size alone; None where none would."""
-    fixed_s: float = 0.0
-    """Seconds of each epoch that don't depend on the number of workers."""
 
     @property
     def says_something(self) -> bool:
@@ -72,51 +70,11 @@ def fit_link(compute: Compute, sizes: Sequence[SizeTime], cluster: Cluster) -> F
             ]
         )
 
-    best = _lowest(misfit, log(_LEAST_PER_S), log(_MOST_PER_S))
+    best = lowest(misfit, log(_LEAST_PER_S), log(_MOST_PER_S))
     return Fitted(
         network=replace(cluster.network, bandwidth_bytes_per_s=exp(best)),
         misfit=misfit(best),
         by_size=tuple(_explaining(compute, size, cluster) for size in several),
-    )
-
-
-def fit_link_and_fixed_cost(
-    steps_of: Mapping[int, int],
-    epoch_s: Mapping[int, float],
-    compute_at: Callable[[float], Compute],
-    cluster: Cluster,
-) -> Fitted:
-    """Find the bandwidth and the fixed seconds of an epoch that explain epochs together.
-
-    Args:
-        steps_of: Steps of an epoch, by the number of nodes.
-        epoch_s: Seconds of an epoch, by the number of nodes; 1 is among them.
-        compute_at: Gives a worker's computation for a step of so many seconds.
-        cluster: As in `fit_link`.
-    """
-
-    def network_for(fixed_s: float) -> tuple[float, float]:
-        compute = compute_at((epoch_s[1] - fixed_s) / steps_of[1])
-
-        def misfit(log_per_s: float) -> float:
-            there = _with(cluster, exp(log_per_s))
-            pairs = []
-            for nodes in epoch_s:
-                step_s = _step_s(compute, SizeTime(nodes=nodes, step_s=0.0), there)
-                pairs.append((epoch_s[nodes], steps_of[nodes] * step_s + fixed_s))
-            return _misfit(pairs)
-
-        best = _lowest(misfit, log(_LEAST_PER_S), log(_MOST_PER_S))
-        return best, misfit(best)
-
-    most = 0.999 * min(epoch_s.values())
-    fixed_s = _lowest(lambda seconds: network_for(seconds)[1], 0.0, most)
-    best, misfit = network_for(fixed_s)
-    return Fitted(
-        network=replace(cluster.network, bandwidth_bytes_per_s=exp(best)),
-        misfit=misfit,
-        by_size=(),
-        fixed_s=fixed_s,
     )
 
 
@@ -148,7 +106,7 @@ def _misfit(pairs: Sequence[tuple[float, float]]) -> float:
     return sqrt(fmean((expected / measured - 1) ** 2 for measured, expected in pairs))
 
 
-def _lowest(of: Callable[[float], float], low: float, high: float) -> float:
+def lowest(of: Callable[[float], float], low: float, high: float) -> float:
     """Look for the lowest value: on a grid, then by the golden section around its best point."""
     width = (high - low) / _POINTS
     best = min((low + width * place for place in range(_POINTS + 1)), key=of)

@@ -59,7 +59,7 @@ class Forecast:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outlook:
+class Projection:
     """What is predicted."""
 
     question: Question
@@ -70,23 +70,23 @@ class Outlook:
     """Of payload: with this link all-reduce would pay on the most nodes, with none if None."""
 
 
-def look_out(question: Question) -> Outlook:
+def project(question: Question) -> Projection:
     """Predict all sizes with all methods.
 
     Raises:
         UsageError: See `predict`.
     """
     assumed = replace(question.assumed, link_doubt=question.link.doubt)
-    asked = replace(question, assumed=assumed)
-    methods = [_with_every(asked, m) if asked.choose_every else m for m in asked.methods]
-    return Outlook(
-        question=asked,
-        alone=_at(asked, SyncOptions(sync="allreduce"), 1),
+    resolved = replace(question, assumed=assumed)
+    methods = [_with_every(resolved, m) if resolved.choose_every else m for m in resolved.methods]
+    return Projection(
+        question=resolved,
+        alone=_at(resolved, SyncOptions(sync="allreduce"), 1),
         forecasts=tuple(
-            Forecast(method=m, sizes=tuple(_band(asked, m, n) for n in asked.nodes))
+            Forecast(method=m, sizes=tuple(_band(resolved, m, n) for n in resolved.nodes))
             for m in methods
         ),
-        needed_bytes_per_s=_needed_bytes_per_s(asked),
+        needed_bytes_per_s=_needed_bytes_per_s(resolved),
     )
 
 
@@ -142,6 +142,6 @@ def _needed_bytes_per_s(question: Question) -> float | None:
     return exp(high)
 
 
-def every_prediction(outlook: Outlook) -> Sequence[Predicted]:
+def every_prediction(projection: Projection) -> Sequence[Predicted]:
     """List all that was predicted, one node first."""
-    return [outlook.alone, *(b.predicted for f in outlook.forecasts for b in f.sizes)]
+    return [projection.alone, *(b.predicted for f in projection.forecasts for b in f.sizes)]

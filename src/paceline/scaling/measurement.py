@@ -70,11 +70,11 @@ def read_measured(run: RunDirectory, name: str, wall_s: float, method: str) -> M
 def _method_options(method: str, settings: Mapping[str, object]) -> dict[str, object]:
     """Take a method's own options; what makes a measurement short is none."""
     names = [name for name in own_options(method) if name != "sync_warmup_steps"]
-    told = {name: settings[name] for name in names if name in settings}
-    every = told.get("sync_every")
-    if "sync_delay" in told and told["sync_delay"] is None and isinstance(every, int):
-        told["sync_delay"] = SyncOptions(sync_every=every).delay
-    return told
+    options = {name: settings[name] for name in names if name in settings}
+    every = options.get("sync_every")
+    if "sync_delay" in options and options["sync_delay"] is None and isinstance(every, int):
+        options["sync_delay"] = SyncOptions(sync_every=every).delay
+    return options
 
 
 def _chosen(run: RunDirectory) -> str | None:

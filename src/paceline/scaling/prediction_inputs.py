@@ -26,12 +26,12 @@ GLOO_BYTES_PER_S = 1.25e9
 """Gloo copies and adds on processors, which sets an end to what it makes of a fast link."""
 _USUAL_ROUND_TRIP_S = 1e-4
 _STATED_DOUBT, _MEASURED_DOUBT = 0.1, 0.03
-_WAYS = ("bandwidth", "several")
+_STREAMS = ("bandwidth", "several")
 _PROFILE = "profile.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class PredictionInputs:
     """What was measured."""
 
     profile: StepProfile
@@ -62,7 +62,7 @@ class NetworkLink:
     """Relative standard deviation of its bandwidth."""
 
 
-def read_evidence(path: Path) -> Evidence:
+def read_inputs(path: Path) -> PredictionInputs:
     """Read a run directory, a study's directory, or a profile.
 
     Raises:
@@ -70,18 +70,18 @@ def read_evidence(path: Path) -> Evidence:
         DataError: A file is damaged.
     """
     if path.is_file():
-        return Evidence(profile=StepProfile.read(path), source=str(path))
+        return PredictionInputs(profile=StepProfile.read(path), source=str(path))
     if (path / STUDY_JSON).is_file():
         return _of_study(path)
     if (path / _PROFILE).is_file():
-        return Evidence(profile=StepProfile.read(path / _PROFILE), source=str(path))
+        return PredictionInputs(profile=StepProfile.read(path / _PROFILE), source=str(path))
     raise UsageError(
         f"{path} holds no {_PROFILE} and no {STUDY_JSON}. Name a run directory (a training writes "
         "its profile at the end of each epoch), or the directory of `paceline scale`"
     )
 
 
-def _of_study(path: Path) -> Evidence:
+def _of_study(path: Path) -> PredictionInputs:
     try:
         study = require_study(path, sizes=True)
         several = [size for size in study.sizes if size.workers > 1]
@@ -92,7 +92,7 @@ def _of_study(path: Path) -> Evidence:
         raise DataError(f"{path / STUDY_JSON} isn't a study of Paceline: {_why(error)}") from error
     profile = _alone(path, study)
     slots = _slots(study)
-    return Evidence(
+    return PredictionInputs(
         profile=profile,
         source=str(path),
         sizes=tuple(_measured(several, profile.global_batch, slots)),
@@ -193,11 +193,11 @@ def examined_link(path: Path, round_trip: str | None, library: Library) -> Netwo
         UsageError: The file can't be read, or holds no link.
     """
     try:
-        told: Any = read_json_object(path)
-        ways = [way for way in told["links"] if isinstance(way, dict)]
-        bus = _bus_bytes_per_s(told["all_reduce"] or {}, library)
-        times = [float(way["round_trip_s"]) for way in ways if way["round_trip_s"] is not None]
-        speeds = list(_speeds(ways, library))
+        content: Any = read_json_object(path)
+        links = [link for link in content["links"] if isinstance(link, dict)]
+        bus = _bus_bytes_per_s(content["all_reduce"] or {}, library)
+        times = [float(link["round_trip_s"]) for link in links if link["round_trip_s"] is not None]
+        speeds = list(_speeds(links, library))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{path} isn't what `paceline doctor --hosts ... --json` prints: {_why(error)}"
@@ -217,31 +217,31 @@ def _bus_bytes_per_s(reduced: Mapping[str, Any], library: Library) -> float | No
     return float(reduced["bus_bytes_per_s"])
 
 
-def _speeds(ways: Sequence[Mapping[str, float | None]], library: Library) -> Iterator[float]:
-    for way in ways:
-        one, several = (float(way[f"{name}_bytes_per_s"] or 0.0) for name in _WAYS)
+def _speeds(links: Sequence[Mapping[str, float | None]], library: Library) -> Iterator[float]:
+    for link in links:
+        one, several = (float(link[f"{name}_bytes_per_s"] or 0.0) for name in _STREAMS)
         yield from (speed for speed in [one if library == "gloo" else max(one, several)] if speed)
 
 
-def fitted_link(evidence: Evidence, round_trip: str | None, library: Library) -> NetworkLink:
+def fitted_link(inputs: PredictionInputs, round_trip: str | None, library: Library) -> NetworkLink:
     """Take the bandwidth that explains what a study has measured on several nodes.
 
     Raises:
         UsageError: Nothing was measured on several nodes, no network explains it, or the
             round-trip can't be read.
     """
-    if not evidence.sizes:
+    if not inputs.sizes:
         raise UsageError(
-            f"{evidence.source} was measured on one host, so that no network is known. Say "
+            f"{inputs.source} was measured on one host, so that no network is known. Say "
             "--link 25gbit --rtt 50us, or --doctor FILE with what `paceline doctor --json` printed"
         )
     round_trip_s = _round_trip_s(round_trip)
     unknown = Network(bandwidth_bytes_per_s=1.0, round_trip_s=round_trip_s)
     cluster = Cluster(nodes=1, network=unknown, library=library)
-    fitted = fit_link(Compute.of(evidence.profile), evidence.sizes, cluster)
+    fitted = fit_link(Compute.of(inputs.profile), inputs.sizes, cluster)
     if not fitted.says_something:
         raise UsageError(
-            f"the steps that {evidence.source} measured on several nodes say nothing about the "
+            f"the steps that {inputs.source} measured on several nodes say nothing about the "
             "network: they are as fast as if it took no time, or differ by something else. Say to "
             "`paceline predict` --link 25gbit --rtt 50us, or --doctor FILE"
         )

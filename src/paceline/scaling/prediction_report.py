@@ -1,13 +1,13 @@
 """How a prediction is told: as text, and as JSON."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from textwrap import wrap
 
 from paceline.options.durations import format_duration
 from paceline.options.figures import plural, show_bandwidth, show_time
-from paceline.scaling.forecast import Forecast, Outlook, Question, look_out
+from paceline.options.text import aligned, wrapped
+from paceline.scaling.forecast import Forecast, Projection, Question, project
 from paceline.scaling.prediction import (
     Assumptions,
     Band,
@@ -16,7 +16,7 @@ from paceline.scaling.prediction import (
     cost_per_epoch,
     library_of,
 )
-from paceline.scaling.prediction_inputs import Evidence, fitted_link, read_evidence
+from paceline.scaling.prediction_inputs import PredictionInputs, fitted_link, read_inputs
 from paceline.scaling.recommending import recommend, recommended
 
 _WIDTH = 88
@@ -24,56 +24,46 @@ _BEYOND = 4
 _CARRIERS = {"gloo": "a ring (Gloo)", "nccl": "a ring or a tree, whatever is faster (NCCL)"}
 
 
-def as_text(outlook: Outlook, evidence: Evidence) -> str:
+def as_text(projection: Projection, inputs: PredictionInputs) -> str:
     """Tell it: what is assumed, all efficiencies, two methods in detail, what to do.
 
     Args:
-        outlook: What is predicted.
-        evidence: What it is predicted from.
+        projection: What is predicted.
+        inputs: What it is predicted from.
     """
-    lines = [*_assumptions(outlook, evidence.source), "", *_efficiencies(outlook)]
-    plain = next((f for f in outlook.forecasts if f.method.sync == "allreduce"), None)
-    best = None if evidence.not_reliable else recommended(outlook)
+    lines = [*_assumptions(projection, inputs.source), "", *_efficiencies(projection)]
+    plain = next((f for f in projection.forecasts if f.method.sync == "allreduce"), None)
+    best = None if inputs.not_reliable else recommended(projection)
     for forecast in dict.fromkeys(f for f in (plain, best) if f is not None):
-        lines += ["", *_details(forecast, outlook)]
+        lines += ["", *_details(forecast, projection)]
     lines.append("")
-    for sentence in _advice(outlook, evidence):
-        lines += _wrapped(sentence)
-    if evidence.warnings:
-        lines += ["", f"Of the measurements in {evidence.source}:"]
-    for warning in evidence.warnings:
-        lines += _wrapped(f"- {warning}", indent="  ")
+    for sentence in _advice(projection, inputs):
+        lines += wrapped(sentence, _WIDTH)
+    if inputs.warnings:
+        lines += ["", f"Of the measurements in {inputs.source}:"]
+    for warning in inputs.warnings:
+        lines += wrapped(f"- {warning}", _WIDTH, "  ")
     return "\n".join(lines)
 
 
-def _wrapped(sentence: str, indent: str = "") -> list[str]:
-    return wrap(
-        sentence,
-        _WIDTH,
-        break_long_words=False,
-        break_on_hyphens=False,
-        subsequent_indent=indent,
-    )
-
-
-def _advice(outlook: Outlook, evidence: Evidence) -> tuple[str, ...]:
+def _advice(projection: Projection, inputs: PredictionInputs) -> tuple[str, ...]:
     """Say what to do, unless what it would follow from isn't reliable."""
-    return (evidence.not_reliable,) if evidence.not_reliable else recommend(outlook)
+    return (inputs.not_reliable,) if inputs.not_reliable else recommend(projection)
 
 
-def as_json(outlook: Outlook, evidence: Evidence) -> dict[str, object]:
+def as_json(projection: Projection, inputs: PredictionInputs) -> dict[str, object]:
     """Give all of it as JSON; efficiencies are fractions, times seconds.
 
     Args:
-        outlook: What is predicted.
-        evidence: What it is predicted from.
+        projection: What is predicted.
+        inputs: What it is predicted from.
     """
-    q = outlook.question
-    best = None if evidence.not_reliable else recommended(outlook).last.label
+    q = projection.question
+    best = None if inputs.not_reliable else recommended(projection).last.label
     return {
-        "text": list(_advice(outlook, evidence)),
-        "not_reliable": evidence.not_reliable,
-        "warnings": list(evidence.warnings),
+        "text": list(_advice(projection, inputs)),
+        "not_reliable": inputs.not_reliable,
+        "warnings": list(inputs.warnings),
         "link": {
             "bandwidth_bytes_per_s": q.link.network.bandwidth_bytes_per_s,
             "round_trip_s": q.link.network.round_trip_s,
@@ -82,21 +72,21 @@ def as_json(outlook: Outlook, evidence: Evidence) -> dict[str, object]:
         "mode": q.assumed.mode,
         "library": library_of(q.profile, q.assumed),
         "gpus_per_node": q.gpus_per_node,
-        "needed_bytes_per_s": outlook.needed_bytes_per_s,
+        "needed_bytes_per_s": projection.needed_bytes_per_s,
         "recommended": best,
-        "alone": _size_json(outlook.alone, q.price_per_hour),
+        "alone": _size_json(projection.alone, q.price_per_hour),
         "methods": [
             {
                 "method": forecast.method.sync or "allreduce",
                 "label": forecast.last.label,
                 "sizes": [_band_json(band, q.price_per_hour) for band in forecast.sizes],
             }
-            for forecast in outlook.forecasts
+            for forecast in projection.forecasts
         ],
     }
 
 
-def foretell_study(study_dir: Path) -> dict[str, object] | None:
+def predict_study(study_dir: Path) -> dict[str, object] | None:
     """Predict from a study what it didn't measure: its methods, up to four times its nodes.
 
     Sizes count that have as many workers on each node as the largest one.
@@ -110,32 +100,32 @@ def foretell_study(study_dir: Path) -> dict[str, object] | None:
     Raises:
         DataError: A file is damaged, or one worker wasn't measured.
     """
-    every = read_evidence(study_dir)
+    every = read_inputs(study_dir)
     if not every.sizes:
         return None
     per_node = every.sizes[-1].per_node
     alike = tuple(size for size in every.sizes if size.per_node == per_node)
-    evidence = replace(every, sizes=alike)
-    measured = sorted({size.nodes for size in evidence.sizes})
-    assumed = Assumptions(mode=evidence.mode)
+    inputs = replace(every, sizes=alike)
+    measured = sorted({size.nodes for size in inputs.sizes})
+    assumed = Assumptions(mode=inputs.mode)
     most = measured[-1] * _BEYOND
-    if evidence.mode == "strong":
-        most = min(most, evidence.profile.global_batch // per_node)
+    if inputs.mode == "strong":
+        most = min(most, inputs.profile.global_batch // per_node)
     beyond = {n for n in (measured[-1] * 2, measured[-1] * _BEYOND) if n <= most}
     question = Question(
-        profile=evidence.profile,
-        link=fitted_link(evidence, None, library_of(evidence.profile, assumed)),
+        profile=inputs.profile,
+        link=fitted_link(inputs, None, library_of(inputs.profile, assumed)),
         nodes=tuple(sorted({*measured, *beyond})),
         gpus_per_node=per_node,
-        methods=evidence.methods,
+        methods=inputs.methods,
         assumed=assumed,
         measured={
             (method, nodes): reached
-            for (method, nodes, each), reached in evidence.efficiencies.items()
+            for (method, nodes, each), reached in inputs.efficiencies.items()
             if each == per_node
         },
     )
-    return as_json(look_out(question), evidence)
+    return as_json(project(question), inputs)
 
 
 def _size_json(size: Predicted, price: float | None) -> dict[str, object]:
@@ -170,8 +160,8 @@ def _band_json(band: Band, price: float | None) -> dict[str, object]:
     }
 
 
-def _assumptions(outlook: Outlook, source: str) -> Iterator[str]:
-    q, profile = outlook.question, outlook.question.profile
+def _assumptions(projection: Projection, source: str) -> Iterator[str]:
+    q, profile = projection.question, projection.question.profile
     measured = plural(profile.world_size, "worker")
     step = show_time(profile.step_s.median)
     yield f"from      {source}: {measured}, {profile.device}, steps of {step}"
@@ -181,29 +171,29 @@ def _assumptions(outlook: Outlook, source: str) -> Iterator[str]:
         if q.within is not None:
             inside = show_bandwidth(q.within.bandwidth_bytes_per_s)
         yield f"nodes     {plural(q.gpus_per_node, 'worker')} each; between them {inside}"
-    yield f"assumed   {_CARRIERS[library_of(profile, q.assumed)]}; {_batches(outlook)}"
+    yield f"assumed   {_CARRIERS[library_of(profile, q.assumed)]}; {_batches(projection)}"
 
 
-def _batches(outlook: Outlook) -> str:
-    q = outlook.question
+def _batches(projection: Projection) -> str:
+    q = projection.question
     if q.assumed.mode == "strong":
         return f"{q.profile.global_batch:,} samples a step, however many workers (strong scaling)"
     each = q.profile.global_batch / q.profile.world_size
     return f"{each:,.4g} samples a step for each worker (weak scaling)"
 
 
-def _efficiencies(outlook: Outlook) -> Iterator[str]:
-    labels = [forecast.last.label for forecast in outlook.forecasts]
+def _efficiencies(projection: Projection) -> Iterator[str]:
+    labels = [forecast.last.label for forecast in projection.forecasts]
     width = max(len("efficiency"), *map(len, labels))
-    nodes = [f"{nodes:,}" for nodes in outlook.question.nodes]
+    nodes = [f"{nodes:,}" for nodes in projection.question.nodes]
     yield f"{'nodes':{width}}" + "".join(f"{number:>7}" for number in nodes)
-    for label, forecast in zip(labels, outlook.forecasts, strict=True):
+    for label, forecast in zip(labels, projection.forecasts, strict=True):
         row = (f"{band.predicted.efficiency:7.2f}" for band in forecast.sizes)
         yield f"{label:{width}}" + "".join(row)
 
 
-def _details(forecast: Forecast, outlook: Outlook) -> list[str]:
-    price = outlook.question.price_per_hour
+def _details(forecast: Forecast, projection: Projection) -> list[str]:
+    price = projection.question.price_per_hour
     head = ["nodes", "batch", "efficiency", "images/s", "step", "not hidden", "epoch"]
     rows = [[*head, *(["cost"] if price is not None else [])]]
     for band in forecast.sizes:
@@ -222,15 +212,7 @@ def _details(forecast: Forecast, outlook: Outlook) -> list[str]:
         ]
         cost = None if price is None else cost_per_epoch(size, price)
         rows.append([*row, *([] if price is None else ["-" if cost is None else f"{cost:.3g}"])])
-    return [forecast.last.label, *_aligned(rows)]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
+    return [forecast.last.label, *aligned(rows)]
 
 
 def _range(of: Range) -> str:

@@ -7,7 +7,7 @@ from paceline.gradient_sync.cost_model import method_label
 from paceline.gradient_sync.options import SyncOptions
 from paceline.options.durations import format_duration
 from paceline.options.figures import plural, show_bandwidth
-from paceline.scaling.forecast import Forecast, Outlook, every_prediction
+from paceline.scaling.forecast import Forecast, Projection, every_prediction
 from paceline.scaling.prediction import (
     Band,
     Predicted,
@@ -33,47 +33,47 @@ _NOTABLE = 0.1
 _NOTABLE_FAILURES = 0.95
 
 
-def recommend(outlook: Outlook) -> tuple[str, ...]:
+def recommend(projection: Projection) -> tuple[str, ...]:
     """Say which sizes pay, with which way of combining gradients, and what else would help."""
-    outlook = _as_measured(outlook)
-    plain = _named(outlook, "allreduce") or _named(outlook, "ordered")
+    projection = _as_measured(projection)
+    plain = _named(projection, "allreduce") or _named(projection, "ordered")
     sentences: list[str] = []
     if plain is not None:
-        sentences += _on_plain(plain, outlook)
-    if plain is None or not _pays(plain.last, outlook):
-        sentences += _on_others(plain, outlook)
-        sentences += _on_link(outlook) if plain is not None else ()
-    return (*sentences, *_on_money(outlook), *_on_limits(recommended(outlook), outlook))
+        sentences += _on_plain(plain, projection)
+    if plain is None or not _pays(plain.last, projection):
+        sentences += _on_others(plain, projection)
+        sentences += _on_link(projection) if plain is not None else ()
+    return (*sentences, *_on_money(projection), *_on_limits(recommended(projection), projection))
 
 
-def recommended(outlook: Outlook) -> Forecast:
+def recommended(projection: Projection) -> Forecast:
     """Give the method to use: the one that changes least among those that pay on the most nodes."""
-    outlook = _as_measured(outlook)
-    careful = _in_order(outlook, ("allreduce", *_CAREFUL))
-    paying = [forecast for forecast in careful if _pays(forecast.last, outlook)]
-    return paying[0] if paying else _best(outlook)
+    projection = _as_measured(projection)
+    careful = _in_order(projection, ("allreduce", *_CAREFUL))
+    paying = [forecast for forecast in careful if _pays(forecast.last, projection)]
+    return paying[0] if paying else _best(projection)
 
 
-def _as_measured(outlook: Outlook) -> Outlook:
+def _as_measured(projection: Projection) -> Projection:
     """Put efficiencies that were measured in the place of predicted ones."""
-    known = outlook.question.measured
+    known = projection.question.measured
     if not known:
-        return outlook
+        return projection
 
-    def told(method: SyncOptions, band: Band) -> Band:
+    def as_measured(method: SyncOptions, band: Band) -> Band:
         size = band.predicted
         reached = known.get((method, size.nodes), size.efficiency)
         return replace(band, predicted=replace(size, efficiency=reached))
 
     forecasts = [
-        replace(one, sizes=tuple(told(one.method, band) for band in one.sizes))
-        for one in outlook.forecasts
+        replace(one, sizes=tuple(as_measured(one.method, band) for band in one.sizes))
+        for one in projection.forecasts
     ]
-    return replace(outlook, forecasts=tuple(forecasts))
+    return replace(projection, forecasts=tuple(forecasts))
 
 
-def _on_plain(plain: Forecast, outlook: Outlook) -> Iterator[str]:
-    paying, failing = _told_apart(plain, outlook)
+def _on_plain(plain: Forecast, projection: Projection) -> Iterator[str]:
+    paying, failing = _told_apart(plain, projection)
     name = _PLAIN[plain.method.sync or "allreduce"]
     if not failing:
         yield f"{name} pays on all of these sizes: {_size(plain.last)}."
@@ -81,7 +81,7 @@ def _on_plain(plain: Forecast, outlook: Outlook) -> Iterator[str]:
         first = failing[0]
         yield (
             f"{name} pays on none of these sizes: {_size(first)}, and "
-            f"{outlook.question.pays:.2f} is asked for."
+            f"{projection.question.pays:.2f} is asked for."
         )
     else:
         first = failing[0]
@@ -91,11 +91,11 @@ def _on_plain(plain: Forecast, outlook: Outlook) -> Iterator[str]:
         )
 
 
-def _on_others(plain: Forecast | None, outlook: Outlook) -> Iterator[str]:
-    others = _in_order(outlook, _CAREFUL)
+def _on_others(plain: Forecast | None, projection: Projection) -> Iterator[str]:
+    others = _in_order(projection, _CAREFUL)
     if not others:
         return
-    paying = [forecast for forecast in others if _pays(forecast.last, outlook)]
+    paying = [forecast for forecast in others if _pays(forecast.last, projection)]
     if paying:
         first = paying[0]
         yield f"With {_label(first)}, {_size(first.last, 'pay')}: {_trade(first)}."
@@ -103,9 +103,9 @@ def _on_others(plain: Forecast | None, outlook: Outlook) -> Iterator[str]:
         if best.last.efficiency > _MUCH_BETTER * first.last.efficiency:
             yield f"Faster still is {_label(best)} ({best.last.efficiency:.2f}): {_trade(best)}."
         return
-    furthest = max(others, key=lambda forecast: (_furthest(forecast, outlook), _last(forecast)))
-    reached = _furthest(furthest, outlook)
-    if reached > (_furthest(plain, outlook) if plain is not None else 0):
+    furthest = max(others, key=lambda forecast: (_furthest(forecast, projection), _last(forecast)))
+    reached = _furthest(furthest, projection)
+    if reached > (_furthest(plain, projection) if plain is not None else 0):
         (size,) = (b.predicted for b in furthest.sizes if b.predicted.nodes == reached)
         yield (
             f"Nothing pays on {plural(furthest.last.nodes, 'node')}; {_label(furthest)} comes "
@@ -120,16 +120,16 @@ def _on_others(plain: Forecast | None, outlook: Outlook) -> Iterator[str]:
         )
 
 
-def _on_link(outlook: Outlook) -> Iterator[str]:
-    needed = outlook.needed_bytes_per_s
-    nodes = plural(outlook.question.nodes[-1], "node")
+def _on_link(projection: Projection) -> Iterator[str]:
+    needed = projection.needed_bytes_per_s
+    nodes = plural(projection.question.nodes[-1], "node")
     if needed is None:
         yield (
             f"No link is fast enough for all-reduce to pay on {nodes}: what is left is latency, "
             "waiting for the slowest and failures."
         )
         return
-    has = outlook.question.link.network.bandwidth_bytes_per_s
+    has = projection.question.link.network.bandwidth_bytes_per_s
     if needed > has:
         yield (
             f"All-reduce would pay on {nodes} over links that carry {show_bandwidth(needed)}; "
@@ -137,16 +137,16 @@ def _on_link(outlook: Outlook) -> Iterator[str]:
         )
 
 
-def _on_money(outlook: Outlook) -> Iterator[str]:
-    price = outlook.question.price_per_hour
+def _on_money(projection: Projection) -> Iterator[str]:
+    price = projection.question.price_per_hour
     if price is None:
         return
-    told = [p for p in every_prediction(outlook) if p.epoch_s is not None]
-    if not told:
+    timed = [p for p in every_prediction(projection) if p.epoch_s is not None]
+    if not timed:
         yield "What an epoch costs isn't known: the profile doesn't say how many steps it has."
         return
-    cheapest = min(told, key=lambda p: (cost_per_epoch(p, price) or 0.0, p.nodes))
-    fastest = min(told, key=lambda p: (p.epoch_s or 0.0, p.nodes))
+    cheapest = min(timed, key=lambda p: (cost_per_epoch(p, price) or 0.0, p.nodes))
+    fastest = min(timed, key=lambda p: (p.epoch_s or 0.0, p.nodes))
     if cheapest == fastest:
         yield f"Cheapest and fastest: {_deal(cheapest, price)}."
         return
@@ -158,7 +158,7 @@ def _on_money(outlook: Outlook) -> Iterator[str]:
     )
 
 
-def _on_limits(best: Forecast, outlook: Outlook) -> Iterator[str]:
+def _on_limits(best: Forecast, projection: Projection) -> Iterator[str]:
     last, nodes = best.last, plural(best.last.nodes, "node")
     if last.epoch_s and last.fixed_s / last.epoch_s > _NOTABLE:
         yield (
@@ -172,8 +172,8 @@ def _on_limits(best: Forecast, outlook: Outlook) -> Iterator[str]:
         )
     if last.available < _NOTABLE_FAILURES:
         lost = f"{1 - last.available:.0%} of the time"
-        yield f"Failures take {lost} on {nodes}: {_cure(last, outlook)}."
-    alone = outlook.question.profile.global_batch
+        yield f"Failures take {lost} on {nodes}: {_cure(last, projection)}."
+    alone = projection.question.profile.global_batch
     if last.global_batch > max(_LARGE_BATCH, alone):
         yield (
             f"On {nodes} a step takes {last.global_batch:,} samples. Whether such steps still "
@@ -181,9 +181,9 @@ def _on_limits(best: Forecast, outlook: Outlook) -> Iterator[str]:
         )
 
 
-def _cure(size: Predicted, outlook: Outlook) -> str:
+def _cure(size: Predicted, projection: Projection) -> str:
     """Name the larger of what failures cost: steps done again, half an interval, and restarts."""
-    assumed = outlook.question.assumed
+    assumed = projection.question.assumed
     epoch_s = None if size.epoch_s is None else size.epoch_s * size.available
     again_s = snapshot_interval_s(epoch_s, assumed) / 2
     if again_s >= assumed.restart_s:
@@ -195,37 +195,37 @@ def _cure(size: Predicted, outlook: Outlook) -> str:
 
 
 def _told_apart(
-    forecast: Forecast, outlook: Outlook
+    forecast: Forecast, projection: Projection
 ) -> tuple[Sequence[Predicted], Sequence[Predicted]]:
     sizes = [band.predicted for band in forecast.sizes]
-    paying = [size for size in sizes if _pays(size, outlook)]
+    paying = [size for size in sizes if _pays(size, projection)]
     return paying, [size for size in sizes if size not in paying]
 
 
-def _pays(size: Predicted, outlook: Outlook) -> bool:
-    return size.efficiency >= outlook.question.pays
+def _pays(size: Predicted, projection: Projection) -> bool:
+    return size.efficiency >= projection.question.pays
 
 
-def _furthest(forecast: Forecast, outlook: Outlook) -> int:
+def _furthest(forecast: Forecast, projection: Projection) -> int:
     """Give the most nodes that pay; 0 for none."""
-    paying, _ = _told_apart(forecast, outlook)
+    paying, _ = _told_apart(forecast, projection)
     return paying[-1].nodes if paying else 0
 
 
-def _best(outlook: Outlook) -> Forecast:
-    return max(outlook.forecasts, key=_last)
+def _best(projection: Projection) -> Forecast:
+    return max(projection.forecasts, key=_last)
 
 
 def _last(forecast: Forecast) -> float:
     return forecast.last.efficiency
 
 
-def _named(outlook: Outlook, name: str) -> Forecast | None:
-    return next((f for f in outlook.forecasts if f.method.sync == name), None)
+def _named(projection: Projection, name: str) -> Forecast | None:
+    return next((f for f in projection.forecasts if f.method.sync == name), None)
 
 
-def _in_order(outlook: Outlook, names: Sequence[str]) -> list[Forecast]:
-    found = (_named(outlook, name) for name in names)
+def _in_order(projection: Projection, names: Sequence[str]) -> list[Forecast]:
+    found = (_named(projection, name) for name in names)
     return [forecast for forecast in found if forecast is not None]
 
 

@@ -29,7 +29,7 @@ def summarise(
     """Put together what the measurements say.
 
     Args:
-        study: With what was asked.
+        study: With what was requested.
         sizes: In the order in which they are told.
         found: What was measured of each, round by round.
         options: Of each method, the options of training that make it.
@@ -101,12 +101,12 @@ def _size(
 
 
 def _options_of(
-    size: Size, middle: Measured | None, asked: Mapping[str, object]
+    size: Size, middle: Measured | None, requested: Mapping[str, object]
 ) -> Mapping[str, object]:
-    """Give a method's options as it was measured with them, else as they were asked for."""
+    """Give a method's options as it was measured with them, else as they were requested."""
     if size.workers == 1 and size.method not in SLOWER_ALONE:
         return {}
-    return {**asked, **(middle.method_options or {})} if middle else asked
+    return {**requested, **(middle.method_options or {})} if middle else requested
 
 
 def _parts(middle: Measured, step_s: float) -> StepParts | None:
@@ -196,11 +196,11 @@ def _chosen(found: Mapping[Size, Sequence[Measured]]) -> Iterator[str]:
         if size.method != "auto" or size.workers == 1 or not good:
             continue
         counted = Counter(m.sync_chosen or "nothing yet" for m in good)
-        told = ", ".join(
+        chosen = ", ".join(
             f"{method} ({plural(times, 'time')})" for method, times in counted.most_common()
         )
         yield (
-            f"{_workers([size.workers])} with auto: it chose {told}; the steps before it had "
+            f"{_workers([size.workers])} with auto: it chose {chosen}; the steps before it had "
             "chosen count as well"
         )
 

@@ -35,7 +35,7 @@ _STARTING_S = 10.0
 _MOST_S = 1800.0
 """For starting, the first step, evaluation and the end of a measurement."""
 _FACTOR = 3.0
-_TELL_S = 60.0
+_SHOW_S = 60.0
 _SIGNAL = "signal"
 
 
@@ -75,7 +75,7 @@ class Runner:
     say: Callable[[str], None]
     keep: Callable[[], None]
     """Called whenever there is something new."""
-    sweep: Callable[[Size, Path], None]
+    remove_snapshots: Callable[[Size, Path], None]
     """Removes from other hosts the snapshots in a measurement's run directory."""
     program: Sequence[str] = PROGRAM
     """What the commands' words are for."""
@@ -122,7 +122,7 @@ class Runner:
             self._refuse_own_batch(measurement.size, record)
             record.write(self._record(measurement))
             self.say(f"      {_result(record)}")
-            self._heed(measurement.size, record)
+            self._handle_failure(measurement.size, record)
             self.keep()
 
     def train(self, sizes: Sequence[Size]) -> None:
@@ -172,7 +172,7 @@ class Runner:
             shutil.rmtree(run.path, ignore_errors=True)
             raise
         shutil.rmtree(run.snapshots, ignore_errors=True)  # nobody goes on from a measurement
-        self.sweep(size, run.path)
+        self.remove_snapshots(size, run.path)
         if ended.problem is None:
             return read_measured(run, name, ended.wall_s, size.method)
         return Measured(
@@ -200,7 +200,7 @@ class Runner:
         if size.workers == 1 and record.script_batch is not None and not self.own_batch:
             raise UsageError(_own_batch(record.script_batch))
 
-    def _heed(self, size: Size, record: Measured) -> None:
+    def _handle_failure(self, size: Size, record: Measured) -> None:
         """Draw the conclusions of a measurement for those to come.
 
         Raises:
@@ -222,23 +222,25 @@ class Runner:
         else:
             shutil.rmtree(run.path, ignore_errors=True)
             words = self.commands.train(size, run.path, self._batch(size))
-        return run_command([*self.program, *words], self._log(name), None, self._teller(run))
+        return run_command(
+            [*self.program, *words], self._log(name), None, self._progress_reporter(run)
+        )
 
-    def _teller(self, run: RunDirectory) -> Callable[[], bool]:
+    def _progress_reporter(self, run: RunDirectory) -> Callable[[], bool]:
         """Say now and then how far a long training is."""
-        told_s, told = time.monotonic(), ""
+        shown_s, shown = time.monotonic(), ""
 
-        def look() -> bool:
-            nonlocal told_s, told
-            if time.monotonic() - told_s > _TELL_S:
-                told_s, line = time.monotonic(), _last_line(run.metrics_csv)
-                if line != told and line[:1].isdecimal():
-                    told = line
+        def poll() -> bool:
+            nonlocal shown_s, shown
+            if time.monotonic() - shown_s > _SHOW_S:
+                shown_s, line = time.monotonic(), _last_line(run.metrics_csv)
+                if line != shown and line[:1].isdecimal():
+                    shown = line
                     epoch, step, time_s = line.split(",")[:3]
                     self.say(f"      epoch {epoch}, step {step}, {format_duration(float(time_s))}")
             return False
 
-        return look
+        return poll
 
     def _trained(self, size: Size) -> Trained | None:
         name = f"trained/{size.name}"
@@ -282,8 +284,8 @@ def exit_code_of(found: Mapping[Size, Sequence[Measured]], failures: Sequence[in
     """Give a study's exit code: where nothing at all was measured, that of what failed."""
     if any(record.profile for records in found.values() for record in records):
         return ExitCode.DONE
-    told = [r.exit_code for records in found.values() for r in records if r.exit_code]
-    return next(iter((*failures, *told)), ExitCode.JOB)
+    codes = [r.exit_code for records in found.values() for r in records if r.exit_code]
+    return next(iter((*failures, *codes)), ExitCode.JOB)
 
 
 def _result(record: Measured) -> str:

@@ -59,13 +59,13 @@ class StudyDirectory:
         return self.path / "study.csv"
 
     def prepare(
-        self, asked: Mapping[str, object], methods: Sequence[str] = (), *, shared: bool = False
+        self, requested: Mapping[str, object], methods: Sequence[str] = (), *, shared: bool = False
     ) -> bool:
         """Make the directory, or see that it holds the same study. Returns whether that is new.
 
         Args:
-            asked: What settles the study's measurements.
-            methods: That are asked for.
+            requested: What settles the study's measurements.
+            methods: That are requested.
             shared: Whether others may read it.
 
         Raises:
@@ -74,7 +74,7 @@ class StudyDirectory:
         run = RunDirectory(self.path, shared=shared)
         try:
             if self.study_json.exists():
-                self._compare(asked, methods)
+                self._compare(requested, methods)
                 return False
             if self.path.is_dir() and any(self.path.iterdir()):
                 raise UsageError(
@@ -101,7 +101,7 @@ class StudyDirectory:
         """Take over from the study that is gone on with, if there is one: since when, and what.
 
         Args:
-            study: With what is asked now.
+            study: With what is requested now.
         """
         if not self.study_json.exists():
             return study
@@ -114,14 +114,14 @@ class StudyDirectory:
         write_json(self.study_json, study.to_json())
         write_atomic(self.study_csv, as_csv(study).encode())
 
-    def sizes_besides(self, asked: Sequence[Size], hosts: Sequence[Host]) -> tuple[Size, ...]:
-        """List the sizes that are asked for, and those that were measured before, by workers.
+    def sizes_besides(self, requested: Sequence[Size], hosts: Sequence[Host]) -> tuple[Size, ...]:
+        """List the sizes that are requested, and those that were measured before, by workers.
 
         Args:
-            asked: The smallest first.
+            requested: The smallest first.
             hosts: Where they run.
         """
-        sizes = list(asked)
+        sizes = list(requested)
         for found in self._measured():
             workers, (method, *_) = int(found[1]), parse_methods(found[2])
             known = {(size.workers, size.method) for size in sizes}
@@ -164,7 +164,7 @@ class StudyDirectory:
                 f"{self.study_json} can't be resumed: {why_unreadable(error)}"
             ) from error
 
-    def _compare(self, asked: Mapping[str, object], methods: Sequence[str]) -> None:
+    def _compare(self, requested: Mapping[str, object], methods: Sequence[str]) -> None:
         """Refuse to go on with another study.
 
         Raises:
@@ -174,14 +174,14 @@ class StudyDirectory:
         measured = {found[2] for found in self._measured()}
         known = {name for method in measured & {*methods} for name in own_options(method)}
         free = {_flag(name) for name in {*METHOD_OPTIONS} - known}
-        for name in sorted({*before, *asked} - free):
-            if name == OF_TRAINED and None in (before.get(name), asked.get(name)):
+        for name in sorted({*before, *requested} - free):
+            if name == OF_TRAINED and None in (before.get(name), requested.get(name)):
                 continue
-            if before.get(name) != asked.get(name):
+            if before.get(name) != requested.get(name):
+                then, now = (_describe_option(name, o.get(name)) for o in (before, requested))
                 raise UsageError(
-                    f"{self.path} holds a study with {_told(name, before.get(name))}, and now "
-                    f"there is {_told(name, asked.get(name))}: its figures couldn't be compared. "
-                    "Give the same options, or another --study-dir"
+                    f"{self.path} holds a study with {then}, and now there is {now}: its figures "
+                    "couldn't be compared. Give the same options, or another --study-dir"
                 )
 
 
@@ -189,14 +189,16 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _told(name: str, value: object) -> str:
+def _describe_option(name: str, value: object) -> str:
     return f"no {name}" if value in (None, [], "") else f"{name} {value}"
 
 
 _MOST_S = 30.0
 
 
-def sweep(hosts: Sequence[Host], options: HostsOptions, run_dir: Path, here: Path) -> None:
+def remove_snapshots(
+    hosts: Sequence[Host], options: HostsOptions, run_dir: Path, here: Path
+) -> None:
     """Remove a measurement's snapshots from the hosts. Blocks; a host that fails keeps them.
 
     Args:
@@ -207,7 +209,7 @@ def sweep(hosts: Sequence[Host], options: HostsOptions, run_dir: Path, here: Pat
     """
 
     def work(host: Host, commands: Commands) -> None:
-        command = sweep_command(host, options, run_dir, here)
+        command = removal_command(host, options, run_dir, here)
         with suppress(OSError, subprocess.TimeoutExpired):
             commands.run(command, _MOST_S)
 
@@ -215,8 +217,8 @@ def sweep(hosts: Sequence[Host], options: HostsOptions, run_dir: Path, here: Pat
         on_each(hosts, work)
 
 
-def sweep_command(host: Host, options: HostsOptions, run_dir: Path, here: Path) -> list[str]:
-    """Write the ssh command for one host; arguments as for `sweep`. Pure."""
+def removal_command(host: Host, options: HostsOptions, run_dir: Path, here: Path) -> list[str]:
+    """Write the ssh command for one host; arguments as for `remove_snapshots`. Pure."""
     place = run_dir / "snapshots"
     if place.is_relative_to(here):
         usual = f"~/paceline/{here.name}" if options.sync_code else str(here)

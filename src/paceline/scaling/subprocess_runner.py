@@ -42,7 +42,7 @@ class InterruptedStudyError(BaseException):
 
 
 def run_command(
-    command: Sequence[str], log: Path, most_s: float | None, look: Callable[[], bool]
+    command: Sequence[str], log: Path, most_s: float | None, poll: Callable[[], bool]
 ) -> CommandResult:
     """Run a command to its end. Blocks.
 
@@ -50,7 +50,7 @@ def run_command(
         command: Its words; it ends as `paceline` does.
         log: File for all that it prints.
         most_s: Seconds after which it is ended; None where it watches itself.
-        look: Called again and again meanwhile. Says whether it has run for long enough: then it is
+        poll: Called again and again meanwhile. Says whether it has run for long enough: then it is
             asked to stop in order, which is a good end as well.
 
     Raises:
@@ -67,7 +67,7 @@ def run_command(
             preexec_fn=partial(die_with_parent, os.getpid()),
         )
     try:
-        is_enough = _wait(process, begun_s, most_s, look)
+        is_enough = _wait(process, begun_s, most_s, poll)
         if is_enough:
             _stop(process)
     except KeyboardInterrupt:
@@ -87,7 +87,7 @@ def run_command(
 
 
 def _wait(
-    process: subprocess.Popen[bytes], begun_s: float, most_s: float | None, look: Callable[[], bool]
+    process: subprocess.Popen[bytes], begun_s: float, most_s: float | None, poll: Callable[[], bool]
 ) -> bool | None:
     """Wait for the end, or until it is enough. Returns whether it is; None: it takes too long."""
     while True:
@@ -96,7 +96,7 @@ def _wait(
             return False
         if most_s is not None and time.monotonic() - begun_s > most_s:
             return None
-        if look():
+        if poll():
             return True
 
 

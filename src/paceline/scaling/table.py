@@ -8,13 +8,13 @@ from textwrap import fill
 
 from paceline.options.durations import format_duration
 from paceline.options.figures import plural, show_bytes, show_loss, show_rate
+from paceline.options.text import aligned
 from paceline.results.json_object import text
 from paceline.results.profile import Spread, StepParts
 from paceline.results.study import SizeResult, Study
 from paceline.scaling.options import PLAIN
 
 WIDTH = 100
-_GAP = "  "
 _AVERAGING = "averaging: making all workers' weights one at the end of an epoch, the method's own."
 _REASONS = {"epochs": "all epochs", "time": "time budget"}
 
@@ -154,8 +154,8 @@ def _conclusion(size: SizeResult) -> str:
         "waiting for the slowest": size.parts.waiting / whole_s,
         "waiting for data": size.parts.data / whole_s,
     }
-    told = [f"{share:.0%} is {what}" for what, share in shares.items() if share >= 0.01]
-    return f"{text}; of a step {', '.join(told)}." if told else f"{text}."
+    parts = [f"{share:.0%} is {what}" for what, share in shares.items() if share >= 0.01]
+    return f"{text}; of a step {', '.join(parts)}." if parts else f"{text}."
 
 
 def _prediction(study: Study) -> str:
@@ -185,8 +185,8 @@ def _missing(study: Study) -> list[str]:
     missing = [s for s in study.sizes if s.images_per_s is None and not s.problem]
     if not missing:
         return []
-    told = ", ".join(f"{plural(s.workers, 'worker')} with {s.method}" for s in missing)
-    return [f"Not measured yet: {told}"]
+    names = ", ".join(f"{plural(s.workers, 'worker')} with {s.method}" for s in missing)
+    return [f"Not measured yet: {names}"]
 
 
 def _who_head(study: Study) -> tuple[str, ...]:
@@ -205,14 +205,8 @@ def _has_methods(study: Study) -> bool:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Lay out columns: words to the left, figures to the right."""
-    every = [head, *rows]
-    widths = [max(len(row[column]) for row in every) for column in range(len(head))]
     left = {place for place, name in enumerate(head) if name in ("method", "until")}
-    lines = []
-    for row in every:
-        cells = zip(range(len(row)), row, widths, strict=True)
-        lines.append(_GAP.join(f"{c:<{w}}" if i in left else f"{c:>{w}}" for i, c, w in cells))
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(aligned([head, *rows], left))
 
 
 def _count(value: int | None) -> str:

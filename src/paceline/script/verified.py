@@ -11,7 +11,7 @@ from paceline.training.config import TrainRequest
 from paceline.training.hooks.base import ADDED_HOOKS
 from paceline.training.worker import run_training
 from paceline.verify.events import Ended, EventWriter
-from paceline.verify.file_isolation import held_back
+from paceline.verify.file_isolation import writes_isolated
 from paceline.verify.observer import Observer, SessionHook
 from paceline.verify.script_hooks import watched
 from paceline.verify.subprocesses import be_worker
@@ -37,7 +37,7 @@ def run_watched(payload: str) -> str:
     token = ADDED_HOOKS.set((SessionHook(observer),))
     is_cut = True
     try:
-        with held_back(trial), watched(observer), suppress(EnoughSeenError):
+        with writes_isolated(trial), watched(observer), suppress(EnoughSeenError):
             run = run_training if request.kind == "recipe" else run_script
             run(trial.request)
             is_cut = False

@@ -144,7 +144,7 @@ class OptimizerStep(StepHook):
 
         Args:
             optimizers: Those to update with.
-            forgets: Drop all gradients; otherwise the script does.
+            zero_grads: Drop all gradients; otherwise the script does.
         """
         if self.clip_norm is not None:
             self.unscale(optimizers)
@@ -236,7 +236,7 @@ class ScriptOptimizer:
     ) -> None:
         """Args:
         optimizer: Its methods are replaced, on this object alone.
-        stepper: Says when a call is the session's own, and when gradients have to stay.
+        optimizer_step: Says when a call is the session's own, and when gradients have to stay.
         update: Updates with what `s.backward` has left; nothing before the last piece of a batch.
         """
         self._optimizer_step: OptimizerStep | None = optimizer_step

@@ -317,7 +317,7 @@ class TrainingProgress:
             self.stopping, self._kept_back_s = "time", kept_s
 
     def _until_next_s(self, lap_s: float, steps: int) -> float:
-        """Estimate the time to the next look at the clock, where steps are so long that it counts.
+        """Estimate the time to the next check of the clock, where steps are so long that it counts.
 
         The first step of a start is no measure: it warms up.
         """

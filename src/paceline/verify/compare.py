@@ -70,7 +70,7 @@ class Comparison:
         return next((d.step for d in self.differences if not d.same_samples), None)
 
     @property
-    def looks_differ_from(self) -> int | None:
+    def contents_differ_from(self) -> int | None:
         """The first step whose samples looked otherwise."""
         return next((d.step for d in self.differences if not d.same_looks), None)
 
@@ -134,7 +134,7 @@ def _difference(number: int, one: Step, two: Step) -> StepDifference:
         for name, a, b in zip(mine.names, mine.gradients, theirs.gradients, strict=False)
         if a is not None and b is not None
     ]
-    ours, others = one.looks, two.looks
+    ours, others = one.sample_contents, two.sample_contents
     return StepDifference(
         step=number,
         same_samples=one.all_samples == two.all_samples,

@@ -22,7 +22,7 @@ from paceline.training.batches.loader import Loader
 from paceline.verify.events import Drawn, Drew, PassBegun, PassEnded
 from paceline.verify.observer import SESSION_LOADER, Observer
 from paceline.verify.patching import Patches
-from paceline.verify.rng_tracking import chance_states, drawn_from
+from paceline.verify.rng_tracking import drawn_from, rng_states
 from paceline.verify.tensor_sketch import content_hashes
 from paceline.verify.trial import EnoughSeenError
 
@@ -126,12 +126,12 @@ class LoaderWatch:
             if found is None or self.observer.in_session:
                 return original(iterator)
             if self._is_long(found):
-                self.observer.tell(PassEnded(found.site, found.number, True))
+                self.observer.record(PassEnded(found.site, found.number, True))
                 raise StopIteration
             try:
                 content = original(iterator)
             except StopIteration:
-                self.observer.tell(PassEnded(found.site, found.number, False))
+                self.observer.record(PassEnded(found.site, found.number, False))
                 raise
             found.drawn += 1
             self._tell_of(found, content)
@@ -159,9 +159,9 @@ class LoaderWatch:
         def fetch(fetcher: object, index: object) -> object:
             if self.observer.in_session:
                 return original(fetcher, index)
-            before = chance_states()
+            before = rng_states()
             content = original(fetcher, index)
-            drawn = drawn_from(before, chance_states())
+            drawn = drawn_from(before, rng_states())
             if drawn:
                 worker = get_worker_info()
                 self.observer.writer.write(Drew(f"data {worker.id if worker else 0}", drawn))
@@ -177,7 +177,7 @@ class LoaderWatch:
         begun = _Pass(loader, site, self._passes[site], self.observer.steps)
         self._passes[site] += 1
         self._latest = begun
-        self.observer.tell(_describe(loader, site, begun.number))
+        self.observer.record(_describe(loader, site, begun.number))
         return begun
 
     def _note_trained(self) -> None:
@@ -195,7 +195,7 @@ class LoaderWatch:
         known = [i for i in indices if isinstance(i, int)]
         contents = content_hashes(content, len(known))
         samples = tuple(str(_innermost(found.loader.dataset, i)) for i in known)
-        self.observer.tell(Drawn(found.site, found.number, samples or contents, contents))
+        self.observer.record(Drawn(found.site, found.number, samples or contents, contents))
         self.observer.after_batch()
 
 

@@ -40,7 +40,7 @@ _NOWHERE = "in no such call"
 
 
 @contextmanager
-def whereabouts_kept(
+def locations_recorded(
     records: Path, rank: int, met: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
     """Keep the name of the collective call that a rank is in, in a file that outlives the rank.
@@ -81,11 +81,11 @@ def _note(file: FileIO, name: str) -> None:
     os.pwrite(file.fileno(), name.encode().ljust(_WIDTH), 0)
 
 
-def whereabouts(records: Path, ranks: Sequence[Sequence[Event]]) -> list[str]:
+def read_locations(records: Path, ranks: Sequence[Sequence[Event]]) -> list[str]:
     """Say where each rank was last.
 
     Args:
-        records: As of `whereabouts_kept`.
+        records: As of `locations_recorded`.
         ranks: Each rank's events in order.
     """
     return [_place(_path(records, rank), events) for rank, events in enumerate(ranks)]
@@ -98,7 +98,7 @@ def lost_one_another(cause: WorkerFailure, places: Sequence[str]) -> bool:
 
     Args:
         cause: The failure that came first.
-        places: As of `whereabouts`.
+        places: As of `read_locations`.
     """
     if cause.kind != "infrastructure" or len(set(places)) < 2:
         return False

@@ -10,7 +10,7 @@ from paceline.verify.tensor_sketch import TensorSketch
 
 
 @dataclass(frozen=True)
-class Handed:
+class ModelBuilt:
     """A module was handed over to be trained in parallel, as this rank has built it."""
 
     tensors: Mapping[str, str]
@@ -116,7 +116,7 @@ class Normalised:
 
 
 @dataclass(frozen=True)
-class Judged:
+class Evaluated:
     """A model was run in evaluation mode, with these buffers."""
 
     buffers: Mapping[str, str]
@@ -163,7 +163,7 @@ class Ended:
 
 
 Event = (
-    Handed
+    ModelBuilt
     | PassBegun
     | Drawn
     | PassEnded
@@ -171,7 +171,7 @@ Event = (
     | Backward
     | Stepped
     | Normalised
-    | Judged
+    | Evaluated
     | Reduced
     | Met
     | Figured

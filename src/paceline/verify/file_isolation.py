@@ -381,7 +381,7 @@ Seen = Mapping[str, tuple[int, int]]
 
 
 @contextmanager
-def held_back(trial: Trial) -> Iterator[None]:
+def writes_isolated(trial: Trial) -> Iterator[None]:
     """Have this process, and all that it starts, write into the verification's directory.
 
     What Python code writes elsewhere goes to an overlay that the launch's ranks share, and is found

@@ -18,18 +18,18 @@ from paceline.verify.events import (
     Backward,
     Drawn,
     Drew,
+    Evaluated,
     Event,
     EventWriter,
     Figured,
-    Handed,
-    Judged,
     Met,
+    ModelBuilt,
     Normalised,
     Reduced,
     Stepped,
 )
 from paceline.verify.perturbation import disturb_gradients, disturb_weights
-from paceline.verify.rng_tracking import chance_states
+from paceline.verify.rng_tracking import rng_states
 from paceline.verify.tensor_sketch import TensorSketch, content_hashes, mark
 from paceline.verify.trial import EnoughSeenError, Trial
 
@@ -41,7 +41,7 @@ SESSION_LOADER = -1
 @final
 @dataclass
 class Observer:
-    """One worker's witness. It changes nothing and communicates with nobody."""
+    """Records what one worker does. It changes nothing and communicates with nobody."""
 
     trial: Trial
     rank: int
@@ -54,7 +54,7 @@ class Observer:
     names: dict[int, str] = field(default_factory=dict)
     """Names of parameters and modules, by id."""
     roots: dict[int, nn.Module] = field(default_factory=dict)
-    """Models that were handed over, by id."""
+    """Models that were built, by id."""
     autocast: torch.dtype | None = None
     _optimizers: list[Optimizer] = field(default_factory=list)
     _taken: list[int] = field(default_factory=list)
@@ -63,11 +63,11 @@ class Observer:
     _gradients: tuple[TensorSketch | None, ...] = ()
     _normalised: set[int] = field(default_factory=set)
     _met: set[bool] = field(default_factory=set)
-    _judged_at: int = -1
+    _evaluated_at: int = -1
     _batches: int = 0
     _disturbed_at: int = -1
     _dropped_at: int = -1
-    _chance: str = ""
+    _rng_state: str = ""
     """State of the generator after the last batch, dropout or backward pass; empty before them."""
 
     # Called for Paceline's session, by `SessionHook`
@@ -76,7 +76,7 @@ class Observer:
         """Take in what is trained."""
         self.in_session = True
         for name, model in models.items():
-            self.hand_over(model, "session", prefix="" if len(models) == 1 else f"{name}.")
+            self.record_model(model, "session", prefix="" if len(models) == 1 else f"{name}.")
         for optimizer in optimizers:
             self._number_of(optimizer)
 
@@ -92,21 +92,21 @@ class Observer:
 
     def loss(self, loss: Tensor, weight: float) -> None:
         """Note a backward pass."""
-        self._look_for_draws()
+        self._record_draws()
         self.writer.write(Backward(_number(loss), weight))
 
     def evaluated(self, figures: Metrics, samples: int) -> None:
         """Note an evaluation's figures."""
         self.writer.write(Figured(figures, samples))
 
-    # Told by the hooks of outside.py and loaders.py
+    # Called by the hooks of script_hooks.py and dataloader_hooks.py
 
-    def tell(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         """Note what a hook has seen, unless Paceline trains."""
         if not self.in_session:
             self.writer.write(event)
 
-    def hand_over(
+    def record_model(
         self, module: nn.Module, by: str, *, broadcasts: bool = True, prefix: str = ""
     ) -> None:
         """Note a model as this rank has built it."""
@@ -114,13 +114,13 @@ class Observer:
         tensors = [*module.named_parameters(), *module.named_buffers()]
         hashes = {prefix + n: mark(t, whole=False).sha256 for n, t in tensors}
         shapes = {prefix + n: str(tuple(t.shape)) for n, t in tensors}
-        self.writer.write(Handed(hashes, shapes, by, broadcasts))
+        self.writer.write(ModelBuilt(hashes, shapes, by, broadcasts))
 
     def before_backward(self, loss: Tensor) -> None:
         """Note a backward pass of a plain script."""
         if loss.numel() == 1 and not self.in_session:
-            self._look_for_draws()
-            self.tell(Backward(_number(loss)))
+            self._record_draws()
+            self.record(Backward(_number(loss)))
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Note the gradients that an optimizer is about to use."""
@@ -168,15 +168,15 @@ class Observer:
             self._disturbed_at = self._batches  # no graph is open when a batch has just come
             for root in self.roots.values():
                 disturb_weights(root.parameters(), self._batches)
-        if not module.training and self._judged_at != self.steps:
-            self._judged_at = self.steps
-            self.tell(Judged(self._buffers()))
+        if not module.training and self._evaluated_at != self.steps:
+            self._evaluated_at = self.steps
+            self.record(Evaluated(self._buffers()))
 
     def before_dropout(self, given: Tensor) -> None:
         """Note which numbers the first dropout of a step is going to draw."""
         if self._dropped_at != self.steps:
             self._dropped_at = self.steps
-            state = chance_states()["torch"]
+            state = rng_states()["torch"]
             if given.is_cuda:
                 state = mark(torch.cuda.get_rng_state(given.device), whole=False).sha256
             self.writer.write(Drew("dropout", state))
@@ -188,26 +188,26 @@ class Observer:
 
     def after_draw(self) -> None:
         """Remember which random numbers come next: whoever draws them now is the script itself."""
-        self._chance = chance_states()["torch"]
+        self._rng_state = rng_states()["torch"]
 
     def reduced(self, operation: str, before: Tensor, after: Tensor) -> None:
         """Note what a script combines over the ranks, where it is small."""
         if before.numel() <= _MOST_REDUCED and not before.is_complex():
-            self.tell(Reduced(operation, _numbers(before), _numbers(after)))
+            self.record(Reduced(operation, _numbers(before), _numbers(after)))
 
     def meet(self, *, joined_only: bool) -> None:
         """Note that this rank has joined the others or communicates with them."""
         if joined_only not in self._met:
             self._met.add(joined_only)
-            self.tell(Met(joined_only))
+            self.record(Met(joined_only))
 
-    def _look_for_draws(self) -> None:
-        if not self._chance:
+    def _record_draws(self) -> None:
+        if not self._rng_state:
             return
-        state = chance_states()["torch"]
-        if state != self._chance:
-            self.writer.write(Drew("step", self._chance))
-        self._chance = state  # a step may have several backward passes, and draw between them
+        state = rng_states()["torch"]
+        if state != self._rng_state:
+            self.writer.write(Drew("step", self._rng_state))
+        self._rng_state = state  # a step may have several backward passes, and draw between them
 
     def _name(self, module: nn.Module, prefix: str = "") -> None:
         self.roots[id(module)] = module

@@ -23,7 +23,7 @@ _DROPOUTS = (
 )
 
 
-def chance_states() -> Mapping[str, str]:
+def rng_states() -> Mapping[str, str]:
     """Hash the state of each of this process's default generators."""
     legacy = np.random.get_state(legacy=False)
     states = {

@@ -22,7 +22,7 @@ from torch.optim.optimizer import (
 )
 
 from paceline.verify.dataloader_hooks import LoaderWatch
-from paceline.verify.deadlock_locations import whereabouts_kept
+from paceline.verify.deadlock_locations import locations_recorded
 from paceline.verify.events import Printed
 from paceline.verify.observer import Observer
 from paceline.verify.patching import Patches
@@ -58,7 +58,7 @@ def watched(observer: Observer) -> Iterator[None]:
         for name in ("all_reduce", "reduce"):
             patches.wrap(dist, name, partial(_around_reduce, observer))
         met = partial(observer.meet, joined_only=False)
-        stack.enter_context(whereabouts_kept(Path(observer.trial.records), observer.rank, met))
+        stack.enter_context(locations_recorded(Path(observer.trial.records), observer.rank, met))
         stack.enter_context(_printing_noted(observer))
         yield
 
@@ -90,7 +90,7 @@ def _around_ddp(observer: Observer, original: Callable[..., object]) -> Callable
     @wraps(original)
     def wrap(wrapper: nn.Module, module: nn.Module, *arguments: object, **named: object) -> object:
         broadcasts = bool(named.get("broadcast_buffers", True))
-        observer.hand_over(module, "DistributedDataParallel", broadcasts=broadcasts)
+        observer.record_model(module, "DistributedDataParallel", broadcasts=broadcasts)
         return original(wrapper, module, *arguments, **named)
 
     return wrap
@@ -244,4 +244,4 @@ class _Lines(io.TextIOBase):
             return
         self._file.write(line + "\n")
         if self._observer.rank == 0:
-            self._observer.tell(Printed(line))
+            self._observer.record(Printed(line))

@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from paceline.distributed.environment import current_variables, set_variables
 from paceline.errors import UsageError
 from paceline.files import write_json
-from paceline.verify.file_isolation import held_back
+from paceline.verify.file_isolation import writes_isolated
 from paceline.verify.patching import Patches
 from paceline.verify.trial import Trial
 
@@ -89,9 +89,9 @@ def programs_started(records: Path) -> list[str]:
 
 
 def _refuse(trial: Trial, what: str, call: str = 'main(int(os.environ["LOCAL_RANK"]))') -> Never:
-    told = f"the script starts its own training processes: {what}. {_ADVICE.format(call=call)}"
-    write_json(Path(trial.records) / _REFUSED, told)
-    raise UsageError(told)
+    message = f"the script starts its own training processes: {what}. {_ADVICE.format(call=call)}"
+    write_json(Path(trial.records) / _REFUSED, message)
+    raise UsageError(message)
 
 
 def _around_spawn(trial: Trial, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,7 +118,7 @@ class _Entry:
 
 def _enter(text: str) -> None:
     trial, stack = Trial.from_json(text), ExitStack()
-    stack.enter_context(held_back(trial))
+    stack.enter_context(writes_isolated(trial))
     patches = stack.enter_context(Patches())
     watch_children(trial, patches)
     for module in (dist, distributed_c10d):

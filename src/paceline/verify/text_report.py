@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from textwrap import fill
 from typing import final
 
 from paceline.options.figures import plural
+from paceline.options.text import aligned, wrapped
 from paceline.verify.compare import FACTOR, Comparison, Limits
 from paceline.verify.finding import Finding
 from paceline.verify.remedies import ADVICE
@@ -30,7 +30,7 @@ _HEADINGS = ("workers", "steps", "samples", "loss", "gradients", "weights", "ver
 class VerifyResult:
     """All that a verification has found."""
 
-    judgements: tuple[CountVerdict, ...]
+    results: tuple[CountVerdict, ...]
     """The first is what the others were held against."""
     limits: Limits
     unseen: tuple[str, ...]
@@ -41,8 +41,8 @@ class VerifyResult:
     def findings(self) -> list[Finding]:
         """Give each cause once, on the first number of workers that shows it."""
         found: dict[str, Finding] = {}
-        for judgement in self.judgements:
-            for finding in judgement.findings:
+        for result in self.results:
+            for finding in result.findings:
                 found.setdefault(finding.cause, finding)
         return sorted(found.values(), key=lambda finding: not finding.is_fault)
 
@@ -51,8 +51,8 @@ class VerifyResult:
         """Whether the training is the same, and nothing is wrong."""
         bad = (Verdict.DIFFERENT, Verdict.FAILED, Verdict.NOTHING)
         return not any(
-            judgement.verdict in bad or any(f.is_fault for f in judgement.findings)
-            for judgement in self.judgements
+            result.verdict in bad or any(f.is_fault for f in result.findings)
+            for result in self.results
         )
 
 
@@ -60,7 +60,7 @@ def as_text(outcome: VerifyResult) -> str:
     """Write it for people."""
     parts = [_table(outcome)]
     if any(
-        j.verdict == Verdict.ROUNDING or j.verdict == Verdict.DIFFERENT for j in outcome.judgements
+        j.verdict == Verdict.ROUNDING or j.verdict == Verdict.DIFFERENT for j in outcome.results
     ):
         parts.append(_about_limits(outcome.limits))
     numbered = enumerate(outcome.findings, 1)
@@ -75,21 +75,21 @@ def as_text(outcome: VerifyResult) -> str:
 
 def conclusion(outcome: VerifyResult) -> str:
     """Say in words what has come out."""
-    first, *others = outcome.judgements
+    first, *others = outcome.results
     start = plural(first.workers, "worker")
     if first.verdict == Verdict.FAILED:
         return f"the script fails on {start}, so that nothing could be compared."
     parts = []
-    for verdict, told in _CONCLUSIONS.items():
+    for verdict, sentence in _CONCLUSIONS.items():
         counts = [j.workers for j in others if j.verdict == verdict]
         if counts:
             shown = " and ".join(map(str, counts))
-            parts.append(told.format(on=f"{shown} {'worker' if counts == [1] else 'workers'}"))
+            parts.append(sentence.format(on=f"{shown} {'worker' if counts == [1] else 'workers'}"))
     faults = [str(finding.cause) for finding in outcome.findings if finding.is_fault]
-    told = f"{'; '.join(parts)}.".replace("{start}", start)
+    text = f"{'; '.join(parts)}.".replace("{start}", start)
     if not faults:
-        return told
-    return f"{told} {plural(len(faults), 'fault')} to mend: {', '.join(faults)}."
+        return text
+    return f"{text} {plural(len(faults), 'fault')} to mend: {', '.join(faults)}."
 
 
 def as_json(outcome: VerifyResult) -> dict[str, object]:
@@ -97,7 +97,7 @@ def as_json(outcome: VerifyResult) -> dict[str, object]:
     return {
         "is_good": outcome.is_good,
         "conclusion": conclusion(outcome),
-        "workers": [_judgement(judgement) for judgement in outcome.judgements],
+        "workers": [_result_json(result) for result in outcome.results],
         "findings": [
             asdict(finding)
             | {"cause": str(finding.cause), "is_fault": finding.is_fault}
@@ -113,12 +113,12 @@ def as_json(outcome: VerifyResult) -> dict[str, object]:
     }
 
 
-def _judgement(judgement: CountVerdict) -> dict[str, object]:
-    found = judgement.comparison
+def _result_json(result: CountVerdict) -> dict[str, object]:
+    found = result.comparison
     return {
-        "workers": judgement.workers,
-        "verdict": str(judgement.verdict),
-        "causes": [str(finding.cause) for finding in judgement.findings],
+        "workers": result.workers,
+        "verdict": str(result.verdict),
+        "causes": [str(finding.cause) for finding in result.findings],
         "steps": [
             {n: v if not isinstance(v, float) or math.isfinite(v) else None for n, v in s.items()}
             for s in (asdict(d) for d in (found.differences if found else ()))
@@ -131,33 +131,31 @@ def _finite(sizes: Sequence[float]) -> list[float | None]:
 
 
 def _table(outcome: VerifyResult) -> str:
-    rows = [_HEADINGS, *(_row(judgement) for judgement in outcome.judgements)]
+    rows = [_HEADINGS, *(_row(result) for result in outcome.results)]
     found = outcome.yardstick
     if found is not None:
         name = f"{found.workers}, disturbed"
         rows.append((name, str(len(found.differences)), "same", *_sizes(found), "the yardstick"))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
-    lines = ("  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) for r in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(aligned(rows, range(len(_HEADINGS))))
 
 
-def _row(judgement: CountVerdict) -> tuple[str, ...]:
-    found, steps = judgement.comparison, str(len(judgement.story.steps))
-    if judgement.verdict == Verdict.NOT_RUN:
+def _row(result: CountVerdict) -> tuple[str, ...]:
+    found, steps = result.comparison, str(len(result.trace.steps))
+    if result.verdict == Verdict.NOT_RUN:
         steps = "-"
     if found is None or not found.differences:
-        return (str(judgement.workers), steps, "-", "-", "-", "-", judgement.verdict)
-    shown = (_samples(judgement), *_sizes(found), judgement.verdict)
-    return (str(judgement.workers), steps, *shown)
+        return (str(result.workers), steps, "-", "-", "-", "-", result.verdict)
+    shown = (_samples(result), *_sizes(found), result.verdict)
+    return (str(result.workers), steps, *shown)
 
 
 def _sizes(found: Comparison) -> list[str]:
     return [_size(found, name) for name in ("loss", "gradients", "weights")]
 
 
-def _samples(judgement: CountVerdict) -> str:
-    found = judgement.comparison
-    if not any(any(step.shares) for step in judgement.story.steps):
+def _samples(result: CountVerdict) -> str:
+    found = result.comparison
+    if not any(any(step.shares) for step in result.trace.steps):
         return "?"
     return "same" if found is None or found.samples_differ_from is None else "differ"
 
@@ -189,13 +187,11 @@ def _finding(number: int, finding: Finding) -> str:
     places += [f"first in {finding.tensor}"] if finding.tensor else []
     kind = "" if finding.is_fault else "note, "
     lines = [f"{number}. {finding.cause} ({kind}{', '.join(places)})"]
-    told = [("", finding.what), ("why: ", advice.why)]
-    told += [("Paceline: ", advice.paceline), ("PyTorch: ", advice.torch)]
-    lines += [_wrapped(f"   {label}{text}", 5) for label, text in told]
+    parts = [("", finding.what), ("why: ", advice.why)]
+    parts += [("Paceline: ", advice.paceline), ("PyTorch: ", advice.torch)]
+    lines += [_wrapped(f"   {label}{text}", 5) for label, text in parts]
     return "\n".join(lines)
 
 
 def _wrapped(text: str, indent: int) -> str:
-    return fill(
-        text, _WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
-    )
+    return "\n".join(wrapped(text, _WIDTH, " " * indent))

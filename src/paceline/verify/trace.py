@@ -14,11 +14,11 @@ from paceline.verify.events import (
     Drawn,
     Drew,
     Ended,
+    Evaluated,
     Event,
     Figured,
-    Handed,
-    Judged,
     Met,
+    ModelBuilt,
     Normalised,
     PassBegun,
     PassEnded,
@@ -51,7 +51,7 @@ class Step:
         return sorted(sample for share in self.samples for sample in share)
 
     @property
-    def looks(self) -> dict[str, str]:
+    def sample_contents(self) -> dict[str, str]:
         """What each sample looked like."""
         pairs = zip(self.samples, self.contents, strict=True)
         return {s: c for share, looks in pairs for s, c in zip(share, looks, strict=False)}
@@ -103,13 +103,13 @@ class Trace:
     workers: int
     steps: tuple[Step, ...] = ()
     passes: tuple[Pass, ...] = ()
-    handed: tuple[tuple[Handed, ...], ...] = ()
+    models: tuple[tuple[ModelBuilt, ...], ...] = ()
     """By rank."""
     normalised: tuple[str, ...] = ()
     """Names of the BatchNorms that see their own share only."""
     drew: tuple[tuple[Drew, ...], ...] = ()
     """By rank."""
-    judged: tuple[tuple[Judged, ...], ...] = ()
+    evaluated: tuple[tuple[Evaluated, ...], ...] = ()
     """By rank."""
     reduced: tuple[Reduced, ...] = ()
     """By rank 0, of its own, outside of steps; the last one first."""
@@ -120,7 +120,7 @@ class Trace:
     """Whether a rank's steps are made of several shards, the same on any number of workers."""
     failure: str = ""
     """Why the launch failed, in the launcher's words; empty where it didn't."""
-    whereabouts: tuple[str, ...] = ()
+    locations: tuple[str, ...] = ()
     """Where each rank was when the ranks lost one another; empty where it failed otherwise."""
     has_joined: bool = False
     """Whether a rank has made a process group."""
@@ -132,7 +132,7 @@ class Trace:
     @property
     def in_session(self) -> bool:
         """Whether Paceline trained."""
-        return any(h.by == "session" for ranks in self.handed for h in ranks)
+        return any(model.by == "session" for ranks in self.models for model in ranks)
 
     def training(self) -> list[Pass]:
         """Give the passes that were trained on."""
@@ -152,10 +152,10 @@ class _RankEvents:
     backwards: list[Backward] = field(default_factory=list)
 
 
-def tell(
+def collect_trace(
     ranks: Sequence[Sequence[Event]],
     failure: str = "",
-    whereabouts: Sequence[str] = (),
+    locations: Sequence[str] = (),
     programs: Sequence[str] = (),
 ) -> Trace:
     """Put the events of all ranks of one launch together.
@@ -163,7 +163,7 @@ def tell(
     Args:
         ranks: Each rank's events in order.
         failure: Why the launch failed, where it did.
-        whereabouts: Where each rank was, where they lost one another.
+        locations: Where each rank was, where they lost one another.
         programs: Commands that the script has started.
     """
     ranks = [trained_in_order(events) for events in ranks]
@@ -173,17 +173,17 @@ def tell(
         workers=len(ranks),
         steps=tuple(_steps(ranks, training)),
         passes=tuple(_passes(ranks, training)),
-        handed=_by_rank(ranks, Handed),
+        models=_by_rank(ranks, ModelBuilt),
         normalised=tuple(dict.fromkeys(e.module for e in first if isinstance(e, Normalised))),
         drew=_by_rank(ranks, Drew),
-        judged=_by_rank(ranks, Judged),
+        evaluated=_by_rank(ranks, Evaluated),
         reduced=tuple(_reduced(first)),
         figured=tuple(e for e in first if isinstance(e, Figured)),
         printed=tuple(e.line for e in first if isinstance(e, Printed)),
         is_cut=any(e.is_cut for e in first if isinstance(e, Ended)),
         in_shards=any(len({e.part for e in r if isinstance(e, Drawn)}) > 1 for r in ranks),
         failure=failure,
-        whereabouts=tuple(whereabouts),
+        locations=tuple(locations),
         has_joined=any(isinstance(e, Met) for events in ranks for e in events),
         has_met=any(isinstance(e, Met) and not e.joined_only for r in ranks for e in r),
         programs=tuple(programs),
@@ -227,8 +227,8 @@ def _training_loaders(ranks: Sequence[Sequence[Event]]) -> set[int]:
 
 
 def _steps(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Step]:
-    told = [_sorted(events, training) for events in ranks]
-    for parts in zip(*(t.steps for t in told), strict=False):
+    by_rank = [_sorted(events, training) for events in ranks]
+    for parts in zip(*(one.steps for one in by_rank), strict=False):
         yield Step(
             stepped=tuple(stepped for stepped, _, _ in parts),
             samples=tuple(tuple(s for d in drawn for s in d.samples) for _, drawn, _ in parts),
@@ -248,16 +248,16 @@ def _loss_of(backwards: Sequence[Backward]) -> float:
 
 
 def _sorted(events: Sequence[Event], training: set[int]) -> _RankEvents:
-    told = _RankEvents()
+    found = _RankEvents()
     for event in events:
         if isinstance(event, Drawn) and event.loader in training:
-            told.pending.append(event)
+            found.pending.append(event)
         elif isinstance(event, Backward):
-            told.backwards.append(event)
+            found.backwards.append(event)
         elif isinstance(event, Stepped):
-            told.steps.append((event, told.pending, told.backwards))
-            told.pending, told.backwards = [], []
-    return told
+            found.steps.append((event, found.pending, found.backwards))
+            found.pending, found.backwards = [], []
+    return found
 
 
 def _passes(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Pass]:
@@ -318,8 +318,8 @@ def trained_in_order(events: Sequence[Event]) -> list[Event]:
     Args:
         events: One rank's, as they happened.
     """
-    looks = set(_looks(events))
-    kept = [event for event in events if _key(event) not in looks]
+    peeks = set(_peeks(events))
+    kept = [event for event in events if _key(event) not in peeks]
     ahead = _fetched_ahead(kept)
     return list(_delayed(kept, ahead)) if ahead else kept
 
@@ -330,7 +330,7 @@ def _key(event: Event) -> Key | None:
     return None
 
 
-def _looks(events: Sequence[Event]) -> Iterator[Key]:
+def _peeks(events: Sequence[Event]) -> Iterator[Key]:
     """Find passes like `next(iter(loader))`: one batch of several, and no step with it."""
     drawn = Counter(_key(event) for event in events if isinstance(event, Drawn))
     lengths = {_key(event): event.batches for event in events if isinstance(event, PassBegun)}

@@ -23,7 +23,7 @@ DETECTORS: tuple[Detector, ...] = (
     ranks.unequal_steps,
     ranks.waits_apart,
     ranks.weights_apart,
-    ranks.same_chance,
+    ranks.same_random_numbers,
     ranks.buffers_apart,
     steps.no_gradient,
     steps.schedule_per_worker,
@@ -72,10 +72,10 @@ class CountVerdict:
     verdict: Verdict
     comparison: Comparison | None
     findings: tuple[Finding, ...]
-    story: Trace
+    trace: Trace
 
 
-def judge(first: Trace, other: Trace, limits: Limits) -> CountVerdict:
+def evaluate_launch(first: Trace, other: Trace, limits: Limits) -> CountVerdict:
     """Compare a launch with the first one, and look for causes."""
     comparison = compare(first, other)
     case = Case(
@@ -90,11 +90,11 @@ def judge(first: Trace, other: Trace, limits: Limits) -> CountVerdict:
         verdict=_verdict(case, findings),
         comparison=comparison,
         findings=findings,
-        story=other,
+        trace=other,
     )
 
 
-def judge_first(first: Trace) -> CountVerdict:
+def evaluate_first(first: Trace) -> CountVerdict:
     """Say how the first launch went, beside which the others are held."""
     findings = []
     if first.failure:
@@ -107,17 +107,17 @@ def judge_first(first: Trace) -> CountVerdict:
         verdict=Verdict.FAILED if first.failure else Verdict.FIRST,
         comparison=None,
         findings=tuple(findings),
-        story=first,
+        trace=first,
     )
 
 
-def failed(story: Trace) -> Finding:
+def failed(trace: Trace) -> Finding:
     """Say why a launch failed."""
-    is_gpu = any(word in story.failure for word in _WITHOUT_GPU)
+    is_gpu = any(word in trace.failure for word in _WITHOUT_GPU)
     if not is_gpu:
-        return Finding(cause=Cause.FAILED, workers=story.workers, what=story.failure)
-    what = f"the script asks for a GPU that the workers here don't have: {story.failure}"
-    return Finding(cause=Cause.NEEDS_GPU, workers=story.workers, what=what)
+        return Finding(cause=Cause.FAILED, workers=trace.workers, what=trace.failure)
+    what = f"the script asks for a GPU that the workers here don't have: {trace.failure}"
+    return Finding(cause=Cause.NEEDS_GPU, workers=trace.workers, what=what)
 
 
 def not_run(workers: int) -> CountVerdict:
@@ -127,7 +127,7 @@ def not_run(workers: int) -> CountVerdict:
         verdict=Verdict.NOT_RUN,
         comparison=None,
         findings=(),
-        story=Trace(workers=workers),
+        trace=Trace(workers=workers),
     )
 
 
@@ -137,9 +137,9 @@ def needs_yardstick(first: Trace, others: Sequence[Trace]) -> bool:
     return any(c.differences and c.differences[0].same_samples and not c.same_bits for c in found)
 
 
-def unseen(stories: Sequence[Trace], limits: Limits, *, cut_at: int, dropout: bool) -> list[str]:
+def unseen(traces: Sequence[Trace], limits: Limits, *, cut_at: int, dropout: bool) -> list[str]:
     """Say what could not be seen, one sentence each."""
-    return list(_unseen(stories, limits, cut_at, dropout=dropout))
+    return list(_unseen(traces, limits, cut_at, dropout=dropout))
 
 
 def _search(case: Case) -> Iterator[Finding]:
@@ -189,35 +189,35 @@ def _verdict(case: Case, findings: Sequence[Finding]) -> Verdict:
 
 
 def _unseen(
-    stories: Sequence[Trace], limits: Limits, cut_at: int, *, dropout: bool
+    traces: Sequence[Trace], limits: Limits, cut_at: int, *, dropout: bool
 ) -> Iterator[str]:
-    first = stories[0]
-    if any(story.failure for story in stories):
+    first = traces[0]
+    if any(trace.failure for trace in traces):
         return
-    idle = [story.workers for story in stories if not story.steps]
+    idle = [trace.workers for trace in traces if not trace.steps]
     if idle:
         yield (
             f"nothing to compare: on {plural(idle[0], 'worker')} no optimizer took a step "
             "(optimizers that inherit torch's are seen)"
         )
-        if programs := list(dict.fromkeys(p for story in stories for p in story.programs)):
+        if programs := list(dict.fromkeys(p for trace in traces for p in trace.programs)):
             yield (
                 f"what other programs do, which the script has started: {'; '.join(programs[:3])}. "
                 "Verify the script that trains"
             )
         return
     if first.in_session:
-        if not all(s.training() and s.training()[0].is_whole for s in stories):
+        if not all(s.training() and s.training()[0].is_whole for s in traces):
             yield (
                 f"the end of an epoch wasn't reached in {plural(cut_at, 'step')}: its short last "
                 "batch would not show (--steps)"
             )
-        if not all(story.figured for story in stories):
+        if not all(trace.figured for trace in traces):
             yield "no evaluation by s.evaluate was seen"
     elif not first.training():
         yield "no DataLoader was used: which samples a step sees isn't known"
     else:
-        yield from _unseen_of_loaders(stories, cut_at)
+        yield from _unseen_of_loaders(traces, cut_at)
     if dropout:
         yield (
             "dropout was left out of the comparison: on another number of workers it draws other "
@@ -228,8 +228,8 @@ def _unseen(
         yield f"after step {chaos} rounding alone takes the weights far apart: not compared"
 
 
-def _unseen_of_loaders(stories: Sequence[Trace], cut_at: int) -> Iterator[str]:
-    epochs = [story.training() for story in stories]
+def _unseen_of_loaders(traces: Sequence[Trace], cut_at: int) -> Iterator[str]:
+    epochs = [trace.training() for trace in traces]
     if not all(found and found[0].is_whole for found in epochs):
         yield (
             f"the end of an epoch wasn't reached in {plural(cut_at, 'step')}: dropped or repeated "
@@ -237,5 +237,5 @@ def _unseen_of_loaders(stories: Sequence[Trace], cut_at: int) -> Iterator[str]:
         )
     if any(len(found) < 2 for found in epochs):
         yield "only one epoch was seen: whether each has an order of its own would not show"
-    if not all(story.evaluations() for story in stories):
+    if not all(trace.evaluations() for trace in traces):
         yield "no evaluation by a DataLoader was seen"

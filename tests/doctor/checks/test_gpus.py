@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.distributed.environment_check import State
-from paceline.doctor.checks.gpus import judge_gpus, judge_same_gpus
+from paceline.doctor.checks.gpus import check_gpus, check_same_gpus
 from paceline.doctor.checks.machine import Wants
 from paceline.doctor.facts import GpuFacts, HostFacts
 
@@ -15,7 +15,7 @@ WANTS = Wants(workers=4, on_gpus=True)
 
 
 def judged(gpus: GpuFacts, wants: Wants = WANTS) -> dict[str, tuple[State, str]]:
-    return {f.what: (f.state, f.text) for f in judge_gpus("a", gpus, wants)}
+    return {f.what: (f.state, f.text) for f in check_gpus("a", gpus, wants)}
 
 
 def test_good_gpus() -> None:
@@ -70,4 +70,4 @@ def test_models(models: dict[str, tuple[str, ...]], expected: list[tuple[str, st
         host: HostFacts(gpus=GpuFacts(kind="cuda" if names else "", names=names))
         for host, names in models.items()
     }
-    assert [(f.hosts[0], f.state) for f in judge_same_gpus(facts)] == expected
+    assert [(f.hosts[0], f.state) for f in check_same_gpus(facts)] == expected

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.distributed.environment_check import State
-from paceline.doctor.checks.machine import Wants, judge_machine, workers_on
+from paceline.doctor.checks.machine import Wants, check_machine, workers_on
 from paceline.doctor.facts import (
     DiskFacts,
     GpuFacts,
@@ -28,7 +28,7 @@ WANTS = Wants(workers=4, on_gpus=True, loader_workers=2, world_size=8)
 
 
 def states(facts: HostFacts, wants: Wants = WANTS) -> dict[str, State]:
-    return {found.what: found.state for found in judge_machine("a", facts, wants)}
+    return {found.what: found.state for found in check_machine("a", facts, wants)}
 
 
 def bad(facts: HostFacts, wants: Wants = WANTS) -> dict[str, State]:
@@ -36,7 +36,7 @@ def bad(facts: HostFacts, wants: Wants = WANTS) -> dict[str, State]:
 
 
 def text_of(facts: HostFacts, what: str, wants: Wants = WANTS) -> str:
-    return next(f.text for f in judge_machine("a", facts, wants) if f.what == what)
+    return next(f.text for f in check_machine("a", facts, wants) if f.what == what)
 
 
 def test_a_good_host_is_good() -> None:

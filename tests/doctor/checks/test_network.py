@@ -2,19 +2,26 @@
 
 import pytest
 
-from paceline.doctor.addresses import AddressChoice, choose_address, meanings_of
 from paceline.doctor.checks.network import (
     Meanings,
-    judge_address,
-    judge_addresses,
-    judge_congestion,
-    judge_meanings,
-    judge_mtu,
-    judge_name,
-    judge_packets,
-    judge_ports,
+    check_address,
+    check_addresses,
+    check_congestion,
+    check_meanings,
+    check_mtu,
+    check_name,
+    check_packets,
+    check_ports,
 )
-from paceline.doctor.facts import Contact, HostFacts, Interface, NetworkFacts
+from paceline.doctor.facts import (
+    AddressChoice,
+    Contact,
+    HostFacts,
+    Interface,
+    NetworkFacts,
+    choose_address,
+    meanings_of,
+)
 
 LO = Interface(name="lo", addresses=("127.0.0.1",), mtu=65536)
 ETH0 = Interface(name="eth0", addresses=("10.0.0.5", "fd00::5"), mtu=1500)
@@ -73,7 +80,7 @@ def test_what_a_host_says_of_its_own_name_does_not_count() -> None:
 )
 def test_a_hosts_own_name(means: str | None, state: str, words: str) -> None:
     facts = HostFacts(network=NetworkFacts(hostname="a", hostname_means=means))
-    (found,) = judge_name("a", facts)
+    (found,) = check_name("a", facts)
     assert found.state == state
     assert words in found.text
 
@@ -85,7 +92,7 @@ def test_names_on_other_hosts() -> None:
         "b": {"a": "127.0.0.1", "b": "10.0.0.6", "c": "10.0.0.7"},
         "c": {"a": "10.0.0.5", "b": None, "c": "10.0.0.7"},
     }
-    found = [(f.hosts[0], f.text) for f in judge_meanings(["a", "b", "c"], told, own)]
+    found = [(f.hosts[0], f.text) for f in check_meanings(["a", "b", "c"], told, own)]
     assert [host for host, _ in found] == ["a", "b", "c"]
     assert "b: it stands for 127.0.0.1 there, which is loopback" in found[0][1]
     assert "c: its name isn't known there" in found[1][1]
@@ -94,7 +101,7 @@ def test_names_on_other_hosts() -> None:
 
 def test_a_name_of_ssh_alone_is_no_trouble() -> None:
     told: Meanings = {host: dict.fromkeys("abc") for host in "abc"}
-    found = list(judge_meanings(["a", "b", "c"], told, {host: set() for host in "abc"}))
+    found = list(check_meanings(["a", "b", "c"], told, {host: set() for host in "abc"}))
     assert [(f.hosts, f.state) for f in found] == [((host,), "ok") for host in "abc"]
 
 
@@ -104,11 +111,11 @@ def test_addresses_are_told_in_one_line() -> None:
         "b": AddressChoice(address="10.0.0.6", chosen_by="ssh", interface=ETH0),
         "c": AddressChoice(address="", chosen_by="nothing", interface=None),
     }
-    (found,) = judge_addresses(choices)
+    (found,) = check_addresses(choices)
     assert found.text == "by ssh: a 10.0.0.5 on eth0, b 10.0.0.6 on eth0"
-    (lost,) = judge_address("c", choices["c"], HostFacts(network=TWO), None)
+    (lost,) = check_address("c", choices["c"], HostFacts(network=TWO), None)
     assert lost.state == "fault"
-    (other,) = judge_address("a", choices["a"], HostFacts(network=TWO), "10.9.9.9")
+    (other,) = check_address("a", choices["a"], HostFacts(network=TWO), "10.9.9.9")
     assert other.state == "warning"
     assert "10.9.9.9" in other.text
 
@@ -121,7 +128,7 @@ ADDRESSES = {"a": "10.0.0.5", "b": "10.0.0.6", "c": "10.0.0.7"}
 
 def judged(contacts: dict[tuple[str, str], Contact]) -> list[tuple[tuple[str, ...], str, str]]:
     ranges = dict.fromkeys("abc", RANGE)
-    found = judge_ports(contacts, ADDRESSES, ranges)
+    found = check_ports(contacts, ADDRESSES, ranges)
     return [(f.hosts, f.state, f.text) for f in found]
 
 
@@ -158,19 +165,19 @@ def test_a_host_that_goes_another_way() -> None:
 def test_the_congestion_control_of_each_host_is_told() -> None:
     names = {"a": "bbr", "b": "cubic", "c": "", "d": "bbr"}
     facts = {h: HostFacts(network=NetworkFacts(congestion=name)) for h, name in names.items()}
-    found = list(judge_congestion(facts))
+    found = list(check_congestion(facts))
     assert [(f.hosts[0], f.state) for f in found] == [("a", "ok"), ("b", "ok"), ("d", "ok")]
     assert found[0].text.startswith("congestion control bbr. Where several hosts send to one")
     assert "net.ipv4.tcp_congestion_control=cubic" in found[0].text
     assert found[1].text == "congestion control cubic"
-    (alone,) = judge_congestion({"a": facts["a"]})  # it sends nothing to others
+    (alone,) = check_congestion({"a": facts["a"]})  # it sends nothing to others
     assert (alone.state, alone.text) == ("ok", "congestion control bbr")
 
 
 def test_interfaces_of_different_mtu() -> None:
     big = AddressChoice(address="x", chosen_by="ssh", interface=ETH1)
     small = AddressChoice(address="x", chosen_by="ssh", interface=ETH0)
-    found = list(judge_mtu({"a": big, "b": small, "c": big}))
+    found = list(check_mtu({"a": big, "b": small, "c": big}))
     assert [(f.hosts[0], f.state) for f in found] == [("a", "ok"), ("b", "warning"), ("c", "ok")]
     assert "1500" in found[1].text
     assert "9001" in found[1].text
@@ -183,6 +190,6 @@ def test_packets_that_vanish() -> None:
         ("a", "c"): Contact(largest_packet=1450),
         ("b", "c"): Contact(largest_packet=1450),
     }
-    (found,) = judge_packets(contacts, dict.fromkeys("abc", 1500))
+    (found,) = check_packets(contacts, dict.fromkeys("abc", 1500))
     assert (found.hosts, found.state) == (("a", "b", "c"), "warning")
     assert "1500 bytes from a and b don't reach c, only those of 1450 do" in found.text

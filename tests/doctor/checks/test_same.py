@@ -5,12 +5,12 @@ from collections.abc import Mapping
 import pytest
 
 from paceline.doctor.checks.same import (
-    judge_clocks,
-    judge_data,
-    judge_files,
-    judge_launcher,
-    judge_processors,
-    judge_versions,
+    check_clocks,
+    check_data,
+    check_files,
+    check_launcher,
+    check_processors,
+    check_versions,
 )
 from paceline.doctor.facts import Contact, HostFacts, MachineFacts, SoftwareFacts
 
@@ -25,7 +25,7 @@ def hosts(**changes: Mapping[str, str]) -> dict[str, HostFacts]:
 
 
 def test_the_same_versions() -> None:
-    found = list(judge_versions(hosts()))
+    found = list(check_versions(hosts()))
     assert {(f.state, f.text) for f in found} == {
         ("ok", "Paceline 1.0, torch 2.15.0, Python 3.11.7")
     }
@@ -35,26 +35,26 @@ def test_the_same_versions() -> None:
     ("name", "state"), [("torch", "fault"), ("Python", "fault"), ("driver", "warning")]
 )
 def test_an_odd_version_is_named_with_both(name: str, state: str) -> None:
-    found = [f for f in judge_versions(hosts(a={name: "0.0"})) if f.state != "ok"]
+    found = [f for f in check_versions(hosts(a={name: "0.0"})) if f.state != "ok"]
     assert [(f.hosts, f.state) for f in found] == [(("a",), state)]
     assert f"{name} 0.0, and {GOOD[name]} on the others" in found[0].text
 
 
 def test_a_version_that_only_one_has() -> None:
-    (found,) = [f for f in judge_versions(hosts(b={"NCCL": "2.30"})) if f.state != "ok"]
+    (found,) = [f for f in check_versions(hosts(b={"NCCL": "2.30"})) if f.state != "ok"]
     assert found.hosts == ("b",)
     assert "NCCL 2.30, and none on the others" in found.text
 
 
 def test_another_version_than_the_launchers() -> None:
-    (found,) = judge_launcher({"a": "1.0", "b": "0.9"}, "1.0")
+    (found,) = check_launcher({"a": "1.0", "b": "0.9"}, "1.0")
     assert (found.hosts, found.state) == (("b",), "fault")
     assert "Paceline 0.9 is installed there, and 1.0 here" in found.text
 
 
 def test_a_torch_that_cannot_be_imported() -> None:
     facts = hosts() | {"c": HostFacts(software=SoftwareFacts(torch_problem="ImportError: libx"))}
-    found = [f for f in judge_versions(facts) if "libx" in f.text]
+    found = [f for f in check_versions(facts) if "libx" in f.text]
     assert [(f.hosts, f.state) for f in found] == [(("c",), "fault")]
 
 
@@ -62,7 +62,7 @@ def test_processors() -> None:
     def of(name: str) -> HostFacts:
         return HostFacts(machine=MachineFacts(processor=name, capability="AVX512"))
 
-    found = list(judge_processors({"a": of("EPYC"), "b": of("Xeon"), "c": of("EPYC")}))
+    found = list(check_processors({"a": of("EPYC"), "b": of("Xeon"), "c": of("EPYC")}))
     assert [(f.hosts[0], f.state) for f in found] == [("a", "ok"), ("b", "warning"), ("c", "ok")]
     assert "Xeon (AVX512), and EPYC (AVX512) on the others" in found[1].text
 
@@ -72,7 +72,7 @@ def ahead(seconds: float) -> Contact:
 
 
 def test_clocks_near_enough() -> None:
-    found = list(judge_clocks({("a", "b"): ahead(1.5), ("a", "c"): ahead(-1.5)}, ["a", "b", "c"]))
+    found = list(check_clocks({("a", "b"): ahead(1.5), ("a", "c"): ahead(-1.5)}, ["a", "b", "c"]))
     assert [(f.hosts, f.state) for f in found] == [(("a", "b", "c"), "ok")]
 
 
@@ -81,13 +81,13 @@ def test_clocks_near_enough() -> None:
 )
 def test_a_clock_that_is_off(seconds: float, words: str) -> None:
     contacts = {("a", "b"): ahead(0.0), ("a", "c"): ahead(seconds)}
-    (found,) = judge_clocks(contacts, ["a", "b", "c"])
+    (found,) = check_clocks(contacts, ["a", "b", "c"])
     assert (found.hosts, found.state) == (("c",), "warning")
     assert words in found.text
 
 
 def test_a_clock_is_compared_the_other_way_round_where_need_be() -> None:
-    (found,) = judge_clocks({("a", "b"): Contact(), ("b", "a"): ahead(-60.0)}, ["a", "b"])
+    (found,) = check_clocks({("a", "b"): Contact(), ("b", "a"): ahead(-60.0)}, ["a", "b"])
     assert "60 s ahead of a's" in found.text
 
 
@@ -100,14 +100,14 @@ def test_a_clock_is_compared_the_other_way_round_where_need_be() -> None:
     ],
 )
 def test_shared_files(seen: dict[str, bool], states: list[str], words: str) -> None:
-    found = list(judge_files("a", "/runs", seen))
+    found = list(check_files("a", "/runs", seen))
     assert [f.state for f in found] == states
     assert words in found[0].text
 
 
 def test_data() -> None:
     same, other = {"training": "X of 3 samples, 1"}, {"training": "X of 3 samples, 2"}
-    found = list(judge_data({"a": same, "b": other, "c": same}, {"d": "there is no file x"}))
+    found = list(check_data({"a": same, "b": other, "c": same}, {"d": "there is no file x"}))
     assert [(f.hosts[0], f.state) for f in found] == [
         ("d", "fault"),
         ("a", "ok"),

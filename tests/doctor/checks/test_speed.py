@@ -2,15 +2,14 @@
 
 import pytest
 
-from paceline.doctor.addresses import AddressChoice
 from paceline.doctor.bandwidth import HostLink
 from paceline.doctor.checks.speed import (
     AllReduce,
-    judge_all_reduce,
-    judge_links,
+    check_all_reduce,
+    check_links,
     size_to_reduce,
 )
-from paceline.doctor.facts import Interface
+from paceline.doctor.facts import AddressChoice, Interface
 from tests.doctor.test_bandwidth import FAST, SLOW, all_links, link
 
 HOSTS = ["a", "b", "c", "d"]
@@ -19,7 +18,7 @@ HOSTS = ["a", "b", "c", "d"]
 def judged(
     links: list[HostLink], hosts: list[str] = HOSTS
 ) -> list[tuple[tuple[str, ...], str, str]]:
-    return [(f.hosts, f.what, f.state) for f in judge_links(links, hosts, {})]
+    return [(f.hosts, f.what, f.state) for f in check_links(links, hosts, {})]
 
 
 def test_good_links() -> None:
@@ -27,7 +26,7 @@ def test_good_links() -> None:
 
 
 def test_a_slow_host_is_one_line() -> None:
-    found = list(judge_links(all_links("abcd", "c"), HOSTS, {}))
+    found = list(check_links(all_links("abcd", "c"), HOSTS, {}))
     assert (found[0].hosts, found[0].what, found[0].state) == (("c",), "links", "warning")
     assert "96 Mbit/s" in found[0].text
     assert found[1].what == "bandwidth"
@@ -38,7 +37,7 @@ def test_a_slow_host_is_one_line() -> None:
 
 def test_a_slow_way_is_named() -> None:
     links = [k for k in all_links("abcd") if (k.source, k.target) != ("a", "b")]
-    (found, _) = judge_links([*links, link("a", "b", SLOW)], HOSTS, {})
+    (found, _) = check_links([*links, link("a", "b", SLOW)], HOSTS, {})
     assert found.hosts == ("a", "b")
     assert "a to b is slow (96 Mbit/s, 11% of what is usual)" in found.text
 
@@ -70,7 +69,7 @@ def test_ways_that_break(problem: str, what: str) -> None:
 def test_an_interface_that_says_more_than_it_does() -> None:
     fast = Interface(name="eth0", addresses=("10.0.0.1",), speed_bytes_per_s=1.25e9)
     choices = {"a": AddressChoice(address="10.0.0.1", chosen_by="ssh", interface=fast)}
-    found = list(judge_links([link("a", "b"), link("b", "a")], ["a", "b"], choices))
+    found = list(check_links([link("a", "b"), link("b", "a")], ["a", "b"], choices))
     assert [(f.hosts, f.state) for f in found[1:]] == [(("a",), "warning")]
     assert "says 10 Gbit/s, and it sends 880 Mbit/s" in found[1].text
 
@@ -102,15 +101,15 @@ def test_bus_bandwidth() -> None:
     ],
 )
 def test_the_all_reduce(found: AllReduce, state: str, words: str) -> None:
-    told = judge_all_reduce(found, all_links("abcd"), HOSTS)
+    told = check_all_reduce(found, all_links("abcd"), HOSTS)
     assert told.state == state
     assert words in told.text
 
 
 def test_gloo_is_not_blamed_for_links_that_are_faster_than_itself() -> None:
     links = [link(a, b, 5e9) for a in "ab" for b in "ab" if a != b]
-    assert judge_all_reduce(reduced(0.05), links, ["a", "b"]).state == "ok"
-    assert judge_all_reduce(reduced(0.05, backend="nccl"), links, ["a", "b"]).state == "warning"
+    assert check_all_reduce(reduced(0.05), links, ["a", "b"]).state == "ok"
+    assert check_all_reduce(reduced(0.05, backend="nccl"), links, ["a", "b"]).state == "warning"
 
 
 def test_the_size_follows_the_slowest_way() -> None:

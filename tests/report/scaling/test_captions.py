@@ -7,11 +7,11 @@ import pytest
 
 from paceline.report.scaling.bars import fixed_picture
 from paceline.report.scaling.captions import (
-    tell_efficiency,
-    tell_fixed,
-    tell_learning,
-    tell_steps,
-    tell_throughput,
+    describe_efficiency,
+    describe_fixed,
+    describe_learning,
+    describe_steps,
+    describe_throughput,
 )
 from paceline.report.scaling.convergence import trained_sizes
 from paceline.report.scaling.page import render_page
@@ -51,20 +51,20 @@ def read(tmp_path: Path, record: Record) -> Study:
 
 def test_several_sizes(tmp_path: Path, four: Record) -> None:
     study = read(tmp_path, four)
-    assert tell_throughput(study) == (
+    assert describe_throughput(study) == (
         "8 workers do 3.7 times the work of one: 146 images a second instead of 39.5. "
         "Ideal would be 8 times."
     )
-    assert tell_efficiency(study) == (
+    assert describe_efficiency(study) == (
         "With 8 workers the efficiency is 46 %: each does that share of what one does alone. Most "
         "of what is lost is communication that isn't hidden behind computation (0.90 s of 1.73 s a "
         "step)."
     )
-    assert tell_steps(study) == (
+    assert describe_steps(study) == (
         "With 8 workers a step takes 1.73 s; one worker's takes 0.81 s. Of it 0.90 s (52 %) are "
         "communication that isn't hidden behind computation."
     )
-    assert tell_fixed(study) == (
+    assert describe_fixed(study) == (
         "Besides its steps, an epoch with 8 workers takes 4.58 s (3.2 % of the epoch) for "
         "evaluation, snapshot and loader start. No way of combining gradients changes that."
     )
@@ -73,8 +73,8 @@ def test_several_sizes(tmp_path: Path, four: Record) -> None:
 def test_no_conclusion_is_drawn_of_what_is_not_reliable(tmp_path: Path, four: Record) -> None:
     told = "Not reliable: repeats differ by more than 20% with 8 workers."
     study = read(tmp_path, {**four, "not_reliable": told})
-    assert tell_throughput(study) == told
-    assert tell_efficiency(study) == "Not reliable: no conclusion is drawn."
+    assert describe_throughput(study) == told
+    assert describe_efficiency(study) == "Not reliable: no conclusion is drawn."
     state = describe_state(study)
     assert state.state == "interrupted"  # the colour of a warning
     assert state.sentence.startswith("not reliable; measured 1, 2, 4 and 8 workers")
@@ -98,7 +98,7 @@ def test_one_worker_with_two_methods_is_told_apart(tmp_path: Path) -> None:
 def test_averaging_at_the_end_is_no_cost_of_every_method(tmp_path: Path, four: Record) -> None:
     fixed = cast("Record", size_of(four, -1)["fixed"])
     size_of(four, -1)["fixed"] = {**fixed, "averaging_s": 2.0}
-    assert tell_fixed(read(tmp_path, four)).endswith(
+    assert describe_fixed(read(tmp_path, four)).endswith(
         "Averaging (2.00 s) is what allreduce itself takes. No way of combining gradients changes "
         "the rest."
     )
@@ -106,20 +106,20 @@ def test_averaging_at_the_end_is_no_cost_of_every_method(tmp_path: Path, four: R
 
 def test_one_size(tmp_path: Path) -> None:
     study = read(tmp_path, study_record((1,)))
-    assert "One worker does 39.5 images a second." in tell_throughput(study)
-    assert tell_efficiency(study) == "One worker alone is the measure: 100 %."
-    assert tell_steps(study) == (
+    assert "One worker does 39.5 images a second." in describe_throughput(study)
+    assert describe_efficiency(study) == "One worker alone is the measure: 100 %."
+    assert describe_steps(study) == (
         "With 1 worker a step takes 0.81 s. The longest part of it is backward (0.53 s)."
     )
 
 
 def test_several_methods_name_themselves(tmp_path: Path) -> None:
     study = read(tmp_path, study_record(methods=("allreduce", "local"), predict=True))
-    assert tell_throughput(study) == (
+    assert describe_throughput(study) == (
         "8 workers do 7.0 times the work of one with local and 3.9 times with allreduce; one does "
         "39.5 images a second."
     )
-    told = tell_efficiency(study)
+    told = describe_efficiency(study)
     assert "is 87 % with local and 49 % with allreduce. With allreduce, most of what" in told
     assert "Predicted for 64 workers: 75 % with local (64 to 82 %)." in told
 
@@ -128,7 +128,7 @@ def test_the_cause_is_what_grew_most(tmp_path: Path) -> None:
     record = study_record((1, 2))
     parts = cast("Record", size_of(record, 1)["parts"])
     size_of(record, 1)["parts"] = {**parts, "exposed": 0.01, "waiting": 0.2}
-    assert "Most of what is lost is waiting for the slowest worker (0.20 s" in tell_efficiency(
+    assert "Most of what is lost is waiting for the slowest worker (0.20 s" in describe_efficiency(
         read(tmp_path, record)
     )
 
@@ -138,14 +138,14 @@ def test_with_a_fixed_global_batch_each_part_should_shrink(tmp_path: Path) -> No
     record = study_record((1, 2)) | {"mode": "strong"}
     parts = cast("Record", size_of(record, 1)["parts"])
     size_of(record, 1)["parts"] = {**parts, "exposed": 0.01, "waiting": 0.0}
-    told = tell_efficiency(read(tmp_path, record))
+    told = describe_efficiency(read(tmp_path, record))
     assert "Most of what is lost is a slower backward pass (0.26 s" in told
 
 
 def test_little_is_lost(tmp_path: Path) -> None:
     record = study_record((1, 2))
     size_of(record, 1)["efficiency"] = spread(0.98)
-    assert tell_efficiency(read(tmp_path, record)).endswith("Hardly anything is lost.")
+    assert describe_efficiency(read(tmp_path, record)).endswith("Hardly anything is lost.")
 
 
 def test_without_one_worker_nothing_is_compared(tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_without_one_worker_nothing_is_compared(tmp_path: Path) -> None:
     for place in (0, 1):
         size_of(record, place)["efficiency"] = None
     study = read(tmp_path, record)
-    assert "What one worker does alone isn't known" in tell_throughput(study)
-    assert "wasn't measured" in tell_efficiency(study)
+    assert "What one worker does alone isn't known" in describe_throughput(study)
+    assert "wasn't measured" in describe_efficiency(study)
 
 
 def test_trainings_are_compared_at_the_loss_that_all_reached(tmp_path: Path) -> None:
@@ -167,10 +167,10 @@ def test_trainings_are_compared_at_the_loss_that_all_reached(tmp_path: Path) -> 
         cast("Record", size_of(record, place)["trained"])["curve"] = curve
     study = read(tmp_path, record)
     sizes = trained_sizes(study)
-    assert tell_learning(study, sizes, "time") == (
+    assert describe_learning(study, sizes, "time") == (
         "All got down to a validation loss of 0.4000: 1 worker after 5:00 and 2 workers after 4:00."
     )
-    assert tell_learning(study, sizes, "samples") == (
+    assert describe_learning(study, sizes, "samples") == (
         "For a validation loss of 0.4000, 2 workers needed 1.3 times the samples that 1 worker "
         "needed."
     )
@@ -209,4 +209,4 @@ def test_fixed_costs_that_no_size_has_are_no_picture(tmp_path: Path) -> None:
         size_of(record, place)["fixed"] = {}
     study = read(tmp_path, record)
     assert fixed_picture(study) is None
-    assert "isn't known" in tell_fixed(study)
+    assert "isn't known" in describe_fixed(study)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from paceline.doctor.check_result import Found, common, fault, ok, warning
+from paceline.doctor.check_result import CheckResult, common, fault, ok, warning
 from paceline.doctor.checks.machine import Wants
 from paceline.doctor.facts import GpuFacts, HostFacts
 from paceline.options.figures import plural, show_bytes
@@ -11,7 +11,7 @@ from paceline.options.figures import plural, show_bytes
 _USED_SHARE = 0.1
 
 
-def judge_gpus(host: str, gpus: GpuFacts, wants: Wants) -> Iterator[Found]:
+def check_gpus(host: str, gpus: GpuFacts, wants: Wants) -> Iterator[CheckResult]:
     """Judge the GPUs of one host."""
     if gpus.problem:
         yield fault(
@@ -45,7 +45,7 @@ def judge_gpus(host: str, gpus: GpuFacts, wants: Wants) -> Iterator[Found]:
     yield from _used(host, gpus)
 
 
-def judge_same_gpus(facts: Mapping[str, HostFacts]) -> Iterator[Found]:
+def check_same_gpus(facts: Mapping[str, HostFacts]) -> Iterator[CheckResult]:
     """Compare the hosts: the slowest GPU sets the pace of all."""
     shown = {host: described(known.gpus) for host, known in facts.items()}
     models = {host: sorted(set(known.gpus.names)) for host, known in facts.items()}
@@ -79,7 +79,7 @@ def _or_no(model: str) -> str:
     return "no GPU" if model == "none" else model
 
 
-def _used(host: str, gpus: GpuFacts) -> Iterator[Found]:
+def _used(host: str, gpus: GpuFacts) -> Iterator[CheckResult]:
     sizes = zip(gpus.memory_bytes, gpus.free_bytes, strict=False)
     used = {i: total - free for i, (total, free) in enumerate(sizes)}
     busy = [i for i, size in used.items() if size > _USED_SHARE * gpus.memory_bytes[i]]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.doctor.check_result import Found, fault, ok, warning
+from paceline.doctor.check_result import CheckResult, fault, ok, warning
 from paceline.doctor.facts import DiskFacts, HostFacts, LimitFacts, MachineFacts
 from paceline.options.figures import plural, show_bytes
 
@@ -46,7 +46,7 @@ def workers_on(facts: HostFacts, slots: int | None, on_gpus: bool) -> tuple[int,
     return (slots or usual), gpus > 0
 
 
-def judge_machine(host: str, facts: HostFacts, wants: Wants) -> Iterator[Found]:
+def check_machine(host: str, facts: HostFacts, wants: Wants) -> Iterator[CheckResult]:
     """Judge all that concerns one host alone, but its GPUs."""
     for part, why in facts.unknown.items():
         yield warning(host, part, f"couldn't be examined: {why}")
@@ -61,7 +61,7 @@ def judge_machine(host: str, facts: HostFacts, wants: Wants) -> Iterator[Found]:
         yield from _disk(host, facts.disk)
 
 
-def _cores(host: str, machine: MachineFacts, wants: Wants) -> Iterator[Found]:
+def _cores(host: str, machine: MachineFacts, wants: Wants) -> Iterator[CheckResult]:
     quota, cores = machine.quota_cores, machine.cores
     if quota is not None and quota < min(cores, wants.workers):
         yield warning(
@@ -83,7 +83,7 @@ def _cores(host: str, machine: MachineFacts, wants: Wants) -> Iterator[Found]:
         yield ok(host, "cores", text)
 
 
-def _load(host: str, machine: MachineFacts) -> Iterator[Found]:
+def _load(host: str, machine: MachineFacts) -> Iterator[CheckResult]:
     steal = machine.steal_share
     if steal is not None and steal >= _SOME_STEAL:
         state = fault if steal >= _FAULTY_STEAL else warning
@@ -109,7 +109,7 @@ def _load(host: str, machine: MachineFacts) -> Iterator[Found]:
         yield ok(host, "load", "idle")
 
 
-def _memory(host: str, machine: MachineFacts, wants: Wants) -> Iterator[Found]:
+def _memory(host: str, machine: MachineFacts, wants: Wants) -> Iterator[CheckResult]:
     limit = machine.limit_bytes
     usable = min(machine.available_bytes, limit or machine.available_bytes)
     needed = wants.workers * _WORKER_BYTES
@@ -133,7 +133,7 @@ def _memory(host: str, machine: MachineFacts, wants: Wants) -> Iterator[Found]:
         yield ok(host, "memory", f"{show_bytes(machine.memory_bytes)}, enough of it free")
 
 
-def _limits(host: str, limits: LimitFacts, wants: Wants) -> Iterator[Found]:
+def _limits(host: str, limits: LimitFacts, wants: Wants) -> Iterator[CheckResult]:
     yield _shared_memory(host, limits, wants)
     files = _FILES + _FILES_PER_LOADER * wants.loader_workers + _FILES_PER_PEER * wants.world_size
     if limits.open_files is not None and limits.open_files < files:
@@ -158,7 +158,7 @@ def _limits(host: str, limits: LimitFacts, wants: Wants) -> Iterator[Found]:
         yield ok(host, "locked memory", f"enough for {', '.join(limits.rdma_devices)}")
 
 
-def _shared_memory(host: str, limits: LimitFacts, wants: Wants) -> Found:
+def _shared_memory(host: str, limits: LimitFacts, wants: Wants) -> CheckResult:
     size, loaders = limits.shared_memory_bytes, wants.workers * wants.loader_workers
     if size is None:
         return ok(host, "/dev/shm", "none on this system")
@@ -175,14 +175,14 @@ def _shared_memory(host: str, limits: LimitFacts, wants: Wants) -> Found:
     return ok(host, "/dev/shm", "large enough")
 
 
-def _directory(host: str, disk: DiskFacts, wants: Wants) -> Iterator[Found]:
+def _directory(host: str, disk: DiskFacts, wants: Wants) -> Iterator[CheckResult]:
     if disk.missing:
         state = fault if wants.has_recipe else warning
         text = f"there is no {disk.missing}. Name one by dir= in the hostfile, or say --sync-code"
         yield state(host, "directory", text)
 
 
-def _disk(host: str, disk: DiskFacts) -> Iterator[Found]:
+def _disk(host: str, disk: DiskFacts) -> Iterator[CheckResult]:
     where, free = disk.directory, show_bytes(disk.free_bytes)
     if disk.problem:
         yield fault(

@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from paceline.distributed.interface import is_loopback
-from paceline.doctor.addresses import AddressChoice
 from paceline.doctor.bandwidth import Pair
-from paceline.doctor.check_result import Found, common, fault, ok, warning
-from paceline.doctor.facts import Contact, HostFacts
+from paceline.doctor.check_result import CheckResult, common, fault, ok, warning
+from paceline.doctor.facts import AddressChoice, Contact, HostFacts
 from paceline.options.figures import listed
 
 _UNKNOWN = "its name isn't known there"
@@ -20,7 +19,7 @@ _ON_BBR = (
 Meanings = Mapping[str, Mapping[str, str | None]]
 
 
-def judge_name(host: str, facts: HostFacts) -> Iterator[Found]:
+def check_name(host: str, facts: HostFacts) -> Iterator[CheckResult]:
     """Judge what a host's own name stands for on itself."""
     own, means = facts.network.hostname, facts.network.hostname_means
     if means is None:
@@ -42,21 +41,21 @@ def judge_name(host: str, facts: HostFacts) -> Iterator[Found]:
         yield ok(host, "name", "its own name stands for one of its addresses")
 
 
-def judge_meanings(
-    hosts: Sequence[str], told: Meanings, own: Mapping[str, set[str]]
-) -> Iterator[Found]:
+def check_meanings(
+    hosts: Sequence[str], answers: Meanings, own: Mapping[str, set[str]]
+) -> Iterator[CheckResult]:
     """Judge what the hosts' names stand for on the others.
 
     Args:
         hosts: Their names.
-        told: What each host says of every name, by host.
+        answers: What each host says of every name, by host.
         own: Every host's addresses.
     """
     for host in hosts:
         problems: dict[str, list[str]] = {}
-        others = [other for other in hosts if other != host and other in told]
+        others = [other for other in hosts if other != host and other in answers]
         for other in others:
-            problem = _misunderstanding(told[other].get(host), own[host], own[other])
+            problem = _misunderstanding(answers[other].get(host), own[host], own[other])
             if problem:
                 problems.setdefault(problem, []).append(other)
         if others and len(problems.get(_UNKNOWN, ())) == len(others):
@@ -83,9 +82,9 @@ def _misunderstanding(means: str | None, own: set[str], others: set[str]) -> str
     return f"it stands for {means} there, {whose}"
 
 
-def judge_address(
+def check_address(
     host: str, choice: AddressChoice, facts: HostFacts, given: str | None
-) -> Iterator[Found]:
+) -> Iterator[CheckResult]:
     """Judge at which address the others are to reach a host."""
     known = ", ".join(f"{i.name} {i.addresses[0]}" for i in facts.network.interfaces if i.addresses)
     if not choice.address:
@@ -104,7 +103,7 @@ def judge_address(
         )
 
 
-def judge_addresses(choices: Mapping[str, AddressChoice]) -> Iterator[Found]:
+def check_addresses(choices: Mapping[str, AddressChoice]) -> Iterator[CheckResult]:
     """Name the addresses that hosts are reached at, in one line for each way to choose them."""
     for by in dict.fromkeys(choice.chosen_by for choice in choices.values()):
         named = {h: c for h, c in choices.items() if c.chosen_by == by and c.address}
@@ -114,14 +113,14 @@ def judge_addresses(choices: Mapping[str, AddressChoice]) -> Iterator[Found]:
         ]
         if named:
             text = f"by {by}: {', '.join(shown)}"
-            yield Found(hosts=tuple(named), what="address", state="ok", text=text)
+            yield CheckResult(hosts=tuple(named), what="address", state="ok", text=text)
 
 
-def judge_ports(
+def check_ports(
     contacts: Mapping[Pair, Contact],
     addresses: Mapping[str, str],
     port_ranges: Mapping[str, tuple[int, int]],
-) -> Iterator[Found]:
+) -> Iterator[CheckResult]:
     """Judge who gets through to whom.
 
     Args:
@@ -136,7 +135,7 @@ def judge_ports(
     for (source, target), contact in contacts.items():
         own = addresses.get(source, "")
         if contact.source and own and contact.source != own:
-            yield Found(
+            yield CheckResult(
                 hosts=(source, target),
                 what="route",
                 state="warning",
@@ -145,12 +144,14 @@ def judge_ports(
             )
     if contacts and not any(contact.closed_ports for contact in contacts.values()):
         everybody = tuple(dict.fromkeys(name for pair in contacts for name in pair))
-        yield Found(hosts=everybody, what="ports", state="ok", text="open both ways everywhere")
+        yield CheckResult(
+            hosts=everybody, what="ports", state="ok", text="open both ways everywhere"
+        )
 
 
 def _ports_of(
     target: str, found: Mapping[str, Contact], address: str, port_range: tuple[int, int]
-) -> Iterator[Found]:
+) -> Iterator[CheckResult]:
     """Judge one host's ports: in one line where all the others say the same."""
     low, high = port_range
     shut = [source for source, contact in found.items() if not contact.open_ports]
@@ -158,7 +159,7 @@ def _ports_of(
         contact = found[shut[0]]
         everybody = len(shut) == len(found) > 1
         who = "none of the others reaches" if everybody else f"{listed(shut)} can't reach"
-        yield Found(
+        yield CheckResult(
             hosts=(target,) if everybody else (*shut, target),
             what="ports",
             state="fault",
@@ -170,7 +171,7 @@ def _ports_of(
     half = [s for s, contact in found.items() if contact.open_ports and contact.closed_ports]
     if half:
         contact = found[half[0]]
-        yield Found(
+        yield CheckResult(
             hosts=(*half, target),
             what="ports",
             state="fault",
@@ -181,7 +182,7 @@ def _ports_of(
         )
 
 
-def judge_congestion(facts: Mapping[str, HostFacts]) -> Iterator[Found]:
+def check_congestion(facts: Mapping[str, HostFacts]) -> Iterator[CheckResult]:
     """Say which congestion control TCP has, since streams that meet in one link go by it."""
     known = {host: found.network.congestion for host, found in facts.items()}
     for host, name in known.items():
@@ -190,7 +191,7 @@ def judge_congestion(facts: Mapping[str, HostFacts]) -> Iterator[Found]:
             yield ok(host, "TCP", f"congestion control {name}{hint}")
 
 
-def judge_mtu(choices: Mapping[str, AddressChoice]) -> Iterator[Found]:
+def check_mtu(choices: Mapping[str, AddressChoice]) -> Iterator[CheckResult]:
     """Compare the sizes of packets that the hosts' interfaces take."""
     sizes = {h: (c.interface.mtu, c.interface.name) for h, c in choices.items() if c.interface}
     usual = common([str(size) for size, _ in sizes.values()]) if sizes else ""
@@ -206,7 +207,9 @@ def judge_mtu(choices: Mapping[str, AddressChoice]) -> Iterator[Found]:
             )
 
 
-def judge_packets(contacts: Mapping[Pair, Contact], mtus: Mapping[str, int]) -> Iterator[Found]:
+def check_packets(
+    contacts: Mapping[Pair, Contact], mtus: Mapping[str, int]
+) -> Iterator[CheckResult]:
     """Judge whether full packets get through, in one line for each host that they don't reach."""
     small: dict[tuple[str, int, int], list[str]] = {}
     for (source, target), contact in contacts.items():
@@ -215,7 +218,7 @@ def judge_packets(contacts: Mapping[Pair, Contact], mtus: Mapping[str, int]) -> 
             small.setdefault((target, mtu, largest), []).append(source)
     for (target, mtu, largest), sources in small.items():
         shown = f"only those of {largest} do" if largest else "only small ones do"
-        yield Found(
+        yield CheckResult(
             hosts=(*sources, target),
             what="packets",
             state="warning",

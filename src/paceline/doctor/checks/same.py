@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from paceline.doctor.bandwidth import Pair
-from paceline.doctor.check_result import Found, common, fault, ok, warning
+from paceline.doctor.check_result import CheckResult, common, fault, ok, warning
 from paceline.doctor.facts import Contact, HostFacts
 from paceline.options.figures import show_time
 
@@ -17,7 +17,7 @@ _FIXES = {
 }
 
 
-def judge_versions(facts: Mapping[str, HostFacts]) -> Iterator[Found]:
+def check_versions(facts: Mapping[str, HostFacts]) -> Iterator[CheckResult]:
     """Compare what is installed."""
     for host, known in facts.items():
         if known.software.torch_problem:
@@ -39,7 +39,7 @@ def judge_versions(facts: Mapping[str, HostFacts]) -> Iterator[Found]:
             yield ok(host, "versions", ", ".join(shown))
 
 
-def judge_launcher(versions: Mapping[str, str], own: str) -> Iterator[Found]:
+def check_launcher(versions: Mapping[str, str], own: str) -> Iterator[CheckResult]:
     """Compare the hosts' Paceline with the one that would start the training.
 
     Args:
@@ -65,7 +65,7 @@ def _differing(
     }
 
 
-def judge_processors(facts: Mapping[str, HostFacts]) -> Iterator[Found]:
+def check_processors(facts: Mapping[str, HostFacts]) -> Iterator[CheckResult]:
     """Compare the processors: bits depend on their instructions, the pace on their speed."""
     kinds = {h: (f.machine.processor, f.machine.capability) for h, f in facts.items()}
     shown = {host: f"{name} ({kind})" if kind else name for host, (name, kind) in kinds.items()}
@@ -82,7 +82,7 @@ def judge_processors(facts: Mapping[str, HostFacts]) -> Iterator[Found]:
             )
 
 
-def judge_clocks(contacts: Mapping[Pair, Contact], hosts: Sequence[str]) -> Iterator[Found]:
+def check_clocks(contacts: Mapping[Pair, Contact], hosts: Sequence[str]) -> Iterator[CheckResult]:
     """Compare clocks with the first host's."""
     right = list(hosts[:1])
     for host in hosts[1:]:
@@ -102,7 +102,7 @@ def judge_clocks(contacts: Mapping[Pair, Contact], hosts: Sequence[str]) -> Iter
             right.append(host)
     if len(right) == len(hosts):
         text = f"within {_CLOCK_S:g} s of one another"
-        yield Found(hosts=tuple(hosts), what="clock", state="ok", text=text)
+        yield CheckResult(hosts=tuple(hosts), what="clock", state="ok", text=text)
 
 
 def _ahead(contacts: Mapping[Pair, Contact], first: str, host: str) -> tuple[float, float] | None:
@@ -114,7 +114,7 @@ def _ahead(contacts: Mapping[Pair, Contact], first: str, host: str) -> tuple[flo
     return None
 
 
-def judge_files(writer: str, place: str, seen: Mapping[str, bool]) -> Iterator[Found]:
+def check_files(writer: str, place: str, seen: Mapping[str, bool]) -> Iterator[CheckResult]:
     """Say whether all hosts see one directory.
 
     Args:
@@ -133,14 +133,14 @@ def judge_files(writer: str, place: str, seen: Mapping[str, bool]) -> Iterator[F
             f"{place} is shared by some hosts only; not by {', '.join(blind)}. Mount it there as "
             "well, or name a place by --run-dir that is shared by all or by none"
         )
-        yield Found(hosts=tuple(blind), what="shared files", state="warning", text=text)
+        yield CheckResult(hosts=tuple(blind), what="shared files", state="warning", text=text)
         return
-    yield Found(hosts=everybody, what="shared files", state="ok", text=text)
+    yield CheckResult(hosts=everybody, what="shared files", state="ok", text=text)
 
 
-def judge_data(
+def check_data(
     found: Mapping[str, Mapping[str, str]], problems: Mapping[str, str]
-) -> Iterator[Found]:
+) -> Iterator[CheckResult]:
     """Compare the data sets of a recipe.
 
     Args:

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.distributed.environment_check import State
-from paceline.doctor.addresses import AddressChoice
 from paceline.doctor.bandwidth import HostLink, Slow, slow_hosts, slow_links, slowest
-from paceline.doctor.check_result import Found
+from paceline.doctor.check_result import CheckResult
+from paceline.doctor.facts import AddressChoice
 from paceline.options.figures import show_bandwidth, show_bytes, show_time
 
 _GRADIENTS_BYTES = 100e6
@@ -60,9 +60,9 @@ def size_to_reduce(links: Sequence[HostLink]) -> int:
     return max(_LEAST_BYTES, min(_MOST_BYTES, int(rate * _TIME_S))) // 4096 * 4096
 
 
-def judge_links(
+def check_links(
     links: Sequence[HostLink], hosts: Sequence[str], choices: Mapping[str, AddressChoice]
-) -> Iterator[Found]:
+) -> Iterator[CheckResult]:
     """Judge the ways between hosts."""
     for link in links:
         if link.problem:
@@ -82,7 +82,7 @@ def judge_links(
     yield from _below_interface(links, others)
 
 
-def _bandwidth(slowest_link: HostLink, hosts: Sequence[str]) -> Found:
+def _bandwidth(slowest_link: HostLink, hosts: Sequence[str]) -> CheckResult:
     rate = slowest_link.best_bytes_per_s or 0.0
     ring_s = 2 * (len(hosts) - 1) / len(hosts) * _GRADIENTS_BYTES / max(rate, 1.0)
     text = (
@@ -90,12 +90,12 @@ def _bandwidth(slowest_link: HostLink, hosts: Sequence[str]) -> Found:
         f"{show_bandwidth(rate)}: gradients of 100 MB need {show_time(ring_s)} a step"
     )
     if rate >= _GIGABIT:
-        return Found(hosts=tuple(hosts), what="bandwidth", state="ok", text=text)
+        return CheckResult(hosts=tuple(hosts), what="bandwidth", state="ok", text=text)
     text += ". Use a faster network (--interface), or larger batches"
-    return Found(hosts=tuple(hosts), what="bandwidth", state="warning", text=text)
+    return CheckResult(hosts=tuple(hosts), what="bandwidth", state="warning", text=text)
 
 
-def _broken(link: HostLink) -> Found:
+def _broken(link: HostLink) -> CheckResult:
     pair = (link.source, link.target)
     if "nothing went through" in link.problem or "too little" in link.problem:
         text = (
@@ -103,35 +103,35 @@ def _broken(link: HostLink) -> Found:
             f"({link.problem}): the MTU of both hosts is larger than what lies between them "
             "takes. Lower it on both (ip link set DEVICE mtu 1280), or mend the switch or tunnel"
         )
-        return Found(hosts=pair, what="packets", state="fault", text=text)
+        return CheckResult(hosts=pair, what="packets", state="fault", text=text)
     text = f"from {link.source} to {link.target} nothing could be measured: {link.problem}"
-    return Found(hosts=pair, what="links", state="fault", text=text)
+    return CheckResult(hosts=pair, what="links", state="fault", text=text)
 
 
-def _slow(slow: Slow) -> Found:
+def _slow(slow: Slow) -> CheckResult:
     link, parts = slow.link, []
     if slow.share is not None and link.best_bytes_per_s is not None:
         parts.append(f"{show_bandwidth(link.best_bytes_per_s)}, {slow.share:.0%} of what is usual")
     if slow.times is not None and link.round_trip_s is not None:
         parts.append(f"round-trip {show_time(link.round_trip_s)}, {slow.times:.1f} x the usual")
     text = f"{link.source} to {link.target} is slow ({'; '.join(parts)}): look at what lies between"
-    return Found(hosts=(link.source, link.target), what="links", state="warning", text=text)
+    return CheckResult(hosts=(link.source, link.target), what="links", state="warning", text=text)
 
 
-def _many_slow(slow: Sequence[Slow]) -> Found:
+def _many_slow(slow: Sequence[Slow]) -> CheckResult:
     worst = sorted(slow, key=lambda found: found.link.best_bytes_per_s or 0.0)[:_MOST_SLOW]
     named = dict.fromkeys(name for s in slow for name in (s.link.source, s.link.target))
     shown = ", ".join(f"{found.link.source} to {found.link.target}" for found in worst)
     text = f"{len(slow)} ways are much slower than usual ({shown} and others): two racks or zones?"
-    return Found(hosts=tuple(named), what="links", state="warning", text=text)
+    return CheckResult(hosts=tuple(named), what="links", state="warning", text=text)
 
 
-def _slow_host(host: str, slow: Sequence[Slow]) -> Found:
+def _slow_host(host: str, slow: Sequence[Slow]) -> CheckResult:
     rates = [s.link.best_bytes_per_s or 0.0 for s in slow if s.share is not None]
     times = [s.link.round_trip_s or 0.0 for s in slow if s.times is not None]
     shown = [f"{show_bandwidth(min(rates))} at the least"] if rates else []
     shown += [f"round-trip up to {show_time(max(times))}"] if times else []
-    return Found(
+    return CheckResult(
         hosts=(host,),
         what="links",
         state="warning",
@@ -143,13 +143,13 @@ def _slow_host(host: str, slow: Sequence[Slow]) -> Found:
 
 def _below_interface(
     links: Sequence[HostLink], choices: Mapping[str, AddressChoice]
-) -> Iterator[Found]:
+) -> Iterator[CheckResult]:
     """Compare the best way from each host with what its interface says it can."""
     for host, choice in choices.items():
         speed = choice.interface.speed_bytes_per_s if choice.interface is not None else None
         rates = [k.best_bytes_per_s for k in links if k.source == host and k.best_bytes_per_s]
         if speed is not None and rates and max(rates) < _OF_INTERFACE * speed:
-            yield Found(
+            yield CheckResult(
                 hosts=(host,),
                 what="links",
                 state="warning",
@@ -159,11 +159,13 @@ def _below_interface(
             )
 
 
-def judge_all_reduce(found: AllReduce, links: Sequence[HostLink], hosts: Sequence[str]) -> Found:
+def check_all_reduce(
+    found: AllReduce, links: Sequence[HostLink], hosts: Sequence[str]
+) -> CheckResult:
     """Judge the all-reduce over all hosts, against the slowest way."""
 
-    def said(state: State, text: str) -> Found:
-        return Found(hosts=tuple(hosts), what="all-reduce", state=state, text=text)
+    def said(state: State, text: str) -> CheckResult:
+        return CheckResult(hosts=tuple(hosts), what="all-reduce", state=state, text=text)
 
     rate = found.bus_bytes_per_s
     if rate is None or found.seconds is None:

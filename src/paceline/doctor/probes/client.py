@@ -125,15 +125,15 @@ class Caller:
         Returns:
             Seconds, and half of the shortest round-trip.
         """
-        asked = []
+        samples = []
         with self._connected("time") as stream:
             for _ in range(_CLOCK_ASKED):
                 own_s, before_s = time.time(), time.monotonic()
                 stream.sendall(b"?")
                 (other_s,) = CLOCK.unpack(receive(stream, CLOCK.size))
                 half_s = (time.monotonic() - before_s) / 2
-                asked.append((half_s, other_s - own_s - half_s))
-        half_s, ahead_s = min(asked)
+                samples.append((half_s, other_s - own_s - half_s))
+        half_s, ahead_s = min(samples)
         return ahead_s, half_s
 
     def round_trip(self) -> float:

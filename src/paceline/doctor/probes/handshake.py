@@ -28,8 +28,8 @@ class Tokens:
 
 def is_friend(stream: socket.socket, tokens: Tokens) -> bool:
     """Hear who has connected; a stranger gets not a byte."""
-    asked = receive(stream, 2 * _BYTES)
-    if not tokens.asks or not hmac.compare_digest(asked, tokens.asks.encode()):
+    received = receive(stream, 2 * _BYTES)
+    if not tokens.asks or not hmac.compare_digest(received, tokens.asks.encode()):
         return False
     stream.sendall(tokens.answers.encode())
     return True

@@ -95,8 +95,8 @@ class ProbeServer:
                 stream.settimeout(_WAIT_S)
                 stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if is_friend(stream, self._tokens):
-                    asked = receive_line(stream)
-                    _SERVICES.get(str(asked.get("do")), _just_meet)(stream, asked)
+                    request = receive_line(stream)
+                    _SERVICES.get(str(request.get("do")), _just_meet)(stream, request)
         finally:
             self._places.release()
 
@@ -128,22 +128,22 @@ def _first_free(
     return []
 
 
-def _echo(stream: socket.socket, asked: Mapping[str, object]) -> None:
+def _echo(stream: socket.socket, request: Mapping[str, object]) -> None:
     while content := stream.recv(64):
         stream.sendall(content)
 
 
-def _tell_time(stream: socket.socket, asked: Mapping[str, object]) -> None:
+def _tell_time(stream: socket.socket, request: Mapping[str, object]) -> None:
     while stream.recv(1):
         stream.sendall(CLOCK.pack(time.time()))
 
 
-def _take_in(stream: socket.socket, asked: Mapping[str, object]) -> None:
+def _take_in(stream: socket.socket, request: Mapping[str, object]) -> None:
     """Count what comes within a time after the first piece; what comes later is only taken away.
 
     A sender's own clock would count what has merely been queued on its side.
     """
-    duration_s, buffer = float(str(asked.get("duration_s"))), bytearray(CHUNK_BYTES)
+    duration_s, buffer = float(str(request.get("duration_s"))), bytearray(CHUNK_BYTES)
     stream.recv_into(buffer)
     counted, first_s = 0, time.monotonic()
     last_s = first_s
@@ -154,7 +154,7 @@ def _take_in(stream: socket.socket, asked: Mapping[str, object]) -> None:
     send_line(stream, {"bytes": counted, "seconds": last_s - first_s})
 
 
-def _just_meet(stream: socket.socket, asked: Mapping[str, object]) -> None:
+def _just_meet(stream: socket.socket, request: Mapping[str, object]) -> None:
     send_line(stream, {})
 
 

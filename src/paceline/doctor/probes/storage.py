@@ -114,7 +114,7 @@ class DataRequest:
     seed: int = 0
 
 
-def data_facts(asked: DataRequest) -> dict[str, str]:
+def data_facts(request: DataRequest) -> dict[str, str]:
     """Build a recipe's job, and say what its data sets are: by `training`, `validation`, `test`.
 
     Raises:
@@ -124,7 +124,7 @@ def data_facts(asked: DataRequest) -> dict[str, str]:
     from paceline.training.recipe import load_recipe
     from paceline.training.rng import seed_everything
 
-    seed_everything(asked.seed)
-    job = load_recipe(asked.reference)(**asked.arguments)
+    seed_everything(request.seed)
+    job = load_recipe(request.reference)(**request.arguments)
     sets = {"training": job.train, "validation": job.validation, "test": job.test}
     return {name: data_fingerprint(data) for name, data in sets.items() if data is not None}

@@ -60,7 +60,7 @@ class ChunkTuner:
         """Heed that a step's sums are complete.
 
         Args:
-            heard: (workers, cuts) int64: what each of them told in this step.
+            received: (workers, cuts) int64: what each of them told in this step.
 
         Returns:
             Whether the fastest cut has been found just now.

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from paceline.options.figures import show_seconds, show_whole_percent
-from paceline.report.scaling.captions import FIXED_NAMES, PART_NAMES, tell_fixed, tell_steps
+from paceline.report.scaling.captions import FIXED_NAMES, PART_NAMES, describe_fixed, describe_steps
 from paceline.report.scaling.series import one_worker, size_name
 from paceline.report.svg import COLOURS, MUTED, figure_to_svg, make_axes, plain
 from paceline.results.study import SizeResult, Study
@@ -44,7 +44,7 @@ class BarPicture:
     slug: str
     """Unique on the page; prefixes the ids inside the picture."""
     title: str
-    says: str
+    caption: str
     bars: tuple[Bar, ...]
     names: Mapping[str, str]
     """Each part's name on the page, in their order along a bar."""
@@ -60,12 +60,12 @@ class BarPicture:
     @property
     def description(self) -> str:
         """The picture in one sentence, for those who don't see it."""
-        told = []
+        sentences = []
         for bar in self.bars:
             parts = [f"{self.names[n]} {show_seconds(t)}" for n, t in bar.parts.items() if t > 0]
             inside = f" ({', '.join(parts)})" if parts else ""
-            told.append(f"{bar.label}: {bar.end}{inside}")
-        return f"{self.title}. {'; '.join(told)}"
+            sentences.append(f"{bar.label}: {bar.end}{inside}")
+        return f"{self.title}. {'; '.join(sentences)}"
 
 
 def step_picture(study: Study) -> BarPicture:
@@ -75,7 +75,7 @@ def step_picture(study: Study) -> BarPicture:
     return BarPicture(
         slug="step",
         title="Time of a step",
-        says=tell_steps(study),
+        caption=describe_steps(study),
         bars=tuple(_step_bar(study, size) for size in study.measured),
         names=PART_NAMES | {_UNKNOWN: "not told apart"},
         mark_s=alone.step_s.median if compared and alone and alone.step_s else None,
@@ -89,7 +89,7 @@ def fixed_picture(study: Study) -> BarPicture | None:
     return BarPicture(
         slug="fixed",
         title="Fixed cost of an epoch",
-        says=tell_fixed(study),
+        caption=describe_fixed(study),
         bars=tuple(_fixed_bar(study, size) for size in study.measured),
         names=FIXED_NAMES,
     )

@@ -54,7 +54,7 @@ _HARDLY = 0.97
 _MOST_NAMED = 4
 
 
-def tell_throughput(study: Study) -> str:
+def describe_throughput(study: Study) -> str:
     """Say how many times the work of one worker the largest size does."""
     top = largest(study)
     if not top:
@@ -87,23 +87,23 @@ def tell_throughput(study: Study) -> str:
     )
 
 
-def tell_efficiency(study: Study) -> str:
+def describe_efficiency(study: Study) -> str:
     """Say how much of the ideal is left at the largest size, where the rest went, what may come."""
     top = [size for size in largest(study) if efficiency(study, size) is not None]
     if not top:
         return "Efficiency is against one worker's throughput, which wasn't measured."
     if study.not_reliable:
         return "Not reliable: no conclusion is drawn."
-    told = [_reached(study, top)] if top[0].workers > 1 else [_ONE_WORKER]
+    sentences = [_reached(study, top)] if top[0].workers > 1 else [_ONE_WORKER]
     worst = top[-1]
-    lost = tell_loss(study, worst) if worst.workers > 1 else ""
+    lost = describe_loss(study, worst) if worst.workers > 1 else ""
     if lost:
         name = f"With {method_name(study, worst)}, {lost[:1].lower()}{lost[1:]}"
-        told.append(name if len(top) > 1 else lost)
-    return " ".join([*told, *_expected(study)])
+        sentences.append(name if len(top) > 1 else lost)
+    return " ".join([*sentences, *_expected(study)])
 
 
-def tell_loss(study: Study, size: SizeResult) -> str:
+def describe_loss(study: Study, size: SizeResult) -> str:
     """Say what most of the lost efficiency went into; empty where that isn't known."""
     share, alone = efficiency(study, size), one_worker(study)
     if share is not None and share >= _HARDLY:
@@ -129,7 +129,7 @@ def lost_by_part(study: Study, alone: StepParts, size: SizeResult) -> dict[str, 
     return {name: max(value - ideal[name] / shrink, 0.0) for name, value in parts.items()}
 
 
-def tell_steps(study: Study) -> str:
+def describe_steps(study: Study) -> str:
     """Say what a step of the largest size takes, and how much of it is communication."""
     top = [size for size in largest(study) if size.step_s is not None]
     if not top:
@@ -138,13 +138,13 @@ def tell_steps(study: Study) -> str:
     each = [show_seconds(size.step_s.median) for size in top if size.step_s is not None]
     if len(top) > 1:
         each = [f"{t} with {method_name(study, s)}" for t, s in zip(each, top, strict=True)]
-    told = f"With {plural(top[0].workers, 'worker')} a step takes {listed(each)}"
+    text = f"With {plural(top[0].workers, 'worker')} a step takes {listed(each)}"
     if alone is not None and alone.step_s is not None and top[0].workers > 1:
-        told += f"; one worker's takes {show_seconds(alone.step_s.median)}"
-    return f"{told}.{_communication(study, top)}"
+        text += f"; one worker's takes {show_seconds(alone.step_s.median)}"
+    return f"{text}.{_communication(study, top)}"
 
 
-def tell_fixed(study: Study) -> str:
+def describe_fixed(study: Study) -> str:
     """Say what an epoch of the largest size costs besides its steps."""
     known = [size for size in study.measured if size.fixed.total_s is not None]
     if not known:
@@ -153,18 +153,18 @@ def tell_fixed(study: Study) -> str:
     share = top.fixed_share
     part = "" if share is None else f" ({show_whole_percent(share)} of the epoch)"
     named = [label for n, label in FIXED_NAMES.items() if getattr(top.fixed, n) is not None]
-    told = (
+    text = (
         f"Besides its steps, an epoch with {size_phrase(study, top)} takes "
         f"{show_seconds(top.fixed.total_s)}{part} for {listed(named)}."
     )
     if top.fixed.averaging_s is None:
-        return f"{told} No way of combining gradients changes that."
+        return f"{text} No way of combining gradients changes that."
     own = show_seconds(top.fixed.averaging_s)
     rest = " No way of combining gradients changes the rest." if len(named) > 1 else ""
-    return f"{told} Averaging ({own}) is what {method_name(study, top)} itself takes.{rest}"
+    return f"{text} Averaging ({own}) is what {method_name(study, top)} itself takes.{rest}"
 
 
-def tell_learning(study: Study, sizes: Sequence[SizeResult], across: str) -> str:
+def describe_learning(study: Study, sizes: Sequence[SizeResult], across: str) -> str:
     """Say what it took to reach the loss that every training reached.
 
     Args:
@@ -239,8 +239,12 @@ def _communication(study: Study, top: Sequence[SizeResult]) -> str:
     share = exposed_s / worst.step_s.median
     if share < 0.01:
         return " Hardly any of it is communication that isn't hidden behind computation."
-    told = f"{show_seconds(exposed_s)} ({show_whole_percent(share)})"
-    named = f"With {method_name(study, worst)} {told} of that" if len(top) > 1 else f"Of it {told}"
+    share_text = f"{show_seconds(exposed_s)} ({show_whole_percent(share)})"
+    named = (
+        f"With {method_name(study, worst)} {share_text} of that"
+        if len(top) > 1
+        else f"Of it {share_text}"
+    )
     return f" {named} are communication that isn't hidden behind computation."
 
 

@@ -7,7 +7,11 @@ from typing import Literal
 from paceline.options import figures
 from paceline.options.figures import plural
 from paceline.report.charts import MAX_POINTS, thin
-from paceline.report.scaling.captions import tell_efficiency, tell_learning, tell_throughput
+from paceline.report.scaling.captions import (
+    describe_efficiency,
+    describe_learning,
+    describe_throughput,
+)
 from paceline.report.scaling.convergence import loss_kind, loss_of, trained_sizes
 from paceline.report.scaling.series import (
     Method,
@@ -61,7 +65,7 @@ class Picture:
     slug: str
     """Unique on the page; prefixes the ids inside the picture."""
     title: str
-    says: str
+    caption: str
     across: Across
     lines: tuple[Line, ...]
     percent: bool = False
@@ -87,13 +91,17 @@ class Picture:
     @property
     def description(self) -> str:
         """The picture in one sentence, for those who don't see it."""
-        told = [f"{self._name(line)}: {self._told(line)}" for line in self.lines if line.points]
-        return f"{self.title}. {'; '.join(told)}"
+        sentences = [
+            f"{self._name(line)}: {self._describe_points(line)}"
+            for line in self.lines
+            if line.points
+        ]
+        return f"{self.title}. {'; '.join(sentences)}"
 
     def _name(self, line: Line) -> str:
         return f"{line.label}, predicted" if line.stroke == "predicted" else line.label
 
-    def _told(self, line: Line) -> str:
+    def _describe_points(self, line: Line) -> str:
         write = figures.show_whole_percent if self.percent else _four_digits
         if self.across == "workers":
             return ", ".join(f"{write(y)} at {x:,.0f}" for x, y in line.points)
@@ -120,7 +128,7 @@ def throughput_picture(study: Study) -> Picture:
     return Picture(
         slug="throughput",
         title="Images a second",
-        says=tell_throughput(study),
+        caption=describe_throughput(study),
         across="workers",
         lines=tuple(lines),
         marked=workers,
@@ -144,7 +152,7 @@ def efficiency_picture(study: Study) -> Picture:
     return Picture(
         slug="efficiency",
         title="Efficiency",
-        says=tell_efficiency(study),
+        caption=describe_efficiency(study),
         across="workers",
         lines=tuple(lines),
         marked=workers,
@@ -191,7 +199,7 @@ def _learning_picture(
     return Picture(
         slug="loss",
         title=f"{kind.capitalize()} loss by {_LEARNING[across]}{name}",
-        says=tell_learning(study, sizes, across),
+        caption=describe_learning(study, sizes, across),
         across=across,
         lines=lines,
         wide=_lengths_differ(lines),

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from paceline.files import write_atomic
 from paceline.report.scaling import tables
 from paceline.report.scaling.bars import BarPicture, draw_bars, fixed_picture, step_picture
-from paceline.report.scaling.captions import tell_fixed
+from paceline.report.scaling.captions import describe_fixed
 from paceline.report.scaling.charts import (
     COLOURS_THERE,
     Picture,
@@ -49,7 +49,7 @@ def render_page(study: Study, directory: Path, problems: Sequence[str] = ()) -> 
         figures=tables.key_figures(study),
         scaling=[_with_lines(picture) for picture in lines],
         times=[_with_bars(picture) for picture in (step, fixed) if picture],
-        no_fixed=tell_fixed(study) if measured and fixed is None else "",
+        no_fixed=describe_fixed(study) if measured and fixed is None else "",
         learning=[_with_lines(picture) for picture in learning_pictures(study)],
         colours=COLOURS_THERE,
         table=tables.study_table(study),
@@ -65,11 +65,11 @@ def render_page(study: Study, directory: Path, problems: Sequence[str] = ()) -> 
 
 
 def _with_lines(picture: Picture) -> tuple[Picture, str, Markup]:
-    return picture, _unbroken(picture.says), Markup(draw_lines(picture))
+    return picture, _unbroken(picture.caption), Markup(draw_lines(picture))
 
 
 def _with_bars(picture: BarPicture) -> tuple[BarPicture, str, Markup]:
-    return picture, _unbroken(picture.says), Markup(draw_bars(picture))
+    return picture, _unbroken(picture.caption), Markup(draw_bars(picture))
 
 
 def _unbroken(sentence: str) -> str:

@@ -27,10 +27,10 @@ def _what(study: Study) -> str:
     workers = sorted({size.workers for size in study.measured})
     named = f"{listed([f'{n:,}' for n in workers])} {'worker' if workers == [1] else 'workers'}"
     methods = [method.label for method in find_methods(study) if method.sizes]
-    ways = f" with {listed(methods)}" if len(methods) > 1 else ""
+    compared = f" with {listed(methods)}" if len(methods) > 1 else ""
     each = f" for {show_length(study.seconds)}" if study.seconds else ""
     often = f", {_times(study.repeats)}{each}" if study.repeats else ""
-    return f"{named}{ways}{often}. {_KEPT[study.mode]}"
+    return f"{named}{compared}{often}. {_KEPT[study.mode]}"
 
 
 def _times(repeats: int) -> str:
@@ -45,21 +45,21 @@ _KEPT = {
 
 def find_gaps(study: Study) -> tuple[str, ...]:
     """List what is missing: sizes, repeats, the parts of steps, fixed costs, trainings."""
-    told = [sentence for size in study.sizes for sentence in _size_gaps(study, size)]
-    told += _missing(
+    sentences = [sentence for size in study.sizes for sentence in _size_gaps(study, size)]
+    sentences += _missing(
         study,
         [size for size in study.measured if size.parts is None],
         "Where the time of a step goes isn't known for",
     )
-    told += _missing(
+    sentences += _missing(
         study,
         [size for size in study.measured if size.fixed.total_s is None],
         "The fixed cost of an epoch wasn't measured for",
     )
     if any(size.trained is not None for size in study.sizes):
         lacking = [size for size in study.sizes if size.trained is None]
-        told += _missing(study, lacking, "No training was made with")
-    return tuple(told)
+        sentences += _missing(study, lacking, "No training was made with")
+    return tuple(sentences)
 
 
 def _size_gaps(study: Study, size: SizeResult) -> list[str]:
@@ -68,13 +68,15 @@ def _size_gaps(study: Study, size: SizeResult) -> list[str]:
     if size.images_per_s is None:
         why = size.problem or (failed[0] if failed else "")
         return [f"{name}: {why}" if why else f"{name}: not measured."]
-    told = [f"{name}: {size.problem}"] if size.problem else []
+    sentences = [f"{name}: {size.problem}"] if size.problem else []
     if failed and not size.problem:
-        told.append(f"{name}: {len(failed)} of {plural(len(size.repeats), 'repeat')}: {failed[0]}")
+        sentences.append(
+            f"{name}: {len(failed)} of {plural(len(size.repeats), 'repeat')}: {failed[0]}"
+        )
     done = len(size.repeats) - len(failed)
     if size.repeats and not failed and done < study.repeats:
-        told.append(f"{name}: {done} of {plural(study.repeats, 'repeat')} done.")
-    return told
+        sentences.append(f"{name}: {done} of {plural(study.repeats, 'repeat')} done.")
+    return sentences
 
 
 def _missing(study: Study, sizes: list[SizeResult], what: str) -> list[str]:

@@ -50,7 +50,7 @@ def key_figures(study: Study) -> tuple[KeyFigure, ...]:
 def study_table(study: Study) -> Table:
     """The study's table: a row for each size, and what its training reached where it trained."""
     methods = {method_name(study, size) for size in study.sizes if size.workers > 1}
-    columns = [column for column in _COLUMNS if _is_told(study, column)]
+    columns = [column for column in _COLUMNS if _is_shown(study, column)]
     if len(methods) < 2 and not has_several_alone(study):
         columns = [column for column in columns if column.title != "method"]
     return Table(
@@ -113,14 +113,14 @@ def link_text(study: Study) -> str:
     link = {} if study.predicted is None else study.predicted.link
     bandwidth = number(link, "bandwidth_bytes_per_s")
     round_trip = number(link, "round_trip_s")
-    told = []
+    sentences = []
     if bandwidth is not None:
-        told.append(f"{figures.show_bandwidth(bandwidth)} between nodes")
+        sentences.append(f"{figures.show_bandwidth(bandwidth)} between nodes")
     if round_trip is not None:
-        told.append(f"a round trip of {figures.show_time(round_trip)}")
+        sentences.append(f"a round trip of {figures.show_time(round_trip)}")
     if source := text(link, "source"):
         return f"For this network: {source}."
-    return f"For {figures.listed(told)}." if told else ""
+    return f"For {figures.listed(sentences)}." if sentences else ""
 
 
 def settings_table(study: Study) -> tuple[Setting, ...]:
@@ -195,7 +195,7 @@ def _thousandths(time_s: float | None) -> str:
     return figures.show_three_digits(None if time_s is None else 1000 * time_s)
 
 
-def _is_told(study: Study, column: _Column) -> bool:
+def _is_shown(study: Study, column: _Column) -> bool:
     cells = {column.write(study, size) for size in study.sizes}
     return column.always or not cells <= {figures.NOTHING}
 

@@ -38,7 +38,7 @@ class LoadBalancer(StepHook):
         say: Callable[[str], None],
     ) -> None:
         """Args:
-        course: Whose plan changes with the loader's.
+        progress: Whose plan changes with the loader's.
         group: The workers.
         max_batch: Most samples that a worker puts through the model at once.
         say: Tells the user, on rank 0.

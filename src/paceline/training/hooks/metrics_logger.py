@@ -145,7 +145,7 @@ def describe_advance(
     """Say how far the training is.
 
     Args:
-        course: After it has taken the exchange in.
+        progress: After it has taken the exchange in.
         agreed: The last exchange.
         steps: Steps since the exchange before.
         lr: Learning rate of the last step.

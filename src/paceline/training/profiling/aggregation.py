@@ -1,4 +1,4 @@
-"""What the workers tell of their steps, and what it comes to. Pure."""
+"""What the workers contribute of their steps, and what it comes to. Pure."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,16 +11,16 @@ from paceline.training.profiling.step_profiler import Lap, StepProfiler
 
 _LOW, _HIGH = 0.1, 0.9
 _LAPS = 256
-"""The newest, of which a worker tells the others."""
+"""The newest, which a worker sends to the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerTimes:
-    """What one worker tells of its steps: seconds, medians over the steps it looked at."""
+    """What one worker contributes of its steps: seconds, medians over the steps it sampled."""
 
     host: str
     steps: int
-    """That were looked at."""
+    """That were sampled."""
     data_s: float = 0.0
     forward_s: float = 0.0
     backward_s: float = 0.0
@@ -64,7 +64,7 @@ def measure_worker(
     """Say what a worker has to tell.
 
     Args:
-        pace: What it has measured.
+        step_profiler: What it has measured.
         host: Its name.
         averagings_s: Waits for averages of weights, by steps done.
         averaging_steps: How many steps these waits are of.
@@ -176,7 +176,7 @@ def workers_of(workers: Sequence[WorkerTimes]) -> tuple[WorkerTime, ...]:
 
 
 def step_of(workers: WorkerTimes) -> Spread:
-    """Take the steps that were looked at for all, where there was no other."""
+    """Take the steps that were sampled for all, where there was no other."""
     return Spread(median=workers.total_s, low=workers.total_s, high=workers.total_s)
 
 

@@ -133,7 +133,7 @@ class Profiler:
         self.averaging = averaging
 
     def close(self, step: int) -> float:
-        """End the look under way, since an exchange begins. Local.
+        """End the sample under way, since an exchange begins. Local.
 
         Args:
             step: How many have been taken.
@@ -156,7 +156,7 @@ class Profiler:
             agreed: What the workers have exchanged.
             status: What this one contributed.
             steps: Of which it is.
-            course: After it has taken the exchange in.
+            progress: After it has taken the exchange in.
 
         Returns:
             What these steps spent on communication; None of a single worker.
@@ -261,7 +261,7 @@ class Profiler:
         """Write the profile, unless one has been written just before. Collective.
 
         Args:
-            course: How far the training is.
+            progress: How far the training is.
             must: Write it in any case.
         """
         now_s, before_s = progress.state.elapsed_s, self._written_s
@@ -278,7 +278,7 @@ class Profiler:
 
         Returns:
             The same on every worker but for the gradients, which are the worker's own; None where
-            no step has been looked at.
+            no step has been sampled.
         """
         own = measure_worker(
             self.step_profiler,

@@ -50,7 +50,7 @@ class Lap:
 class StepProfiler:
     """Looks closely at single steps, and takes the time of all.
 
-    The first steps are looked at, the first one of each pass, and one in each half second (or in
+    The first steps are sampled, the first one of each pass, and one in each half second (or in
     each epoch that is shorter): on
     every worker the same. What a worker computes itself ends when autograd has gone through its
     graph; what is left of the backward pass then is the wait for gradients. On a GPU events are
@@ -74,9 +74,9 @@ class StepProfiler:
         self.next_sample = 0
         """Before the batch of this step (from 0) is asked for, `sample` has to be called."""
         self.is_sampling = False
-        """Whether the step under way is looked at."""
+        """Whether the step under way is sampled."""
         self.sampled = 0
-        """Steps looked at so far."""
+        """Steps sampled so far."""
         self.loader_starts_s: list[float] = []
         """Of each pass: until its first batch."""
         self.gradients = GradientTimes(on_gpu=device.type == "cuda")
@@ -85,15 +85,15 @@ class StepProfiler:
         self._alone = world_size == 1
         self._parameters = parameters
         self._planned = _NEVER
-        """The step that is to be looked at next."""
+        """The step that is to be sampled next."""
         self._pass_from_s: float | None = None
         """Since when the first batch of a pass is awaited."""
         self._step = 0
         self._is_first = self._is_hooked = False
-        """Whether the look is at the first step of a pass; at the gradients' times too."""
+        """Whether the sample is of the first step of a pass; at the gradients' times too."""
         self._marks: Marks = []
         self._waits: list[tuple[Moment, Moment]] = []
-        """Of the newest look: from when until when this worker waited for gradients."""
+        """Of the newest sample: from when until when this worker waited for gradients."""
         self._ordinary: dict[int, Marks] = {}
         """By step."""
         self._odd: deque[tuple[int, Marks]] = deque(maxlen=_EARLY)
@@ -114,7 +114,7 @@ class StepProfiler:
         self._pass_from_s, self._lap_from, self.next_sample = perf_counter(), None, step
 
     def sample(self, step: int) -> None:
-        """Close the look at the step before, and begin another one if it is time. Local.
+        """Close the sample of the step before, and begin another one if it is time. Local.
 
         Args:
             step: The one whose batch is asked for next.
@@ -133,7 +133,7 @@ class StepProfiler:
         self._marks, self._waits = [("asked", now(on_gpu=self.on_gpu))], []
 
     def mark(self, happening: StepEvent) -> None:
-        """Note that something has happened in the step that is looked at."""
+        """Note that something has happened in the step that is sampled."""
         if happening == "piece" and self._marks[-1][0] != "backward":
             return  # the exchange of its gradients follows
         moment = now(on_gpu=self.on_gpu)
@@ -169,10 +169,10 @@ class StepProfiler:
             self.mark("came")
 
     def close(self) -> float:
-        """End the look under way, since an exchange begins.
+        """End the sample under way, since an exchange begins.
 
         Returns:
-            How long this worker waited for gradients in the last step that was looked at.
+            How long this worker waited for gradients in the last step that was sampled.
         """
         self._end_sample()
         if self._waits:
@@ -188,7 +188,7 @@ class StepProfiler:
             steps: How many.
             status: What this worker contributed to the exchange.
             step: The one that is next.
-            planned: The step, from 0, that is to be looked at next.
+            planned: The step, from 0, that is to be sampled next.
         """
         self._note.count(steps, status.lap_s, status.data_s, status.waited_s * steps)
         self._planned = planned
@@ -204,7 +204,7 @@ class StepProfiler:
         return [Lap(steps=n, seconds=s, agreeing_s=a, until=end) for n, s, a, end in self._laps]
 
     def samples(self) -> dict[int, StepTimes]:
-        """Give the looks by step; those at steps unlike others where there is none else."""
+        """Give the samples by step; those at steps unlike others where there is none else."""
         seen = self._ordinary or dict(self._odd)
         return {step: _times_of(marks) for step, marks in seen.items()}
 
@@ -268,7 +268,7 @@ class StepProfiler:
         self.gradients.drop()
 
     def _keep(self, marks: Marks) -> None:
-        """Remember a look; of many ever fewer, so that they stay spread over the training."""
+        """Remember a sample; of many ever fewer, so that they stay spread over the training."""
         if self._is_first or self._is_hooked:
             self._odd.append((self._step, marks))
             return
@@ -296,9 +296,9 @@ def _times_of(marks: Marks) -> StepTimes:
 
 
 def _is_hooked(sampled: int) -> bool:
-    """Tell whether a look takes the gradients' times too: the hooks cost a little.
+    """Tell whether a sample takes the gradients' times too: the hooks cost a little.
 
     Args:
-        looked: Steps looked at before.
+        sampled: Steps sampled before.
     """
     return sampled in (0, 2) or (sampled >= _EARLY - 1 and sampled % 4 == 0)

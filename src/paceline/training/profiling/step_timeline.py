@@ -1,4 +1,4 @@
-"""One step looked at closely: what happened when, and what its time was spent on."""
+"""One step sampled closely: what happened when, and what its time was spent on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -34,8 +34,8 @@ class _Printed:
 
 def metrics(case: Case) -> Iterator[Finding]:
     """Find printed figures that the workers' number changes: by a factor, or as a mean of means."""
-    stories = (case.first, case.other)
-    if any(found.is_cut for story in stories for found in story.evaluations()):
+    traces = (case.first, case.other)
+    if any(found.is_cut for trace in traces for found in trace.evaluations()):
         return  # after as many batches of every rank, more samples then on more ranks
     by_factor = list(_metric_factor(case))
     yield from by_factor or _metric_means(case)
@@ -44,12 +44,12 @@ def metrics(case: Case) -> Iterator[Finding]:
 def _metric_factor(case: Case) -> Iterator[Finding]:
     ratio = case.workers / case.first.workers
     for printed in _pairs(case):
-        for factor, told in ((1 / ratio, "too small"), (ratio, "too large")):
+        for factor, size in ((1 / ratio, "too small"), (ratio, "too large")):
             slack = printed.precision * (1 + max(factor, 1))
             is_exact = abs(printed.mine * factor - printed.theirs) <= slack
             apart = abs(printed.mine - printed.theirs) > 4 * slack
             if printed.is_metric and is_exact and apart:
-                times = f"{ratio:g} times {told}"
+                times = f"{ratio:g} times {size}"
                 what = (
                     f"the figure {printed.theirs:g} in {printed.line!r} is {times}: on "
                     f"{_count(case)} it is {printed.mine:g}. {_reductions(case)}"
@@ -71,13 +71,13 @@ def _metric_means(case: Case) -> Iterator[Finding]:
         apart = abs(printed.mine - printed.theirs)
         if not printed.is_metric or apart <= 4 * printed.precision + _APART * abs(printed.mine):
             continue
-        told = f"{printed.line!r} says {printed.theirs:g}, on {_count(case)} {printed.mine:g}"
+        text = f"{printed.line!r} says {printed.theirs:g}, on {_count(case)} {printed.mine:g}"
         if not case.other.reduced:
-            what = f"{told}: it is counted on rank 0's {sizes[0]} of {sum(sizes)} samples alone"
+            what = f"{text}: it is counted on rank 0's {sizes[0]} of {sum(sizes)} samples alone"
             yield case.found(Cause.METRIC_SHARE, what, rank=0)
         elif len(set(sizes)) > 1:
             shown = " + ".join(map(str, sizes))
-            what = f"{told}: the means of unequal shares ({shown}) count alike. {_reductions(case)}"
+            what = f"{text}: the means of unequal shares ({shown}) count alike. {_reductions(case)}"
             yield case.found(Cause.METRIC_MEANS, what.strip(), rank=0)
         return
 

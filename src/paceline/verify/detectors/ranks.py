@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from paceline.options.figures import plural
-from paceline.verify.events import Drew, Handed
+from paceline.verify.events import Drew, ModelBuilt
 from paceline.verify.finding import Case, Cause, Finding
 
 _DRAWING = (
@@ -15,32 +15,32 @@ _DRAWING = (
 
 def no_communication(case: Case) -> Iterator[Finding]:
     """Find processes that train without ever taking notice of one another."""
-    story = case.other
-    is_watched = not (story.in_session or story.failure) and story.steps
-    if story.workers == 1 or story.has_met or not is_watched:
+    trace = case.other
+    is_watched = not (trace.in_session or trace.failure) and trace.steps
+    if trace.workers == 1 or trace.has_met or not is_watched:
         return
-    shared = all(len(set(step.samples)) == 1 for step in story.steps)
+    shared = all(len(set(step.samples)) == 1 for step in trace.steps)
     equal = all(
         len({tuple(m.sha256 for m in stepped.weights) for stepped in step.stepped}) == 1
-        for step in story.steps
+        for step in trace.steps
     )
-    if not shared and (equal or story.has_joined):
+    if not shared and (equal or trace.has_joined):
         return  # they have other ways than torch.distributed; or that is a finding of its own
-    group = "no process group is made" if not story.has_joined else "a process group, never used"
+    group = "no process group is made" if not trace.has_joined else "a process group, never used"
     what = (
-        f"the {story.workers} processes never communicate ({group}, no collective call): each "
+        f"the {trace.workers} processes never communicate ({group}, no collective call): each "
         "trains by itself"
     )
     if shared and equal:
         what += (
-            f", on the same samples and to the same weights: one training, {story.workers} times"
+            f", on the same samples and to the same weights: one training, {trace.workers} times"
         )
     elif shared:
         what += ", on the same samples, to weights of its own"
     yield case.found(Cause.NO_COMMUNICATION, what, step=0)
 
 
-def same_chance(case: Case) -> Iterator[Finding]:
+def same_random_numbers(case: Case) -> Iterator[Finding]:
     """Find ranks that draw the same random numbers for different samples."""
     steps = case.other.steps
     if not steps or (len(set(steps[0].samples)) == 1 and any(steps[0].samples[0])):
@@ -61,14 +61,14 @@ def buffers_apart(case: Case) -> Iterator[Finding]:
     """Find buffers that are each rank's own when they are used."""
     if case.other.in_session:
         return
-    for judged in zip(*case.other.judged, strict=False):
-        found = _first_apart([one.buffers for one in judged])
+    for evaluated in zip(*case.other.evaluated, strict=False):
+        found = _first_apart([one.buffers for one in evaluated])
         if found:
             rank, name = found
             what = f"an evaluation runs with another buffer {name} on rank {rank} than on rank 0"
             yield case.found(Cause.BUFFERS_APART, what, rank=rank, tensor=name)
             return
-    if any(handed.broadcasts_buffers for handed in _handed_first(case)):
+    if any(model.broadcasts_buffers for model in _first_models(case)):
         return
     for number, step in enumerate(case.other.steps):
         found = _first_apart([stepped.buffers for stepped in step.stepped])
@@ -83,15 +83,15 @@ def models(case: Case) -> Iterator[Finding]:
     """Find ranks that build another model, or the same with other weights."""
     if case.other.in_session:
         return
-    handed = _handed_first(case)
-    shapes = _first_apart([one.shapes for one in handed])
+    built = _first_models(case)
+    shapes = _first_apart([one.shapes for one in built])
     if shapes:
         rank, name = shapes
-        pair = [one.shapes.get(name, "not there") for one in (handed[0], handed[rank])]
+        pair = [one.shapes.get(name, "not there") for one in (built[0], built[rank])]
         what = f"rank {rank} builds another model: {name} is {pair[1]}, on rank 0 {pair[0]}"
         yield case.found(Cause.MODELS_DIFFER, what, rank=rank, tensor=name)
         return
-    start = _first_apart([one.tensors for one in handed])
+    start = _first_apart([one.tensors for one in built])
     if start:
         rank, name = start
         what = (
@@ -152,7 +152,7 @@ def unequal_steps(case: Case) -> Iterator[Finding]:
 
 def waits_apart(case: Case) -> Iterator[Finding]:
     """Find ranks that wait for each other in different calls, or after unequal steps."""
-    places = case.other.whereabouts
+    places = case.other.locations
     if len(set(places)) < 2:
         return
     shown = "; ".join(f"rank {rank}: {place}" for rank, place in enumerate(places))
@@ -160,8 +160,8 @@ def waits_apart(case: Case) -> Iterator[Finding]:
     yield case.found(Cause.WAITS_APART, what)
 
 
-def _handed_first(case: Case) -> list[Handed]:
-    return [rank[0] for rank in case.other.handed if rank]
+def _first_models(case: Case) -> list[ModelBuilt]:
+    return [rank[0] for rank in case.other.models if rank]
 
 
 def _draw_alike(one: Sequence[Drew], two: Sequence[Drew]) -> bool:

@@ -125,7 +125,7 @@ def other_samples(case: Case) -> Iterator[Finding]:
     step = case.comparison.samples_differ_from
     if step is None:
         return
-    counts = [sum(story.steps[step].shares) for story in (case.first, case.other)]
+    counts = [sum(trace.steps[step].shares) for trace in (case.first, case.other)]
     workers = plural(case.first.workers, "worker")
     if counts[0] == counts[1]:
         what = f"step {step} sees other samples than on {workers}{_drawn_otherwise(case)}"
@@ -141,8 +141,8 @@ def _shared_by_torch(found: Pass) -> bool:
 def _drawn_otherwise(case: Case) -> str:
     """Name the samplers where others draw the samples, or shuffle; empty where they don't."""
     drawn = []
-    for story in (case.first, case.other):
-        begun = next((e.begun[0] for e in story.training() if e.begun), None)
+    for trace in (case.first, case.other):
+        begun = next((e.begun[0] for e in trace.training() if e.begun), None)
         if begun is None:
             return ""
         drawn.append(f"{begun.sampler}, {'' if begun.shuffles else 'not '}shuffled")

@@ -25,12 +25,12 @@ def schedule_per_worker(case: Case) -> Iterator[Finding]:
     if step is None:
         return
     rates = [s.steps[step].stepped[0].rates[0] for s in (case.first, case.other)]
-    told = f"the learning rate of step {step} is {rates[1]:g} instead of {rates[0]:g}"
+    text = f"the learning rate of step {step} is {rates[1]:g} instead of {rates[0]:g}"
     if mine > 0 and theirs > mine and len(case.other.steps) <= len(case.first.steps):
-        what = f"{told}: the schedule was stepped {theirs} times instead of {mine}"
+        what = f"{text}: the schedule was stepped {theirs} times instead of {mine}"
         yield case.found(Cause.SCHEDULE_PER_WORKER, what, step=step)
     elif _same_batch(case, 0):
-        yield case.found(Cause.RATE_DIFFERS, told, step=step)
+        yield case.found(Cause.RATE_DIFFERS, text, step=step)
 
 
 def gradient_factor(case: Case) -> Iterator[Finding]:
@@ -136,7 +136,7 @@ def no_gradient(case: Case) -> Iterator[Finding]:
 
 def chance(case: Case) -> Iterator[Finding]:
     """Find random numbers that other numbers of workers don't share: augmentation, noise."""
-    step = case.comparison.looks_differ_from
+    step = case.comparison.contents_differ_from
     if step is not None:
         yield case.found(
             Cause.CHANCE,

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.doctor.facts import Contact, GpuFacts, HostFacts, Interface, NetworkFacts
 from paceline.doctor.probes.storage import DataRequest
-from paceline.doctor.serialization import read
+from paceline.options.fields import read_dataclass
 
 FULL = HostFacts(
     network=NetworkFacts(
@@ -20,18 +20,20 @@ FULL = HostFacts(
 
 @pytest.mark.parametrize("facts", [FULL, HostFacts()])
 def test_there_and_back(facts: HostFacts) -> None:
-    assert read(HostFacts, json.loads(json.dumps(asdict(facts)))) == facts
+    assert read_dataclass(HostFacts, json.loads(json.dumps(asdict(facts)))) == facts
 
 
 def test_any_option_comes_back_as_it_was() -> None:
     asked = DataRequest(
         reference="x:y", arguments={"a": 1, "b": "1", "c": (1, 2.5), "d": None, "e": True}
     )
-    assert read(DataRequest, json.loads(json.dumps(asdict(asked)))) == asked
+    assert read_dataclass(DataRequest, json.loads(json.dumps(asdict(asked)))) == asked
 
 
 def test_another_version_may_say_more_or_less() -> None:
-    found = read(HostFacts, {"network": {"hostname": "a", "colour": "red"}, "weather": "fine"})
+    found = read_dataclass(
+        HostFacts, {"network": {"hostname": "a", "colour": "red"}, "weather": "fine"}
+    )
     assert found == HostFacts(network=NetworkFacts(hostname="a"))
 
 
@@ -40,4 +42,4 @@ def test_another_version_may_say_more_or_less() -> None:
 )
 def test_what_is_of_another_type_is_refused(content: object) -> None:
     with pytest.raises(ValueError, match=r"is |should be"):
-        read(Contact, content)
+        read_dataclass(Contact, content)

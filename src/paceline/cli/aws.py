@@ -80,8 +80,8 @@ def _up(place: ClusterPlace, given: Given) -> int:
     options, network = _component(NodeOptions, given), _component(NetworkOptions, given)
     ask = _component(AskOptions, given)
     aws = _connect(place)
-    from paceline.provision.aws.create import make_nodes
     from paceline.provision.aws.formatting import plan_lines
+    from paceline.provision.aws.lifecycle import make_nodes
     from paceline.provision.aws.plan import check_quotas, make_plan
     from paceline.provision.aws.stack import exists_already, find_stack
 
@@ -188,7 +188,7 @@ def _write_files(
 
 
 def _down(place: ClusterPlace, _: Given) -> int:
-    from paceline.provision.aws.delete import delete_nodes
+    from paceline.provision.aws.lifecycle import delete_nodes
 
     delete_nodes(_connect(place), place.name, note)
     return ExitCode.DONE

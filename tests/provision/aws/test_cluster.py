@@ -9,9 +9,8 @@ import pytest
 from paceline.errors import InfrastructureError, PacelineError, UsageError
 from paceline.launch.aws_client import Aws
 from paceline.launch.ssh.hostfile import parse_hostfile
-from paceline.provision.aws.create import make_nodes
-from paceline.provision.aws.delete import delete_nodes
 from paceline.provision.aws.files import kept
+from paceline.provision.aws.lifecycle import delete_nodes, make_nodes
 from paceline.provision.aws.nodes import find_nodes
 from paceline.provision.aws.options import NetworkOptions, NodeOptions
 from paceline.provision.aws.orphaned_resources import find_orphaned

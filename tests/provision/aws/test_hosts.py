@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 
 from paceline.launch.ssh.hostfile import parse_hostfile
-from paceline.provision.aws.files import ClusterFiles
-from paceline.provision.aws.hostfile import hostfile_text, identity_in, quoted, ssh_config_text
+from paceline.provision.aws.files import (
+    ClusterFiles,
+    hostfile_text,
+    identity_in,
+    quoted,
+    ssh_config_text,
+)
 from paceline.provision.aws.hostkeys import known_hosts_lines, read_host_keys
 from paceline.provision.aws.nodes import Instance
 from tests.launch.waiting import patient

@@ -25,6 +25,8 @@ from typing import Literal, final
 
 import psutil
 
+from paceline.launch.watchdog.worker_state import ProcessState
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _FIRST_NAMESPACES = {"ipc": 0xEFFFFFFF, "pid": 0xEFFFFFFC}
@@ -142,9 +144,6 @@ EXIT_S = 15.0
 _REAP_S = 2.0
 _NEVER_S = float("inf")
 _TRACED = {"t", "tracing-stop", psutil.STATUS_TRACING_STOP}
-
-ProcessState = Literal["running", "stopped", "traced", "gone"]
-"""How the system sees a process; traced: a debugger holds it."""
 
 
 @dataclass(frozen=True)

@@ -256,7 +256,7 @@ def _derived(engine: Engine) -> dict[str, object]:
         "val_samples": context.progress.val_samples,
         "parameters": parameter_count(model),
         "unseeded_models": list(context.components.unseeded),
-        "model": ", ".join(type(part).__name__ for part in context.components.models.values()),
+        "model": ", ".join(type(model).__name__ for model in context.components.models.values()),
     }
 
 

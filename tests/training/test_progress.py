@@ -6,6 +6,7 @@ from typing import Literal
 import pytest
 import torch
 
+from paceline.distributed.work_division import Division
 from paceline.errors import JobError
 from paceline.metrics.counters import Totals
 from paceline.training.batches.plan import TrainPlan
@@ -16,7 +17,7 @@ from paceline.training.status_exchange import Agreement
 
 STEPS = 10
 PLAN = TrainPlan(
-    world_size=2,
+    division=Division.of(None, 2),
     global_batch=8,
     batch_per_worker=(4, 4),
     micro_batches=1,

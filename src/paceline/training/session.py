@@ -255,7 +255,7 @@ class Session:
         samples = served.num_samples()
         plan = make_plan(
             options,
-            self.world_size,
+            self._context.division,
             None if served.is_stream else samples,
             shuffle=shuffled is not False,
         )

@@ -134,18 +134,15 @@ class Agreement:
     """(parts, K) float64, in order: what was given besides."""
 
 
-def agree(
-    status: Status, group: Group, division: Division | None = None, more: Tensor = NOTHING
-) -> Agreement:
+def agree(status: Status, group: Group, division: Division, more: Tensor = NOTHING) -> Agreement:
     """Exchange news. Collective, blocks until every worker is there.
 
     Args:
         status: This worker's news.
         group: The workers.
-        division: Which parts of a step each of them has; one each by default.
+        division: Which parts of a step each of them has.
         more: (most * K,) float64 on the CPU, as `Division.padded` makes it, passed on to all.
     """
-    division = division or Division.of(None, group.world_size)
     bad_step = math.inf if status.bad_step is None else float(status.bad_step)
     times = torch.tensor(
         [status.signalled, bad_step, status.lap_s, status.data_s, status.waited_s],

@@ -44,7 +44,7 @@ def make_progress(
     )
 
 
-def news(lap_s: float, data_s: float = 0.0, *, signalled: bool = False) -> Agreement:
+def agreement(lap_s: float, data_s: float = 0.0, *, signalled: bool = False) -> Agreement:
     nothing = torch.zeros(1, 4, dtype=torch.float64)
     return Agreement(
         signalled=signalled,
@@ -67,10 +67,10 @@ def go(progress: TrainingProgress, steps: int) -> None:
 def test_the_clock_counts_steps_and_pauses() -> None:
     progress = make_progress()
     go(progress, 4)
-    assert progress.advance(news(2.0, data_s=0.5)) == 4
+    assert progress.advance(agreement(2.0, data_s=0.5)) == 4
     progress.add_pause(3.0)
     go(progress, 2)
-    assert progress.advance(news(1.0, data_s=0.25)) == 2
+    assert progress.advance(agreement(1.0, data_s=0.25)) == 2
     state = progress.state
     assert (state.elapsed_s, state.train_s) == (6.0, 3.0)
     assert (state.epoch_train_s, state.epoch_data_s) == (3.0, 0.75)
@@ -79,7 +79,7 @@ def test_the_clock_counts_steps_and_pauses() -> None:
 def test_the_wait_for_data_is_of_one_exchange() -> None:
     progress = make_progress()
     progress.data_s = 0.5
-    progress.advance(news(1.0, data_s=0.5))
+    progress.advance(agreement(1.0, data_s=0.5))
     assert progress.data_s == 0.0
 
 
@@ -87,23 +87,23 @@ def test_exchanges_come_about_twice_a_second() -> None:
     progress = make_progress()
     assert progress.next_agreement == 0
     go(progress, 1)
-    progress.advance(news(0.125))  # eight steps a second
+    progress.advance(agreement(0.125))  # eight steps a second
     assert progress.next_agreement == 1 + 4
 
 
 def test_a_snapshot_is_due_by_time_since_the_last_one_pauses_included() -> None:
     progress = make_progress(every_s=10.0)
     go(progress, 1)
-    progress.advance(news(6.0))
+    progress.advance(agreement(6.0))
     assert not progress.due_to_save()
     progress.add_pause(4.0)
     assert progress.due_to_save()
     progress.saved()
     assert not progress.due_to_save()
     go(progress, 1)
-    progress.advance(news(9.0))
+    progress.advance(agreement(9.0))
     assert not progress.due_to_save()
-    progress.advance(news(1.0))
+    progress.advance(agreement(1.0))
     assert progress.due_to_save()
 
 
@@ -128,14 +128,14 @@ def test_steps_between_snapshots_may_be_more_than_an_epoch_has() -> None:
 def test_none_is_due_by_itself() -> None:
     progress = make_progress()
     go(progress, 5)
-    progress.advance(news(1e6))
+    progress.advance(agreement(1e6))
     assert not progress.due_to_save()
 
 
 def test_of_an_epochs_end_nothing_stays() -> None:
     progress = make_progress(plan=replace(PLAN, steps_per_epoch=0))  # a stream
     go(progress, 4)
-    progress.advance(news(2.0, data_s=1.0))
+    progress.advance(agreement(2.0, data_s=1.0))
     complete = [progress.epoch_is_complete]
     progress.has_seen_all = True
     complete.append(progress.epoch_is_complete)
@@ -170,7 +170,7 @@ def test_what_stops_within_an_epoch(
 ) -> None:
     progress = make_progress(budget="60s")
     go(progress, 4)
-    progress.advance(news(lap_s, signalled=signalled))
+    progress.advance(agreement(lap_s, signalled=signalled))
     assert progress.stopping == why
     assert progress.can_continue == (why is None)
 
@@ -178,7 +178,7 @@ def test_what_stops_within_an_epoch(
 def test_out_of_time_a_part_of_an_epoch_is_the_end() -> None:
     progress = make_progress(budget="60s")
     go(progress, 4)
-    progress.advance(news(99.0))
+    progress.advance(agreement(99.0))
     progress.close_epoch(validated=False)
     assert (progress.state.ended, progress.state.epoch, progress.state.step_in_epoch) == (
         "time",
@@ -190,7 +190,7 @@ def test_out_of_time_a_part_of_an_epoch_is_the_end() -> None:
 def test_after_a_signal_the_epoch_that_ended_with_it_counts() -> None:
     progress = make_progress(budget="60s")
     go(progress, STEPS)
-    progress.advance(news(1.0, signalled=True))
+    progress.advance(agreement(1.0, signalled=True))
     progress.close_epoch(validated=False)
     assert (progress.state.ended, progress.state.epoch) == (None, 1)
 
@@ -199,9 +199,9 @@ def test_time_for_the_last_evaluation_and_snapshot_is_kept_back() -> None:
     # An evaluation took 8 s: a quarter more and a second, 11 s of the 100 are kept back.
     progress = make_progress(budget="100s", eval_s=8.0)
     go(progress, 4)
-    progress.advance(news(88.5))
+    progress.advance(agreement(88.5))
     assert progress.stopping is None
-    progress.advance(news(1.0))
+    progress.advance(agreement(1.0))
     assert progress.stopping == "time"
 
 
@@ -211,7 +211,7 @@ def test_the_schedule_is_fitted_to_the_steps_that_the_time_allows() -> None:
     progress.begin()
     assert progress.state.total_steps == 3 * STEPS
     go(progress, STEPS)
-    progress.advance(news(50.0))
+    progress.advance(agreement(50.0))
     assert progress.state.total_steps == 10 + 7  # 39 s at 5 s each
 
 
@@ -219,7 +219,7 @@ def test_a_pause_takes_steps_from_the_schedule() -> None:
     progress = make_progress(budget="100s", eval_s=8.0)
     go(progress, STEPS)
     progress.add_pause(25.0)
-    progress.advance(news(25.0))
+    progress.advance(agreement(25.0))
     assert progress.state.total_steps == 10 + 7
 
 
@@ -227,7 +227,7 @@ def test_only_epochs_that_are_over_are_the_last_one() -> None:
     progress, ends = make_progress(), []
     for _ in range(3):
         go(progress, STEPS)
-        progress.advance(news(1.0))
+        progress.advance(agreement(1.0))
         progress.close_epoch(validated=False)
         ends.append(progress.state.ended)
     assert ends == [None, None, "epochs"]
@@ -259,7 +259,7 @@ def test_goes_on_where_a_snapshot_stands() -> None:
     progress = make_progress(budget="1h")
     progress.resume(saved)
     go(progress, 1)
-    assert progress.advance(news(0.5)) == 1  # steps of this start alone
+    assert progress.advance(agreement(0.5)) == 1  # steps of this start alone
     assert progress.state.elapsed_s == 7.5
 
 
@@ -292,7 +292,7 @@ def test_a_long_evaluation_is_expected_by_the_last_one_or_by_the_pace_of_trainin
     assert progress.expected_eval_s() == 0.0
     progress.val_samples = 80
     go(progress, STEPS)
-    progress.advance(news(1.0))  # 80 samples a second
+    progress.advance(agreement(1.0))  # 80 samples a second
     assert (progress.expected_eval_s(), progress.expects_long_evaluation) == (1.0, False)
     progress.state.eval_s = 3.0
     assert (progress.expected_eval_s(), progress.expects_long_evaluation) == (3.0, True)

@@ -119,7 +119,7 @@ def run_gated(training: RecipeTraining, block_steps: int, between: Callable[[], 
 
 @contextlib.contextmanager
 def paused(training: RecipeTraining) -> Iterator[None]:
-    """Stop the training's own clock, so that it exchanges news as often as it would alone."""
+    """Stop the training's own clock, so that it exchanges its status as often as it would alone."""
     started_s = perf_counter()
     yield
     away_s = perf_counter() - started_s

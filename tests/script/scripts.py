@@ -76,7 +76,7 @@ def at_step(step: int, rank: int, what: str) -> str:
     return f"""
 import os, signal
 from paceline.training import status_exchange
-status_exchange._EVERY_S = 0.0  # the workers exchange news after every step
+status_exchange._EVERY_S = 0.0  # the workers exchange their status after every step
 def hook(s):
     engine = s.engine
     first = not engine.context.group.placement.attempt and not os.path.exists("happened")

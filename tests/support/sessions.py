@@ -31,7 +31,7 @@ def session_on(
     settings: Mapping[str, OptionValue] | None = None,
     flag: StopFlag | None = None,
 ) -> Iterator[Session]:
-    """Open a session on a group of ranks, which exchange news after every step.
+    """Open a session on a group of ranks, which exchange their status after every step.
 
     Args:
         group: The ranks; each a forked process, so that what is changed here ends with it.

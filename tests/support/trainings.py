@@ -207,7 +207,7 @@ def run_training_on(
     config: TrainConfig,
     stop: StopAt | None = None,
 ) -> Outcome:
-    """Train from wherever the run directory stands, exchanging news after every step."""
+    """Train from wherever the run directory stands, exchanging status after every step."""
     # This is a forked process: what is changed here ends with it.
     status_exchange._EVERY_S = 0.0
     os.fsync = _no_wait  # type: ignore[assignment]  # the disk may take as long as it likes

@@ -207,7 +207,7 @@ def test_a_test_set_counts_in_what_is_kept_back() -> None:
 
 
 def agreement_of(lap_s: float) -> Agreement:
-    """Make news of nothing but time."""
+    """Make an agreement about nothing but time."""
     nothing = torch.empty(0)
     return Agreement(
         signalled=False,

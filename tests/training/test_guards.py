@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from paceline.data.options import DataOptions
 from paceline.distributed.group import Group
+from paceline.distributed.work_division import Division
 from paceline.errors import InterruptedTraining, UsageError
 from paceline.training import status_exchange
 from paceline.training.batches.plan import check_plan, make_plan
@@ -34,7 +35,7 @@ BALANCED = DataOptions(global_batch=8, balance=True, max_batch_per_worker=4)
 def test_plans_that_leave_a_worker_waiting_are_refused(
     options: DataOptions, samples: int | None, sync: bool, optimizers: int, message: str
 ) -> None:
-    plan = make_plan(options, 2, samples)
+    plan = make_plan(options, Division.of(None, 2), samples)
     with pytest.raises(UsageError, match=message):
         check_plan(plan, options, sync_batchnorm=sync, optimizers=optimizers)
     check_plan(plan, options, sync_batchnorm=False, optimizers=1)

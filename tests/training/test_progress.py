@@ -6,6 +6,7 @@ from typing import Literal
 import pytest
 import torch
 
+from paceline.distributed.work_division import Division
 from paceline.errors import JobError
 from paceline.metrics.counters import Totals
 from paceline.training.batches.plan import TrainPlan
@@ -16,7 +17,7 @@ from paceline.training.status_exchange import Agreement
 
 STEPS = 10
 PLAN = TrainPlan(
-    world_size=2,
+    division=Division.of(None, 2),
     global_batch=8,
     batch_per_worker=(4, 4),
     micro_batches=1,
@@ -26,7 +27,7 @@ PLAN = TrainPlan(
 )
 
 
-def make_course(
+def make_progress(
     *,
     every_steps: int | None = None,
     every_s: float | None = None,
@@ -43,7 +44,7 @@ def make_course(
     )
 
 
-def news(lap_s: float, data_s: float = 0.0, *, signalled: bool = False) -> Agreement:
+def agreement(lap_s: float, data_s: float = 0.0, *, signalled: bool = False) -> Agreement:
     nothing = torch.zeros(1, 4, dtype=torch.float64)
     return Agreement(
         signalled=signalled,
@@ -64,50 +65,50 @@ def go(progress: TrainingProgress, steps: int) -> None:
 
 
 def test_the_clock_counts_steps_and_pauses() -> None:
-    progress = make_course()
+    progress = make_progress()
     go(progress, 4)
-    assert progress.advance(news(2.0, data_s=0.5)) == 4
+    assert progress.advance(agreement(2.0, data_s=0.5)) == 4
     progress.add_pause(3.0)
     go(progress, 2)
-    assert progress.advance(news(1.0, data_s=0.25)) == 2
+    assert progress.advance(agreement(1.0, data_s=0.25)) == 2
     state = progress.state
     assert (state.elapsed_s, state.train_s) == (6.0, 3.0)
     assert (state.epoch_train_s, state.epoch_data_s) == (3.0, 0.75)
 
 
 def test_the_wait_for_data_is_of_one_exchange() -> None:
-    progress = make_course()
+    progress = make_progress()
     progress.data_s = 0.5
-    progress.advance(news(1.0, data_s=0.5))
+    progress.advance(agreement(1.0, data_s=0.5))
     assert progress.data_s == 0.0
 
 
 def test_exchanges_come_about_twice_a_second() -> None:
-    progress = make_course()
+    progress = make_progress()
     assert progress.next_agreement == 0
     go(progress, 1)
-    progress.advance(news(0.125))  # eight steps a second
+    progress.advance(agreement(0.125))  # eight steps a second
     assert progress.next_agreement == 1 + 4
 
 
 def test_a_snapshot_is_due_by_time_since_the_last_one_pauses_included() -> None:
-    progress = make_course(every_s=10.0)
+    progress = make_progress(every_s=10.0)
     go(progress, 1)
-    progress.advance(news(6.0))
+    progress.advance(agreement(6.0))
     assert not progress.due_to_save()
     progress.add_pause(4.0)
     assert progress.due_to_save()
     progress.saved()
     assert not progress.due_to_save()
     go(progress, 1)
-    progress.advance(news(9.0))
+    progress.advance(agreement(9.0))
     assert not progress.due_to_save()
-    progress.advance(news(1.0))
+    progress.advance(agreement(1.0))
     assert progress.due_to_save()
 
 
 def test_a_snapshot_is_due_by_steps_but_at_an_epochs_end_that_one_is_enough() -> None:
-    progress, due = make_course(every_steps=5), []
+    progress, due = make_progress(every_steps=5), []
     for _ in range(STEPS):
         go(progress, 1)
         due.append(progress.due_to_save())
@@ -115,7 +116,7 @@ def test_a_snapshot_is_due_by_steps_but_at_an_epochs_end_that_one_is_enough() ->
 
 
 def test_steps_between_snapshots_may_be_more_than_an_epoch_has() -> None:
-    progress, due = make_course(every_steps=STEPS + 2), []
+    progress, due = make_progress(every_steps=STEPS + 2), []
     for _ in range(2):
         for _ in range(STEPS):
             go(progress, 1)
@@ -125,16 +126,16 @@ def test_steps_between_snapshots_may_be_more_than_an_epoch_has() -> None:
 
 
 def test_none_is_due_by_itself() -> None:
-    progress = make_course()
+    progress = make_progress()
     go(progress, 5)
-    progress.advance(news(1e6))
+    progress.advance(agreement(1e6))
     assert not progress.due_to_save()
 
 
 def test_of_an_epochs_end_nothing_stays() -> None:
-    progress = make_course(plan=replace(PLAN, steps_per_epoch=0))  # a stream
+    progress = make_progress(plan=replace(PLAN, steps_per_epoch=0))  # a stream
     go(progress, 4)
-    progress.advance(news(2.0, data_s=1.0))
+    progress.advance(agreement(2.0, data_s=1.0))
     complete = [progress.epoch_is_complete]
     progress.has_seen_all = True
     complete.append(progress.epoch_is_complete)
@@ -148,7 +149,7 @@ def test_of_an_epochs_end_nothing_stays() -> None:
 
 
 def test_an_epoch_is_complete_with_its_last_step() -> None:
-    progress = make_course()
+    progress = make_progress()
     go(progress, STEPS - 1)
     assert not progress.epoch_is_complete
     go(progress, 1)
@@ -167,17 +168,17 @@ def test_an_epoch_is_complete_with_its_last_step() -> None:
 def test_what_stops_within_an_epoch(
     signalled: bool, lap_s: float, why: Literal["time", "signal"] | None
 ) -> None:
-    progress = make_course(budget="60s")
+    progress = make_progress(budget="60s")
     go(progress, 4)
-    progress.advance(news(lap_s, signalled=signalled))
+    progress.advance(agreement(lap_s, signalled=signalled))
     assert progress.stopping == why
     assert progress.can_continue == (why is None)
 
 
 def test_out_of_time_a_part_of_an_epoch_is_the_end() -> None:
-    progress = make_course(budget="60s")
+    progress = make_progress(budget="60s")
     go(progress, 4)
-    progress.advance(news(99.0))
+    progress.advance(agreement(99.0))
     progress.close_epoch(validated=False)
     assert (progress.state.ended, progress.state.epoch, progress.state.step_in_epoch) == (
         "time",
@@ -187,46 +188,46 @@ def test_out_of_time_a_part_of_an_epoch_is_the_end() -> None:
 
 
 def test_after_a_signal_the_epoch_that_ended_with_it_counts() -> None:
-    progress = make_course(budget="60s")
+    progress = make_progress(budget="60s")
     go(progress, STEPS)
-    progress.advance(news(1.0, signalled=True))
+    progress.advance(agreement(1.0, signalled=True))
     progress.close_epoch(validated=False)
     assert (progress.state.ended, progress.state.epoch) == (None, 1)
 
 
 def test_time_for_the_last_evaluation_and_snapshot_is_kept_back() -> None:
     # An evaluation took 8 s: a quarter more and a second, 11 s of the 100 are kept back.
-    progress = make_course(budget="100s", eval_s=8.0)
+    progress = make_progress(budget="100s", eval_s=8.0)
     go(progress, 4)
-    progress.advance(news(88.5))
+    progress.advance(agreement(88.5))
     assert progress.stopping is None
-    progress.advance(news(1.0))
+    progress.advance(agreement(1.0))
     assert progress.stopping == "time"
 
 
 def test_the_schedule_is_fitted_to_the_steps_that_the_time_allows() -> None:
     # 10 steps in 25 s; 100 s less 11 s that are kept back leave time for 25 more.
-    progress = make_course(budget="100s", eval_s=8.0)
+    progress = make_progress(budget="100s", eval_s=8.0)
     progress.begin()
     assert progress.state.total_steps == 3 * STEPS
     go(progress, STEPS)
-    progress.advance(news(50.0))
+    progress.advance(agreement(50.0))
     assert progress.state.total_steps == 10 + 7  # 39 s at 5 s each
 
 
 def test_a_pause_takes_steps_from_the_schedule() -> None:
-    progress = make_course(budget="100s", eval_s=8.0)
+    progress = make_progress(budget="100s", eval_s=8.0)
     go(progress, STEPS)
     progress.add_pause(25.0)
-    progress.advance(news(25.0))
+    progress.advance(agreement(25.0))
     assert progress.state.total_steps == 10 + 7
 
 
 def test_only_epochs_that_are_over_are_the_last_one() -> None:
-    progress, ends = make_course(), []
+    progress, ends = make_progress(), []
     for _ in range(3):
         go(progress, STEPS)
-        progress.advance(news(1.0))
+        progress.advance(agreement(1.0))
         progress.close_epoch(validated=False)
         ends.append(progress.state.ended)
     assert ends == [None, None, "epochs"]
@@ -234,7 +235,7 @@ def test_only_epochs_that_are_over_are_the_last_one() -> None:
 
 
 def test_validation_figures_make_the_best_epoch() -> None:
-    progress = make_course()
+    progress = make_progress()
     for number, (accuracy, best) in enumerate([(0.5, True), (0.4, False), (0.6, True)]):
         go(progress, STEPS)
         figures = {"loss": 1.0, "accuracy": accuracy, "own": 3.0}
@@ -245,7 +246,7 @@ def test_validation_figures_make_the_best_epoch() -> None:
 
 
 def test_of_a_model_that_diverged_no_accuracy_counts() -> None:
-    progress = make_course()
+    progress = make_progress()
     progress.take_validation({"loss": float("nan"), "accuracy": 0.9, "top5_accuracy": 1.0}, 20)
     state = progress.state
     assert (state.val_loss, state.val_accuracy, state.val_top5_accuracy) == (None, None, None)
@@ -255,10 +256,10 @@ def test_goes_on_where_a_snapshot_stands() -> None:
     saved = TrainState(
         epoch=1, step=14, step_in_epoch=4, train_samples=80, global_batch=8, elapsed_s=7.0
     )
-    progress = make_course(budget="1h")
+    progress = make_progress(budget="1h")
     progress.resume(saved)
     go(progress, 1)
-    assert progress.advance(news(0.5)) == 1  # steps of this start alone
+    assert progress.advance(agreement(0.5)) == 1  # steps of this start alone
     assert progress.state.elapsed_s == 7.5
 
 
@@ -272,7 +273,7 @@ def test_goes_on_where_a_snapshot_stands() -> None:
 def test_other_data_or_another_batch_is_refused(change: dict[str, int], said: str) -> None:
     saved = TrainState(**{"train_samples": 80, "global_batch": 8, **change})  # type: ignore[arg-type]
     with pytest.raises(JobError, match=said):
-        make_course().resume(saved)
+        make_progress().resume(saved)
 
 
 @pytest.mark.parametrize(("budget", "ended"), [("60s", True), ("120s", False), (None, False)])
@@ -281,17 +282,17 @@ def test_a_training_that_ran_out_of_time_goes_on_where_there_is_more(
 ) -> None:
     saved = TrainState(step=4, step_in_epoch=4, train_samples=80, global_batch=8, elapsed_s=59.0)
     saved.ended = "time"
-    progress = make_course(budget=budget)
+    progress = make_progress(budget=budget)
     progress.resume(saved)
     assert progress.can_continue != ended
 
 
 def test_a_long_evaluation_is_expected_by_the_last_one_or_by_the_pace_of_training() -> None:
-    progress = make_course()
+    progress = make_progress()
     assert progress.expected_eval_s() == 0.0
     progress.val_samples = 80
     go(progress, STEPS)
-    progress.advance(news(1.0))  # 80 samples a second
+    progress.advance(agreement(1.0))  # 80 samples a second
     assert (progress.expected_eval_s(), progress.expects_long_evaluation) == (1.0, False)
     progress.state.eval_s = 3.0
     assert (progress.expected_eval_s(), progress.expects_long_evaluation) == (3.0, True)

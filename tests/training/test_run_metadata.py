@@ -3,6 +3,7 @@
 import pytest
 
 from paceline.data.options import DataOptions
+from paceline.distributed.work_division import Division
 from paceline.training.batches.plan import make_plan
 from paceline.training.run_metadata import describe_batch
 
@@ -43,5 +44,5 @@ from paceline.training.run_metadata import describe_batch
 def test_how_a_batch_is_cut(
     options: DataOptions, world_size: int, samples: int | None, told: str
 ) -> None:
-    plan = make_plan(options, world_size, samples)
+    plan = make_plan(options, Division.of(options.shards, world_size), samples)
     assert describe_batch(plan) == f"global batch 64 {told}".rstrip()

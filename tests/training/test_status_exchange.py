@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from paceline.distributed.group import Group
+from paceline.distributed.work_division import Division
 from paceline.errors import InterruptedTraining
 from paceline.metrics.counters import Totals
 from paceline.training.status_exchange import (
@@ -29,12 +30,16 @@ def status(rank: int, signalled: int | None, bad: dict[int, int]) -> Status:
     )
 
 
+def one_each(group: Group) -> Division:
+    return Division.of(None, group.world_size)
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.core_cases(2)
 def test_all_learn_the_same(world_size: int) -> None:
     def body(group: Group, signalled: int | None, bad: dict[int, int]) -> Agreement:
-        return agree(status(group.rank, signalled, bad), group)
+        return agree(status(group.rank, signalled, bad), group, one_each(group))
 
     last = world_size - 1
     for signalled, bad in ((None, {}), (last, {last: 7}), (0, {0: 9, last: 7})):
@@ -54,7 +59,7 @@ def test_all_learn_the_same(world_size: int) -> None:
 def test_what_is_given_besides_reaches_all_in_rank_order(world_size: int) -> None:
     def body(group: Group) -> tuple[list[list[float]], list[list[float]]]:
         own = torch.tensor([0.1, 7.0 + group.rank], dtype=torch.float64)
-        agreed = agree(status(group.rank, None, {}), group, more=own)
+        agreed = agree(status(group.rank, None, {}), group, one_each(group), own)
         return agreed.more.tolist(), agreed.counted.tolist()
 
     more = [[0.1, 7.0 + rank] for rank in range(world_size)]
@@ -65,7 +70,7 @@ def test_what_is_given_besides_reaches_all_in_rank_order(world_size: int) -> Non
 @pytest.mark.ranks
 def test_of_two_bad_losses_the_earlier_step_is_named_and_then_the_lower_rank() -> None:
     def body(group: Group, bad: dict[int, int]) -> tuple[int, int] | None:
-        return agree(status(group.rank, None, bad), group).bad
+        return agree(status(group.rank, None, bad), group, one_each(group)).bad
 
     assert run_ranks(3, body, {0: 5, 1: 3, 2: 3}) == [(3, 1)] * 3
 

@@ -54,10 +54,10 @@ def test_what_is_printed_is_noted_on_what_looks_like_the_real_stream(
 def test_a_session_tells_it_all(observer: Observer) -> None:
     watcher = SessionHook(observer)
     model = nn.Linear(2, 1)
-    parts, position = Components(), TrainState()
-    parts.models["model"] = model
-    parts.optimizers.append(torch.optim.SGD(model.parameters()))
-    watcher.setup(parts, position, {})
+    components, position = Components(), TrainState()
+    components.models["model"] = model
+    components.optimizers.append(torch.optim.SGD(model.parameters()))
+    watcher.setup(components, position, {})
     watcher.begin_step(0, Batch(torch.ones(2, 2), 2, 4, np.array([3, 5])))
     watcher.before_backward(torch.tensor(0.5), 0.25)
     handed, drawn, backward = read_events(observer.writer.path)

@@ -66,10 +66,21 @@ class DataOptions:
             raise UsageError(
                 "--shards can't be combined with --balance: the shards of a batch are fixed"
             )
-        if self.global_batch is not None and self.global_batch < shards:
-            raise UsageError(
-                f"{shards} shards are more than the {self.global_batch} samples of a global batch"
-            )
+        if self.global_batch is not None:
+            check_shards(shards, self.global_batch)
+
+
+def check_shards(shards: int, global_batch: int) -> None:
+    """Refuse shards without a sample.
+
+    Raises:
+        UsageError: There are more of them than samples in a batch.
+    """
+    if global_batch < shards:
+        raise UsageError(
+            f"{shards} shards are more than the {global_batch} samples of a global batch: "
+            "use fewer shards, or a larger --global-batch"
+        )
 
 
 def choose_global_batch(options: DataOptions, default: int, world_size: int) -> int:

@@ -1,14 +1,17 @@
-"""Which worker does which part of a step: one part each, or a run of fixed shards."""
+"""Which worker does which part of a step: one part each, or a run of fixed shards.
+
+Imports no torch.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self, final
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Self, final
 
 from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def share(total: int, part: int, parts: int) -> tuple[int, int]:
@@ -60,11 +63,17 @@ class Division:
         """The most parts that any worker has."""
         return -(-self.parts // self.world_size)
 
+    @cached_property
+    def _places(self) -> list[int]:
+        """Where each part's row is among those of all workers, `most` of each."""
+        ranks = range(self.world_size)
+        return [self.most * r + place for r in ranks for place in range(len(self.parts_of(r)))]
+
     def cuts(self, total: int) -> Iterator[tuple[int, int]]:
         """Give begin and end of each part of `total` items."""
         return (share(total, part, self.parts) for part in range(self.parts))
 
-    def padded(self, rows: Tensor) -> Tensor:
+    def padded(self, rows: "Tensor") -> "Tensor":
         """Make one row of a worker's rows, as long on every worker.
 
         Args:
@@ -75,10 +84,11 @@ class Division:
         """
         if self.most == 1:
             return rows[0]
-        missing = rows.new_zeros(self.most - len(rows), rows.shape[1])
-        return torch.cat([rows, missing]).flatten()
+        padded = rows.new_zeros(self.most, rows.shape[1])
+        padded[: len(rows)] = rows
+        return padded.flatten()
 
-    def in_order(self, gathered: Tensor) -> Tensor:
+    def in_order(self, gathered: "Tensor") -> "Tensor":
         """Take the rows of all parts out of what all workers have given.
 
         Args:
@@ -89,6 +99,5 @@ class Division:
         """
         if self.most == 1:
             return gathered.contiguous()
-        rows = gathered.reshape(self.world_size, self.most, gathered.shape[1] // self.most)
-        held = [rows[rank, : len(self.parts_of(rank))] for rank in range(self.world_size)]
-        return torch.cat(held)
+        rows = gathered.reshape(self.world_size * self.most, gathered.shape[1] // self.most)
+        return rows[self._places]

@@ -27,7 +27,7 @@ from paceline.training.snapshots.script_state import KeptValues, PerPartState, S
 @final
 @dataclass(kw_only=True)
 class Components:
-    """The registered parts of a training, each in the order in which it was registered."""
+    """What is registered of a training, each kind in the order in which it was registered."""
 
     models: dict[str, nn.Module] = field(default_factory=dict)
     optimizers: list[Optimizer] = field(default_factory=list)
@@ -152,7 +152,7 @@ def takes_channels_last(module: nn.Module, options: ComputeOptions) -> bool:
     """Tell whether a network's images are laid out channels-last: by the options, or if faster."""
     if options.memory_format != "auto":
         return options.memory_format == "channels-last"
-    return any(isinstance(part, nn.Conv2d) for part in module.modules())
+    return any(isinstance(child, nn.Conv2d) for child in module.modules())
 
 
 def place_model(

@@ -72,15 +72,15 @@ class TrainConfig:
             if not fits(value, expected):
                 raise UsageError(f"{name} is {value!r}; it should be {describe_type(expected)}")
         check_values(values, training_options())
-        parts = {}
+        groups = {}
         for key, (heading, component) in _COMPONENTS.items():
             names = {option.name for option in option_fields(component, heading)}
-            parts[key] = component(**{n: v for n, v in values.items() if n in names})
-        return cls(**parts)
+            groups[key] = component(**{n: v for n, v in values.items() if n in names})
+        return cls(**groups)
 
     def settings(self) -> dict[str, OptionValue]:
         """List all options by their flat names, as they stand in `run.json`."""
-        return {n: v for part in asdict(self).values() for n, v in part.items()}
+        return {n: v for group in asdict(self).values() for n, v in group.items()}
 
     @property
     def worker_threads(self) -> int | None:

@@ -293,7 +293,7 @@ class Engine:
                 else:
                     yield from self._pieces(batch, most, source)
                 self._count_step()
-                # Exchange news, log, save.
+                # Exchange the status, log, save.
                 if state.step >= progress.next_agreement or progress.due_to_save():
                     self._do_what_is_due()
             epoch.trained = self.agree().totals
@@ -533,7 +533,7 @@ class Engine:
             after_step(state.step)
 
     def _do_what_is_due(self) -> None:
-        """Exchange news and save, where it is time for it."""
+        """Exchange the status and save, where it is time for it."""
         progress = self.context.progress
         if progress.state.step >= progress.next_agreement:
             self.agree()

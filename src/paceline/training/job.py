@@ -1,4 +1,4 @@
-"""What a recipe returns: the parts of a training that are the user's own."""
+"""What a recipe returns: what of a training is the user's own."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

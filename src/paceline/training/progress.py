@@ -51,7 +51,7 @@ class TrainingProgress:
     data_s: float = 0.0
     """Time this worker has waited for data since the last exchange."""
     next_agreement: int = 0
-    """The step after which the workers exchange news again: about twice a second."""
+    """The step after which the workers exchange their status again: about twice a second."""
     _last_agreement: int = 0
     _lap_from_s: float = field(default_factory=perf_counter)
     _unsaved_s: float = 0.0

@@ -193,16 +193,16 @@ def _data_lines(engine: Engine) -> list[str]:
 
 def describe_batch(plan: TrainPlan) -> str:
     """Say how a batch is cut, such as `global batch 64 = 32 + 32; 23 steps an epoch`. Pure."""
-    batch = f"global batch {plan.global_batch}"
-    if plan.shards:
-        batch += f" in {_shard_sizes(plan.global_batch, plan.shards)}"
-    elif plan.world_size > 1:
+    batch, division = f"global batch {plan.global_batch}", plan.division
+    if division.is_fixed:
+        batch += f" in {_shard_sizes(plan.global_batch, division.parts)}"
+    elif division.world_size > 1:
         batch += f" = {' + '.join(map(str, _shortened(plan.batch_per_worker)))}"
     if plan.micro_batches > 1:
-        each = "each " if plan.shards else ""
+        each = "each " if division.is_fixed else ""
         batch += f", {each}in {plan.micro_batches} micro-batches"
-    if plan.shards and plan.shards > 1:
-        batch += f", the same bits on 1 to {plan.shards} workers"
+    if division.is_fixed and division.parts > 1:
+        batch += f", the same bits on 1 to {division.parts} workers"
     if plan.steps_per_epoch:
         batch += f"; {_plural(plan.steps_per_epoch, 'step')} an epoch"
     return batch
@@ -256,7 +256,7 @@ def _derived(engine: Engine) -> dict[str, object]:
         "val_samples": context.progress.val_samples,
         "parameters": parameter_count(model),
         "unseeded_models": list(context.components.unseeded),
-        "model": ", ".join(type(part).__name__ for part in context.components.models.values()),
+        "model": ", ".join(type(model).__name__ for model in context.components.models.values()),
     }
 
 

@@ -45,8 +45,8 @@ from paceline.training.snapshots.script_state import KeptValues, Stateful, check
 Model = TypeVar("Model", bound=nn.Module)
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 Scheduler = TypeVar("Scheduler", bound=LRScheduler)
-Part = TypeVar("Part", bound=Stateful)
-Parts = TypeVarTuple("Parts")
+AnyStateful = TypeVar("AnyStateful", bound=Stateful)
+Registered = TypeVarTuple("Registered")
 Value = TypeVar("Value", int, bool, str, float)
 
 
@@ -146,11 +146,11 @@ class Session:
         components.models[name] = ready
         return ready  # type: ignore[return-value]  # another module only where it is a BatchNorm
 
-    def prepare(self, *parts: *Parts) -> tuple[*Parts]:
+    def prepare(self, *components: *Registered) -> tuple[*Registered]:
         """Take models, optimizers, schedulers and torch DataLoaders in at once. Collective.
 
         Args:
-            parts: As a script on one process has them. A DataLoader that shuffles, or reads a
+            components: As a script on one process has them. A DataLoader that shuffles, or reads a
                 stream, becomes a `loader`; any other an `eval_loader`.
 
         Returns:
@@ -159,7 +159,7 @@ class Session:
         Raises:
             UsageError: One is something else.
         """
-        return cast(tuple[*Parts], tuple(map(self._register, parts)))
+        return cast(tuple[*Registered], tuple(map(self._register, components)))
 
     def optimizer(self, optimizer: AnyOptimizer) -> AnyOptimizer:
         """Take an optimizer into the training: `step` uses it, snapshots hold its state.
@@ -178,7 +178,7 @@ class Session:
         return scheduler
 
     @overload
-    def keep(self, part: Part, *, name: str, per_worker: bool = False) -> Part: ...
+    def keep(self, part: AnyStateful, *, name: str, per_worker: bool = False) -> AnyStateful: ...
 
     @overload
     def keep(
@@ -255,7 +255,7 @@ class Session:
         samples = served.num_samples()
         plan = make_plan(
             options,
-            self.world_size,
+            self._context.division,
             None if served.is_stream else samples,
             shuffle=shuffled is not False,
         )
@@ -528,20 +528,24 @@ class Session:
         kind = torch.int64 if isinstance(value, int) else torch.float64
         return self._context.group.sum_(torch.tensor(value, dtype=kind))
 
-    def _register(self, part: object) -> object:
+    def _register(self, component: object) -> object:
         number = len(self._context.components.models)
-        match part:
+        match component:
             case nn.Module():
-                return self.model(part, name=f"model{number + 1}" if number else "model")
+                return self.model(component, name=f"model{number + 1}" if number else "model")
             case Optimizer():
-                return self.optimizer(part)
+                return self.optimizer(component)
             case LRScheduler():
-                return self.scheduler(part)
+                return self.scheduler(component)
             case DataLoader():
-                return self.loader(part) if self._trains(part) else self.eval_loader(part)
+                return (
+                    self.loader(component)
+                    if self._trains(component)
+                    else self.eval_loader(component)
+                )
         raise UsageError(
             f"s.prepare takes models, optimizers, schedulers and DataLoaders, not a "
-            f"{type(part).__name__}"
+            f"{type(component).__name__}"
         )
 
     def _trains(self, data: DataLoader[object]) -> bool:

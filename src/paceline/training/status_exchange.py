@@ -2,7 +2,7 @@
 
 Everything that depends on a clock, on a signal or on figures from the device is decided here, from
 the same numbers on every worker, so that all of them stop, save and show the same. Ctrl-C and
-SIGTERM become a flag, which is part of the news.
+SIGTERM become a flag, which is part of the status.
 """
 
 import math
@@ -27,7 +27,7 @@ from paceline.metrics.counters import Totals
 _EVERY_S = 0.5
 _MOST_STEPS = 1000
 NOTHING = torch.empty(0, dtype=torch.float64)
-"""Where news is all that there is to exchange."""
+"""Where the status is all that there is to exchange."""
 
 
 _PATIENCE_S = 1.5
@@ -97,7 +97,7 @@ def stop_on_signals(*, under_launcher: bool) -> Iterator[StopFlag]:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """One worker's news since the last exchange."""
+    """One worker's status since the last exchange."""
 
     signalled: bool
     """A signal asked this worker to stop."""
@@ -134,18 +134,15 @@ class Agreement:
     """(parts, K) float64, in order: what was given besides."""
 
 
-def agree(
-    status: Status, group: Group, division: Division | None = None, more: Tensor = NOTHING
-) -> Agreement:
-    """Exchange news. Collective, blocks until every worker is there.
+def agree(status: Status, group: Group, division: Division, more: Tensor = NOTHING) -> Agreement:
+    """Exchange the workers' status. Collective, blocks until every worker is there.
 
     Args:
-        status: This worker's news.
+        status: This worker's.
         group: The workers.
-        division: Which parts of a step each of them has; one each by default.
+        division: Which parts of a step each of them has.
         more: (most * K,) float64 on the CPU, as `Division.padded` makes it, passed on to all.
     """
-    division = division or Division.of(None, group.world_size)
     bad_step = math.inf if status.bad_step is None else float(status.bad_step)
     times = torch.tensor(
         [status.signalled, bad_step, status.lap_s, status.data_s, status.waited_s],

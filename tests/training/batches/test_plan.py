@@ -1,15 +1,16 @@
 import pytest
 
 from paceline.data.options import DataOptions
+from paceline.distributed.work_division import Division
 from paceline.errors import UsageError
 from paceline.training.batches.plan import make_plan
 
 
 def test_a_batch_is_shared_evenly_and_the_last_one_kept() -> None:
-    plan = make_plan(DataOptions(global_batch=10), 3, 25)
+    plan = make_plan(DataOptions(global_batch=10), Division.of(None, 3), 25)
     assert plan.batch_per_worker == (4, 3, 3)
     assert plan.steps_per_epoch == 3
-    dropped = make_plan(DataOptions(global_batch=10, drop_last=True), 3, 25)
+    dropped = make_plan(DataOptions(global_batch=10, drop_last=True), Division.of(None, 3), 25)
     assert dropped.steps_per_epoch == 2
 
 
@@ -19,7 +20,9 @@ def test_a_batch_is_shared_evenly_and_the_last_one_kept() -> None:
 def test_micro_batches_follow_from_what_fits(
     most: int | None, micro_batches: int, micro_batch: int
 ) -> None:
-    plan = make_plan(DataOptions(global_batch=15, max_batch_per_worker=most), 2, 100)
+    plan = make_plan(
+        DataOptions(global_batch=15, max_batch_per_worker=most), Division.of(None, 2), 100
+    )
     assert (plan.micro_batches, plan.micro_batch) == (micro_batches, micro_batch)
 
 
@@ -36,4 +39,4 @@ def test_what_cant_be_cut(
     options: DataOptions, world_size: int, samples: int, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        make_plan(options, world_size, samples)
+        make_plan(options, Division.of(None, world_size), samples)

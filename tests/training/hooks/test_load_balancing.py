@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from paceline.data.order import cut
+from paceline.distributed.work_division import Division
 from paceline.training.batches.plan import TrainPlan
 from paceline.training.hooks import load_balancing
 from paceline.training.hooks.load_balancing import better_shares, proportional
@@ -110,7 +111,7 @@ def test_the_slower_worker_gets_less_and_the_training_stays_the_same(tmp_path: P
 
 def test_the_plan_cuts_by_its_shares() -> None:
     plan = TrainPlan(
-        world_size=2,
+        division=Division.of(None, 2),
         global_batch=8,
         batch_per_worker=(4, 4),
         micro_batches=1,

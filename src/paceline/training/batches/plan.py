@@ -6,6 +6,7 @@ from itertools import accumulate
 from paceline.data.options import (
     DEFAULT_GLOBAL_BATCH,
     DataOptions,
+    check_shards,
     choose_global_batch,
     count_micro_batches,
 )
@@ -18,7 +19,8 @@ from paceline.errors import UsageError
 class TrainPlan:
     """How a training's steps are cut."""
 
-    world_size: int
+    division: Division
+    """Which parts of a step each worker has: one, or several shards."""
     global_batch: int
     """Samples of one optimizer step over all workers together."""
     batch_per_worker: tuple[int, ...]
@@ -32,20 +34,18 @@ class TrainPlan:
     shuffle: bool = True
     is_balanced: bool = False
     """Whether the workers' parts follow their speed."""
-    shards: int | None = None
-    """Fixed parts of every batch, in reproducible mode; a worker goes through several."""
 
     @property
     def micro_batch(self) -> int:
         """The most samples that a worker passes through the model at once."""
-        largest = (
-            -(-self.global_batch // self.shards) if self.shards else max(self.batch_per_worker)
-        )
+        largest = max(self.batch_per_worker)
+        if self.division.is_fixed:
+            largest = -(-self.global_batch // self.division.parts)
         return -(-largest // self.micro_batches)
 
     def epoch(self, seed: int, epoch: int, first_step: int, rank: int) -> EpochPlan:
         """Describe one worker's way through one epoch."""
-        mine = Division.of(self.shards, self.world_size).parts_of(rank)
+        mine = self.division.parts_of(rank)
         return EpochPlan(
             seed=seed,
             epoch=epoch,
@@ -53,7 +53,7 @@ class TrainPlan:
             first_step=first_step,
             part=mine.start,
             count=len(mine),
-            parts=self.shards or self.world_size,
+            parts=self.division.parts,
             drop_last=self.drop_last,
             shuffle=self.shuffle,
             bounds=self.bounds,
@@ -87,44 +87,36 @@ class TrainPlan:
 
 
 def make_plan(
-    options: DataOptions, world_size: int, train_samples: int | None, *, shuffle: bool = True
+    options: DataOptions, division: Division, train_samples: int | None, *, shuffle: bool = True
 ) -> TrainPlan:
     """Cut a training set into steps and each step into the workers' batches.
 
     Args:
         options: The global batch, and whether a short one is left out.
-        world_size: Number of workers.
+        division: Which parts of a step each worker has.
         train_samples: Size of the training set; None for a stream, whose length nobody knows.
         shuffle: Whether each epoch has an order of its own.
 
     Raises:
         UsageError: The batch can't be shared by the workers, or no step would be left.
     """
-    global_batch = choose_global_batch(options, DEFAULT_GLOBAL_BATCH, world_size)
-    division = Division.of(options.shards, world_size)
-    if global_batch < division.parts:
-        raise UsageError(
-            f"{division.parts} shards are more than the {global_batch} samples of a global batch: "
-            "use fewer shards, or a larger --global-batch"
-        )
+    global_batch = choose_global_batch(options, DEFAULT_GLOBAL_BATCH, division.world_size)
+    if division.is_fixed:
+        check_shards(division.parts, global_batch)
     sizes = [stop - start for start, stop in division.cuts(global_batch)]
-    batches = tuple(
-        sum(sizes[part] for part in division.parts_of(rank)) for rank in range(world_size)
-    )
-    largest = max(sizes) if options.shards else max(batches)
+    ranks = range(division.world_size)
     steps = 0
     if train_samples is not None:
         steps = steps_in_epoch(train_samples, global_batch, options.drop_last)
     return TrainPlan(
-        world_size=world_size,
+        division=division,
         global_batch=global_batch,
-        batch_per_worker=batches,
-        micro_batches=count_micro_batches(largest, options.max_batch_per_worker),
+        batch_per_worker=tuple(sum(sizes[part] for part in division.parts_of(r)) for r in ranks),
+        micro_batches=count_micro_batches(max(sizes), options.max_batch_per_worker),
         train_samples=train_samples or 0,
         drop_last=options.drop_last,
         steps_per_epoch=steps,
         shuffle=shuffle,
-        shards=options.shards,
     )
 
 
@@ -143,12 +135,13 @@ def check_plan(
             "--max-batch-per-worker can't be combined with several optimizers: their gradients "
             "would be added up over the pieces of a batch before the first one updates"
         )
-    if optimizers > 1 and plan.shards:
+    if optimizers > 1 and plan.division.is_fixed:
         raise UsageError(
             "--shards can't be combined with several optimizers: the shards of a batch would see "
             "the weights before and after the first one's update"
         )
-    if not sync_batchnorm or plan.world_size == 1:
+    workers = plan.division.world_size
+    if not sync_batchnorm or workers == 1:
         return
     if options.balance:
         raise UsageError(
@@ -166,8 +159,8 @@ def check_plan(
             "are those of the whole global batch, which has to pass through the model at once"
         )
     last = plan.train_samples % plan.global_batch
-    if 0 < last < plan.world_size and not plan.drop_last:
+    if 0 < last < workers and not plan.drop_last:
         raise UsageError(
-            f"the last batch of an epoch has {last} samples for {plan.world_size} workers; "
+            f"the last batch of an epoch has {last} samples for {workers} workers; "
             "with --sync-batchnorm each needs one: use --drop-last or another --global-batch"
         )

@@ -17,7 +17,7 @@ number, or a tensor with one element), or by sample (a tensor with one element f
 
 
 def average(
-    judge: BatchMetrics, batches: Iterable[Batch], group: Group, division: Division | None = None
+    judge: BatchMetrics, batches: Iterable[Batch], group: Group, division: Division
 ) -> tuple[Metrics, int]:
     """Average what is found on each batch over all samples of all workers. Collective.
 
@@ -25,8 +25,8 @@ def average(
         judge: Called with each batch's content.
         batches: This worker's; workers may have unequal numbers of them, also none.
         group: The workers.
-        division: Which parts of the evaluation each has; one each by default. The means depend on
-            the number of parts, never on the number of workers.
+        division: Which parts of the evaluation each has. The means depend on the number of parts,
+            never on the number of workers.
 
     Returns:
         The means, and the number of samples.
@@ -34,7 +34,6 @@ def average(
     Raises:
         JobError: The batches gave different figures.
     """
-    division = division or Division.of(None, group.world_size)
     mine = division.parts_of(group.rank)
     names: tuple[str, ...] | None = None
     # One (figures,) float64 for each batch, on the device, by part.

@@ -109,11 +109,11 @@ def time_batches(
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and every part of it back into the mode it was in."""
-    modes = [(part, part.training) for part in model.modules()]
+    """Put a model into evaluation mode, and every module of it back into the mode it was in."""
+    modes = [(child, child.training) for child in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        for part, was_training in modes:
-            part.training = was_training
+        for child, was_training in modes:
+            child.training = was_training

@@ -44,7 +44,7 @@ class LoadBalancer(StepHook):
         say: Tells the user, on rank 0.
         """
         self._loader: Loader | None = None
-        self._course = progress
+        self._progress = progress
         self._group = group
         self._max_batch = max_batch
         self._say = say
@@ -95,7 +95,7 @@ class LoadBalancer(StepHook):
             return
         shares = better_shares(loader.plan.batch_per_worker, self._speeds())
         if shares is not None:
-            loader.plan = self._course.plan = loader.plan.balanced(shares, self._max_batch)
+            loader.plan = self._progress.plan = loader.plan.balanced(shares, self._max_batch)
             if self._group.rank == 0:
                 self._say(f"Each global batch is now shared as {loader.plan.shares}")
 
@@ -121,11 +121,11 @@ def proportional(total: int, speeds: Sequence[float]) -> tuple[int, ...]:
         speeds = [1.0] * len(speeds)
     spare = total - len(speeds)
     exact = [spare * speed / sum(speeds) for speed in speeds]
-    parts = [int(value) for value in exact]
-    by_remainder = sorted(range(len(speeds)), key=lambda rank: (parts[rank] - exact[rank], rank))
-    for rank in by_remainder[: spare - sum(parts)]:
-        parts[rank] += 1
-    return tuple(part + 1 for part in parts)
+    counts = [int(value) for value in exact]
+    by_remainder = sorted(range(len(speeds)), key=lambda rank: (counts[rank] - exact[rank], rank))
+    for rank in by_remainder[: spare - sum(counts)]:
+        counts[rank] += 1
+    return tuple(count + 1 for count in counts)
 
 
 def better_shares(shares: Sequence[int], speeds: Sequence[float]) -> tuple[int, ...] | None:
@@ -133,6 +133,6 @@ def better_shares(shares: Sequence[int], speeds: Sequence[float]) -> tuple[int, 
     if not all(speed > 0 for speed in speeds):
         return None
     found = proportional(sum(shares), speeds)
-    now_s = max(part / speed for part, speed in zip(shares, speeds, strict=True))
-    then_s = max(part / speed for part, speed in zip(found, speeds, strict=True))
+    now_s = max(count / speed for count, speed in zip(shares, speeds, strict=True))
+    then_s = max(count / speed for count, speed in zip(found, speeds, strict=True))
     return found if then_s < (1 - _LEAST_GAIN) * now_s else None

@@ -105,7 +105,7 @@ def parts_of(workers: Sequence[WorkerTimes], step_s: float) -> StepParts:
 
     In a step whose gradients are exchanged all workers are through at the same time. So the one
     that waited least was the slowest, and its wait is the communication's; what the others waited
-    longer, they waited for it. So it is with averages of weights and with exchanges of news, which
+    longer, they waited for it. So it is with averages of weights and with status exchanges, which
     don't come in each step: they are shared out among the steps. Of exchanges each counts as the
     usual one does, since the first ones, and some on a busy machine, take many times as long.
 

@@ -304,14 +304,14 @@ class SnapshotManager:
         return TrainState.from_json(state.get("position"))
 
     def _restore_others(self, saved: Mapping[str, object], tensors: Mapping[str, Tensor]) -> None:
-        parts = self._components.stateful()
-        if saved.keys() != parts.keys():
+        objects = self._components.stateful()
+        if saved.keys() != objects.keys():
             raise SnapshotError(
                 f"the snapshot has the state of {', '.join(saved) or 'nothing'} besides models and "
-                f"optimizers, the training has {', '.join(parts) or 'nothing'}"
+                f"optimizers, the training has {', '.join(objects) or 'nothing'}"
             )
-        for name, part in parts.items():
-            part.load_state_dict(dict(_mapping(decode(saved[name], tensors))))
+        for name, one in objects.items():
+            one.load_state_dict(dict(_mapping(decode(saved[name], tensors))))
 
     def _restore_sync(self, snapshot: Snapshot) -> None:
         """Give the way of combining gradients its state back; another one begins afresh."""

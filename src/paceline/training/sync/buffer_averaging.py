@@ -25,7 +25,7 @@ class BufferAverager:
         group: The workers.
         division: Which parts each of them has.
         """
-        self._models = components
+        self._components = components
         self._group = group
         self._division = division
         self._made: PartBuffers | None = None
@@ -33,12 +33,12 @@ class BufferAverager:
 
     @property
     def _buffers(self) -> PartBuffers:
-        models = self._models.models
+        models = self._components.models
         if self._made is None or self._made_for != len(models):
             mine = self._division.parts_of(self._group.rank)
             # Parts may lack samples in a short batch: then their counts of batches differ.
             integers = self._division.is_fixed or self._division.parts > 1
-            self._made = PartBuffers(self._models.model, mine, with_integers=integers)
+            self._made = PartBuffers(self._components.model, mine, with_integers=integers)
             self._made_for = len(models)
         return self._made
 

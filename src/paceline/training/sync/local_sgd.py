@@ -187,7 +187,7 @@ class LocalSync(ReplicaSync):
                 f"--sync-every {plan.every} is more than the {steps} steps of an epoch: what isn't "
                 f"averaged within it is averaged at its end{outer}"
             )
-        own = [n for n, part in context.components.others.items() if _has_numbers(part, n)]
+        own = [n for n, one in context.components.others.items() if _has_numbers(one, n)]
         if own and context.group.world_size > 1:
             context.console.say(
                 f"{', '.join(own)}, given to s.keep, holds tensors that follow each worker's own "
@@ -259,10 +259,10 @@ def can_be_local(context: TrainingContext) -> bool:
     )
 
 
-def _has_numbers(part: Stateful, name: str) -> bool:
-    """Tell whether a part has tensors that training may change: not a loader's state."""
+def _has_numbers(one: Stateful, name: str) -> bool:
+    """Tell whether an object has tensors that training may change: not a loader's state."""
     tensors: dict[str, Tensor] = {}
-    encode(part.state_dict(), name, tensors)
+    encode(one.state_dict(), name, tensors)
     return any(tensor.is_floating_point() for tensor in tensors.values())
 
 

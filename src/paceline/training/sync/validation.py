@@ -6,6 +6,7 @@ Imports no torch.
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from paceline.distributed.work_division import Division
 from paceline.errors import UsageError
 from paceline.gradient_sync.options import OWN_OPTIONS, SyncMethod, SyncOptions
 from paceline.gradient_sync.registry import sync_methods
@@ -70,11 +71,7 @@ def check_reproducible(config: TrainConfig, world_size: int) -> None:
                 "--allow-different-hardware goes with --shards: without it nothing is compared"
             )
         return
-    if world_size > shards:
-        raise UsageError(
-            f"{world_size} workers are more than --shards {shards}: each needs one at least. "
-            f"Use at most {shards} workers; the number of shards belongs to the training"
-        )
+    Division.of(shards, world_size)  # refuses too many workers
     if config.compute.sync_batchnorm:
         raise UsageError(
             "--shards can't be combined with --sync-batchnorm: its statistics need all shards of a "

@@ -26,6 +26,7 @@ def test_a_field_of_snapshots_needs_one_place() -> None:
     (earlier,) = GOLDEN.glob("with-rows/step-*/state.json")
     position = json.loads(earlier.read_text())["position"]
     loaded = state.from_json(position)  # type: ignore[attr-defined]
-    assert loaded.to_json() == {**position, "skipped_steps": 0}
+    assert loaded.to_json().items() >= position.items()
+    assert loaded.skipped_steps == 0
     loaded.skipped_steps = 3
     assert state.from_json(loaded.to_json()).skipped_steps == 3  # type: ignore[attr-defined]

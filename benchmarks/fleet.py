@@ -22,7 +22,7 @@ import torch
 import torch._dynamo  # the first optimizer imports it: once here rather than in every worker
 
 from benchmarks.ordered_hosts import address_of, enter, hosts, set_rate
-from paceline.launch.processes import die_with_parent
+from paceline.launch.process_tree import die_with_parent
 
 Answer = dict[str, object]
 Serve = Callable[["Seat", Mapping[str, object]], Answer]

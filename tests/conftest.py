@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Where programs of the system are; the PATH of an ordinary user, or after `su`, may lack these.
 os.environ["PATH"] += os.pathsep + os.pathsep.join(["/usr/sbin", "/sbin"])
 
-from paceline.launch.processes import spare_children_our_garbage
+from paceline.launch.process_tree import spare_children_our_garbage
 from paceline.launch.scratch import own_directory
 from tests.launch.waiting import PATIENCE
 from tests.support.leaks import find_leaks, look_around

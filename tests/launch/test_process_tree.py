@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.processes import in_first_namespace
+from paceline.launch.process_tree import in_first_namespace
 from tests.launch.waiting import alive, until
 
 _CODE = """
 import os, subprocess, sys
-from paceline.launch.processes import die_with_parent
+from paceline.launch.process_tree import die_with_parent
 if sys.argv[1] == "parent":
     child = subprocess.Popen([sys.executable, "-c", sys.argv[2], "child", str(os.getpid())])
     print(child.pid, flush=True)
@@ -61,7 +61,7 @@ def test_a_container_is_told_from_the_machine(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["ipc", "pid"])
 def test_a_namespace_of_its_own_is_seen_in_it(kind: str) -> None:
     """Also with a /proc of its own, as containers have, whose NSpid shows nothing of others."""
-    code = "from paceline.launch.processes import in_first_namespace as first; "
+    code = "from paceline.launch.process_tree import in_first_namespace as first; "
     code += "print(first('ipc'), first('pid'))"
     words = ["unshare", f"--{kind}", "--fork", "--mount-proc", sys.executable, "-c", code]
     said = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.launch import processes
-from paceline.launch.processes import Worker, WorkerSupervisor, adopt_orphans, descendants, reap
+from paceline.launch.process_tree import adopt_orphans
+from paceline.launch.processes import Worker, WorkerSupervisor, descendants, reap
 from paceline.launch.restart_policy import STOP_S
 from tests.launch.waiting import alive, patient, until
 

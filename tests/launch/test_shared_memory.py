@@ -7,19 +7,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.launch import processes
-from paceline.launch.processes import (
-    SCRATCH_VARIABLE,
-    adopt_orphans,
-    descendants,
-    free_shared,
-    reap,
-)
+from paceline.launch import process_tree
+from paceline.launch.process_tree import SCRATCH_VARIABLE, adopt_orphans, free_shared
+from paceline.launch.processes import descendants, reap
 from tests.support.tiers import slow
 
 _SHARES = """
 import torch
-from paceline.launch.processes import note_sharing
+from paceline.launch.process_tree import note_sharing
 note_sharing()
 torch.multiprocessing.set_sharing_strategy("file_system")
 shared = [torch.ones(9).share_memory_() for _ in range(20)]
@@ -102,10 +97,10 @@ def test_memory_shared_with_other_containers_is_left_alone(
     memory = tmp_path / "memory"
     memory.mkdir()
     (memory / "torch_7_1_0").touch()
-    monkeypatch.setattr(processes, "_SHARED_MEMORY", memory)
-    monkeypatch.setattr(processes, "in_first_namespace", lambda kind: kind == "ipc")
+    monkeypatch.setattr(process_tree, "_SHARED_MEMORY", memory)
+    monkeypatch.setattr(process_tree, "in_first_namespace", lambda kind: kind == "ipc")
     free_shared(tmp_path)
     assert list(memory.iterdir())
-    monkeypatch.setattr(processes, "in_first_namespace", lambda kind: False)
+    monkeypatch.setattr(process_tree, "in_first_namespace", lambda kind: False)
     free_shared(tmp_path)  # its own: the usual container
     assert not list(memory.iterdir())

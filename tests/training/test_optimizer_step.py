@@ -17,7 +17,7 @@ from paceline.errors import JobError, UsageError
 from paceline.gradient_sync.powersgd import PowerSGD
 from paceline.launch.heartbeat import note
 from paceline.options.fields import OptionValue
-from paceline.training.optimizer_step import LossScaler, OptimizerStep
+from paceline.training.optimizer_step import OptimizerStep
 from paceline.training.profiling.step_profiler import StepProfiler
 from paceline.training.rng import seed_everything
 from tests.support.ranks import run_ranks
@@ -42,7 +42,7 @@ LOST = 3
 
 def make_optimizer_step(
     optimizers: list[torch.optim.Optimizer],
-    scaler: LossScaler | None = None,
+    scaler: torch.amp.GradScaler | None = None,
     clip_norm: float | None = None,
 ) -> OptimizerStep:
     optimizer_step = OptimizerStep(

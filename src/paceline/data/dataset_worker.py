@@ -22,7 +22,7 @@ import torch.multiprocessing
 from paceline.data.protocols import MapDataset
 from paceline.data.splitmix import Domain, derive_key
 from paceline.errors import DataError, InfrastructureError, PacelineError
-from paceline.launch.processes import note_sharing
+from paceline.launch.process_tree import note_sharing
 
 Collate = Callable[[list[object]], object]
 

@@ -30,7 +30,7 @@ from paceline.data.order import EpochPlan, Indices, plan_order, plan_shares
 from paceline.data.protocols import MapDataset
 from paceline.distributed.work_division import share
 from paceline.errors import DataError, InfrastructureError, PacelineError, UsageError
-from paceline.launch.processes import spare_children_our_garbage
+from paceline.launch.process_tree import spare_children_our_garbage
 
 _EVAL_EPOCH = -1
 """Seeds of evaluation differ from those of every epoch."""

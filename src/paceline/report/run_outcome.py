@@ -1,14 +1,16 @@
 """How a run ended, in one plain sentence."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from paceline.launch.failures import WorkerFailure
 from paceline.options.durations import format_duration
 from paceline.options.figures import plural, show_short_percent
 from paceline.options.shell import command_line
-from paceline.report.load_run import RunReport
 from paceline.results.json_object import number, section, text, whole
+
+if TYPE_CHECKING:  # every command imports this module
+    from paceline.report.load_run import RunReport
 
 _OVER_S, _OVER = 0.5, 0.02
 """A time budget is kept where it isn't exceeded by more than this, or by this share of it."""
@@ -29,7 +31,7 @@ class RunOutcome:
     """The command that goes on from the newest snapshot; empty where there is none or no need."""
 
 
-def describe_ending(report: RunReport) -> RunOutcome:
+def describe_ending(report: "RunReport") -> RunOutcome:
     """Say how a run ended: its summary counts first, then its failures; else whether it runs."""
     usable = any(not snapshot.damaged for snapshot in report.snapshots)
     resume = command_line("resume", report.path) if usable else ""
@@ -78,7 +80,7 @@ def describe_exceeded(budget: object) -> str:
     return f"exceeded by {format_duration(over_s)}: {', '.join([*took, kept])}"
 
 
-def _finish(report: RunReport, reason: str) -> str:
+def _finish(report: "RunReport", reason: str) -> str:
     settings = section(report.run, "settings")
     if reason == "epochs":
         return f"finished {_epochs(report)}"
@@ -99,7 +101,7 @@ def _finish(report: RunReport, reason: str) -> str:
     return f"stopped after {_epochs(report)}: {reasons.get(reason, reason or 'no reason recorded')}"
 
 
-def _epochs(report: RunReport) -> str:
+def _epochs(report: "RunReport") -> str:
     done = whole(report.summary, "epochs")
     planned = whole(section(report.run, "settings"), "epochs")
     done = len(report.metrics) if done is None else done
@@ -108,7 +110,7 @@ def _epochs(report: RunReport) -> str:
     return f"all {plural(done, 'epoch')}" if done == planned else f"{done:,} of {planned:,} epochs"
 
 
-def _where(report: RunReport) -> str:
+def _where(report: "RunReport") -> str:
     step = whole(report.summary, "steps")
     if step is None:
         return ""
@@ -117,7 +119,7 @@ def _where(report: RunReport) -> str:
     return f"{epoch} at step {step:,}"
 
 
-def _done(report: RunReport) -> str:
+def _done(report: "RunReport") -> str:
     planned = whole(section(report.run, "settings"), "epochs")
     done = len(report.metrics)
     return f"{done:,} of {planned:,} epochs done" if planned else f"{plural(done, 'epoch')} done"

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from paceline.errors import ExitCode
-from paceline.launch.processes import die_with_parent
+from paceline.launch.process_tree import die_with_parent
 
 PROGRAM = (sys.executable, "-m", "paceline")
 _POLL_S = 0.1

@@ -19,7 +19,7 @@ import torch
 from paceline.distributed.environment import PINNED_VARIABLE, STORE_VARIABLE, set_variables
 from paceline.distributed.rendezvous import meet_in_file
 from paceline.errors import InterruptedTraining, JobError, UsageError
-from paceline.launch.processes import die_with_parent, spare_children_our_garbage
+from paceline.launch.process_tree import die_with_parent, spare_children_our_garbage
 from paceline.launch.worker_count import usable_cores
 from paceline.options.fields import OptionValue
 from paceline.script.ending import ended_with_its_block

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from types import MethodType
-from typing import NoReturn, Protocol, final
+from typing import NoReturn, final
 
 import torch
 from torch import Tensor
@@ -27,25 +27,6 @@ WITHOUT_UPDATE = (
 )
 
 
-class LossScaler(Protocol):
-    """What a step needs of `torch.amp.GradScaler`."""
-
-    def scale(self, loss: Tensor) -> Tensor:
-        """Multiply a loss by the scale."""
-
-    def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide the gradients by the scale."""
-
-    def step(self, optimizer: Optimizer) -> float | None:
-        """Step unless a gradient isn't finite."""
-
-    def update(self) -> None:
-        """Adapt the scale."""
-
-    def get_scale(self) -> float:
-        """Give the scale."""
-
-
 def autocast(
     precision: Precision, device: torch.device
 ) -> Callable[[], AbstractContextManager[object]]:
@@ -61,7 +42,7 @@ def autocast(
 class OptimizerStep(StepHook):
     """Turns losses into gradients, and these into new weights; a hook where losses are scaled."""
 
-    scaler: LossScaler | None
+    scaler: torch.amp.GradScaler | None
     clip_norm: float | None
     step_profiler: StepProfiler
     """Takes the time of a step, and of the exchange of gradients."""
@@ -129,7 +110,7 @@ class OptimizerStep(StepHook):
         if not completes and self.step_profiler.is_sampling:
             self.step_profiler.mark("piece")
 
-    def _scaled(self, loss: Tensor, scaler: LossScaler) -> Tensor:
+    def _scaled(self, loss: Tensor, scaler: torch.amp.GradScaler) -> Tensor:
         self.end_update()
         if self._unscaled:
             raise UsageError(

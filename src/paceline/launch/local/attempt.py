@@ -26,14 +26,8 @@ from paceline.launch.heartbeat import read_note
 from paceline.launch.local import forkserver, logs
 from paceline.launch.local.oom import oom_killed, oom_kills
 from paceline.launch.local.worker import NodeRendezvous, WorkerTask, note_path, result_path
-from paceline.launch.processes import (
-    SCRATCH_VARIABLE,
-    descendants,
-    find_process,
-    free_shared,
-    process_state,
-    reap,
-)
+from paceline.launch.process_tree import SCRATCH_VARIABLE, free_shared
+from paceline.launch.processes import descendants, find_process, process_state, reap
 from paceline.launch.signals import InterruptedStartError, Interrupts
 from paceline.launch.watchdog.driver import PeriodicThread
 from paceline.launch.watchdog.worker_poller import WorkerPoller

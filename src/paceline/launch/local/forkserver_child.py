@@ -7,7 +7,7 @@ would outlive a launcher that was killed. It ignores signals to stop, its worker
 import os
 import signal
 
-from paceline.launch.processes import die_with_parent
+from paceline.launch.process_tree import die_with_parent
 from paceline.launch.signals import STOP_SIGNALS
 
 LAUNCHER_VARIABLE = "PACELINE_FORK_SERVER_OF"

@@ -15,7 +15,7 @@ from paceline.launch.failures import WorkerFailure, one_line
 from paceline.launch.local import forkserver
 from paceline.launch.local.attempt import WorkerGroup, attempt_here
 from paceline.launch.local.worker import NodeRendezvous, WorkerTask
-from paceline.launch.processes import adopt_orphans
+from paceline.launch.process_tree import adopt_orphans
 from paceline.launch.restart_policy import Policy, RestartBudget
 from paceline.launch.scratch import scratch_directory
 from paceline.launch.signals import Interrupts

@@ -5,7 +5,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from paceline.launch.processes import in_first_namespace
+from paceline.launch.process_tree import in_first_namespace
 
 _KILLED = re.compile(rb"^\d+,\d+,(\d+),[^;]*;.*\b[Oo]ut of memory: Kill(?:ed)? process (\d+)\b")
 _RECORD_BYTES = 8192

@@ -21,7 +21,7 @@ from paceline.launch.error_records import (
 )
 from paceline.launch.heartbeat import note
 from paceline.launch.local import logs, streams
-from paceline.launch.processes import die_with_parent
+from paceline.launch.process_tree import die_with_parent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,8 @@ from typing import IO, final
 import psutil
 
 from paceline._version import __version__
-from paceline.launch.processes import adopt_orphans, reap
+from paceline.launch.process_tree import adopt_orphans
+from paceline.launch.processes import reap
 from paceline.launch.ssh.protocol import LEASE_S, LineBuffer, Message, decode, encode
 
 DESCRIPTOR_VARIABLE = "PACELINE_GUARD_FD"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import IO
 
-from paceline.launch.processes import die_with_parent
+from paceline.launch.process_tree import die_with_parent
 from paceline.launch.ssh.agent import DESCRIPTOR_VARIABLE, PARENT_VARIABLE
 from paceline.launch.ssh.protocol import Message, decode, encode
 

@@ -3,9 +3,10 @@ clocks are compared."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import get_args
+from typing import Literal, get_args
 
-from paceline.launch.processes import ProcessState
+ProcessState = Literal["running", "stopped", "traced", "gone"]
+"""How the system sees a process; traced: a debugger holds it."""
 
 
 @dataclass(frozen=True, kw_only=True)

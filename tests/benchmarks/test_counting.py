@@ -7,9 +7,9 @@ from benchmarks.counting import count_opcodes, count_operators
 
 
 @pytest.fixture(autouse=True)
-def inductor_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def inductor_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's first dispatch mode sets this variable; here it is put back."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
 
 def busy(rounds: int) -> int:

@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -129,15 +128,6 @@ def to_channels_last(images: Tensor) -> Tensor:
     if images.shape[1] > 1:
         return images.contiguous(memory_format=torch.channels_last)
     return images.contiguous()[:, 0, :, :, None].permute(0, 3, 1, 2)
-
-
-@runtime_checkable
-class Labelled(Protocol):
-    """A data set that knows its classes."""
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, by class number."""
 
 
 class BatchSource(ABC):

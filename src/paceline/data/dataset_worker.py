@@ -13,26 +13,16 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 import torch.multiprocessing
 
+from paceline.data.protocols import MapDataset
 from paceline.data.splitmix import Domain, derive_key
 from paceline.errors import DataError, InfrastructureError, PacelineError
 from paceline.launch.process_tree import note_sharing
-
-
-class MapDataset(Protocol):
-    """A map-style data set; its items are (input, target) pairs."""
-
-    def __getitem__(self, index: int, /) -> object:
-        """Read and transform one sample."""
-
-    def __len__(self) -> int:
-        """Count the samples."""
-
 
 Collate = Callable[[list[object]], object]
 

@@ -2,25 +2,17 @@
 
 import hashlib
 from collections.abc import Sized
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from paceline.data.memory import TensorData
+from paceline.data.protocols import Fingerprinted
 
 _SAMPLED = 64
 """Samples whose content is hashed: a few spread over the data set tell two of them apart."""
 _SHOWN = 12
-
-
-@runtime_checkable
-class Fingerprinted(Protocol):
-    """A data set that can tell cheaply whether another one holds the same."""
-
-    def fingerprint(self) -> str:
-        """Hash what it holds, or the names and sizes of what it would read."""
 
 
 def data_fingerprint(data: object) -> str:

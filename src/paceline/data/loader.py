@@ -22,12 +22,12 @@ from paceline.data.batch import Batch, BatchSource, describe, map_tensors, to_ch
 from paceline.data.dataset_worker import (
     Collate,
     ItemRequest,
-    MapDataset,
     SeededItems,
     shorten,
     start_loader_process,
 )
 from paceline.data.order import EpochPlan, Indices, plan_order, plan_shares
+from paceline.data.protocols import MapDataset
 from paceline.distributed.work_division import share
 from paceline.errors import DataError, InfrastructureError, PacelineError, UsageError
 from paceline.launch.process_tree import spare_children_our_garbage

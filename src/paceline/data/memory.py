@@ -5,7 +5,6 @@ Both ways give the same batches: augmented by the same numbers, in the same arit
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from paceline.data.augment import Augment, uniforms
 from paceline.data.batch import Batch, BatchSource, to_channels_last
 from paceline.data.order import EpochPlan, StepShare, plan_order, plan_shares
+from paceline.data.protocols import RawImages
 from paceline.data.splitmix import Domain, derive_key
 from paceline.distributed.work_division import share
 from paceline.errors import DataError
@@ -250,23 +250,6 @@ def channel_factors(
     means = torch.tensor(mean, dtype=torch.float64)[:, None, None]
     stds = torch.tensor(std, dtype=torch.float64)[:, None, None]
     return 1 / (stds * scale), -means / stds
-
-
-@runtime_checkable
-class RawImages(Protocol):
-    """How a data set's raw images are normalised; its items are (uint8 (C, H, W), label)."""
-
-    @property
-    def mean(self) -> tuple[float, ...]:
-        """Per channel, on the scale 0 … 1."""
-
-    @property
-    def std(self) -> tuple[float, ...]:
-        """Per channel, on the scale 0 … 1."""
-
-    @property
-    def scale(self) -> float:
-        """The raw value that stands for 1."""
 
 
 class PreparedSource(BatchSource):

@@ -34,7 +34,9 @@ class Averager(Protocol):
 
         Args:
             gradients: Of one model, by parameter, in the same order on all workers: this worker's,
-                weighted so that their mean over the workers is that over the global batch.
+                weighted so that their mean over the workers is that over the global batch. With a
+                loss scaler they are multiplied by its scale, and inf and NaN have to come out on
+                every worker, so that all leave the step out.
         """
 
     def wire_bytes(self, tensors: Sequence[Tensor]) -> float:

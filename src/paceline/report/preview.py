@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.data.augment import Augment, uniforms
-from paceline.data.dataset_worker import ItemRequest, MapDataset, SeededItems
-from paceline.data.memory import MemorySource, RawImages, TensorData
+from paceline.data.dataset_worker import ItemRequest, SeededItems
+from paceline.data.memory import MemorySource, TensorData
 from paceline.data.order import EpochPlan, epoch_order
+from paceline.data.protocols import MapDataset, RawImages
 from paceline.errors import DataError
 from paceline.report.image_grid import Tile
 from paceline.training.job import ImageSet, Job

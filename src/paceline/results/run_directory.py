@@ -36,6 +36,7 @@ _IN_WORDS: Mapping[type, str] = {str: "text", dict: "an object", list: "a list"}
 _ASKING_S = 0.2
 _SNAPSHOT = re.compile(r"step-([0-9]{12})")
 _TOKEN = ".launcher-"
+_OF_LAUNCHER = "launcher-"
 
 
 def log_path(log_dir: Path, rank: int) -> Path:
@@ -107,6 +108,10 @@ class RunDirectory:
     def slurm(self) -> Path:
         """The scripts of Slurm jobs, what they printed, and how they ended."""
         return self.path / "slurm"
+
+    def of_launcher(self, name: str) -> Path:
+        """Name the folder in which a launcher may keep files of its own before workers run."""
+        return self.path / f"{_OF_LAUNCHER}{name}"
 
     @property
     def report_html(self) -> Path:
@@ -249,7 +254,7 @@ class RunDirectory:
         here = {
             path.name
             for path in self.path.iterdir()
-            if not path.name.startswith(_TOKEN) and not _LEFT.fullmatch(path.name)
+            if not path.name.startswith((_TOKEN, _OF_LAUNCHER)) and not _LEFT.fullmatch(path.name)
         }
         return here <= ours and not self._has_snapshots()
 

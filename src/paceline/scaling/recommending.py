@@ -15,8 +15,6 @@ from paceline.scaling.prediction import (
     snapshot_interval_s,
 )
 
-_CAREFUL = ("bf16", "fp16", "powersgd", "local", "diloco")
-"""Those that change least come first."""
 _PLAIN = {"allreduce": "All-reduce", "ordered": "The ordered sum"}
 _TRADES = {
     "bf16": "gradients are rounded to 8 bits of precision, which training rarely notices",
@@ -25,6 +23,7 @@ _TRADES = {
     "local": "each worker trains alone in between, so compare the accuracy",
     "diloco": "each worker trains alone in between, so compare the accuracy",
 }
+"""What the others give up. Those that change least come first."""
 _MUCH_BETTER = 1.05
 _LARGE_BATCH = 8192
 """Beyond it the learning rate can't simply grow with the batch. Goyal et al.: "Accurate, Large
@@ -49,7 +48,7 @@ def recommend(projection: Projection) -> tuple[str, ...]:
 def recommended(projection: Projection) -> Forecast:
     """Give the method to use: the one that changes least among those that pay on the most nodes."""
     projection = _as_measured(projection)
-    careful = _in_order(projection, ("allreduce", *_CAREFUL))
+    careful = _in_order(projection, ("allreduce", *_TRADES))
     paying = [forecast for forecast in careful if _pays(forecast.last, projection)]
     return paying[0] if paying else _best(projection)
 
@@ -92,7 +91,7 @@ def _on_plain(plain: Forecast, projection: Projection) -> Iterator[str]:
 
 
 def _on_others(plain: Forecast | None, projection: Projection) -> Iterator[str]:
-    others = _in_order(projection, _CAREFUL)
+    others = _in_order(projection, tuple(_TRADES))
     if not others:
         return
     paying = [forecast for forecast in others if _pays(forecast.last, projection)]
@@ -234,7 +233,7 @@ def _label(forecast: Forecast) -> str:
 
 
 def _trade(forecast: Forecast) -> str:
-    return _TRADES.get(forecast.method.sync or "", "nothing is lost")
+    return _TRADES[forecast.method.sync or "allreduce"]
 
 
 def _size(size: Predicted, verb: str = "") -> str:

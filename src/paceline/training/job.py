@@ -7,8 +7,8 @@ from typing import Literal
 from torch import Tensor, nn
 
 from paceline.data.augment import Augment
-from paceline.data.dataset_worker import MapDataset
 from paceline.data.memory import TensorData
+from paceline.data.protocols import MapDataset
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 LossName = Literal["cross_entropy", "nll"]
@@ -41,7 +41,7 @@ class Job:
 
     augment: tuple[Augment, ...] = ()
     """Changes of training images on the device, random or not: for `TensorData` and for data sets
-    of raw images (`paceline.data.memory.RawImages`)."""
+    of raw images (`paceline.data.protocols.RawImages`)."""
 
     evaluate_with: tuple[Augment, ...] = ()
     """Changes of validation and test images on the device that aren't random, such as a resize."""

@@ -6,7 +6,7 @@ from typing import cast, final
 
 from torch import Tensor, nn
 
-from paceline.data.batch import Labelled
+from paceline.data.protocols import Labelled
 from paceline.optim.build import build_optimizer
 from paceline.optim.rate import scaled_lr
 from paceline.optim.schedule import build_schedule

@@ -107,6 +107,15 @@ def test_a_package_cannot_take_a_name_of_ours(installed: dict[str, str], tmp_pat
     assert "paceline-signs adds --sync bf16" in ended.stderr
 
 
+@pytest.mark.slow
+def test_signs_refuse_a_loss_scaler(installed: dict[str, str], tmp_path: Path) -> None:
+    words = [*TRAIN, "--sync", "signs", "--precision", "fp16", "--run-dir", str(tmp_path / "run")]
+    ended = paceline(installed, *words)
+    assert ended.returncode == 2, ended.stderr + ended.stdout
+    assert "--sync signs can't be combined with --precision fp16" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 @pytest.mark.ranks
 def test_votes_are_those_of_the_majority() -> None:
     rows = [[1.0, -2.0, 3.0, 0.0], [0.5, 2.0, -1.0, 0.0], [-9.0, 1.0, -1.0, 0.25]]

@@ -20,7 +20,8 @@ from paceline.data.batch import BatchSource
 from paceline.data.dataset_worker import Collate
 from paceline.data.fingerprint import data_fingerprint
 from paceline.data.loader import LoaderSource
-from paceline.data.memory import MemorySource, PreparedSource, RawImages, TensorData
+from paceline.data.memory import MemorySource, PreparedSource, TensorData
+from paceline.data.protocols import RawImages
 from paceline.data.stream import StreamSource
 from paceline.distributed.group import Group
 from paceline.distributed.startup_facts import WorkerFacts, disagreement

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.checkpoint.format import read_snapshot
 from paceline.checkpoint.store import SnapshotStore
-from paceline.data.batch import Labelled
+from paceline.data.protocols import Labelled
 from paceline.distributed.device import pick_device
 from paceline.distributed.environment import Placement
 from paceline.distributed.group import Group

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.distributed.group import Group
+from paceline.errors import UsageError
 from paceline.gradient_sync.network_model import ring_bytes
 from paceline.training.sync.allreduce import ReplicaSync
 
@@ -16,7 +17,16 @@ class SignSync(ReplicaSync):
     """Every worker votes with the signs of its gradients."""
 
     def setup(self, step: int) -> None:
-        """Put votes in the place of averages."""
+        """Put votes in the place of averages.
+
+        Raises:
+            UsageError: There is a loss scaler: it would divide signs, and miss an overflow.
+        """
+        if self.context.scaler is not None:
+            raise UsageError(
+                "--sync signs can't be combined with --precision fp16, whose loss scaler needs "
+                "gradients in full. Use --precision bf16 or fp32"
+            )
         for replica in self.replicas:
             replica.defer_to(MajorityVote(self.context.group))
 

@@ -30,7 +30,7 @@ from paceline.data.memory import MemorySource, PreparedSource
 from paceline.data.options import PackOptions
 from paceline.data.order import EpochPlan
 from paceline.data.packed import load_packed, pack_images
-from paceline.data.resize import center_crop, resize, shorter_side_to
+from paceline.data.crop import center_crop, resize, shorter_side_to
 from paceline.distributed.allocator import keep_freed_memory
 
 WANTED = 256

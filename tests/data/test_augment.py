@@ -3,8 +3,8 @@ import torch
 
 from paceline.data.affine import RandomAffine, Warp
 from paceline.data.augment import Augment, RandomFlip, RandomShift, uniforms
+from paceline.data.crop import CenterCrop, RandomCrop, RandomResizedCrop, Resize
 from paceline.data.jitter import ColorJitter
-from paceline.data.resize import CenterCrop, RandomCrop, RandomResizedCrop, Resize
 from paceline.data.splitmix import GOLDEN, MASK, Domain, derive_key, mix64
 
 AUGMENTS: list[Augment] = [RandomShift(1), RandomShift(3), RandomFlip()]

@@ -7,7 +7,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as TF
 
 from paceline.data.augment import Augment
-from paceline.data.resize import CenterCrop, RandomCrop, RandomResizedCrop, Resize
+from paceline.data.crop import CenterCrop, RandomCrop, RandomResizedCrop, Resize
 from paceline.errors import DataError
 
 

@@ -9,10 +9,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from paceline.data.affine import RandomAffine, Warp
 from paceline.data.augment import Augment, RandomFlip, RandomShift
 from paceline.data.batch import Batch
+from paceline.data.crop import RandomResizedCrop
 from paceline.data.jitter import ColorJitter
 from paceline.data.memory import MemorySource, TensorData, synthetic_images
 from paceline.data.order import EpochPlan, epoch_order
-from paceline.data.resize import RandomResizedCrop
 from paceline.errors import DataError
 
 LAYOUTS = [torch.contiguous_format, torch.channels_last]

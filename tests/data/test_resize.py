@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from paceline.data.resize import center_crop, resize, shorter_side_to
+from paceline.data.crop import center_crop, resize, shorter_side_to
 
 SIZES = [(96, 96, 224), (96, 96, 40), (37, 53, 64), (100, 75, 33), (64, 64, 64)]
 

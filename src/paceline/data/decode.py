@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from paceline.data.resize import center_crop, resize, shorter_side_to
+from paceline.data.crop import center_crop, resize, shorter_side_to
 
 try:
     import simplejpeg

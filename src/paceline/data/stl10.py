@@ -40,7 +40,7 @@ def load_stl10(
 ) -> tuple[TensorData, TensorData]:
     """Load the labelled images of STL-10, downloading what is missing.
 
-    The images keep their 96x96; `data.resize.resize` makes a batch larger (224x224 in memory would
+    The images keep their 96x96; `data.crop.resize` makes a batch larger (224x224 in memory would
     be 150 KB an image, 2 GB in all).
 
     Args:

@@ -117,13 +117,13 @@ def _side(images: "TensorData | ImageFolder") -> int:
 
 
 def _shrunk(stored: int, size: int) -> "tuple[Augment, ...]":
-    from paceline.data.resize import Resize
+    from paceline.data.crop import Resize
 
     return (Resize(_read_at(size)),) if stored > _read_at(size) else ()
 
 
 def _middle(stored: int, size: int, data_dir: Path) -> "tuple[Augment, ...]":
-    from paceline.data.resize import CenterCrop
+    from paceline.data.crop import CenterCrop
 
     if stored < size:
         raise DataError(
@@ -135,7 +135,7 @@ def _middle(stored: int, size: int, data_dir: Path) -> "tuple[Augment, ...]":
 
 def _random(stored: int, size: int) -> "tuple[Augment, ...]":
     from paceline.data.augment import RandomFlip
-    from paceline.data.resize import RandomResizedCrop
+    from paceline.data.crop import RandomResizedCrop
 
     return (*_shrunk(stored, size), RandomResizedCrop(size), RandomFlip())
 

@@ -34,7 +34,7 @@ def stl10_resnet18(*, data_dir: Path = _DATA, download: bool = True, size: int =
     """
     import torchvision
 
-    from paceline.data.resize import Resize
+    from paceline.data.crop import Resize
     from paceline.data.stl10 import load_stl10
     from paceline.training.job import Job
 

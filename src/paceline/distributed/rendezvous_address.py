@@ -44,7 +44,7 @@ def known_address(address: Address) -> Address:
     if address.scheme == "file" or _resolves(address.host):
         return address
     try:
-        requested = subprocess.run(
+        answer = subprocess.run(
             ["scontrol", "show", "node", "--oneliner", address.host],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -54,7 +54,7 @@ def known_address(address: Address) -> Address:
         )
     except (OSError, subprocess.TimeoutExpired):
         return address
-    found = node_address(requested.stdout)
+    found = node_address(answer.stdout)
     return address if found is None else replace(address, host=found)
 
 

@@ -111,9 +111,7 @@ class Replica:
     @alone.setter
     def alone(self, alone: bool) -> None:
         self._alone = alone or self._group.world_size == 1
-        self._has_reported_unused = (
-            self._has_reported_unused or self._settled
-        )  # what gets no gradient has been said
+        self._has_reported_unused |= self._settled  # what gets no gradient has been said
         self._parallel, self.used = None, False
 
     def defer_to(self, averager: Averager | None) -> None:

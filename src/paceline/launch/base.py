@@ -57,7 +57,9 @@ class SubmittedJob(ABC):
 
     def lost(self, why: str) -> JobLostError:
         """Make the error of a job that may run on: what happened, and how to end it by hand."""
-        return JobLostError(f"{why}. {self.name} may still run, and cost: {self.stop_command}")
+        return JobLostError(
+            f"{why}. {self.name} may still run, and cost. Look, and end it: {self.stop_command}"
+        )
 
     @abstractmethod
     def poll(self) -> str | Outcome:

@@ -172,7 +172,7 @@ def find_process(pid: int) -> psutil.Process | None:
     """Find a process; it remembers its start time, so that a reused id is never signalled."""
     try:
         return psutil.Process(pid)
-    except psutil.Error:
+    except psutil.NoSuchProcess:
         return None
 
 
@@ -182,8 +182,10 @@ def process_state(process: psutil.Process | None) -> ProcessState:
         if process is None or not process.is_running():
             return "gone"
         status = process.status()
-    except psutil.Error:
+    except psutil.NoSuchProcess:
         return "gone"
+    except psutil.AccessDenied:
+        return "running"
     if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
         return "gone"
     if status in _TRACED:

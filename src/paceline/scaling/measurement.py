@@ -1,6 +1,6 @@
 """What one training of a study showed, read from its run directory. Pure but for that.
 
-What the study says follows from these records alone, so that it can be resumed.
+What the study says follows from these `Measured` records alone, so that it can be resumed.
 """
 
 import math

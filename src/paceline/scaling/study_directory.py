@@ -1,4 +1,5 @@
-"""The directory of a study: what is in it, and whether it may be gone on with."""
+"""The directory of a study: what is in it, whether it can be resumed, and what is removed from it
+and from other hosts at the end."""
 
 import re
 import shlex

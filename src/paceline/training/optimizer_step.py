@@ -185,7 +185,7 @@ class OptimizerStep(StepHook):
             self.end_update()
             self._unscaled = []
         for zero_grad in self._zero_grads:
-            zero_grad(set_to_none=True)
+            zero_grad()
 
     def refuse_a_step_of_its_own(self) -> NoReturn:
         """Refuse an optimizer's step by the script: the workers would grow apart without a word.

@@ -175,9 +175,9 @@ def workers_of(workers: Sequence[WorkerTimes]) -> tuple[WorkerTime, ...]:
     )
 
 
-def step_of(workers: WorkerTimes) -> Spread:
+def step_of(worker: WorkerTimes) -> Spread:
     """Take the steps that were sampled for all, where there was no other."""
-    return Spread(median=workers.total_s, low=workers.total_s, high=workers.total_s)
+    return Spread(median=worker.total_s, low=worker.total_s, high=worker.total_s)
 
 
 def spread_of(laps: Sequence[Lap], *, by_mean: bool = False) -> Spread | None:

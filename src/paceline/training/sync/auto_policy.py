@@ -106,13 +106,13 @@ def final_choice(
     """
     share = exposed_share(profile)
     left = max(0.0, share * allreduce_s - (allreduce_s - half_s)) / half_s
-    describe = f"communication takes {share:.0%} of a step of {_ms(allreduce_s)}"
+    reason = f"communication takes {share:.0%} of a step of {_ms(allreduce_s)}"
     half_gains = half_s < _GAIN * allreduce_s
     if half_gains and left < ENOUGH:
-        why = f"{describe}; with half the bytes it is {left:.0%} of {_ms(half_s)}"
+        why = f"{reason}; with half the bytes it is {left:.0%} of {_ms(half_s)}"
         return Choice(method="bf16", why=why)
-    describe += f", and {left:.0%} of {_ms(half_s)} with half the bytes"
-    best = Choice(method="bf16" if half_gains else "allreduce", why=describe)
+    reason += f", and {left:.0%} of {_ms(half_s)} with half the bytes"
+    best = Choice(method="bf16" if half_gains else "allreduce", why=reason)
     model = _Model.of(profile, round_trip_s)
     best, best_s = _or_powersgd(best, half_s if half_gains else allreduce_s, model, powersgd_rank)
     if best.method == "powersgd" and model.reached(best.options) >= POWERSGD_TARGET:
@@ -169,10 +169,10 @@ def _or_local(best: Choice, best_s: float, model: _Model) -> Choice:
     local = choose_local(model.compute, model.cluster, model.machine, TARGET)
     if model.step_s(local) >= _GAIN * best_s:
         return replace(best, why=f"{best.why}; local steps wouldn't be faster")
-    describe = model.describe(f"averages of weights every {local.sync_every} steps", local)
+    label = model.describe(f"averages of weights every {local.sync_every} steps", local)
     return Choice(
         method="local",
-        why=f"{best.why}; {describe}",
+        why=f"{best.why}; {label}",
         every=local.sync_every,
         delay=local.delay,
         half_first=best.sends_half,

@@ -48,8 +48,8 @@ class GradientSync(ABC):
     """Combines the workers' gradients, or their weights where each trains on its own.
 
     Every method is called alike on all workers, in the same order, and may be collective where it
-    says so. `backward` has to be written; the others do nothing until they are. The training looks
-    once, at its beginning, which there are: what isn't there takes no time in its steps.
+    says so. `backward` has to be written; the others do nothing until they are. What isn't
+    written takes no time in a step.
     """
 
     weights_may_differ = True

@@ -202,7 +202,7 @@ class Exchange:
     ) -> _Piece:
         """Make a piece of what lies between these elements of a slice."""
         workers, count, length = self._workers, sum(self._counts), (end - begin) // parts
-        # `total` is sent from here and overwritten by the all-gather with the sum over all workers.
+        # The memory of the first sums becomes that of the sum over all workers in stage 2.
         total = sums[0][workers * begin : workers * end]
         own = room[0][count * begin :][: end - begin]  # where earlier parts have been added up
         piece = _Piece(parts=[], own=own, spread=total)

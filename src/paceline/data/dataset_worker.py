@@ -196,10 +196,12 @@ def run_in_order(
     )
     waiting: deque[Future[Result]] = deque()
     try:
+        # Only so many tasks are ahead: their results wait in memory until their turn.
         for task in tasks:
             waiting.append(_submitted(executor, function, task))
             if len(waiting) >= _AHEAD * jobs:
                 yield waiting.popleft().result()
+        # No tasks are left; the results that are still to come follow in order.
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool as error:

@@ -41,6 +41,7 @@ def read_idx(path: Path, advice: str = "") -> NDArray[np.uint8]:
     """
     try:
         with path.open("rb") as file:
+            # Both forms have been published: the content says which, not the name.
             zipped = file.read(2) == _GZIP_MAGIC
             file.seek(0)
             if not zipped:

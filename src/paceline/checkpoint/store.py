@@ -105,6 +105,8 @@ class SnapshotStore:
         """
         self._make_directory()
         final_path = self.path_of(host.step)
+        # Phases: write under a temporary name; rename; sync the directory; only then remove old
+        # ones.
         spare = self._take_spare(host.num_bytes)
         writing = spare or self._temporary(_WRITING, final_path)
         try:
@@ -283,6 +285,7 @@ class SnapshotStore:
             places = map(self.path_of, reversed(steps))
             found = next((path for path in places if (path / MANIFEST).is_file()), None)
         else:
+            # A path as given, or a name within the directory.
             candidates = (Path(which), self.directory / which)
             found = next((path for path in candidates if (path / MANIFEST).is_file()), None)
         if found is None:
@@ -314,6 +317,7 @@ class SnapshotStore:
         except OSError:
             if not self._spares:
                 raise
+            # Spares are kept only to be written over: they go first where space runs out.
             self.drop_spares()
             self._check_space(needed_bytes)
         # The directory was synced after the first of two was renamed, when the last snapshot was

@@ -108,6 +108,8 @@ class SnapshotWriter:
             return ""
         if limit_s > 0:
             self._report(f"the last snapshot isn't on disk: trying again for {limit_s:.0f} s")
+        # Publish on the writer's thread, as always, until it works or nobody wants to wait any
+        # longer.
         deadline_s = time.monotonic() + limit_s
         reason = "; ".join(failures[-1:])
         while self._unsaved and time.monotonic() < deadline_s and not is_cut_short():

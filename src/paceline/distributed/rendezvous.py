@@ -57,6 +57,7 @@ def open_store(
     timeout = timedelta(seconds=timeout_s)
     if address.path:
         return _file_store(address, timeout)
+    # Rank 0 opens the port itself, at the chosen interface, and hands it to torch.
     keeps = address.scheme == "tcp" and rank == 0
     host = address.host
     if address.scheme == "tcp":
@@ -96,6 +97,7 @@ def _within(connect: Callable[[], TCPStore], timeout_s: float) -> TCPStore:
         except RuntimeError as error:
             outcome.put(error)
 
+    # A daemon: if torch never returns, the process can still end.
     threading.Thread(target=run, name="paceline-store", daemon=True).start()
     try:
         found = outcome.get(timeout=timeout_s + _GRACE_S)
@@ -205,6 +207,7 @@ def meet_in_file(path: str) -> None:
     Args:
         path: The file.
     """
+    # torch has no public way to replace the handler of env://, which scripts use.
     handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
     usual, times = handlers["env"], itertools.count()
 

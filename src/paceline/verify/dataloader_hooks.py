@@ -125,6 +125,7 @@ class LoaderWatch:
             found = self._open.get(iterator)
             if found is None or self.observer.in_session:
                 return original(iterator)
+            # Enough of this pass has been seen: the script's loop ends as at the end of an epoch.
             if self._is_long(found):
                 self.observer.record(PassEnded(found.site, found.number, True))
                 raise StopIteration

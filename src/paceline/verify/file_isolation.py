@@ -69,6 +69,7 @@ class Redirection:
 
     def install(self, patches: Patches) -> None:
         """Stand around Python's functions on files, and the known ones that are not Python's."""
+        # Functions of `os`, grouped by what they do to a path.
         for name in (*_READING, *_READING_LINKS):
             self._wrap(patches, os, name, partial(self._read, name not in _READING_LINKS))
         for name in _REMOVING:
@@ -89,9 +90,11 @@ class Redirection:
         )
         for name, rule in rules:
             self._wrap(patches, os, name, rule)
+        # The same `open` under its three names.
         for module in (builtins, io, _io):
             self._wrap(patches, module, "open", self._open)
         self._wrap(patches, sqlite3, "connect", self._connect)
+        # Functions outside Python's own that take paths: only their arguments can be redirected.
         for reader, name, place, word in _NATIVE_READERS:
             self._wrap(patches, reader, name, partial(self._native, place, word, False))
         for writer, name, place, word in _NATIVE_WRITERS:
@@ -106,10 +109,13 @@ class Redirection:
         def around(original: Function) -> Function:
             @wraps(original)
             def call(*arguments: Any, **named: Any) -> Any:
+                # Called by a rule, or by a wrapped function: paths have been translated already.
                 if getattr(self._own, "is_inside", False):
                     return original(*arguments, **named)
                 self._own.is_inside = True
                 try:
+                    # Rules may use files themselves, untranslated; what the script asked for runs
+                    # outside of them.
                     act = rule(original, *arguments, **named)
                 finally:
                     self._own.is_inside = False
@@ -239,10 +245,12 @@ class Redirection:
         key = self._key(path, follow=follow, fd=named.get("dir_fd"))
         if key is None:
             return partial(original, path, flags, *more, **named)
+        # Where the file is: as read through the overlay, new, or a copy that may be written.
         if not writes:
             place = self.overlay.readable(key)
         elif flags & os.O_CREAT and flags & os.O_EXCL:
             place = self.overlay.place_of_new(key)
+        # It doesn't exist: let the original raise its own error.
         elif not flags & os.O_CREAT and self.overlay.visible(key) is None:
             place = self.overlay.readable(key)
         else:

@@ -98,6 +98,7 @@ def best_factor(pairs: Iterable[tuple[TensorSketch, TensorSketch]]) -> tuple[flo
     mine, size = math.hypot(*ours), math.hypot(*theirs)
     if not mine or not size:
         return math.nan, math.inf
+    # Least squares: minimise |ours - factor * theirs|.
     factor = sum(a * b for a, b in zip(ours, theirs, strict=True)) / size**2
     rest = math.hypot(*(a - factor * b for a, b in zip(ours, theirs, strict=True)))
     return factor, rest / mine

@@ -267,6 +267,7 @@ def _passes(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Pa
     ended: dict[tuple[int, int, int], bool] = {}
     begun: dict[tuple[int, int], list[PassBegun]] = {}
     lengths: dict[tuple[int, int, int], int] = {}
+    # Sort the events by loader and pass; the same pass of all ranks comes together.
     for rank, events in enumerate(ranks):
         for event in events:
             if isinstance(event, Drawn):
@@ -277,6 +278,7 @@ def _passes(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Pa
                 lengths[rank, event.loader, event.number] = event.batches
             elif isinstance(event, PassEnded):
                 ended[rank, event.loader, event.number] = event.is_cut
+    # Passes in order, numbered apart for training and evaluation.
     numbers: Counter[bool] = Counter()
     for (loader, number), samples in drawn.items():
         trains = loader in training

@@ -59,13 +59,16 @@ def _metric_factor(case: Case) -> Iterator[Finding]:
 
 
 def _metric_means(case: Case) -> Iterator[Finding]:
+    # Only evaluations whose samples are shared out between the ranks can show it.
     shared = [
         e
         for e in case.other.evaluations()
         if e.is_whole and all(e.samples) and len(set(e.samples)) > 1
     ]
+    # With other weights, or samples counted twice, the figure differs for another reason.
     if not shared or not _weights_agree(case) or max(shared[0].counts.values(), default=0) > 1:
         return
+    # The first printed metric that is apart by more than its printed digits allow.
     sizes = [len(share) for share in shared[0].samples]
     for printed in _pairs(case):
         apart = abs(printed.mine - printed.theirs)

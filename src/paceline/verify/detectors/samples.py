@@ -57,6 +57,7 @@ def drop_last(case: Case) -> Iterator[Finding]:
     lost = sorted(set(mine.counts) - set(theirs.counts), key=_in_order)
     if not lost:
         return
+    # Who drops: the loader, the sampler or both; ranks that share samples are another finding.
     dropping = [
         name
         for name, drops in (

@@ -38,12 +38,14 @@ def gradient_factor(case: Case) -> Iterator[Finding]:
     steps, beyond = case.first_steps(), case.beyond
     if steps is None or beyond is None or beyond.step or not beyond.same_samples:
         return
+    # Only the first step compares: later ones start from other weights.
     ratio, (mine, theirs) = case.workers / case.first.workers, steps
     pairs = [
         (a, b)
         for a, b in zip(mine.stepped[0].gradients, theirs.stepped[0].gradients, strict=False)
         if a is not None and b is not None
     ]
+    # One factor for all gradients by least squares; `rest` is what it leaves unexplained.
     factor, rest = best_factor(pairs)
     is_exact = rest < _EXACT
     if _is_sum(mine, theirs, ratio) and (
@@ -117,6 +119,7 @@ def no_gradient(case: Case) -> Iterator[Finding]:
     if not case.other.steps:
         return
     reached: set[str] = set()
+    # A parameter counts as reached if any step gave it a gradient.
     names: dict[str, None] = {}
     for step in case.other.steps:
         stepped = step.stepped[0]

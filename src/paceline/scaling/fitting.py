@@ -70,6 +70,7 @@ def fit_link(compute: Compute, sizes: Sequence[SizeTime], cluster: Cluster) -> F
             ]
         )
 
+    # In the logarithm: bandwidths differ by orders of magnitude.
     best = lowest(misfit, log(_LEAST_PER_S), log(_MOST_PER_S))
     return Fitted(
         network=replace(cluster.network, bandwidth_bytes_per_s=exp(best)),

@@ -165,6 +165,7 @@ class Runner:
         shutil.rmtree(run.path, ignore_errors=True)  # of an attempt that failed or was broken off
         words = self.commands.measure(size, run.path, self._batch(size))
         most_s = _FACTOR * self.seconds + _MOST_S
+        # A method that refuses a time budget is stopped from here.
         clock = self._clock(run) if size.method in ENDED_FROM_OUTSIDE else lambda: False
         try:
             ended = run_command([*self.program, *words], self._log(name), most_s, clock)

@@ -242,11 +242,13 @@ class SnapshotStore:
             InfrastructureError: The host refuses to read it.
         """
         steps = [step for step in self.steps() if at_most is None or step <= at_most]
+        # From the newest down: the first that verifies.
         for step in reversed(steps):
             path = self.path_of(step)
             try:
                 return read_snapshot(path, device)
             except SnapshotError as error:
+                # Written by a newer version: not damaged, so it is not set aside.
                 if of_unknown_format(path):
                     raise
                 moved = _set_aside(path, "damaged")
@@ -303,6 +305,8 @@ class SnapshotStore:
         if not self.directory.is_dir():
             return
         for path in sorted(self.directory.iterdir()):
+            # A crash between the two renames of `_rename_into_place`: the old snapshot gets its
+            # name back.
             original = self.directory / path.name.removeprefix(_REPLACED)
             if path.name.startswith(_REPLACED) and not os.path.lexists(original):
                 path.rename(original)

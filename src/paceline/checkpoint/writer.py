@@ -71,6 +71,7 @@ class SnapshotWriter:
         if self._in_flight is not None and not self._in_flight.done() and not wait:
             self._skipped += 1
             return False
+        # The memory is free again only when the last snapshot has been written.
         self._settle()
         host = copy_to_host(snapshot, reuse=self._memory)
         self._memory = host.tensors
@@ -154,6 +155,7 @@ class SnapshotWriter:
                 self._in_flight = None
 
     def _publish(self, host: HostSnapshot, best: bool) -> None:
+        # Kept until it is on disk, so that `save_last` can try again.
         self._unsaved = host, best
         try:
             self._publish_now(host, best)

@@ -87,6 +87,7 @@ class Group:
         """
         if self.world_size == 1:
             return row.unsqueeze(0)
+        # These backends have only the all-gather of lists, on their own device.
         if self.has_few_operations:
             own = row.to(self._control).contiguous()
             listed = [torch.empty_like(own) for _ in range(self.world_size)]

@@ -49,7 +49,7 @@ def mark(tensor: Tensor, *, whole: bool) -> TensorSketch:
         return TensorSketch(sha256)
     buckets, squares = torch.zeros(BUCKETS, dtype=torch.float64), 0.0
     for number, start in enumerate(range(0, flat.numel(), _BLOCK)):
-        block = flat[start : start + _BLOCK].to(torch.float64)
+        block = flat[start : start + _BLOCK].to(torch.float64)  # (up to _BLOCK,)
         squares += float(block.square().sum())
         padded = torch.zeros(-(-block.numel() // BUCKETS) * BUCKETS, dtype=torch.float64)
         padded[: block.numel()] = block * sign_block()[: block.numel()]

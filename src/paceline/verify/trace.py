@@ -193,6 +193,7 @@ def collect_trace(
 def _reduced(events: Sequence[Event]) -> Iterable[Reduced]:
     """Give what was combined outside of steps: no backward pass follows before the next batch."""
     in_step = False
+    # Backwards in time: a backward pass that is met first means that a step was under way.
     for event in reversed(events):
         if isinstance(event, Backward):
             in_step = True
@@ -212,6 +213,7 @@ def _training_loaders(ranks: Sequence[Sequence[Event]]) -> set[int]:
     drawn: Counter[int] = Counter()
     for events in ranks:
         open_loaders: set[int] = set()
+        # A batch counts as trained on if a backward pass comes before its loader's pass ends.
         for event in events:
             if isinstance(event, Drawn):
                 drawn[event.loader] += 1
@@ -227,6 +229,7 @@ def _training_loaders(ranks: Sequence[Sequence[Event]]) -> set[int]:
 
 
 def _steps(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Step]:
+    # Step n of all ranks together; the rank with the fewest steps ends it.
     by_rank = [_sorted(events, training) for events in ranks]
     for parts in zip(*(one.steps for one in by_rank), strict=False):
         yield Step(
@@ -394,6 +397,7 @@ def _delayed(events: Sequence[Event], loaders: set[int]) -> Iterator[Event]:
     last = {_key(event): event for event in events if isinstance(event, Drawn)}
     held: dict[int, Drawn] = {}
     has_stepped = False
+    # At most one batch of each loader is held back at a time.
     for event in events:
         if isinstance(event, PassBegun):
             held.pop(event.loader, None)

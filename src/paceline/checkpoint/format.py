@@ -143,6 +143,7 @@ def write_host_snapshot(
     if not over:
         directory.mkdir(mode=mode_within(directory.parent))
     phase("begin")
+    # The manifest comes last, with the hashes of what has been written.
     entries = {TENSORS: write_file(directory / TENSORS, host.tensors.chunks(), over=over)}
     phase(TENSORS)
     entries[STATE] = write_file(directory / STATE, [memoryview(host.state)], over=over)
@@ -224,6 +225,7 @@ def _read_manifest(directory: Path) -> Manifest:
     if links:
         raise SnapshotError(f"{directory / links[0]} is a symbolic link; a snapshot holds none")
     manifest = parse_manifest(decode_body(_read_small(path), path), path)
+    # A directory that was renamed by hand would pass for another step's snapshot.
     name = directory.name
     stated = parse_count(name.removeprefix("step-"))
     if stated is not None and stated != manifest.step:

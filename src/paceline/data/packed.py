@@ -415,11 +415,14 @@ def _write_blocks(
     total = sum(map(len, tree.splits.values()))
     done = sum(_num_files(block) for blocks in journal.values() for block in blocks)
     progress(done, total)
+    # Blocks are decoded by several processes, and appended by this one in the order of the images.
     tasks = list(_tasks(partial, tree, options, journal, block_bytes))
     jobs = max(1, min(options.jobs or usable_cores(), len(tasks)))
     blocks = run_in_order(_decode_block, (task for _, task in tasks), jobs)
     with (partial / _JOURNAL).open("ab") as noted:
         for (split, task), block in zip(tasks, blocks, strict=True):
+            # Images first, then the line of the journal: `_resume` cuts off images that have no
+            # line.
             _append(partial / images_file(split), task.target)
             noted.write(_line({"split": split, **asdict(block)}))
             _sync(noted.fileno(), noted.flush)

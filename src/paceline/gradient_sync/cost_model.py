@@ -331,7 +331,7 @@ def exchange_s(
 def _exposed_s(step_s: float, takes_s: float, method: SyncOptions) -> float:
     """Play some rounds of local steps: seconds that the training waits, per step."""
     plan = LocalPlan(every=method.sync_every, delay=method.delay, parts=method.sync_parts)
-    # `free`: when the link is; `lost`: seconds waited so far; `first`: those of the first round.
+    # `free`: from when on the link is idle; `lost`: seconds waited; `first`: in the first round.
     free = lost = first = 0.0
     ends: deque[float] = deque()
     for step, leaving, arriving in _events(plan):

@@ -132,7 +132,6 @@ class Bucket:
 
     def _send(self, tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
         """Average tensors, those of each type together. Collective."""
-        # One all-reduce for each dtype.
         places: dict[torch.dtype, list[int]] = {}
         for place, tensor in enumerate(tensors):
             places.setdefault(tensor.dtype, []).append(place)

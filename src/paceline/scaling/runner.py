@@ -116,10 +116,12 @@ class Runner:
         for number, measurement in enumerate(missing):
             if measurement.size in self._hopeless:
                 continue
+            # Without the sizes that would fail again: the time that is left is counted by these.
             left = [m for m in missing[number:] if m.size not in self._hopeless]
             self.say(self._what(measurement, len(plan) - len(left) + 1, len(plan), left))
             record = self._measure(measurement)
             self._refuse_own_batch(measurement.size, record)
+            # Written at once: a study that is interrupted goes on after the last measurement.
             record.write(self._record(measurement))
             self.say(f"      {_result(record)}")
             self._handle_failure(measurement.size, record)

@@ -229,6 +229,7 @@ class Redirection:
         if key is None:
             return partial(original, path)
         names, text = self.overlay.names(key), os.fsdecode(path)
+        # Each entry has the script's name for the file, and where the file is.
         places = [
             (os.path.join(text, n), self.overlay.readable(os.path.join(key, n))) for n in names
         ]
@@ -250,8 +251,8 @@ class Redirection:
             place = self.overlay.readable(key)
         elif flags & os.O_CREAT and flags & os.O_EXCL:
             place = self.overlay.place_of_new(key)
-        # It doesn't exist: let the original raise its own error.
         elif not flags & os.O_CREAT and self.overlay.visible(key) is None:
+            # It doesn't exist: let the original raise its own error.
             place = self.overlay.readable(key)
         else:
             replaces = flags & os.O_CREAT and flags & os.O_TRUNC
@@ -262,6 +263,7 @@ class Redirection:
         self, original: Function, file: Any, mode: str = "r", *more: Any, **named: Any
     ) -> Callable[[], Any]:
         as_given = partial(original, file, mode, *more, **named)
+        # Descriptors, openers, and reading before anything was written need no translation.
         writes = any(letter in mode for letter in "wxa+")
         is_path = isinstance(file, _PATHS)
         if not is_path or named.get("opener") is not None or not (writes or self._is_used()):
@@ -283,6 +285,7 @@ class Redirection:
         text = os.fsdecode(database) if isinstance(database, _PATHS) else ""
         if not text or text == ":memory:" or text.startswith("file:"):
             return partial(original, database, *more, **named)
+        # A database is changed in place: it is copied as a whole when it is opened.
         key = self._key(text, follow=True)
         place = database if key is None else self.overlay.writable(key, keep=True)
         return partial(original, place, *more, **named)

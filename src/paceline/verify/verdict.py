@@ -97,6 +97,7 @@ def evaluate_launch(first: Trace, other: Trace, limits: Limits) -> CountVerdict:
 def evaluate_first(first: Trace) -> CountVerdict:
     """Say how the first launch went, beside which the others are held."""
     findings = []
+    # Only detectors that need no second launch can say why it failed.
     if first.failure:
         findings = [failed(first)]
         alone = Case(first=first, other=first, comparison=compare(first, first), beyond=None)

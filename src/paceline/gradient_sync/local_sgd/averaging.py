@@ -250,8 +250,8 @@ class LocalSteps:
         """Take the outer step of a part."""
         chosen, terms = self._layout.slice_of(part), self._terms
         anchor, mean = self._anchor[chosen], self._mean[chosen]
-        # Nesterov momentum as in torch.optim.SGD with gradient -m: v = mu v + m; A' = A + lr (m +
-        # mu v).
+        # Nesterov momentum as in torch.optim.SGD with the gradient -m:
+        # v' = mu v + m, A' = A + lr (m + mu v').
         anchor.add_(mean, alpha=terms.outer_lr)
         if self._velocity is not None:
             velocity = self._velocity[chosen].mul_(terms.outer_momentum).add_(mean)
@@ -290,8 +290,7 @@ class LocalSteps:
 
     def _refuse_thawed(self) -> None:
         known = self._layout.parameters
-        # Thawed within a round it has no anchor, and differs between workers without any to average
-        # to.
+        # Thawed within a round, a parameter has no anchor that its difference could be taken to.
         new = [n for n, p in self._parameters().items() if p.requires_grad and n not in known]
         if new:
             raise JobError(

@@ -122,8 +122,8 @@ class LocalExchange:
             rounded: In the precision that was asked for; otherwise in full, and what is owed is
                 paid.
         """
-        # Without a thread the average is computed here and now.
         work = partial(self._average_rounded if rounded and self._codec else self._average, travel)
+        # Without a thread the average is computed here and now.
         if self._errands is None:
             began_s = perf_counter()
             work()

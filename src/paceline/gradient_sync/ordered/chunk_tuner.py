@@ -74,8 +74,8 @@ class ChunkTuner:
             enough = min(totals) * (1 + _GAIN)
             self.cut = next(cut for cut, total in zip(CUTS, totals, strict=True) if total <= enough)
             self.is_settled = True
-        # Note the time of the cut that was just used, and turn to the next one.
         elif self._since is not None:
+            # Note the time of the cut that was just used, and turn to the next one.
             self._times[_ORDER[self._tried]].append(perf_counter() - self._since)
             self._tried += 1
             self.cut = CUTS[_ORDER[self._tried % len(_ORDER)]]

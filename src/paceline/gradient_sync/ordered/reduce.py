@@ -95,7 +95,6 @@ class OrderedSum:
         if self._layout is not None:
             for bucket in self._layout.buckets:
                 bucket.begin()
-        # Back to the first of this worker's shards.
         self._next, self._left = self.mine.start, 0
         self._is_open = self._is_packing = False
         self._in_step = True

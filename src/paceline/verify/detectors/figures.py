@@ -45,6 +45,7 @@ def _metric_factor(case: Case) -> Iterator[Finding]:
     ratio = case.workers / case.first.workers
     for printed in _pairs(case):
         for factor, size in ((1 / ratio, "too small"), (ratio, "too large")):
+            # Both numbers are rounded as printed; multiplying by the factor multiplies that too.
             slack = printed.precision * (1 + max(factor, 1))
             is_exact = abs(printed.mine * factor - printed.theirs) <= slack
             apart = abs(printed.mine - printed.theirs) > 4 * slack
@@ -117,6 +118,7 @@ def _pairs(case: Case) -> Iterator[_Printed]:
     if case.other.in_session:
         return
     mine, theirs = _by_words(case.first.printed), _by_words(case.other.printed)
+    # Lines with the same words and other numbers belong together: the n-th of each.
     for words, lines in theirs.items():
         for ours, line in zip(mine.get(words, ()), lines, strict=False):
             pairs = zip(_NUMBER.findall(ours), _NUMBER.findall(line), strict=False)

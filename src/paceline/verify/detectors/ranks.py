@@ -110,6 +110,7 @@ def start(case: Case) -> Iterator[Finding]:
     if steps is None:
         return
     mine, theirs = steps[0].stepped, steps[1].stepped
+    # First the ranks among themselves, then both launches.
     marks = [dict(zip(s.names, (m.sha256 for m in s.before), strict=False)) for s in theirs]
     apart = _first_apart(marks)
     if apart:
@@ -127,6 +128,7 @@ def start(case: Case) -> Iterator[Finding]:
 def weights_apart(case: Case) -> Iterator[Finding]:
     """Find ranks whose weights become different, from the same start."""
     for number, step in enumerate(case.other.steps):
+        # Ranks that begin apart are a finding of their own, and end apart as well.
         before = [[m.sha256 for m in s.before] for s in step.stepped]
         if any(one != before[0] for one in before):
             return

@@ -111,6 +111,8 @@ def batch(case: Case) -> Iterator[Finding]:
     (mine, theirs), samples = steps, [sum(step.shares) for step in steps]
     if not samples[0] or samples[1] < _GROWS * samples[0]:
         return
+    # A larger batch wants a larger rate (linear scaling): whether the rate follows decides the
+    # cause.
     rates = mine.stepped[0].rates[0], theirs.stepped[0].rates[0]
     grows = f"a step has {samples[1]} samples instead of {samples[0]}"
     if rates[1] < _FOLLOWS * rates[0]:

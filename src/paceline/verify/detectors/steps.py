@@ -18,6 +18,7 @@ _NOISY, _ROUGH = 0.1, 0.25
 def schedule_per_worker(case: Case) -> Iterator[Finding]:
     """Find a schedule that is stepped once for each worker."""
     step = _rates_differ_from(case)
+    # How often each launch's schedule was stepped, from its first to its last step.
     mine, theirs = (
         s.steps[-1].stepped[0].scheduled - s.steps[0].stepped[0].scheduled if s.steps else 0
         for s in (case.first, case.other)
@@ -81,6 +82,7 @@ def mean_of_means(case: Case) -> Iterator[Finding]:
     beyond = case.beyond
     if beyond is None or case.other.in_session or not beyond.same_samples:
         return
+    # A factor for all gradients explains the difference already.
     if any(gradient_factor(case)):
         return
     shares = case.other.steps[beyond.step].shares

@@ -75,7 +75,7 @@ class HostTensors:
         self._file = _whole_pages(size, pin_memory=bool(self._cuda_devices))[:size]
         self._file[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
         data = self._file[len(header) :]
-        # (elements,) bytes each, seen in the tensor's type and shape
+        # The bytes of each tensor, seen in its type and shape.
         self._views = [
             data[start:stop].view(tensors[name].dtype).view(tensors[name].shape)
             for name, (start, stop) in zip(self._order, spans, strict=True)

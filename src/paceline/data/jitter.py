@@ -80,7 +80,7 @@ def jitter(images: Tensor, factors: Tensor, *, white: float) -> Tensor:
     channels = images.shape[1]
     if channels not in (1, 3):
         raise DataError(f"colour jitter takes images of 1 or 3 channels, not {channels}")
-    # Each blends with something by its factor: black, the image's mean grey, the pixel's own grey.
+    # Each factor blends the image with another: black, its mean grey, each pixel's own grey.
     brightness, contrast, saturation = factors[:, :, None, None, None].unbind(1)
     changed = torch.mul(images, brightness).clamp_(max=white)
     mean = _mean_grey(changed).mul_(1 - contrast)

@@ -168,7 +168,7 @@ class Replica:
         """
         if self._averager is not None:
             return self._average(self._averager)
-        # Without other workers only parameters without a gradient are looked for.
+        # Nothing is averaged: only say, once, which parameters get no gradient.
         if self._alone:
             return () if self._has_reported_unused else self._find_unused()
         if self._is_frozen():
@@ -228,8 +228,7 @@ class Replica:
         else:
             self._recall()
             averager.average_(gradients)
-        # Only after a pass in which every parameter got a gradient is it safe to send during the
-        # next.
+        # Buckets may leave during backward passes once one has given every parameter a gradient.
         is_first = not self._has_looked_at_a_pass and not self._partly
         if is_first and isinstance(averager, PowerSGD):  # what may leave during the next passes
             self._prepare_departures(averager, once=once)
@@ -240,8 +239,7 @@ class Replica:
         self._has_looked_at_a_pass = True
         if self._alone or self._group.has_few_operations:
             return
-        # A gradient that autograd adds to twice would leave incomplete; on no worker may that
-        # happen.
+        # A gradient that is added to twice would leave incomplete: all workers have to agree.
         if self._group.gather_rows(torch.tensor([once], dtype=torch.uint8)).all():
             averager.open_stream(self._group.device)
             self._departures = BucketOverlap(averager, self.parameters)
@@ -321,7 +319,7 @@ class Replica:
     def _is_frozen(self) -> bool:
         """Tell whether nothing is trained now; notice what the script has frozen or thawed."""
         trained = [p.requires_grad for p in self._every]
-        # The usual step: as before.
+        # The usual case: nothing was frozen or thawed since the last step.
         if trained == self._trained:
             return not self.parameters
         if not any(trained):

@@ -243,8 +243,7 @@ def _predict(
             f"{workers:,} workers can't share a global batch of {global_batch:,}. Predict fewer "
             "nodes, or --mode weak, in which the batch grows with them"
         )
-    # Strong scaling: the batch is divided, each worker's share shrinks. Weak: it stays (share about
-    # 1).
+    # Strong scaling divides the batch, so that shares shrink; weak scaling keeps them (about 1).
     share = global_batch / workers / batch
     alone = compute.scaled(global_batch / batch).step_s if assumed.mode == "strong" else None
     cost = _drawn(

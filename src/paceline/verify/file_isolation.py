@@ -109,7 +109,7 @@ class Redirection:
         def around(original: Function) -> Function:
             @wraps(original)
             def call(*arguments: Any, **named: Any) -> Any:
-                # Called by a rule, or by a wrapped function: paths have been translated already.
+                # Called from within a rule, whose paths are real ones.
                 if getattr(self._own, "is_inside", False):
                     return original(*arguments, **named)
                 self._own.is_inside = True

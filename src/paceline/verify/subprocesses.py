@@ -47,7 +47,7 @@ def watch_children(trial: Trial, patches: Patches) -> None:
     for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
         for name in ("spawn", "start_processes"):
             patches.wrap(module, name, partial(_around_spawn, trial))
-    # Spawned processes, and programs: these only get what Landlock and the environment pass on.
+    # Spawned processes are isolated alike; programs are noted, since what they do isn't seen.
     patches.wrap(multiprocessing.spawn, "get_preparation_data", partial(_around_data, trial))
     patches.wrap(subprocess.Popen, "__init__", partial(_around_program, trial))
     patches.wrap(os, "system", partial(_around_system, trial))

@@ -60,7 +60,7 @@ class RandomShift:
         padded = F.pad(images, (self._pixels,) * 4)
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (N, C, 2p+1, 2p+1, H, W)
         # Every window of the padded image is a view; indexing copies one for each sample.
-        offsets = (draws * (2 * self._pixels + 1)).to(torch.int64)
+        offsets = (draws * (2 * self._pixels + 1)).to(torch.int64)  # (N, 2)
         sample = torch.arange(num, device=images.device)
         return windows[sample, :, offsets[:, 0], offsets[:, 1]]
 
@@ -110,9 +110,9 @@ def uniforms(seed: int, epoch: int, indices: Tensor, stream: int, count: int) ->
     """
     # A counter-based generator: splitmix64 of the sample's index, then of the number of the draw.
     key = derive_key(Domain.AUGMENTATION, seed, epoch, stream)
-    samples = _mix64(indices * _signed(GOLDEN) + _signed(key))
+    samples = _mix64(indices * _signed(GOLDEN) + _signed(key))  # (N,)
     draws = torch.arange(1, count + 1, dtype=torch.int64, device=indices.device)
-    bits = _mix64(samples[:, None] + draws * _signed(GOLDEN))
+    bits = _mix64(samples[:, None] + draws * _signed(GOLDEN))  # (N, count)
     # The upper 24 of 64 bits
     return _shift_right(bits, 40).to(torch.float32) * _UNIT
 

@@ -120,7 +120,7 @@ class MemorySource(BatchSource):
         """Give the batches of one epoch; the order is moved to the device once."""
         # What every worker knows: the order of the epoch, and each sample's random numbers by its
         # index.
-        order = plan_order(plan, self.num_samples)
+        order = plan_order(plan, self.num_samples)  # (num_samples,)
         on_device = torch.from_numpy(order).to(self._device)
         draws = [
             uniforms(plan.seed, plan.epoch, on_device, stream, augment.num_draws)

@@ -61,7 +61,7 @@ class CpuSyncBatchNorm(nn.Module):
             )
         # Statistics over all workers, in fp32 at least.
         wide = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
-        mean, variance, total = _statistics(wide)
+        mean, variance, total = _statistics(wide)  # (C,), (C,), ()
         self._track(mean, variance, total)
         # (x - mean) / sqrt(var + eps) * weight + bias, as x * scale + shift with one value a
         # channel.

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ def tree(top: Path) -> Tree:
 _TREE = """
 import sys
 from pathlib import Path
+from urllib.parse import quote
 top = Path(sys.argv[1])
 print({str(p.relative_to(top)): p.read_text("latin-1") if p.is_file() else None
        for p in sorted(top.rglob("*"))})
@@ -102,6 +104,17 @@ def _sqlite() -> bool:
         found = database.execute("select loss from runs").fetchall()
     database.close()
     return found == [(0.5,)]
+
+
+def _sqlite_uri() -> bool:
+    place = quote(str(Path.cwd() / "r?ns.db"))
+    with sqlite3.connect(f"file:{place}?mode=rwc", uri=True) as database:
+        database.execute("create table runs (loss real)")
+    database.close()
+    with sqlite3.connect(f"file:{place}?mode=ro", uri=True) as database:
+        found = database.execute("select name from sqlite_master").fetchall()
+    database.close()
+    return found == [("runs",)] and Path("r?ns.db").is_file()
 
 
 def _append() -> bool:
@@ -233,6 +246,7 @@ ACTS = {
         _tofile,
         _safetensors,
         _sqlite,
+        _sqlite_uri,
         _append,
         _update,
         _exclusive,
@@ -284,6 +298,7 @@ def test_what_couldnt_be_written_anyway_is_refused(tmp_path: Path) -> None:
 _NATIVE = """
 import subprocess, sys
 from pathlib import Path
+from urllib.parse import quote
 from paceline.verify.landlock import write_only_below
 own, apart = map(Path, sys.argv[1:])
 assert write_only_below([apart, Path("/dev")])

@@ -39,6 +39,7 @@ def export_weights(tensors: Mapping[str, Tensor], file: Path, *, overwrite: bool
         raise UsageError(f"{file} exists; name another file, or replace it with --overwrite")
     if not file.parent.is_dir():
         raise UsageError(f"{file} can't be written: there is no directory {file.parent}")
+    # Write beside it and rename: a reader never sees half a file.
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
         _write_new(temporary, lambda opened: write(tensors, opened))

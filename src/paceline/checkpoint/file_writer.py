@@ -44,9 +44,12 @@ def write_file(path: Path, chunks: Iterable[memoryview], *, over: bool = False) 
         for chunk in chunks:
             digest.update(chunk)
             size += len(chunk)
+            # Past the page cache where that works; what it leaves over, and short writes, go the
+            # usual way.
             rest = _write_direct(descriptor, chunk)
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
+        # The old file was longer.
         if over and os.fstat(descriptor).st_size != size:
             os.ftruncate(descriptor, size)
         _sync(descriptor)

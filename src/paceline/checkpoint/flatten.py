@@ -46,6 +46,8 @@ def flatten_optimizer(
     tensors: dict[str, Tensor] = {}
     groups: list[object] = []
     values: dict[str, dict[str, object]] = {}
+    # Each group: its options, and its parameters by name with their shapes, to be compared on
+    # restoring.
     for number, group in enumerate(optimizer.param_groups):
         options = {
             key: encode(value, f"/groups/{number}/{key}", tensors)
@@ -54,6 +56,8 @@ def flatten_optimizer(
         }
         shapes = {names[id(p)]: list(p.shape) for p in group["params"]}
         groups.append({"parameters": shapes, "options": options})
+        # What the optimizer remembers of each parameter: tensors by name and slot, the rest as
+        # JSON.
         for parameter in group["params"]:
             name = names[id(parameter)]
             for slot, value in optimizer.state.get(parameter, {}).items():
@@ -85,6 +89,7 @@ def restore_optimizer(
     """
     names = _names_of(optimizer, named_parameters)
     saved = _Saved(tensors, state)
+    # All checks come before the first change.
     differences = _differences(optimizer, names, saved)
     if differences:
         shown = "; ".join(differences[:_DIFFERENCES_SHOWN])
@@ -94,6 +99,7 @@ def restore_optimizer(
     optimizer.state.clear()
     for group, options in zip(optimizer.param_groups, saved.options, strict=True):
         group.update({key: decode(value, tensors) for key, value in options.items()})
+        # torch.optim keeps `step` on the host unless the optimizer is capturable or fused.
         step_on_host = not (group.get("capturable") or group.get("fused"))
         for parameter in group["params"]:
             slots = saved.slots.get(names[id(parameter)], {})
@@ -119,6 +125,7 @@ class _Saved:
         self.slots: dict[str, dict[str, object]] = {}
         for name, values in _mapping(state.get("values")).items():
             self.slots[name] = {s: decode(v, tensors) for s, v in _mapping(values).items()}
+        # Keys that begin with "/" are tensors within options and values: `decode` has placed them.
         for key, tensor in tensors.items():
             name, _, slot = key.rpartition("/")
             if not key.startswith("/") and slot not in self.slots.setdefault(name, {}):
@@ -129,6 +136,7 @@ def _differences(optimizer: Optimizer, names: Mapping[int, str], saved: _Saved) 
     kind = type(optimizer).__name__
     if saved.optimizer != kind:
         return [f"it is of {saved.optimizer}, the training uses {kind}"]
+    # Parameters by name: the number of their group, and their shape.
     here = {
         names[id(p)]: (number, tuple(p.shape))
         for number, group in enumerate(optimizer.param_groups)

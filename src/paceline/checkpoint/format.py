@@ -104,6 +104,7 @@ def copy_to_host(snapshot: Snapshot, reuse: HostTensors | None = None) -> HostSn
         raise ValueError(f"the state takes {len(state)} bytes; at most {_STATE_MAX_BYTES} fit")
     # As long as the last one where that can be: writing it over that leaves its size alone.
     state += b" " * (-len(state) % _STATE_STEP_BYTES)
+    # Tensors are named group/name in one file.
     for group in snapshot.tensors:
         if not _GROUP.fullmatch(group):
             raise ValueError(f"group {group!r} may hold only letters, digits, '_', '.' and '-'")
@@ -113,6 +114,7 @@ def copy_to_host(snapshot: Snapshot, reuse: HostTensors | None = None) -> HostSn
         for name, tensor in members.items()
     }
     groups = snapshot.tensors.keys()
+    # Memory of an earlier snapshot of the same names, types and shapes saves allocating it.
     kept = reuse if reuse is not None and reuse.fits(tensors, groups) else None
     host = kept or HostTensors(tensors, groups)
     host.fill(tensors)
@@ -141,6 +143,7 @@ def write_host_snapshot(
     if not over:
         directory.mkdir(mode=mode_within(directory.parent))
     phase("begin")
+    # The manifest comes last, with the hashes of what has been written.
     entries = {TENSORS: write_file(directory / TENSORS, host.tensors.chunks(), over=over)}
     phase(TENSORS)
     entries[STATE] = write_file(directory / STATE, [memoryview(host.state)], over=over)
@@ -222,6 +225,7 @@ def _read_manifest(directory: Path) -> Manifest:
     if links:
         raise SnapshotError(f"{directory / links[0]} is a symbolic link; a snapshot holds none")
     manifest = parse_manifest(decode_body(_read_small(path), path), path)
+    # A directory that was renamed by hand would pass for another step's snapshot.
     name = directory.name
     stated = parse_count(name.removeprefix("step-"))
     if stated is not None and stated != manifest.step:
@@ -258,6 +262,7 @@ def _verify(path: Path, entry: FileEntry, *, keep: bool) -> bytes:
     try:
         with os.fdopen(_open(path), "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
+            # The size is known at once; a truncated file isn't read.
             if size != entry.bytes:
                 raise SnapshotError(f"{path} is damaged: {size} bytes, {entry.bytes} were written")
             while chunk := file.read(_CHUNK_BYTES):

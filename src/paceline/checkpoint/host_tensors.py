@@ -67,6 +67,7 @@ class HostTensors:
             _check_type(name, tensor)
         # The widest types come first, so that each tensor starts at a multiple of its own width.
         self._order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+        # One buffer holds the whole file, header included: writing it needs no further copy.
         spans = _spans([tensors[name] for name in self._order])
         header = _header(tensors, dict(zip(self._order, spans, strict=True)), self._groups)
         self._cuda_devices = sorted({t.device.index for t in tensors.values() if t.is_cuda})
@@ -74,6 +75,7 @@ class HostTensors:
         self._file = _whole_pages(size, pin_memory=bool(self._cuda_devices))[:size]
         self._file[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
         data = self._file[len(header) :]
+        # The bytes of each tensor, seen in its type and shape.
         self._views = [
             data[start:stop].view(tensors[name].dtype).view(tensors[name].shape)
             for name, (start, stop) in zip(self._order, spans, strict=True)
@@ -179,11 +181,14 @@ def _header(
             "data_offsets": list(span),
         }
     text = json.dumps(described, separators=(",", ":")).encode()
+    # Padding with spaces is allowed by the format: large files end at a page, for writing past the
+    # cache.
     data_bytes = max((stop for _, stop in spans.values()), default=0)
     if data_bytes % 8 == 0 and data_bytes >= _WHOLE_FROM_BYTES:
         text += b" " * (-(8 + len(text) + data_bytes) % _PAGE_BYTES)
     else:
         text += b" " * (-len(text) % 8)
+    # safetensors: the header's length as 8 bytes, little-endian; the header, JSON; the data.
     return len(text).to_bytes(8, "little") + text
 
 

@@ -40,6 +40,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
     By hand: json indents in Python code, which would hold up the training's own.
     """
+    # Two texts of the same content, by hand: compact to be hashed, indented to be read by people.
     compact, indented = [], []
     for name, entry in sorted(manifest.files.items()):
         size, digest = entry.bytes, entry.sha256

@@ -22,10 +22,12 @@ def encode(value: object, path: str, tensors: dict[str, Tensor]) -> object:
     match value:
         case None | bool() | int() | str():
             return value
+        # JSON has no infinities and no NaN.
         case float():
             return value if math.isfinite(value) else {"float": repr(value)}
         case list():
             return [encode(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]
+        # What JSON would change comes back through an object with one key.
         case tuple():
             return {"tuple": [encode(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]}
         case Tensor():

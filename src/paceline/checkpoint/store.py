@@ -105,6 +105,8 @@ class SnapshotStore:
         """
         self._make_directory()
         final_path = self.path_of(host.step)
+        # Phases: write under a temporary name; rename; sync the directory; only then remove old
+        # ones.
         spare = self._take_spare(host.num_bytes)
         writing = spare or self._temporary(_WRITING, final_path)
         try:
@@ -240,11 +242,13 @@ class SnapshotStore:
             InfrastructureError: The host refuses to read it.
         """
         steps = [step for step in self.steps() if at_most is None or step <= at_most]
+        # From the newest down: the first that verifies.
         for step in reversed(steps):
             path = self.path_of(step)
             try:
                 return read_snapshot(path, device)
             except SnapshotError as error:
+                # Written by a newer version: not damaged, so it is not set aside.
                 if of_unknown_format(path):
                     raise
                 moved = _set_aside(path, "damaged")
@@ -283,6 +287,7 @@ class SnapshotStore:
             places = map(self.path_of, reversed(steps))
             found = next((path for path in places if (path / MANIFEST).is_file()), None)
         else:
+            # A path as given, or a name within the directory.
             candidates = (Path(which), self.directory / which)
             found = next((path for path in candidates if (path / MANIFEST).is_file()), None)
         if found is None:
@@ -300,6 +305,8 @@ class SnapshotStore:
         if not self.directory.is_dir():
             return
         for path in sorted(self.directory.iterdir()):
+            # A crash between the two renames of `_rename_into_place`: the old snapshot gets its
+            # name back.
             original = self.directory / path.name.removeprefix(_REPLACED)
             if path.name.startswith(_REPLACED) and not os.path.lexists(original):
                 path.rename(original)
@@ -314,6 +321,7 @@ class SnapshotStore:
         except OSError:
             if not self._spares:
                 raise
+            # Spares are kept only to be written over: they go first where space runs out.
             self.drop_spares()
             self._check_space(needed_bytes)
         # The directory was synced after the first of two was renamed, when the last snapshot was

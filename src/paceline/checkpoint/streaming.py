@@ -87,6 +87,7 @@ def write_received(directory: Path, content: bytes, pieces: Iterable[Piece]) -> 
         OSError: The disk is full, or it can't be written; leftovers remain.
         SnapshotError: What arrives isn't what the manifest says.
     """
+    # Every file that the manifest names must come exactly once, with its size and hash.
     awaited = dict(parse_sent(content).files)
     directory.mkdir(mode=mode_within(directory.parent))
     for name, parts in groupby(pieces, key=itemgetter(0)):
@@ -99,6 +100,7 @@ def write_received(directory: Path, content: bytes, pieces: Iterable[Piece]) -> 
             raise SnapshotError(f"{name} arrived damaged: it isn't what its manifest says")
     if awaited:
         raise SnapshotError(f"{', '.join(awaited)} didn't arrive")
+    # The manifest comes last: a directory without one is no snapshot.
     write_file(directory / MANIFEST, [memoryview(content)])
     fsync_directory(directory)
 

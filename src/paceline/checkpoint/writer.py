@@ -71,6 +71,7 @@ class SnapshotWriter:
         if self._in_flight is not None and not self._in_flight.done() and not wait:
             self._skipped += 1
             return False
+        # The memory is free again only when the last snapshot has been written.
         self._settle()
         host = copy_to_host(snapshot, reuse=self._memory)
         self._memory = host.tensors
@@ -108,6 +109,8 @@ class SnapshotWriter:
             return ""
         if limit_s > 0:
             self._report(f"the last snapshot isn't on disk: trying again for {limit_s:.0f} s")
+        # Publish on the writer's thread, as always, until it works or nobody wants to wait any
+        # longer.
         deadline_s = time.monotonic() + limit_s
         reason = "; ".join(failures[-1:])
         while self._unsaved and time.monotonic() < deadline_s and not is_cut_short():
@@ -152,6 +155,7 @@ class SnapshotWriter:
                 self._in_flight = None
 
     def _publish(self, host: HostSnapshot, best: bool) -> None:
+        # Kept until it is on disk, so that `save_last` can try again.
         self._unsaved = host, best
         try:
             self._publish_now(host, best)

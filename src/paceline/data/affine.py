@@ -65,12 +65,14 @@ class AffineParameters:
         its determinant is 1.
         """
         angle, shear_x, shear_y = map(torch.deg2rad, (self.angle, self.shear_x, self.shear_y))
+        # [[a, b], [c, d]] = rotation @ shear; its determinant is 1, its inverse [[d, -b], [-c, a]].
         a = (angle - shear_y).cos() / shear_y.cos()
         b = -a * shear_x.tan() - angle.sin()
         c = (angle - shear_y).sin() / shear_y.cos()
         d = -c * shear_x.tan() + angle.cos()
         across, down = self.flip / self.scale, 1 / self.scale
         xx, xy, yx, yy = d * across, -b * across, -c * down, a * down
+        # The translation comes last, so its inverse comes first: input = M (output - t).
         x = -(xx * self.translate_x + xy * self.translate_y)
         y = -(yx * self.translate_x + yy * self.translate_y)
         return torch.stack((xx, xy, x, yx, yy, y), dim=1).view(-1, 2, 3)
@@ -193,6 +195,7 @@ class Warp:
             change.inverse(table, height, width)
             for change, table in zip(self._changes, tables, strict=True)
         ]
+        # One map for all changes: resampling more than once would blur the image.
         inverse = inverses[0]
         for then in inverses[1:]:
             inverse = _compose(inverse, then)
@@ -233,8 +236,9 @@ def _sampling_grid(inverse: Tensor, height: int, width: int) -> Tensor:
     across = _centred(width, inverse.device)
     down = _centred(height, inverse.device)
     # Built as two planes (N, 2, H, W): grid_sample reads them at full speed, and so are they made.
-    columns = inverse[:, :, 0, None] * across
-    rows = inverse[:, :, 1, None] * down + inverse[:, :, 2, None]
+    # Pixels from the centre: an affine map is a column's share plus a row's share.
+    columns = inverse[:, :, 0, None] * across  # (N, 2, W)
+    rows = inverse[:, :, 1, None] * down + inverse[:, :, 2, None]  # (N, 2, H)
     columns, rows = (
         torch.stack((t[:, 0] * (2 / width), t[:, 1] * (2 / height)), dim=1).to(torch.float32)
         for t in (columns, rows)
@@ -251,6 +255,7 @@ def _compose(first: Tensor, then: Tensor) -> Tensor:
 
     Written out: a matrix product's rounding may depend on the size of the batch.
     """
+    # first(then(p)), linear parts multiplied: outputs are mapped back through `then` first.
     product = first[:, :, 0:1] * then[:, 0:1] + first[:, :, 1:2] * then[:, 1:2]
     return F.pad(first[:, :, 2:], (2, 0)) + product
 

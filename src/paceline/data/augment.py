@@ -59,7 +59,8 @@ class RandomShift:
         num, _, height, width = images.shape
         padded = F.pad(images, (self._pixels,) * 4)
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (N, C, 2p+1, 2p+1, H, W)
-        offsets = (draws * (2 * self._pixels + 1)).to(torch.int64)
+        # Every window of the padded image is a view; indexing copies one for each sample.
+        offsets = (draws * (2 * self._pixels + 1)).to(torch.int64)  # (N, 2)
         sample = torch.arange(num, device=images.device)
         return windows[sample, :, offsets[:, 0], offsets[:, 1]]
 
@@ -82,6 +83,7 @@ class RandomFlip:
     def inverse(self, draws: Tensor, height: int, width: int) -> Tensor:
         """Say where pixels come from, for `Warp`: see `affine.Geometric`."""
         sign = torch.where(draws[:, 0] < 0.5, -1.0, 1.0).to(torch.float64)
+        # Positions are counted from the centre, so mirroring changes a sign.
         none, one = torch.zeros_like(sign), torch.ones_like(sign)
         return torch.stack((sign, none, none, none, one, none), dim=1).view(-1, 2, 3)
 
@@ -106,10 +108,12 @@ def uniforms(seed: int, epoch: int, indices: Tensor, stream: int, count: int) ->
     Returns:
         float32 (N, count) on the device of `indices`; equal arguments give equal bits everywhere.
     """
+    # A counter-based generator: splitmix64 of the sample's index, then of the number of the draw.
     key = derive_key(Domain.AUGMENTATION, seed, epoch, stream)
-    samples = _mix64(indices * _signed(GOLDEN) + _signed(key))
+    samples = _mix64(indices * _signed(GOLDEN) + _signed(key))  # (N,)
     draws = torch.arange(1, count + 1, dtype=torch.int64, device=indices.device)
-    bits = _mix64(samples[:, None] + draws * _signed(GOLDEN))
+    bits = _mix64(samples[:, None] + draws * _signed(GOLDEN))  # (N, count)
+    # The upper 24 of 64 bits
     return _shift_right(bits, 40).to(torch.float32) * _UNIT
 
 

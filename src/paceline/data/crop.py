@@ -98,19 +98,24 @@ class RandomResizedCrop:
         Returns:
             float64 (N, 4), whole numbers: top, left, height, width.
         """
+        # As torchvision's RandomResizedCrop: area uniform, aspect ratio log-uniform, several tries.
         exact = draws.to(torch.float64)
         area = exact[:, :_TRIES] * (self._scale[1] - self._scale[0]) + self._scale[0]
         low, high = math.log(self._ratio[0]), math.log(self._ratio[1])
         ratio = (exact[:, _TRIES : 2 * _TRIES] * (high - low) + low).exp()
+        # ratio = width / height, area = width * height
         tall = (area * (height * width) / ratio).sqrt().round()  # (N, tries)
         wide = (area * (height * width) * ratio).sqrt().round()
+        # The first try that fits in; `argmax` gives the first of equal largest values.
         fits = (tall >= 1) & (tall <= height) & (wide >= 1) & (wide <= width)
         first = fits.to(torch.int8).argmax(dim=1, keepdim=True)
         found = fits.gather(1, first)
         tall, wide = tall.gather(1, first), wide.gather(1, first)  # (N, 1)
+        # A corner, uniform over all places of the box.
         top = (exact[:, -2:-1] * (height - tall + 1)).floor()
         left = (exact[:, -1:] * (width - wide + 1)).floor()
         drawn = torch.cat((top, left, tall, wide), dim=1)
+        # No try fits: the box in the middle.
         middle = (torch.full_like(top, value) for value in self._middle(height, width))
         return torch.where(found, drawn, torch.cat(tuple(middle), dim=1))
 

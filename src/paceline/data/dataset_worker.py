@@ -103,6 +103,7 @@ def start_loader_process(worker_id: int) -> None:
     Args:
         worker_id: Given by the DataLoader; not used.
     """
+    # The wake-up descriptor was inherited: a signal here would be taken for one to the parent.
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -125,6 +126,7 @@ def _end_with_parent() -> None:
 
 
 def _seed_generators(domain: Domain, request: ItemRequest, index: int) -> None:
+    # One key for all generators, cut to what each takes: any, 32 bits, 63 bits.
     key = derive_key(domain, request.seed, request.epoch, index)
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)
@@ -186,10 +188,12 @@ def run_in_order(
     )
     waiting: deque[Future[Result]] = deque()
     try:
+        # Only so many tasks are ahead: their results wait in memory until their turn.
         for task in tasks:
             waiting.append(_submitted(executor, function, task))
             if len(waiting) >= _AHEAD * jobs:
                 yield waiting.popleft().result()
+        # No tasks are left; the results that are still to come follow in order.
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool as error:

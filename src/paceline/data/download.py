@@ -172,6 +172,7 @@ def _copy_verified(file: RemoteFile, stream: Readable, target: BinaryIO) -> None
             raise _TransferError(f"only {received} bytes came within {_FILE_S:.0f} s")
         digest.update(chunk)
         target.write(chunk)
+    # Size first: a truncated file is told from a changed one.
     if received < file.size_bytes:
         raise _TransferError(f"it ended after {received} of {file.size_bytes} bytes")
     if digest.hexdigest() != file.sha256:
@@ -256,9 +257,11 @@ def find_files(
     Raises:
         DataError: They can't be had; names the files and says where to put them.
     """
+    # The files may lie unpacked in the folder of the archive or directly in the directory.
     for folder in (data_dir / wanted.folder, data_dir):
         if not _missing(folder, wanted):
             return folder
+    # Unpack an archive that is there already; download it only where that is allowed.
     archive = data_dir / wanted.archive.name
     if not archive.is_file() and not download:
         target = data_dir / wanted.folder
@@ -286,6 +289,8 @@ def _unpack_once(wanted: ArchivedSet, archive: Path, report: Callable[[str], Non
     """Unpack beside the archive, unless another worker has done so meanwhile."""
     target = archive.parent / wanted.folder
     try:
+        # Several workers of a host share the directory: whoever waited looks again before
+        # unpacking.
         with locked(archive.parent):
             if _missing(target, wanted):
                 report(f"unpacking {archive}")
@@ -306,6 +311,7 @@ def _unpack_once(wanted: ArchivedSet, archive: Path, report: Callable[[str], Non
 def _unpack(wanted: ArchivedSet, archive: Path, target: Path) -> None:
     """Copy the wanted files out to a temporary directory, then rename each: whole, or not there."""
     prefix = f".{wanted.folder}."
+    # Left by processes that were killed; the lock ensures that nobody is unpacking now.
     for left_behind in archive.parent.glob(f"{prefix}*"):
         shutil.rmtree(left_behind, ignore_errors=True)
     staging = Path(tempfile.mkdtemp(prefix=prefix, dir=archive.parent))
@@ -316,6 +322,7 @@ def _unpack(wanted: ArchivedSet, archive: Path, target: Path) -> None:
                 _copy_wanted(tar, names, staging)
             while unzipped.read(1 << 20):  # to the end: only there gzip compares its checksum
                 pass
+        # Everything is checked in the temporary directory, before a file gets its final name.
         lacking = _missing(staging, wanted)
         if lacking:
             raise tarfile.TarError(f"it holds no {wanted.folder}/{lacking[0]}")

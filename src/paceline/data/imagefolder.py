@@ -89,12 +89,14 @@ def _class_names(folder: Path) -> tuple[str, ...]:
 
 
 def _list_split(root: Path, split: str, names: Sequence[str]) -> Iterator[ImageEntry]:
+    # Labels are positions among the training classes: another class would have none.
     unknown = set(_class_names(root / split)) - set(names)
     if unknown:
         raise DataError(
             f"{root / split}: the class {min(unknown)!r} has no training images in "
             f"{root / 'train'}; classes there: {', '.join(names[:20])}"
         )
+    # Sorted folders and files: the order is the same on every host and file system.
     for label, name in enumerate(names):
         top = root / split / name
         for folder, files in sorted(_walk(top)) if top.is_dir() else []:
@@ -125,6 +127,8 @@ def _walk(top: Path) -> Iterator[tuple[str, list[str]]]:
     while left:
         folder, above = left.pop()
         status = os.stat(folder)  # noqa: PTH116  # a text, for which a Path would be made anew
+        # A folder is known by device and inode; meeting one of its own ancestors means a loop of
+        # links.
         key = status.st_dev, status.st_ino
         if key in above:
             raise DataError(

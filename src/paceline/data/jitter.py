@@ -80,13 +80,14 @@ def jitter(images: Tensor, factors: Tensor, *, white: float) -> Tensor:
     channels = images.shape[1]
     if channels not in (1, 3):
         raise DataError(f"colour jitter takes images of 1 or 3 channels, not {channels}")
-    brightness, contrast, saturation = factors[:, :, None, None, None].unbind(1)
-    changed = torch.mul(images, brightness).clamp_(max=white)
-    mean = _mean_grey(changed).mul_(1 - contrast)
+    # Each factor blends the image with another: black, its mean grey, each pixel's own grey.
+    brightness, contrast, saturation = factors[:, :, None, None, None].unbind(1)  # (N, 1, 1, 1)
+    changed = torch.mul(images, brightness).clamp_(max=white)  # (N, C, H, W)
+    mean = _mean_grey(changed).mul_(1 - contrast)  # (N, 1, 1, 1)
     changed.mul_(contrast).add_(mean).clamp_(0, white)
     if channels == 1:
         return changed
-    grey = _grey(changed).mul_(1 - saturation)
+    grey = _grey(changed).mul_(1 - saturation)  # (N, 1, H, W)
     return changed.mul_(saturation).add_(grey).clamp_(0, white)
 
 

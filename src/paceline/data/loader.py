@@ -152,6 +152,7 @@ class LoaderSource(BatchSource):
     def close(self) -> None:
         """End the loader processes; those that don't end within seconds are killed."""
         running, self._running = self._running, None
+        # A pass that somebody still iterates over ends with an error, instead of reading on.
         self._passes += 1
         self._loader = None
         if isinstance(running, _MultiProcessingDataLoaderIter):
@@ -184,6 +185,7 @@ class LoaderSource(BatchSource):
         self._passes += 1
         spare_children_our_garbage()
         self._requests.start(work)
+        # torch doesn't name the processes of a loader: they are those that are new afterwards.
         before = set(multiprocessing.active_children())
         with _usual_warnings_off():
             self._running = iter(self._loader)
@@ -201,6 +203,7 @@ class LoaderSource(BatchSource):
 
     def _process_error(self, error: Exception) -> InfrastructureError:
         """Say which loader process failed, and what was being read."""
+        # What was asked for and hasn't come: one of these samples was being read.
         samples = [index for work in self._requests.in_flight for index in work.request.indices]
         reading = f"while the samples {shorten(samples)} were read"
         ended = wait([process.sentinel for process in self._processes], timeout=1.0)
@@ -280,6 +283,7 @@ def _training_work(plan: EpochPlan, num_samples: int) -> Iterator[_Work]:
     order = plan_order(plan, num_samples)
     for found in plan_shares(plan, num_samples):
         indices = order[found.start : found.stop]
+        # Without samples of its own a worker reads the batch's first one as a stand-in.
         read = indices if len(indices) else order[found.batch_start : found.batch_start + 1]
         request = ItemRequest(plan.seed, plan.epoch, tuple(read.tolist()))
         yield _Work(request, indices, found.total, found.last, found.part)
@@ -304,6 +308,7 @@ def _holds_tensor(content: object) -> bool:
 
 
 def _describe_death(process: BaseProcess, reading: str) -> str:
+    # A negative exit code is the number of the signal.
     code = process.exitcode or 0
     if code < 0:
         number = signal.Signals(-code)

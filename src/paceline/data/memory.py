@@ -118,13 +118,18 @@ class MemorySource(BatchSource):
 
     def train_batches(self, plan: EpochPlan) -> Iterator[Batch]:
         """Give the batches of one epoch; the order is moved to the device once."""
-        order = plan_order(plan, self.num_samples)
+        # What every worker knows: the order of the epoch, and each sample's random numbers by its
+        # index.
+        order = plan_order(plan, self.num_samples)  # (num_samples,)
         on_device = torch.from_numpy(order).to(self._device)
         draws = [
             uniforms(plan.seed, plan.epoch, on_device, stream, augment.num_draws)
             for stream, augment in enumerate(self._augment)
         ]
+        # This worker's share of each step.
         for found in plan_shares(plan, self.num_samples):
+            # A worker without samples in this step computes on a stand-in, as collectives need its
+            # backward pass.
             start, stop = _with_stand_in(found)
             picked = on_device[start:stop]
             if self._on_host:
@@ -134,6 +139,7 @@ class MemorySource(BatchSource):
             else:
                 raw = self._images.index_select(0, picked)
             if draws:
+                # Augmentation normalises as well, once pixels have moved.
                 inputs = self._augmented(raw, [table[start:stop] for table in draws])
             else:
                 inputs = self._normalised(raw)

@@ -41,6 +41,7 @@ def read_idx(path: Path, advice: str = "") -> NDArray[np.uint8]:
     """
     try:
         with path.open("rb") as file:
+            # Both forms have been published: the content says which, not the name.
             zipped = file.read(2) == _GZIP_MAGIC
             file.seek(0)
             if not zipped:
@@ -77,6 +78,7 @@ def _read_stream(stream: io.BufferedIOBase) -> NDArray[np.uint8]:
 
 
 def _read_shape(stream: io.BufferedIOBase) -> tuple[int, ...]:
+    # IDX: two zero bytes, the type, the number of dimensions; each size as four bytes, big-endian.
     magic = stream.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[3] == 0:
         raise ValueError(f"this is no IDX file: it begins with {magic.hex(' ') or 'nothing'}")

@@ -96,6 +96,7 @@ def choose_global_batch(options: DataOptions, default: int, world_size: int) -> 
     """
     global_batch = options.global_batch
     if options.batch_per_worker is not None:
+        # Both may be given where they agree.
         product = options.batch_per_worker * world_size
         if global_batch is not None and global_batch != product:
             raise UsageError(

@@ -85,6 +85,7 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> Indices:
         int64 array of shape (num_samples,), a permutation.
     """
     positions = np.arange(1, num_samples + 1, dtype=np.uint64)
+    # The outputs of splitmix64 (Steele, Lea and Flood, 2014) seeded with the key, modulo 2**64.
     keys = positions * np.uint64(GOLDEN) + np.uint64(derive_key(Domain.ORDER, seed, epoch))
     keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(MULTIPLIER_1)
     keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(MULTIPLIER_2)

@@ -118,6 +118,7 @@ def read_index(directory: Path) -> PackIndex:
         ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} can't be read: {error!r}. {_again(directory)}") from error
+    # Sizes alone: hashing would read the whole data set, which `verify_packed` does.
     for split, packed in index.splits.items():
         _check_size(directory / images_file(split), packed.num_images * index.image_bytes)
         _check_size(directory / labels_file(split), packed.num_images * 8)
@@ -166,9 +167,11 @@ def _verify_images(path: Path, index: PackIndex, packed: PackedSplit) -> None:
         for block in packed.blocks:
             digest = hashlib.sha256()
             left = block.num_images * index.image_bytes
+            # Blocks may be larger than memory should hold: read them a chunk at a time.
             while left:
                 chunk = file.read(min(left, _CHUNK_BYTES))
                 digest.update(chunk)
+                # An empty read is the file's end: the hash then differs.
                 left -= len(chunk) or left
             if digest.hexdigest() != block.sha256:
                 raise DataError(
@@ -297,6 +300,7 @@ def pack_images(
         return _already_there(tree, out, options)
     partial = out.with_name(f".{out.name}.partial")
     try:
+        # One process at a time; the journal says which blocks an earlier call has completed.
         with _owned(partial):
             journal = _resume(partial, tree, options, report)
             _write_blocks(partial, tree, options, journal, progress, block_bytes)
@@ -304,6 +308,7 @@ def pack_images(
             index = _finish(partial, tree, options, journal)
             if options.verify:
                 verify_packed(partial)
+            # Durable before it is renamed: the final name stands for a complete directory.
             (partial / _JOURNAL).unlink()
             fsync_directory(partial)
             partial.rename(out)
@@ -365,6 +370,7 @@ def _resume(partial: Path, tree: ImageTree, options: PackOptions, report: Report
     head = {"format": FORMAT, "source": tree.fingerprint(), "size": options.size}
     lines = _complete_lines(partial / _JOURNAL)
     journal: Journal = {split: [] for split in tree.splits}
+    # Other data or another size: nothing of it can be used.
     if not lines or lines[0] != head:
         for path in partial.iterdir():
             path.unlink()
@@ -373,6 +379,8 @@ def _resume(partial: Path, tree: ImageTree, options: PackOptions, report: Report
     for entry in lines[1:]:
         journal[str(entry["split"])].append(block_of(entry))
     write_atomic(partial / _JOURNAL, b"".join(map(_line, lines)))
+    # Blocks that were under way, and images beyond the last block in the journal, are written
+    # again.
     for left_behind in partial.glob("*.block"):
         left_behind.unlink()
     for split, blocks in journal.items():
@@ -407,11 +415,14 @@ def _write_blocks(
     total = sum(map(len, tree.splits.values()))
     done = sum(_num_files(block) for blocks in journal.values() for block in blocks)
     progress(done, total)
+    # Blocks are decoded by several processes, and appended by this one in the order of the images.
     tasks = list(_tasks(partial, tree, options, journal, block_bytes))
     jobs = max(1, min(options.jobs or usable_cores(), len(tasks)))
     blocks = run_in_order(_decode_block, (task for _, task in tasks), jobs)
     with (partial / _JOURNAL).open("ab") as noted:
         for (split, task), block in zip(tasks, blocks, strict=True):
+            # Images first, then the line of the journal: `_resume` cuts off images that have no
+            # line.
             _append(partial / images_file(split), task.target)
             noted.write(_line({"split": split, **asdict(block)}))
             _sync(noted.fileno(), noted.flush)
@@ -485,6 +496,7 @@ def _finish(partial: Path, tree: ImageTree, options: PackOptions, journal: Journ
     """Write labels, lists of files and the index."""
     splits = {}
     for split, blocks in journal.items():
+        # Labels in the order of the images, without the broken ones that were skipped.
         left_out = {path for block in blocks for path, _ in block.broken}
         good = [entry for entry in tree.splits[split] if entry.path not in left_out]
         content = _labels_bytes(good)

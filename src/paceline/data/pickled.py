@@ -193,9 +193,11 @@ class _Machine:
 def _array_of(state: object) -> NDArray[np.uint8]:
     if not isinstance(state, tuple) or len(state) != 5:
         raise ValueError("an array's content is not understood")
+    # What NumPy's ndarray.__reduce__ saves: version, shape, dtype, whether in Fortran order, bytes.
     _, shape, kind, by_columns, content = state
     if not isinstance(kind, _ByteType) or not isinstance(shape, tuple):
         raise ValueError("an array is not one of unsigned bytes")
+    # Python 2 wrote bytes as text.
     raw = content.encode("latin-1") if isinstance(content, str) else content
     if not isinstance(raw, bytes):
         raise ValueError("an array's content is not bytes")

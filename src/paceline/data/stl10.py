@@ -92,6 +92,7 @@ def _load_part(name: str, folder: Path, prefix: str, class_names: tuple[str, ...
             f"{labels_path}: label {labels[wrong[0]]} at position {wrong[0]} is none of 1 to "
             f"{_CLASSES}. {advice(_SOURCE)}"
         )
+    # The binary files store images column by column, and labels from 1.
     by_columns = torch.from_numpy(content).view(-1, *_SHAPE)  # (N, C, W, H)
     return TensorData(
         name=name,

@@ -70,6 +70,7 @@ class StreamSource(BatchSource):
             set_epoch(plan.epoch)
         samples = iter(self._dataset)
         start = plan.first_step * plan.global_batch
+        # A stream can't be indexed: to go on within an epoch, read and drop what came before.
         read = sum(1 for _ in islice(samples, start))
         # The last step may have been a short one: then it ends within it.
         if read < start and read <= start - plan.global_batch:
@@ -79,11 +80,15 @@ class StreamSource(BatchSource):
                 "to give the same samples again"
             )
         while True:
+            # Every worker reads the whole global batch, checks that all read the same, and keeps
+            # its share.
             items = list(islice(samples, plan.global_batch))
             self._compare(items, start)
             if not items or (plan.drop_last and len(items) < plan.global_batch):
                 return
             for found in step_shares(replace(plan, global_batch=len(items)), len(items), 0):
+                # Without a share, one sample stands in, as collectives need this worker's backward
+                # pass.
                 mine = items[found.start : found.stop] or items[:1]
                 indices = np.arange(start + found.start, start + found.stop, dtype=np.int64)
                 request = ItemRequest(plan.seed, plan.epoch, (start + found.start,))

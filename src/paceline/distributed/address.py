@@ -71,6 +71,7 @@ def address_of(
     Raises:
         UsageError: Nobody says where rank 0 is.
     """
+    # In the order of precedence: the option, our launcher's file, the environment's host and port.
     requested = parse_init_method(init_method) if init_method else None
     if requested is not None:
         return requested

@@ -30,6 +30,7 @@ def load_backend(backend: str, device: torch.device) -> None:
             "--backend xccl needs PyTorch's build for Intel GPUs, and this one isn't. "
             "Use --backend auto"
         )
+    # A backend that was registered may still lack this device's tensors.
     able = dist.Backend.backend_capability.get(backend, [])
     if device.type not in able:
         raise UsageError(

@@ -80,6 +80,7 @@ def device_index(options: DistOptions, placement: Placement, gpus: int) -> int:
         raise UsageError(
             f"{gpus} GPUs are here: give each worker its own by --local-rank, from 0 on each node"
         )
+    # Such launchers may show each worker its own GPU alone, which then is number 0.
     if placement.source in _MAY_SHOW_ONE_GPU and gpus == 1:
         return 0
     if placement.local_rank >= gpus:

@@ -108,6 +108,8 @@ def detect_launchers(environment: Environment) -> Findings:
     workers: list[Placement] = []
     nodes: list[NodePlacement] = []
     problems: list[str] = []
+    # All launchers in order of precedence; one that is misread after another was found is only
+    # noted.
     for read in (*LAUNCHERS.values(), *NODES.values()):
         try:
             found = read(environment)
@@ -120,6 +122,7 @@ def detect_launchers(environment: Environment) -> Findings:
             workers.append(found)
         elif found is not None:
             nodes.append(found)
+    # Some launchers (mpirun) give ranks but no address: another one's address completes them.
     named = [worker.master_addr for worker in workers] + [node.master_addr for node in nodes]
     address = next(filter(None, named), "") or _first_slurm_host(environment)
     return Findings(

@@ -54,6 +54,7 @@ def examine(environment: Environment, options: DistOptions) -> tuple[CheckLine, 
     findings: list[CheckLine] = []
     seen = Findings(workers=(), nodes=())
     placement = Placement()
+    # Each question is asked even where an earlier one has failed: one run shows all faults.
     try:
         seen = detect_launchers(environment)
         placement = read_placement(environment, options)
@@ -65,6 +66,7 @@ def examine(environment: Environment, options: DistOptions) -> tuple[CheckLine, 
     if placement.world_size > 1:
         met = _attempted("meeting", lambda: _meeting(environment, options, placement))
         way = _attempted("interface", lambda: _interface(environment, options, placement))
+        # The same fault may show in both.
         known = {finding.text for finding in met}
         findings += [*met, *(finding for finding in way if finding.text not in known)]
     findings += _attempted("device", lambda: _device(options, placement))
@@ -101,6 +103,7 @@ def _place(placement: Placement) -> CheckLine:
 def _other_sources(
     placement: Placement, seen: Findings, environment: Environment
 ) -> Iterator[CheckLine]:
+    # Launchers that were found too, but come later in the order of precedence.
     for other in seen.workers:
         same = (other.rank, other.world_size) == (placement.rank, placement.world_size)
         if other.source != placement.source:
@@ -169,6 +172,7 @@ def _listening(options: DistOptions, address: Address, where: str) -> CheckLine:
             f"({', '.join(sorted(own_addresses()))}). Name this host, or say --interface NAME"
         )
         return CheckLine(what="meeting", state="fault", text=text)
+    # Try it: open the port and close it again.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, address.port), family=family).close()

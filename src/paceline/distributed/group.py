@@ -87,6 +87,7 @@ class Group:
         """
         if self.world_size == 1:
             return row.unsqueeze(0)
+        # These backends have only the all-gather of lists, on their own device.
         if self.has_few_operations:
             own = row.to(self._control).contiguous()
             listed = [torch.empty_like(own) for _ in range(self.world_size)]
@@ -223,15 +224,19 @@ def _joined_by_store(
     facts: Facts | None,
 ) -> Iterator[Group]:
     address = meeting_address(placement, options, surroundings())
+    # An attempt has keys of its own in rank 0's store: a restart reads nothing of the one before.
     store = open_store(address, placement.rank, placement.world_size, timeout_s, options.interface)
     own = of_attempt(store, placement.attempt)
     placement = arrive(own, address, placement, timeout_s)
+    # Workers that are set up differently fail here, with the reason, instead of hanging in a
+    # collective.
     if facts is not None:
         try:
             compare_by_store(own, placement.rank, placement.world_size, facts, timeout_s)
         except JobError:
             leave(own, address, placement.world_size)  # the next start may meet at the same place
             raise
+    # The backend reads its interface from the environment when the process group is made.
     route = choose_route(placement, address, options.interface)
     use_interface(route.interface, override=options.interface is not None)
     dist.init_process_group(

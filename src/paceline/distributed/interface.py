@@ -45,6 +45,7 @@ def find_route(host: str, requested: str | None, chosen: str) -> Route:
     if chosen:
         address = address_on(chosen, "GLOO_SOCKET_IFNAME")
         return Route(interface=chosen, address=address, chosen_by="GLOO_SOCKET_IFNAME")
+    # A host name that leads to loopback (as /etc/hosts may have it) says nothing about the network.
     if not host or misleads(host):
         by: ChosenBy = "default route"
         address = _source_address(_FAR)
@@ -141,6 +142,7 @@ def _source_address(target: str) -> str:
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
+            # Connecting a UDP socket sends nothing: the kernel only looks up the route.
             probe.connect((target, 9))
         except OSError as error:
             if target == _FAR:

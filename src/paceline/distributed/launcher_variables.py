@@ -197,6 +197,7 @@ def _from_mpi(
 ) -> Placement | None:
     if f"{prefix}RANK" not in environment or f"{prefix}SIZE" not in environment:
         return None
+    # Open MPI's variables of the local rank have its prefix, MPICH's don't.
     own = prefix if source == "openmpi" else ""
     world_size = integer(environment, f"{prefix}SIZE", 1)
     local_rank = integer(environment, f"{own}{local[0]}", 0)

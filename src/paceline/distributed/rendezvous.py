@@ -57,6 +57,7 @@ def open_store(
     timeout = timedelta(seconds=timeout_s)
     if address.path:
         return _file_store(address, timeout)
+    # Rank 0 opens the port itself, at the chosen interface, and hands it to torch.
     keeps = address.scheme == "tcp" and rank == 0
     host = address.host
     if address.scheme == "tcp":
@@ -96,6 +97,7 @@ def _within(connect: Callable[[], TCPStore], timeout_s: float) -> TCPStore:
         except RuntimeError as error:
             outcome.put(error)
 
+    # A daemon: if torch never returns, the process can still end.
     threading.Thread(target=run, name="paceline-store", daemon=True).start()
     try:
         found = outcome.get(timeout=timeout_s + _GRACE_S)
@@ -114,6 +116,7 @@ def leave(store: Store, address: Address, world_size: int) -> None:
         address: Where it is.
         world_size: Number of workers.
     """
+    # The last one out: nobody will read the file any more.
     if address.scheme == "file" and store.add("left", 1) >= world_size:
         Path(address.path).unlink(missing_ok=True)
     open_store.cache_clear()
@@ -151,15 +154,20 @@ def arrive(store: Store, address: Address, placement: Placement, timeout_s: floa
         UsageError: A worker of this rank is there already, or was in an earlier training.
         InfrastructureError: Workers are missing; the message names them.
     """
+    # 1. Claim the rank: whoever comes second with the same one ends the start for all.
     rank, world_size = placement.rank, placement.world_size
     if store.add(f"arrived/{rank}", 1) > 1 and address.scheme != "agent":
         message = _taken(address, rank)
         store.set("all", message)
         raise UsageError(message)
+    # 2. Say where it is, then count up: a worker that is counted has said it.
     store.set(f"node/{rank}", json.dumps([this_node(), placement.local_rank]))
     if store.add("arrived", 1) >= world_size:
         store.set("all", "here")
+    # 3. Wait for the last one, which sets "all".
     _wait_for_all(store, address, placement, timeout_s)
+    # 4. Where the launcher didn't say who shares a node, all workers work it out from the same
+    # list.
     if placement.settled:
         return placement
     nodes = [json.loads(store.get(f"node/{other}")) for other in range(world_size)]
@@ -177,6 +185,7 @@ def settled(placement: Placement, nodes: Sequence[str], local_ranks: Sequence[in
     """
     own = nodes[placement.rank]
     here = [rank for rank, node in enumerate(nodes) if node == own]
+    # Local ranks as given count only if they are 0 ... n-1 on this node, each once.
     distinct = len({local_ranks[rank] for rank in here}) == len(here)
     given = distinct and max(local_ranks[rank] for rank in here) < len(here)
     order = list(dict.fromkeys(nodes))
@@ -205,6 +214,7 @@ def meet_in_file(path: str) -> None:
     Args:
         path: The file.
     """
+    # torch has no public way to replace the handler of env://, which scripts use.
     handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
     usual, times = handlers["env"], itertools.count()
 

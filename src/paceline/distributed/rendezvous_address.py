@@ -44,6 +44,7 @@ def known_address(address: Address) -> Address:
     if address.scheme == "file" or _resolves(address.host):
         return address
     try:
+        # Names of Slurm nodes need not be host names.
         answer = subprocess.run(
             ["scontrol", "show", "node", "--oneliner", address.host],
             stdin=subprocess.DEVNULL,

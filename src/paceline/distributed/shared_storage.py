@@ -35,6 +35,7 @@ def shared_between_nodes(directory: Path, group: Group) -> bool:
         problem = group.broadcast_text(problem)  # also: the file is there before anyone looks
         if problem:
             raise InfrastructureError(f"{directory} can't be written on rank 0's node: {problem}")
+        # One worker of each node looks.
         sees = group.placement.local_rank > 0 or _is_there(token)
         return bool(group.gather_rows(torch.tensor([sees], dtype=torch.uint8)).all())
     finally:

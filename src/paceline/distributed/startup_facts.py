@@ -89,6 +89,7 @@ def compare_by_store(
             f"rank {rank} on {socket.gethostname()} waited {timeout_s:g} s for the others to say "
             "what they train: a worker went away after all had met"
         ) from error
+    # Rank 0 keeps the store: were it gone first, the others would see a lost connection only.
     if found:
         if rank == 0:
             wait_until_heard(store, f"{_KEY}/found", world_size)

@@ -59,10 +59,13 @@ class CpuSyncBatchNorm(nn.Module):
                 training=self.running_mean is None,
                 eps=self.eps,
             )
+        # Statistics over all workers, in fp32 at least.
         wide = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
-        mean, variance, total = _statistics(wide)
+        mean, variance, total = _statistics(wide)  # (C,), (C,), ()
         self._track(mean, variance, total)
-        scale = torch.rsqrt(variance + self.eps).to(wide.dtype)
+        # (x - mean) / sqrt(var + eps) * weight + bias, as x * scale + shift with one value a
+        # channel.
+        scale = torch.rsqrt(variance + self.eps).to(wide.dtype)  # (C,)
         if self.weight is not None:
             scale = scale * self.weight
         shift = -mean.to(wide.dtype) * scale
@@ -78,8 +81,10 @@ class CpuSyncBatchNorm(nn.Module):
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         momentum = self.momentum
+        # momentum=None asks for the cumulative average, as in nn.BatchNorm2d.
         if momentum is None and self.num_batches_tracked is not None:
             momentum = 1.0 / float(self.num_batches_tracked)
+        # The running variance is the unbiased one: n / (n - 1), n over all workers.
         unbiased = variance * (total / (total - 1).clamp_min(1))
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum or 0.0)
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum or 0.0)
@@ -99,11 +104,13 @@ def _statistics(inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     dims = [0, *range(2, inputs.dim())]
     own_mean = inputs.mean(dims, keepdim=True)
+    # sum (x - c)^2 + n c^2 = sum x^2
     squares = (inputs - own_mean).square().sum(dims).double()
     centre = own_mean.flatten().double()
     count = centre.new_tensor([inputs.numel() // inputs.shape[1]])
     sums = torch.cat([count * centre, squares + count * centre.square(), count])  # (2C + 1,)
     total_sum, total_square, total = _split(_SumOverWorkers.apply(sums))
+    # var = E[x^2] - E[x]^2, in float64
     mean = total_sum / total
     return mean, (total_square / total - mean.square()).clamp_min(0), total
 
@@ -125,6 +132,7 @@ def synchronise_batchnorm(
         device: GPUs get PyTorch's SyncBatchNorm.
         few_operations: The backend lacks an operation that PyTorch's needs: ours does with sums.
     """
+    # PyTorch's, where it works; it refuses CPU tensors and needs all-gather.
     if device.type == "cuda" and not few_operations:
         synced: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return synced

@@ -37,6 +37,7 @@ class BucketOverlap:
         if name in come:
             self.discard()
         come[name] = gradient
+        # Strictly in order: collectives must begin in the same order on all workers.
         while self._left < len(self._buckets) and self._is_complete(self._left):
             self._start(self._come[self._left])
         self._averager.poll()

@@ -80,6 +80,7 @@ class Bucket:
 
     def take(self) -> Flat:
         """Lend a buffer."""
+        # The pool grows only when all of it is lent; views keep the parameters' shapes and strides.
         if not self._free:
             content = torch.zeros(self.size, dtype=self.dtype, device=self.device)
             views = [
@@ -106,6 +107,7 @@ class Bucket:
         flat = self.take()
         views, gradients = [], []
         for member, view in zip(self.members, flat.views, strict=True):
+            # Taken out of `.grad`, so that autograd starts the next shard from nothing.
             gradient, member.parameter.grad = member.parameter.grad, None
             if gradient is None:
                 view.zero_()
@@ -227,12 +229,14 @@ def cut(sizes: Sequence[int], kinds: Sequence[str], first: int, most: int) -> li
     filling: dict[str, list[int]] = {}
     filled: dict[str, int] = {}
     for position, (size, kind) in enumerate(zip(sizes, kinds, strict=True)):
+        # Parameters of different kinds alternate, so one bucket of each kind is open at a time.
         if kind in filling and filled[kind] + size > (most if done else first):
             done.append(filling.pop(kind))
             filled[kind] = 0
         filling.setdefault(kind, []).append(position)
         filled[kind] = filled.get(kind, 0) + size
     done += filling.values()
+    # A bucket is complete when its last gradient is.
     return sorted(done, key=lambda group: group[-1])
 
 

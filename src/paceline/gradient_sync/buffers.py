@@ -79,6 +79,8 @@ class PartBuffers:
         live = self.live()
         if not live:
             return {}
+        # A row holds all buffers end to end: split it once for each dtype, as 64-bit integers are
+        # bits.
         mean = rows[0] if len(rows) == 1 else rows.mean(0)
         sizes = [b.numel() for b in live.values()]
         split: dict[torch.dtype, Sequence[Tensor]] = {}
@@ -94,6 +96,7 @@ def _places(model: nn.Module, *, with_integers: bool) -> dict[str, tuple[nn.Modu
     places = {}
     for name, buffer in sorted(model.named_buffers()):
         kept = buffer.is_floating_point() or (with_integers and not buffer.is_complex())
+        # Only what a snapshot holds; `unsaved_buffers.py` watches the others.
         if name in saved and kept:
             path, _, key = name.rpartition(".")
             places[name] = (model.get_submodule(path), key)

@@ -156,6 +156,8 @@ def step_cost(
         cost = _powersgd(compute, method.powersgd_rank, cluster, machine)
     else:
         cost = _averaged(compute, method, cluster, machine)
+    # Between two averages the jitter of H steps evens out, by sqrt(H); a slower worker stays
+    # slower.
     alone_for = method.sync_every if method.sync in LOCAL_METHODS else 1
     return replace(
         cost,
@@ -194,6 +196,7 @@ def choose_local(
     base = method or SyncOptions(sync="local")
     set_delay = base.sync_delay
     best, found = base, 0.0
+    # From few local steps to many: the first that reaches the target.
     for every in _EVERY if set_delay is None else (n for n in _EVERY if n > set_delay):
         delay = every // 2 if set_delay is None else set_delay
         tried = replace(base, sync_every=every, sync_delay=delay)
@@ -260,6 +263,7 @@ def _averaged(
             takes_s = cluster.all_to_all_s(size) + cluster.all_gather_s(size)
         else:
             takes_s = cluster.all_reduce_s(size)
+        # A bucket starts when it is ready and the one before has ended.
         end_s = max(bucket.at_s, end_s) + takes_s
     codec = PASSES["bf16"] * compute.gradient_bytes / machine.memory_bytes_per_s if half else 0.0
     return StepCost(
@@ -327,9 +331,11 @@ def exchange_s(
 def _exposed_s(step_s: float, takes_s: float, method: SyncOptions) -> float:
     """Play some rounds of local steps: seconds that the training waits, per step."""
     plan = LocalPlan(every=method.sync_every, delay=method.delay, parts=method.sync_parts)
+    # `free`: from when on the link is idle; `lost`: seconds waited; `first`: in the first round.
     free = lost = first = 0.0
     ends: deque[float] = deque()
     for step, leaving, arriving in _events(plan):
+        # The order of `LocalSteps.after`: arrivals first with a delay, departures first without.
         if plan.delay:
             lost += _late_s(step * step_s + lost, ends, arriving)
         for _ in range(leaving):
@@ -360,6 +366,7 @@ def _usual_spread_s(profile: StepProfile) -> float:
     What was measured are means of stretches, which differ less than the steps in them.
     """
     step_s = profile.step_s
+    # Means of n steps vary by 1 / sqrt(n).
     steps = max(1.0, STRETCH_S / step_s.median) if step_s.median > 0 else 1.0
     return step_s.deviation * sqrt(steps)
 
@@ -379,6 +386,7 @@ def _arrivals(profile: StepProfile) -> tuple[Arrival, ...]:
 def _within(backward_s: float, gradients: tuple[Arrival, ...]) -> tuple[Arrival, ...]:
     """Let the last arrival end the backward pass: they were measured in other steps than it was."""
     last_s = max((arrival.at_s for arrival in gradients), default=0.0)
+    # Later than the backward pass: scale all down; earlier: shift all to its end.
     squeeze = min(1.0, backward_s / last_s) if last_s > 0 else 1.0
     late_s = backward_s - last_s * squeeze
     return tuple(Arrival(at_s=a.at_s * squeeze + late_s, bytes=a.bytes) for a in gradients)

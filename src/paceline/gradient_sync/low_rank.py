@@ -40,6 +40,7 @@ class LowRankGradient:
 
     def apply(self) -> None:
         """Put the product into the gradient's place; all numbers are known to be finite."""
+        # Error feedback, algorithm 2: e = (g + e) - P Q^T.
         self.thin.error = self.matrix.addmm_(self.left, self.right.T, alpha=-1)
         self.thin.basis = self.right
         self.gradient.copy_((self.left @ self.right.T).view(self.gradient.shape))
@@ -75,8 +76,10 @@ class Bucket:
 
     def take(self, gradient: Tensor, thin: LowRankState) -> None:
         """Project a gradient on its basis."""
-        matrix = as_matrix(gradient) + thin.error
-        left = _product(matrix, _orthonormal(thin.basis))
+        # Algorithm 1: P = M Q, where M is the gradient with its error; orthonormal columns for
+        # stability.
+        matrix = as_matrix(gradient) + thin.error  # (N, M)
+        left = _product(matrix, _orthonormal(thin.basis))  # (N, R)
         self.thinned.append(
             LowRankGradient(
                 gradient=gradient, thin=thin, matrix=matrix, left=left, right=thin.basis
@@ -99,9 +102,10 @@ class Bucket:
         """Wait for the messages of stage 1, and let those of stage 2 leave. Collective."""
         came = self._received(waiting)
         self.sent = came[: len(self.whole)]
+        # P is averaged: orthonormalise it, and project back, Q = M^T P.
         for one, left in zip(self.thinned, came[len(self.whole) :], strict=True):
-            one.left = _orthonormal(left)
-            one.right = _product(one.matrix.T, one.left)
+            one.left = _orthonormal(left)  # (N, R)
+            one.right = _product(one.matrix.T, one.left)  # (M, R)
         self._send([one.right for one in self.thinned], group)
 
     def end(self, waiting: Callable[[], AbstractContextManager[None]]) -> Tensor:
@@ -118,6 +122,7 @@ class Bucket:
         """
         for gradient, mean in zip(self.whole, self.sent, strict=True):
             gradient.copy_(mean)
+        # On a GPU `bool` would wait for the device: `apply_where` decides there.
         is_known = finite.device.type == "cpu" and bool(finite)
         for one in self.thinned:
             if is_known:
@@ -161,6 +166,7 @@ class _Sum:
         """
         self._like = {place: tensors[place] for place in places}
         parts = [tensor.reshape(-1) for tensor in self._like.values()]
+        # Divided before the sum, so that a sum over many workers does not overflow.
         self.content = torch.cat(parts).div_(workers)
         work = dist.all_reduce(self.content, group=group, async_op=True) if workers > 1 else None
         self._work: dist.Work | None = work

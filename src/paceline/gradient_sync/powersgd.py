@@ -126,10 +126,13 @@ class PowerSGD:
             gradients: Of one of `buckets`. They stay as they are until `finish`: their memory may
                 be that of others, which a backward pass still needs.
         """
+        # The first bucket of a step: the loss scale may have changed since the last one.
         if not self._first and not self._second:
             self._rescale()
         self._kinds |= {gradient.device.type for gradient in gradients.values()}
         with self._aside():
+            # Large matrices are projected; the rest joins whole, with any error of its time as a
+            # matrix.
             bucket = Bucket(workers=self._workers)
             for name, gradient in gradients.items():
                 if self._columns(gradient) > 0:
@@ -137,6 +140,7 @@ class PowerSGD:
                 else:
                     bucket.take_whole(gradient, self.thin.get(name))
                     self._given_back.append(name)
+            # Stage 1 leaves. A stream orders stage 2 behind it; on the CPU `poll` starts it.
             bucket.project(self._groups[0])
             self._first.append(bucket)
             if self._stream is not None:
@@ -158,15 +162,18 @@ class PowerSGD:
         """
         waiting = self._waiting if self._stream is None else nullcontext
         with self._aside():
+            # Stage 2 of whatever has not begun it, in the order in which buckets left.
             while self._first:
                 self._go_on(waiting)
             flags = [bucket.end(waiting) for bucket in self._second]
+            # One infinite number anywhere discards the step: no bucket remembers its error then.
             if flags and keep:
                 finite = torch.stack([flag.to(flags[0].device) for flag in flags]).all()
                 for bucket in self._second:
                     bucket.apply(finite)
                 for name in self._given_back:
                     self.thin.pop(name, None)
+        # What the script computes next, on its own stream, comes after the averages.
         if self._stream is not None:
             with self._waiting():
                 torch.accelerator.current_stream().wait_stream(self._stream)
@@ -199,6 +206,7 @@ class PowerSGD:
         if name not in self.thin:
             matrix = as_matrix(like)
             rows, columns = matrix.shape
+            # The first basis depends on the name alone: the same on all workers and in every start.
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
             basis = torch.randn(columns, self._columns(like), generator=generator)
             self.thin[name] = LowRankState(
@@ -218,6 +226,7 @@ class PowerSGD:
         """Compute without the script's autocast, in the stream of its own where there is one."""
         with ExitStack() as stack:
             for kind in self._kinds:
+                # Gradients are averaged in their own precision, even within the script's autocast.
                 stack.enter_context(torch.autocast(kind, enabled=False))
             if self._stream is not None:
                 self._stream.wait_stream(torch.accelerator.current_stream())
@@ -235,6 +244,7 @@ class PowerSGD:
         """Say how many columns are kept of a gradient; 0 where it travels as it is."""
         if tensor.dim() < 2 or self._workers == 1 or not tensor.is_floating_point():
             return 0
+        # Two factors (N, R) and (M, R) against the whole (N, M).
         rows = max(1, tensor.shape[0])
         columns = tensor.numel() // rows
         kept = min(rows, columns, self._rank)

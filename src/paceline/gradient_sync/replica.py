@@ -90,6 +90,8 @@ class Replica:
         self._has_looked_at_a_pass = False
         """Whether it is known if they can."""
         self._watching: list[RemovableHandle] = []
+        # DistributedDataParallel wraps `_Body`, not the module: its attributes and names stay as
+        # they are.
         self._body = _Body(module, forward or module.forward)
         self._every = list(module.parameters())
         self._parallel: DistributedDataParallel | None = None
@@ -141,8 +143,10 @@ class Replica:
 
     def run(self, *args: object, **kwargs: object) -> object:
         """Compute a forward pass; what `module(...)` comes down to."""
+        # Nothing to average: a micro-batch that is only accumulated, an evaluation, a frozen model.
         if not self.syncing or not torch.is_grad_enabled() or self._is_frozen():
             return self._body.compute(*args, **kwargs)
+        # Before the first averaging, and with an averager of our own, gradients stay local for now.
         if self._parallel is None:
             self.used = self._averager is not None
             return self._body.compute(*args, **kwargs)
@@ -164,17 +168,20 @@ class Replica:
         """
         if self._averager is not None:
             return self._average(self._averager)
+        # Nothing is averaged: only say, once, which parameters get no gradient.
         if self._alone:
             return () if self._has_reported_unused else self._find_unused()
         if self._is_frozen():
             return ()
         held = [p.grad is not None for p in self.parameters.values()]
+        # The forward pass went through DistributedDataParallel, which has averaged already.
         if self.used:
             if any(held):  # else this backward pass was about another model, and ours may follow
                 self.used = False
                 if not self._partly and not all(held):
                     raise self._lost_gradients(held)
             return ()
+        # It did not: the gradients are still this worker's own.
         without = self._compare(held)
         return () if without is None else self._catch_up(without)
 
@@ -201,23 +208,27 @@ class Replica:
         """Average what the last backward passes have left in the parameters. Collective."""
         if self._is_frozen():
             return ()
+        # Which parameters have a gradient on some worker; all workers agree on it.
         held = [name in self._reached for name in self.parameters]
         once = set(self._reached.values()) == {1}
         self._reached.clear()
         was_settled, without = self._settled, self._without(held)
         if without is None:
             return ()  # it was about another model
+        # Every worker averages the same parameters: one without a gradient here contributes zeros.
         gradients = {}
         for name, parameter in self.parameters.items():
             if name not in without:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 gradients[name] = parameter.grad
+        # Wait for the buckets that left during the backward pass, or send everything now.
         if self._departures is not None and not without:
             self._departures.finish(gradients)
         else:
             self._recall()
             averager.average_(gradients)
+        # Buckets may leave during backward passes once one has given every parameter a gradient.
         is_first = not self._has_looked_at_a_pass and not self._partly
         if is_first and isinstance(averager, PowerSGD):  # what may leave during the next passes
             self._prepare_departures(averager, once=once)
@@ -228,6 +239,7 @@ class Replica:
         self._has_looked_at_a_pass = True
         if self._alone or self._group.has_few_operations:
             return
+        # A gradient that is added to twice would leave incomplete: all workers have to agree.
         if self._group.gather_rows(torch.tensor([once], dtype=torch.uint8)).all():
             averager.open_stream(self._group.device)
             self._departures = BucketOverlap(averager, self.parameters)
@@ -259,6 +271,7 @@ class Replica:
         Returns:
             Names of those that no worker has one for; None where there are no others.
         """
+        # (workers, parameters)
         rows = self._group.gather_rows(torch.tensor(held, dtype=torch.uint8)).bool()
         if not rows.any():
             return None
@@ -306,6 +319,7 @@ class Replica:
     def _is_frozen(self) -> bool:
         """Tell whether nothing is trained now; notice what the script has frozen or thawed."""
         trained = [p.requires_grad for p in self._every]
+        # The usual case: nothing was frozen or thawed since the last step.
         if trained == self._trained:
             return not self.parameters
         if not any(trained):
@@ -326,11 +340,13 @@ class Replica:
         """
         parallel, local = self._parallel, self._take_gradients()
         assert parallel is not None
+        # Averaged by DistributedDataParallel's own hooks, as in every later step.
         for _ in range(1 + twice):
             for parameter in self.parameters.values():
                 parameter.grad = None
             with torch.autocast(self._group.device.type, enabled=False):
                 parallel(_Surrogate(local)).backward()
+        # DistributedDataParallel has filled these with zeros; an optimizer must not step them.
         for name in without:
             self.parameters[name].grad = None
         self.used = False
@@ -370,6 +386,7 @@ class _Body(nn.Module):
         if args and isinstance(args[0], _Surrogate):
             gradients = args[0].gradients
             named = dict(self.module.named_parameters())
+            # d/dp of sum(p * g) is g.
             terms = [(named[name] * gradient).sum() for name, gradient in gradients.items()]
             return torch.stack([term.float() for term in terms]).sum()
         return self.compute(*args, **kwargs)

@@ -60,6 +60,8 @@ class ReplicaConsistency:
         """Compare now, unless it is never done. Collective; raises as `check`."""
         if not self._every or self._group.world_size == 1:
             return
+        # One row of hashes and learning rates from each worker; equal rows are all there is to
+        # check.
         parameters, rates = self._parameters(), _rates(self._optimizers)
         rows = self._group.gather_rows(_row(parameters, rates))  # (world_size, K)
         if bool((rows == rows[0]).all()):
@@ -79,6 +81,7 @@ def drifted(rows: Sequence[Sequence[int]]) -> list[int]:
     for rank, row in enumerate(rows):
         having.setdefault(tuple(row), []).append(rank)
     largest = max(having.values(), key=len)
+    # No majority: nobody can say who is right.
     if 2 * len(largest) <= len(rows):
         return list(range(len(rows)))
     return [rank for rank in range(len(rows)) if rank not in largest]
@@ -87,7 +90,9 @@ def drifted(rows: Sequence[Sequence[int]]) -> list[int]:
 def _row(parameters: Mapping[str, Tensor], rates: Mapping[str, float]) -> Tensor:
     """Make this worker's row: (K,) int64 on the CPU."""
     hashes = [hash_bits(parameter) for parameter in parameters.values()]
+    # Rates are compared by their bits, like the weights.
     own = torch.tensor(list(rates.values()), dtype=torch.float64).view(torch.int64)
+    # One transfer for all hashes of a device, instead of one wait for each.
     devices = {one.device for one in hashes}
     if len(devices) != 1:  # none, or a model on several devices
         return torch.cat([torch.tensor([int(one) for one in hashes], dtype=torch.int64), own])
@@ -172,6 +177,7 @@ def agree_on_weights(module: nn.Module, group: Group) -> None:
     if group.world_size == 1:
         return
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    # Names and shapes first: a broadcast between different modules would hang or mix up tensors.
     described = [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in state.items()]
     lists = [text.splitlines() for text in group.gather_texts("\n".join(described))]
     for rank, other in enumerate(lists):

@@ -57,6 +57,7 @@ class _Kept:
         now = getattr(self._module, self._key)
         if not isinstance(now, Tensor):
             return False
+        # autograd counts writes in `_version`; inference tensors have none, and are always read.
         if now is self._buffer and not now.is_inference() and now._version == self._version:
             return False
         before, shape, dtype = self._bits, self._buffer.shape, self._buffer.dtype

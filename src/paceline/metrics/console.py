@@ -82,10 +82,12 @@ class Advance:
         """
         steps = self.position()
         long, brief = f"epoch {self.epoch}/{self.epochs}", f"{self.epoch}/{self.epochs}"
+        # First with a bar, as long as there is room for one of a useful length.
         for text in (self.text(), self.text().replace("  ", " ")):
             room = width - len(f"{long}  {steps} {text}")
             if room >= _LEAST_BAR:
                 return f"{long} {self._bar(min(room, _MOST_BAR), plain)} {steps} {text}"
+        # Without a bar: leave out figures until it fits, the least important first.
         line = ""
         for dropped in _DROPPED:
             kept = [text for name, text in self._figures().items() if text and name not in dropped]

@@ -144,15 +144,18 @@ class StepCounters:
         if not self._losses:
             return None
         self._count()
+        # The only place that waits for the device: all steps since the last flush at once.
         losses = torch.stack(self._losses).tolist()
         correct = torch.stack(self._correct).sum(0).tolist() if self._correct else [0]  # (top,)
         bad: int | None = None
         for (samples, step, part), loss in zip(self._notes, losses, strict=True):
             totals = self._by_part[part - self._parts.start]
+            # Losses are means: weighted by their samples they give the mean over all.
             totals.loss += samples * loss
             totals.samples += samples
             if bad is None and not math.isfinite(loss):
                 bad = step
+        # Counts of right answers are whole numbers, the same in any order: one part holds all.
         self._by_part[0].top1 += correct[0]
         self._by_part[0].top5 += sum(correct)
         self._forget()

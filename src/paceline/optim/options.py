@@ -210,6 +210,7 @@ def _check_optimizer(options: OptimOptions) -> None:
 
 def _check_schedule(options: OptimOptions) -> None:
     defaults = SCHEDULE_DEFAULTS[options.schedule]
+    # An option of another schedule would be ignored without a word.
     for name in schedule_arguments(options):
         if name not in defaults:
             owner = next(kind for kind, own in SCHEDULE_DEFAULTS.items() if name in own)
@@ -217,6 +218,7 @@ def _check_schedule(options: OptimOptions) -> None:
                 f"the {options.schedule} schedule has no {name} (given: {getattr(options, name)}). "
                 f"It belongs to the {owner} schedule"
             )
+    # The warm-up: one length, and only where the schedule takes one.
     warms_up = options.warmup_epochs > 0 or options.warmup_steps > 0
     if options.warmup_epochs > 0 and options.warmup_steps > 0:
         raise UsageError(

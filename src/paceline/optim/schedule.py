@@ -99,6 +99,7 @@ def _cosine(schedule: Schedule, step: int) -> float:
 
 
 def _one_cycle(schedule: Schedule, step: int) -> float:
+    # Two half cosines as in torch's OneCycleLR: up to the step `top`, and down to the last step.
     top = _ONE_CYCLE_RISING * schedule.total_steps - 1.0
     if step <= top:
         return _half_cosine(_ONE_CYCLE_FIRST, 1.0, step / top)

@@ -70,6 +70,7 @@ def fit_link(compute: Compute, sizes: Sequence[SizeTime], cluster: Cluster) -> F
             ]
         )
 
+    # In the logarithm: bandwidths differ by orders of magnitude.
     best = lowest(misfit, log(_LEAST_PER_S), log(_MOST_PER_S))
     return Fitted(
         network=replace(cluster.network, bandwidth_bytes_per_s=exp(best)),
@@ -87,6 +88,7 @@ def _explaining(compute: Compute, size: SizeTime, cluster: Cluster) -> float | N
 
     if not takes_s(high) < size.step_s < takes_s(low):
         return None
+    # A step takes the longer, the lower the bandwidth.
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if takes_s(middle) > size.step_s else (low, middle)
@@ -108,9 +110,11 @@ def _misfit(pairs: Sequence[tuple[float, float]]) -> float:
 
 def lowest(of: Callable[[float], float], low: float, high: float) -> float:
     """Look for the lowest value: on a grid, then by the golden section around its best point."""
+    # The grid finds the right valley: golden section alone needs a function with one minimum.
     width = (high - low) / _POINTS
     best = min((low + width * place for place in range(_POINTS + 1)), key=of)
     low, high = max(low, best - width), min(high, best + width)
+    # Each turn keeps one of the two inner points, so it costs one evaluation (Kiefer, 1953).
     left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
     at_left, at_right = of(left), of(right)
     for _ in range(_NARROWINGS):

@@ -130,6 +130,7 @@ def _needed_bytes_per_s(question: Question) -> float | None:
         there = replace(network, bandwidth_bytes_per_s=exp(log_per_s))
         return _at(question, plain, question.nodes[-1], there).efficiency >= question.pays
 
+    # Bisection in the logarithm, between the link as it is and one that is `_FASTER` times as fast.
     low = log(network.bandwidth_bytes_per_s)
     high = low + log(_FASTER)
     if pays(low):

@@ -42,10 +42,12 @@ def read_measured(run: RunDirectory, name: str, wall_s: float, method: str) -> M
         missing = not run.profile_json.exists()
         problem = _NO_PROFILE if missing else str(error)
         return Measured(run_dir=name, exit_code=ExitCode.JOB, problem=problem, wall_s=wall_s)
+    # A script may have overridden the method: its figures belong to another one.
     if profile.sync != method:
         problem = _OTHER_METHOD.format(own=profile.sync, wanted=method)
         return Measured(run_dir=name, exit_code=ExitCode.USAGE, problem=problem, wall_s=wall_s)
     derived, settings = section(description, "derived"), section(description, "settings")
+    # A batch that the script set itself, not one that the study asked for.
     is_own = description.get("kind") == "script" and "global_batch" not in texts(
         description, "given"
     )

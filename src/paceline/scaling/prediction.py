@@ -144,12 +144,14 @@ def predict_band(
     """
     cluster = _cluster(profile, nodes, gpus_per_node, network, within, assumed)
     compute = Compute.of(profile)
+    # Monte Carlo over what isn't sure: the link, the device's speed, the waiting.
     drawn = [
         _predict(profile, compute, method, drawn_cluster, assumed, factors)
         for drawn_cluster, factors in _draws(profile, cluster, assumed)
     ]
 
     def spread(of: Callable[[Predicted], float]) -> Range:
+        # The middle 80 %: the first and the ninth decile.
         cuts = quantiles((of(one) for one in drawn), n=10, method="inclusive")
         return Range(low=cuts[0], high=cuts[-1])
 
@@ -241,6 +243,7 @@ def _predict(
             f"{workers:,} workers can't share a global batch of {global_batch:,}. Predict fewer "
             "nodes, or --mode weak, in which the batch grows with them"
         )
+    # Strong scaling divides the batch, so that shares shrink; weak scaling keeps them (about 1).
     share = global_batch / workers / batch
     alone = compute.scaled(global_batch / batch).step_s if assumed.mode == "strong" else None
     cost = _drawn(
@@ -253,10 +256,12 @@ def _predict(
         factors,
     )
     fixed_s = _fixed_s(profile, workers)
+    # An epoch: its steps, what each costs besides them, and what failures take.
     steps = _steps_per_epoch(profile, global_batch)
     averaging_s = _averaging_s(profile, method, cluster)
     epoch_s = steps * cost.step_s + fixed_s + averaging_s if steps else None
     available = _available(cluster.nodes, epoch_s, assumed)
+    # Strong: one worker's time for the whole batch, divided; weak: one worker's own step.
     ideal_s = factors.compute * (alone / workers if alone is not None else compute.step_s)
     return Predicted(
         method=method,

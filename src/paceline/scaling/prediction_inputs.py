@@ -204,6 +204,7 @@ def examined_link(path: Path, round_trip: str | None, library: Library) -> Netwo
         ) from error
     if not bus and not speeds:
         raise UsageError(f"{path} holds no measured link: examine two hosts or more")
+    # An all-reduce is what a step waits for; single streams are second best.
     way = "its all-reduce" if bus else "the slowest way between its hosts"
     round_trip_s = _round_trip_s(round_trip) if round_trip or not times else median(times)
     text = f"{show_bandwidth(bus or min(speeds))}, {way} as doctor measured it"

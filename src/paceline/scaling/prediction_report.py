@@ -104,10 +104,12 @@ def predict_study(study_dir: Path) -> dict[str, object] | None:
     if not every.sizes:
         return None
     per_node = every.sizes[-1].per_node
+    # Sizes with another number of workers a node use other links: they say nothing about this one.
     alike = tuple(size for size in every.sizes if size.per_node == per_node)
     inputs = replace(every, sizes=alike)
     measured = sorted({size.nodes for size in inputs.sizes})
     assumed = Assumptions(mode=inputs.mode)
+    # Double and four times as many nodes, as far as a fixed global batch can be shared.
     most = measured[-1] * _BEYOND
     if inputs.mode == "strong":
         most = min(most, inputs.profile.global_batch // per_node)

@@ -94,6 +94,7 @@ def _on_others(plain: Forecast | None, projection: Projection) -> Iterator[str]:
     others = _in_order(projection, tuple(_TRADES))
     if not others:
         return
+    # The methods are in the order of how little they change: the first that pays is recommended.
     paying = [forecast for forecast in others if _pays(forecast.last, projection)]
     if paying:
         first = paying[0]
@@ -102,6 +103,7 @@ def _on_others(plain: Forecast | None, projection: Projection) -> Iterator[str]:
         if best.last.efficiency > _MUCH_BETTER * first.last.efficiency:
             yield f"Faster still is {_label(best)} ({best.last.efficiency:.2f}): {_trade(best)}."
         return
+    # None pays on all nodes: say which comes furthest, if further than plain all-reduce.
     furthest = max(others, key=lambda forecast: (_furthest(forecast, projection), _last(forecast)))
     reached = _furthest(furthest, projection)
     if reached > (_furthest(plain, projection) if plain is not None else 0):

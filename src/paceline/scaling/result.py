@@ -35,6 +35,7 @@ def summarise(
         options: Of each method, the options of training that make it.
         trained: Whole trainings.
     """
+    # The fastest run of one worker is the yardstick of all efficiencies.
     alone = [m.images_per_s for size in sizes if size.workers == 1 for m in found.get(size, ())]
     best = max((rate for rate in alone if rate is not None), default=None)
     results = tuple(
@@ -63,6 +64,7 @@ def _size(
     size: Size, found: Sequence[Measured], best: float | None, options: Mapping[str, object]
 ) -> SizeResult:
     good = [m for m in found if m.profile is not None]
+    # What isn't a spread over all repeats is taken from the median one.
     middle = sorted(good, key=lambda m: m.step_s or 0.0)[len(good) // 2] if good else None
     profile = middle.profile if middle else None
     rates = [m.images_per_s for m in good if m.images_per_s]
@@ -96,6 +98,7 @@ def _size(
     )
     if result.step_s is None or not result.steps_per_epoch:
         return result
+    # The time of an epoch: its steps and its fixed costs.
     steps_s = result.steps_per_epoch * result.step_s.median
     return replace(result, epoch_s=steps_s + (result.fixed.total_s or 0.0))
 
@@ -214,6 +217,7 @@ def _shared_cores(found: Mapping[Size, Sequence[Measured]]) -> list[str]:
         for m in all_of:
             if m.profile is None or m.profile.device != "cpu" or not m.cores or not m.threads:
                 continue
+            # Workers of the fullest node.
             on_one = -(-size.workers // size.nodes)
             if on_one * m.threads > m.cores:
                 crowded.add(size.workers)

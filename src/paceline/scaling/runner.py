@@ -116,10 +116,12 @@ class Runner:
         for number, measurement in enumerate(missing):
             if measurement.size in self._hopeless:
                 continue
+            # Without the sizes that would fail again: the time that is left is counted by these.
             left = [m for m in missing[number:] if m.size not in self._hopeless]
             self.say(self._what(measurement, len(plan) - len(left) + 1, len(plan), left))
             record = self._measure(measurement)
             self._refuse_own_batch(measurement.size, record)
+            # Written at once: a study that is interrupted goes on after the last measurement.
             record.write(self._record(measurement))
             self.say(f"      {_result(record)}")
             self._handle_failure(measurement.size, record)
@@ -165,6 +167,7 @@ class Runner:
         shutil.rmtree(run.path, ignore_errors=True)  # of an attempt that failed or was broken off
         words = self.commands.measure(size, run.path, self._batch(size))
         most_s = _FACTOR * self.seconds + _MOST_S
+        # A method that refuses a time budget is stopped from here.
         clock = self._clock(run) if size.method in ENDED_FROM_OUTSIDE else lambda: False
         try:
             ended = run_command([*self.program, *words], self._log(name), most_s, clock)

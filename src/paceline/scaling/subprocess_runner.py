@@ -67,6 +67,7 @@ def run_command(
             preexec_fn=partial(die_with_parent, os.getpid()),
         )
     try:
+        # None: too late; True: enough was measured, stop it; False: it has ended by itself.
         is_enough = _wait(process, begun_s, most_s, poll)
         if is_enough:
             _stop(process)

@@ -94,6 +94,7 @@ def _step_table(study: Study, measured: Sequence[SizeResult]) -> str:
 def _epoch_table(study: Study, measured: Sequence[SizeResult]) -> str:
     """Write what an epoch costs besides its steps, and what goes over the wire."""
     rows = []
+    # A column that no size has a value for is left out.
     averages = any(size.fixed.averaging_s is not None for size in measured)
     for size in measured:
         fixed = size.fixed

@@ -121,6 +121,7 @@ def given_limits(tolerance: float) -> Limits:
 
 def _risen(sizes: Sequence[float]) -> tuple[float, ...]:
     risen: list[float] = []
+    # Limits never fall: once apart, two trainings stay so.
     for size in sizes:
         finite = size if math.isfinite(size) else 0.0
         risen.append(max(finite * FACTOR, risen[-1] if risen else _LEAST))
@@ -128,6 +129,7 @@ def _risen(sizes: Sequence[float]) -> tuple[float, ...]:
 
 
 def _difference(number: int, one: Step, two: Step) -> StepDifference:
+    # Rank 0's: after the exchange gradients and weights are the same on all ranks.
     mine, theirs = one.stepped[0], two.stepped[0]
     gradients = [
         (name, a, b)

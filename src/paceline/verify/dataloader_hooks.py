@@ -125,6 +125,7 @@ class LoaderWatch:
             found = self._open.get(iterator)
             if found is None or self.observer.in_session:
                 return original(iterator)
+            # Enough of this pass has been seen: the script's loop ends as at the end of an epoch.
             if self._is_long(found):
                 self.observer.record(PassEnded(found.site, found.number, True))
                 raise StopIteration
@@ -146,6 +147,7 @@ class LoaderWatch:
             writer, steps = self.observer.writer, 0
             for batch in batches:
                 yield batch
+                # A step has one batch for each shard: the last one ends it.
                 steps += batch.last
                 if steps == self.observer.trial.steps:
                     writer.write(PassEnded(SESSION_LOADER, epoch, True))
@@ -159,6 +161,7 @@ class LoaderWatch:
         def fetch(fetcher: object, index: object) -> object:
             if self.observer.in_session:
                 return original(fetcher, index)
+            # Runs in a loader's process: whether the data set has drawn from the global generators.
             before = rng_states()
             content = original(fetcher, index)
             drawn = drawn_from(before, rng_states())
@@ -172,6 +175,7 @@ class LoaderWatch:
     def _begin(self, loader: DataLoader[object]) -> _Pass:
         self._note_trained()
         site = self._sites.get(loader, 0)
+        # Another pass over a loader that has been trained on for long enough ends the script.
         if self._trained[site] >= self.observer.trial.epochs:
             raise EnoughSeenError
         begun = _Pass(loader, site, self._passes[site], self.observer.steps)

@@ -78,6 +78,7 @@ def _around(
 
 
 def _note(file: FileIO, name: str) -> None:
+    # One write of fixed width at offset 0: a killed rank leaves the old name or the new one.
     os.pwrite(file.fileno(), name.encode().ljust(_WIDTH), 0)
 
 

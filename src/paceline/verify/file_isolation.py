@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Self, cast, final
+from urllib.parse import quote, unquote, urlsplit
 
 import safetensors
 import safetensors.numpy
@@ -69,6 +70,7 @@ class Redirection:
 
     def install(self, patches: Patches) -> None:
         """Stand around Python's functions on files, and the known ones that are not Python's."""
+        # Functions of `os`, grouped by what they do to a path.
         for name in (*_READING, *_READING_LINKS):
             self._wrap(patches, os, name, partial(self._read, name not in _READING_LINKS))
         for name in _REMOVING:
@@ -89,9 +91,11 @@ class Redirection:
         )
         for name, rule in rules:
             self._wrap(patches, os, name, rule)
+        # The same `open` under its three names.
         for module in (builtins, io, _io):
             self._wrap(patches, module, "open", self._open)
         self._wrap(patches, sqlite3, "connect", self._connect)
+        # Functions outside Python's own that take paths: only their arguments can be redirected.
         for reader, name, place, word in _NATIVE_READERS:
             self._wrap(patches, reader, name, partial(self._native, place, word, False))
         for writer, name, place, word in _NATIVE_WRITERS:
@@ -106,10 +110,13 @@ class Redirection:
         def around(original: Function) -> Function:
             @wraps(original)
             def call(*arguments: Any, **named: Any) -> Any:
+                # Called from within a rule, whose paths are real ones.
                 if getattr(self._own, "is_inside", False):
                     return original(*arguments, **named)
                 self._own.is_inside = True
                 try:
+                    # Rules may use files themselves, untranslated; what the script asked for runs
+                    # outside of them.
                     act = rule(original, *arguments, **named)
                 finally:
                     self._own.is_inside = False
@@ -223,6 +230,7 @@ class Redirection:
         if key is None:
             return partial(original, path)
         names, text = self.overlay.names(key), os.fsdecode(path)
+        # Each entry has the script's name for the file, and where the file is.
         places = [
             (os.path.join(text, n), self.overlay.readable(os.path.join(key, n))) for n in names
         ]
@@ -239,11 +247,13 @@ class Redirection:
         key = self._key(path, follow=follow, fd=named.get("dir_fd"))
         if key is None:
             return partial(original, path, flags, *more, **named)
+        # Where the file is: as read through the overlay, new, or a copy that may be written.
         if not writes:
             place = self.overlay.readable(key)
         elif flags & os.O_CREAT and flags & os.O_EXCL:
             place = self.overlay.place_of_new(key)
         elif not flags & os.O_CREAT and self.overlay.visible(key) is None:
+            # It doesn't exist: let the original raise its own error.
             place = self.overlay.readable(key)
         else:
             replaces = flags & os.O_CREAT and flags & os.O_TRUNC
@@ -254,6 +264,7 @@ class Redirection:
         self, original: Function, file: Any, mode: str = "r", *more: Any, **named: Any
     ) -> Callable[[], Any]:
         as_given = partial(original, file, mode, *more, **named)
+        # Descriptors, openers, and reading before anything was written need no translation.
         writes = any(letter in mode for letter in "wxa+")
         is_path = isinstance(file, _PATHS)
         if not is_path or named.get("opener") is not None or not (writes or self._is_used()):
@@ -273,11 +284,19 @@ class Redirection:
         self, original: Function, database: Any, *more: Any, **named: Any
     ) -> Callable[[], Any]:
         text = os.fsdecode(database) if isinstance(database, _PATHS) else ""
-        if not text or text == ":memory:" or text.startswith("file:"):
+        # With `uri`, the eighth argument, a name may be `file:PATH?QUERY`, percent-encoded.
+        is_uri = bool(named.get("uri", more[6:7] == (True,))) and text.startswith("file:")
+        scheme_and_path, mark, query = text.partition("?")
+        path = unquote(urlsplit(scheme_and_path).path) if is_uri else text
+        if not path or path == ":memory:" or (is_uri and "mode=memory" in query):
             return partial(original, database, *more, **named)
-        key = self._key(text, follow=True)
-        place = database if key is None else self.overlay.writable(key, keep=True)
-        return partial(original, place, *more, **named)
+        # A database is changed in place: it is copied as a whole when it is opened.
+        key = self._key(path, follow=True)
+        if key is None:
+            return partial(original, database, *more, **named)
+        place = self.overlay.writable(key, keep=True)
+        name = f"file:{quote(os.fspath(place))}{mark}{query}" if is_uri else place
+        return partial(original, name, *more, **named)
 
     def _native(
         self, place: int, word: str, writes: bool, original: Function, *given: Any, **named: Any

@@ -53,6 +53,7 @@ def write_only_below(directories: Sequence[Path]) -> bool:
     version = landlock_version()
     if not version:
         return False
+    # Only rights that this kernel knows: an unknown one makes the call fail.
     handled = _WRITE_FILE | _ENTRIES
     handled |= (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
     libc, rules = _libc(), _Ruleset(handled)
@@ -60,6 +61,8 @@ def write_only_below(directories: Sequence[Path]) -> bool:
     try:
         for directory in directories:
             _allow(libc, ruleset, directory, handled)
+        # Without privileges the kernel restricts only a process that can't gain any by setuid
+        # programs.
         _called(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0))
         _called(libc.syscall(_RESTRICT_SELF, ruleset, 0))
     finally:

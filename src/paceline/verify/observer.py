@@ -129,6 +129,7 @@ class Observer:
         parameters = _parameters(optimizer)
         if self.trial.disturbed:
             disturb_gradients(parameters, self._taken[number], self.autocast)
+        # The weights before the first step show whether both launches began alike.
         first = self._taken[number] == 0
         self._before = tuple(mark(p, whole=whole) for p in parameters) if first else ()
         self._gradients = tuple(
@@ -139,6 +140,7 @@ class Observer:
         """Note the new weights."""
         number, parameters = self._number_of(optimizer), _parameters(optimizer)
         self._taken[number] += 1
+        # Several optimizers may take turns: the busiest one counts the steps.
         self.steps = max(self._taken)
         whole = self.rank == 0
         stepped = Stepped(
@@ -161,6 +163,7 @@ class Observer:
             self._name(module)  # what is called first is the outermost
         if id(module) not in self.roots:
             return
+        # Gradients are disturbed by the rounding of the type that is computed in.
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
                 self.autocast = torch.get_autocast_dtype(device)
@@ -168,6 +171,7 @@ class Observer:
             self._disturbed_at = self._batches  # no graph is open when a batch has just come
             for root in self.roots.values():
                 disturb_weights(root.parameters(), self._batches)
+        # Buffers are compared where they count: once for each evaluation.
         if not module.training and self._evaluated_at != self.steps:
             self._evaluated_at = self.steps
             self.record(Evaluated(self._buffers()))

@@ -49,6 +49,7 @@ class Overlay:
             base: What it is relative to; the working directory by default.
         """
         full = os.path.join(base or os.getcwd(), os.fsdecode(path)).rstrip(os.sep) or os.sep
+        # Links are followed one at a time, since a link may lie in the overlay and lead out of it.
         for _ in range(_MOST_LINKS):
             key = self._resolved(full)
             if key.startswith(self._passed):
@@ -91,11 +92,13 @@ class Overlay:
         Raises:
             OSError: The real file couldn't be written either.
         """
+        # Written already, by any rank: there is a copy.
         above, seen = self._files + key, self.visible(key)
         if seen == above:
             return above
         if seen is not None and not os.path.isdir(seen) and not os.path.isfile(seen):
             return seen  # a pipe or a device
+        # The first write: refuse what the real file system would, then copy.
         self._check(seen or os.path.dirname(key), key)
         if seen is not None and os.path.isdir(seen):
             os.makedirs(above, exist_ok=True)
@@ -124,6 +127,7 @@ class Overlay:
             found |= dict.fromkeys(os.listdir(above))
         elif not os.path.isdir(key) or self._is_gone(key):
             return os.listdir(above)  # raises what there is to raise
+        # The real entries, without those that were removed.
         if os.path.isdir(key) and not self._is_gone(key):
             below = (name for name in os.listdir(key) if not self._is_marked(_joined(key, name)))
             found |= dict.fromkeys(below)
@@ -167,6 +171,7 @@ class Overlay:
         seen = self.visible(key)
         if seen is None:
             return self.place_of_new(key)
+        # As rename(2): a directory may be replaced only where it is empty.
         if os.path.isdir(seen) and not os.path.islink(seen):
             if self.names(key):
                 raise _error(errno.ENOTEMPTY, key)
@@ -182,6 +187,7 @@ class Overlay:
 
     def _resolved(self, full: str) -> str:
         full = self.real_name(full)
+        # The last name stays as it is: `realpath` would follow it if it is a link.
         parent, name = os.path.split(full)
         if name in ("", ".", ".."):
             return self.real_name(os.path.realpath(full))
@@ -219,6 +225,7 @@ class Overlay:
                 f"({size:,} bytes) is too large to be copied: open it for reading",
                 source,
             )
+        # Copied under a name of its own and renamed: other ranks see a whole file or none.
         temporary = f"{place}.{os.getpid()}"
         shutil.copy2(source, temporary)
         os.chmod(temporary, stat.S_IMODE(os.stat(temporary).st_mode) | stat.S_IWUSR)

@@ -59,12 +59,15 @@ def dropout_watched(
         def dropout(
             input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
         ) -> object:
+            # Draws nothing.
             if not training or p == 0:
                 return original(input, p, training, inplace)
             before(input)
             if keep():
                 result = original(input, p, training, inplace)
             else:
+                # The numbers are drawn all the same, so that whatever draws after it gets what it
+                # would have got.
                 with torch.no_grad():
                     original(input, p, training, False)
                 result = input

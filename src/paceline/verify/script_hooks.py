@@ -35,7 +35,9 @@ from paceline.verify.trial import EnoughSeenError, output_path
 def watched(observer: Observer) -> Iterator[None]:
     """Tell an observer of everything that happens in this process while the block runs."""
     with ExitStack() as stack:
+        # Everything is undone in reverse order when the stack closes, after an error as well.
         patches = stack.enter_context(Patches())
+        # Where samples and random numbers come from.
         watch_children(observer.trial, patches)
         stack.enter_context(LoaderWatch(observer).installed())
         stack.enter_context(
@@ -45,6 +47,7 @@ def watched(observer: Observer) -> Iterator[None]:
                 keep=lambda: observer.trial.keeps_dropout and observer.in_session,
             )
         )
+        # Steps: forward pass, backward pass, optimizer, schedule.
         _hook_optimizers(observer, stack)
         handle = register_module_forward_pre_hook(lambda part, _: observer.before_forward(part))
         stack.callback(handle.remove)
@@ -52,6 +55,7 @@ def watched(observer: Observer) -> Iterator[None]:
         patches.wrap(DistributedDataParallel, "__init__", partial(_around_ddp, observer))
         for kind in _schedulers():
             patches.wrap(kind, "step", partial(_around_schedule, observer))
+        # Communication: scripts import these functions from either module.
         for module in (dist, distributed_c10d):
             patches.wrap(module, "init_process_group", partial(_around_group, observer))
             patches.wrap(module, "new_group", partial(_around_new_group, observer))
@@ -127,6 +131,7 @@ def _around_group(observer: Observer, original: Callable[..., object]) -> Callab
         **named: object,
     ) -> object:
         refuse_child(observer.trial, JOINS)
+        # NCCL carries no CPU tensors.
         if observer.trial.on_cpu and backend == "nccl":
             backend = "gloo"
         if not observer.in_session:

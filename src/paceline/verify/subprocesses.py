@@ -47,6 +47,7 @@ def watch_children(trial: Trial, patches: Patches) -> None:
     for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
         for name in ("spawn", "start_processes"):
             patches.wrap(module, name, partial(_around_spawn, trial))
+    # Spawned processes are isolated alike; programs are noted, since what they do isn't seen.
     patches.wrap(multiprocessing.spawn, "get_preparation_data", partial(_around_data, trial))
     patches.wrap(subprocess.Popen, "__init__", partial(_around_program, trial))
     patches.wrap(os, "system", partial(_around_system, trial))
@@ -117,10 +118,12 @@ class _Entry:
 
 
 def _enter(text: str) -> None:
+    # The same isolation as in the worker, before the script is imported.
     trial, stack = Trial.from_json(text), ExitStack()
     stack.enter_context(writes_isolated(trial))
     patches = stack.enter_context(Patches())
     watch_children(trial, patches)
+    # Reading data is allowed; taking part in a training is not.
     for module in (dist, distributed_c10d):
         patches.wrap(module, "init_process_group", partial(_around_group, trial))
     hook = register_optimizer_step_pre_hook(lambda *_: refuse_child(trial, STEPS))

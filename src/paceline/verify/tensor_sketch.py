@@ -49,7 +49,7 @@ def mark(tensor: Tensor, *, whole: bool) -> TensorSketch:
         return TensorSketch(sha256)
     buckets, squares = torch.zeros(BUCKETS, dtype=torch.float64), 0.0
     for number, start in enumerate(range(0, flat.numel(), _BLOCK)):
-        block = flat[start : start + _BLOCK].to(torch.float64)
+        block = flat[start : start + _BLOCK].to(torch.float64)  # (up to _BLOCK,)
         squares += float(block.square().sum())
         padded = torch.zeros(-(-block.numel() // BUCKETS) * BUCKETS, dtype=torch.float64)
         padded[: block.numel()] = block * sign_block()[: block.numel()]
@@ -98,6 +98,7 @@ def best_factor(pairs: Iterable[tuple[TensorSketch, TensorSketch]]) -> tuple[flo
     mine, size = math.hypot(*ours), math.hypot(*theirs)
     if not mine or not size:
         return math.nan, math.inf
+    # Least squares: minimise |ours - factor * theirs|.
     factor = sum(a * b for a, b in zip(ours, theirs, strict=True)) / size**2
     rest = math.hypot(*(a - factor * b for a, b in zip(ours, theirs, strict=True)))
     return factor, rest / mine

@@ -193,6 +193,7 @@ def collect_trace(
 def _reduced(events: Sequence[Event]) -> Iterable[Reduced]:
     """Give what was combined outside of steps: no backward pass follows before the next batch."""
     in_step = False
+    # Backwards in time: a backward pass that is met first means that a step was under way.
     for event in reversed(events):
         if isinstance(event, Backward):
             in_step = True
@@ -212,6 +213,7 @@ def _training_loaders(ranks: Sequence[Sequence[Event]]) -> set[int]:
     drawn: Counter[int] = Counter()
     for events in ranks:
         open_loaders: set[int] = set()
+        # A batch counts as trained on if a backward pass comes before its loader's pass ends.
         for event in events:
             if isinstance(event, Drawn):
                 drawn[event.loader] += 1
@@ -227,6 +229,7 @@ def _training_loaders(ranks: Sequence[Sequence[Event]]) -> set[int]:
 
 
 def _steps(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Step]:
+    # Step n of all ranks together; the rank with the fewest steps ends it.
     by_rank = [_sorted(events, training) for events in ranks]
     for parts in zip(*(one.steps for one in by_rank), strict=False):
         yield Step(
@@ -267,6 +270,7 @@ def _passes(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Pa
     ended: dict[tuple[int, int, int], bool] = {}
     begun: dict[tuple[int, int], list[PassBegun]] = {}
     lengths: dict[tuple[int, int, int], int] = {}
+    # Sort the events by loader and pass; the same pass of all ranks comes together.
     for rank, events in enumerate(ranks):
         for event in events:
             if isinstance(event, Drawn):
@@ -277,6 +281,7 @@ def _passes(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Pa
                 lengths[rank, event.loader, event.number] = event.batches
             elif isinstance(event, PassEnded):
                 ended[rank, event.loader, event.number] = event.is_cut
+    # Passes in order, numbered apart for training and evaluation.
     numbers: Counter[bool] = Counter()
     for (loader, number), samples in drawn.items():
         trains = loader in training
@@ -392,6 +397,7 @@ def _delayed(events: Sequence[Event], loaders: set[int]) -> Iterator[Event]:
     last = {_key(event): event for event in events if isinstance(event, Drawn)}
     held: dict[int, Drawn] = {}
     has_stepped = False
+    # At most one batch of each loader is held back at a time.
     for event in events:
         if isinstance(event, PassBegun):
             held.pop(event.loader, None)

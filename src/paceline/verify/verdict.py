@@ -97,6 +97,7 @@ def evaluate_launch(first: Trace, other: Trace, limits: Limits) -> CountVerdict:
 def evaluate_first(first: Trace) -> CountVerdict:
     """Say how the first launch went, beside which the others are held."""
     findings = []
+    # Only detectors that need no second launch can say why it failed.
     if first.failure:
         findings = [failed(first)]
         alone = Case(first=first, other=first, comparison=compare(first, first), beyond=None)
@@ -149,12 +150,14 @@ def _search(case: Case) -> Iterator[Finding]:
     if found_any(found, Cause.NO_COMMUNICATION):
         yield from found  # all else that differs follows from it
         return
+    # All known faults; then, only where none explains the difference, samples and chance.
     for detector in DETECTORS:
         found += detector(case)
     if not _explained(found):
         found += samples.other_samples(case)
     if not _explained(found):
         found += steps.chance(case)
+    # A difference beyond rounding that nothing explains.
     if case.beyond is not None and not found_any(found, Cause.CHANCE) and not _explained(found):
         beyond = case.beyond
         what = (
@@ -194,6 +197,7 @@ def _unseen(
     first = traces[0]
     if any(trace.failure for trace in traces):
         return
+    # Without a step nothing else can be said.
     idle = [trace.workers for trace in traces if not trace.steps]
     if idle:
         yield (
@@ -206,6 +210,7 @@ def _unseen(
                 "Verify the script that trains"
             )
         return
+    # What of the data was seen, by how the script trains.
     if first.in_session:
         if not all(s.training() and s.training()[0].is_whole for s in traces):
             yield (
@@ -223,6 +228,7 @@ def _unseen(
             "dropout was left out of the comparison: on another number of workers it draws other "
             "numbers. Who draws the same ones was looked at"
         )
+    # From here on the limits themselves are so wide that they would excuse any fault.
     chaos = next((n for n, size in enumerate(limits.weights) if size > CHAOS * FACTOR), None)
     if limits.measured and chaos is not None:
         yield f"after step {chaos} rounding alone takes the weights far apart: not compared"

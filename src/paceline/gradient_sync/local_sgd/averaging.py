@@ -104,6 +104,7 @@ class LocalSteps:
         plan = self._terms.plan
         leaving = plan.leaving(step)
         self.is_apart = True
+        # With a delay what arrives has left earlier; without one what leaves now is waited for.
         if plan.delay:
             self._apply(plan.arriving(step), in_step=True)
             self._send(leaving, rounded=True)
@@ -125,12 +126,15 @@ class LocalSteps:
             return
         self._refuse_thawed()
         parts = range(self._terms.plan.parts)
+        # Phases 3 and 4 for what is under way, then a plain average of everything that still
+        # differs.
         self._apply(tuple(self._underway))
         if not self._is_even:
             self._send(parts, rounded=False)
             for travel in self._underway.values():
                 self._exchange.finish(travel)
             self._underway = {}
+            # A + mean(w_i - A) = mean(w_i)
             self._anchor.add_(self._mean)
             self._layout.write(None, self._anchor)
         self.is_apart, self._is_even = False, True
@@ -141,12 +145,14 @@ class LocalSteps:
         if self._is_even:
             yield
             return
+        # Buffers of its own: averages that are under way keep theirs.
         own = self._layout.zeros(self._group.device)
         self._layout.read(None, own)
         mean = torch.zeros_like(own)
         travel = AverageInFlight(sent=own, mean=mean, anchor=self._anchor, owed=own.new_empty(0))
         self._exchange.finish(self._exchange.start(travel, rounded=False))
         self._layout.write(None, mean.add_(self._anchor))
+        # The worker's own weights come back even if what runs with the average fails.
         try:
             yield
         finally:
@@ -157,16 +163,20 @@ class LocalSteps:
 
         Collective: averages that are under way arrive, but aren't taken over.
         """
+        # Between rounds all workers are alike, and the outer momentum is all there is.
         shared: dict[str, Tensor] = {}
         if self._velocity is not None:
             shared |= self._named("velocity", self._velocity)
         if not self.is_apart:
             return LocalState(shared=shared, own={}, values={})
+        # Within a round each worker has its own weights, and the anchor that they are compared
+        # with.
         layout = self._layout
         own = {f"weights/{n}": p.detach() for n, p in layout.parameters.items()}
         shared |= self._named("anchor", self._anchor)
         if self._exchange.owes:
             own["owed"] = self._owed
+        # Averages under way are saved as what they come to: another start need not send them again.
         for travel in self._underway.values():
             self._exchange.finish(travel)
         if self._underway:
@@ -189,8 +199,10 @@ class LocalSteps:
         velocity = _inner("velocity", saved.shared)
         # A script thaws parameters when its epoch begins; until then they keep their velocity.
         self._lay_out(frozenset(_inner("weights", saved.own)) or frozenset(velocity))
+        # What is new in this model keeps the zeros of a fresh velocity.
         if self._velocity is not None:
             self._layout.put(self._velocity, self._layout.named(self._velocity) | velocity)
+        # The snapshot was made between two rounds.
         if not saved.own:
             return
         for name, value in _inner("weights", saved.own).items():
@@ -198,6 +210,7 @@ class LocalSteps:
         self._layout.put(self._anchor, _inner("anchor", saved.shared))
         if self._exchange.owes:
             self._owed.copy_(saved.own["owed"])
+        # They have arrived already, so nothing is sent: `_apply` takes them over when they are due.
         underway = saved.values["underway"]
         assert isinstance(underway, list)
         if underway:
@@ -224,9 +237,12 @@ class LocalSteps:
                 continue  # no weights, or a resumed training that has nothing under way
             self._exchange.finish(travel, in_step=in_step)
             self._step(part)
+            # Phase 4. With D = 0 and no rounding A' itself; else what was trained meanwhile stays
+            # on top.
             if self._is_exact:
                 self._layout.write(part, self._anchor)
             else:
+                # A' - (w_i as it was sent), which is added to w_i
                 torch.sub(travel.anchor, travel.sent, out=travel.sent)
                 self._layout.add(part, self._sent)
 
@@ -234,6 +250,8 @@ class LocalSteps:
         """Take the outer step of a part."""
         chosen, terms = self._layout.slice_of(part), self._terms
         anchor, mean = self._anchor[chosen], self._mean[chosen]
+        # Nesterov momentum as in torch.optim.SGD with the gradient -m:
+        # v' = mu v + m, A' = A + lr (m + mu v').
         anchor.add_(mean, alpha=terms.outer_lr)
         if self._velocity is not None:
             velocity = self._velocity[chosen].mul_(terms.outer_momentum).add_(mean)
@@ -272,6 +290,7 @@ class LocalSteps:
 
     def _refuse_thawed(self) -> None:
         known = self._layout.parameters
+        # Thawed within a round, a parameter has no anchor that its difference could be taken to.
         new = [n for n, p in self._parameters().items() if p.requires_grad and n not in known]
         if new:
             raise JobError(

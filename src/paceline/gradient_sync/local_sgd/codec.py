@@ -45,9 +45,10 @@ class ByteCodec:
 
     def encode(self, rows: Tensor) -> Tensor:
         """Round to (R, S + 4 * S / BLOCK) uint8, the scales at the end of each row."""
-        blocks = rows.to(torch.float32).view(len(rows), -1, BLOCK)
-        scales = blocks.abs().amax(2, keepdim=True) / _MOST
+        blocks = rows.to(torch.float32).view(len(rows), -1, BLOCK)  # (R, S / BLOCK, BLOCK)
+        scales = blocks.abs().amax(2, keepdim=True) / _MOST  # (R, S / BLOCK, 1)
         divisors = torch.where(scales == 0, torch.ones_like(scales), scales)
+        # A scale that isn't finite makes its block so when decoded, whatever the codes are.
         steps = (blocks / divisors).round_().nan_to_num_(0.0, _MOST, -_MOST)
         codes = steps.clamp_(-_MOST, _MOST).to(torch.int8)
         return torch.cat(

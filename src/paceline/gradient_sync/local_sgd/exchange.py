@@ -123,6 +123,7 @@ class LocalExchange:
                 paid.
         """
         work = partial(self._average_rounded if rounded and self._codec else self._average, travel)
+        # Without a thread the average is computed here and now.
         if self._errands is None:
             began_s = perf_counter()
             work()
@@ -145,6 +146,7 @@ class LocalExchange:
         Raises:
             Exception: What went wrong on the way: a worker is gone, for example.
         """
+        # The thread's part: its collectives have been issued, on the CPU they are complete.
         if travel.done is not None:
             began_s, listener = perf_counter(), self._group.listener
             if listener is not None:
@@ -153,6 +155,7 @@ class LocalExchange:
             if listener is not None:
                 listener.leave()
             self._waited_s += perf_counter() - began_s if in_step else 0.0
+        # The GPU's part: its queue waits, this thread does not.
         if travel.ended is not None:
             self._wait_on_device(travel.ended, in_step=in_step)
         travel.done = travel.begun = travel.ended = None
@@ -186,6 +189,8 @@ class LocalExchange:
 
     def _average(self, travel: AverageInFlight) -> None:
         mean = torch.sub(travel.sent, travel.anchor, out=travel.mean)
+        # Rounding errors so far belong to the mean; the all-reduce divides by the number of
+        # workers.
         if travel.owed.numel():
             own = mean.view(self._workers, -1)[self._group.rank]
             own.add_(travel.owed, alpha=self._workers)
@@ -198,6 +203,8 @@ class LocalExchange:
     def _average_rounded(self, travel: AverageInFlight) -> None:
         codec, workers = self._codec, self._workers
         assert codec is not None
+        # What others will decode, errors included, counts as sent: phase 4 then keeps what was
+        # rounded off.
         rows = codec.encode((travel.sent - travel.anchor).view(workers, -1))  # (workers, E)
         torch.add(travel.anchor, codec.decode(rows).view(-1), out=travel.sent)
         received = torch.empty_like(rows)
@@ -205,8 +212,11 @@ class LocalExchange:
             received = rows
         else:  # stage 1
             dist.all_to_all_single(received.view(-1), rows.view(-1), group=self._lanes)
+        # The owner of a slice averages it in full precision, and adds what rounding took from it
+        # before.
         own = codec.decode(received).sum(0).div_(workers).add_(travel.owed)  # (slice,)
         row = codec.encode(own.unsqueeze(0))  # (1, E)
+        # Error feedback: what this rounding takes is owed to the next average.
         torch.sub(own, codec.decode(row).view(-1), out=travel.owed)
         if workers == 1:
             rows = row

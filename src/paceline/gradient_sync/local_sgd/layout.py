@@ -106,6 +106,7 @@ class LocalLayout:
         chosen = self.slice_of(part)
         for name, parameter in self.parameters.items():
             numbers, offset = _numbers(parameter), self._offsets[name]
+            # The intersection of the parameter with the part.
             begin = max(offset, chosen.start)
             end = min(offset + numbers.numel(), chosen.stop)
             if begin < end:
@@ -121,6 +122,7 @@ def _numbers(parameter: Tensor) -> Tensor:
 
 def has_gaps(parameter: Tensor) -> bool:
     """Tell whether the elements don't fill a stretch of memory, in whatever order."""
+    # In order of stride each must be the product of the sizes below it, whatever the memory format.
     numbers, expected = _numbers(parameter), 1
     for stride, size in sorted(zip(numbers.stride(), numbers.shape, strict=True)):
         if size == 1:

@@ -54,6 +54,7 @@ class ChunkTuner:
         """Say how long each cut took here, in microseconds; zeros before all have been tried."""
         if self._tried < len(_ORDER):
             return [0] * len(CUTS)
+        # Medians: a single slow step says nothing about the cut.
         return [round(1e6 * statistics.median(times[1:])) for times in self._times]
 
     def end(self, received: Tensor) -> bool:
@@ -67,12 +68,14 @@ class ChunkTuner:
         """
         if self.is_settled:
             return False
+        # All workers have reported: the same totals lead all of them to the same choice.
         if self._tried == len(_ORDER):
             totals = received.sum(0).tolist()
             enough = min(totals) * (1 + _GAIN)
             self.cut = next(cut for cut, total in zip(CUTS, totals, strict=True) if total <= enough)
             self.is_settled = True
         elif self._since is not None:
+            # Note the time of the cut that was just used, and turn to the next one.
             self._times[_ORDER[self._tried]].append(perf_counter() - self._since)
             self._tried += 1
             self.cut = CUTS[_ORDER[self._tried % len(_ORDER)]]

@@ -68,6 +68,7 @@ class Exchange:
         Raises:
             UsageError: The backend has no all-to-all.
         """
+        # Which subtrees each worker holds, and in which order their sums are added.
         division = Division.of(shards, group.world_size)
         held = [roots(division.parts_of(rank), shards) for rank in range(group.world_size)]
         self._counts = [len(nodes) for nodes in held]
@@ -131,6 +132,7 @@ class Exchange:
         if self._grain is not None:
             self._grain.begin()
         cut = self.cut
+        # The views are cut once: the buffers of a layout are the same in every step.
         key = (*map(id, sums), *map(id, room), *cut)
         if key not in self._pieces:
             self._pieces[key] = list(self._cut(sums, room, most, cut))
@@ -153,17 +155,20 @@ class Exchange:
         Returns:
             Whether something went wrong on any worker.
         """
+        # Failure flags and measured times travel with the last sums, in one small all-to-all.
         sent, received = self._reports
         sent[:, 0] = failure
         if self._grain is not None and not self._grain.is_settled:
             sent[:, 1:] = torch.tensor(self._grain.report())
         sending = _started(dist.all_to_all_single(received, sent, async_op=True))
+        # Stage 2 of what has not begun it, in the order of departure; then wait for all of it.
         while self._first:
             self._add_and_spread(self._first.popleft())
         sending.wait()
         for piece in self._second:
             _started(piece.work).wait()
         self._second.clear()
+        # The cut is settled: views of the cuts that were tried are of no use any more.
         if self._grain is not None and self._grain.end(received[:, 1:]):
             self.reset()
         return bool(received[:, 0].any())
@@ -184,6 +189,7 @@ class Exchange:
     ) -> Iterator[_Piece]:
         """Cut buffers into pieces, and these into equal, aligned parts; a small rest stays one."""
         slices, most_slices = len(sums[0]) // self._workers, most // self._workers
+        # A piece is a whole number of aligned parts, none of them below LEAST_BYTES.
         finest, least = cut.parts * ALIGNMENT, cut.parts * LEAST_BYTES // sums[0].itemsize
         step = rounded_up(min(max(most_slices // cut.pieces, least), most_slices), finest)
         for begin in range(0, slices, step):
@@ -196,15 +202,19 @@ class Exchange:
     ) -> _Piece:
         """Make a piece of what lies between these elements of a slice."""
         workers, count, length = self._workers, sum(self._counts), (end - begin) // parts
+        # The memory of the first sums becomes that of the sum over all workers in stage 2.
         total = sums[0][workers * begin : workers * end]
         own = room[0][count * begin :][: end - begin]  # where earlier parts have been added up
         piece = _Piece(parts=[], own=own, spread=total)
+        # Each part adds up into its row of `own`; the all-gather collects all rows at once.
         if parts > 1:
             piece.own = own.view(parts, length)
             piece.spread = list(total.view(parts, workers, length).unbind(1))
         for low, there in zip(range(begin, end, length), own.view(parts, length), strict=True):
             high = low + length
             rows = room[0][count * low : count * high].view(count, length)
+            # Sums grow in place, in the tree's order; the last addition writes to where it is sent
+            # from.
             additions = [(rows[left], rows[right], rows[left]) for left, right in self._additions]
             left, right, _ = additions[-1]
             additions[-1] = left, right, there
@@ -223,6 +233,7 @@ class Exchange:
         if self._stream is None:
             self._first.append(piece)
             return
+        # The sums must be complete on the script's stream before this one reads them.
         self._stream.wait_stream(torch.accelerator.current_stream())
         with self._stream:
             self._add_and_spread(piece)
@@ -231,6 +242,7 @@ class Exchange:
         if self._is_even:
             return _started(dist.all_to_all_single(part.received, part.sums[0], async_op=True))
         size = len(part.sums[0]) // self._workers
+        # Several subtrees: interleave their slices so that each receiver's lie together.
         sent = part.room.view(self._workers, self._own, size)
         torch.stack([s.view(self._workers, size) for s in part.sums], 1, out=sent)
         taken, given = [count * size for count in self._counts], [self._own * size] * self._workers
@@ -241,6 +253,7 @@ class Exchange:
     def _add_and_spread(self, piece: _Piece) -> None:
         for part in piece.parts:
             _started(part.work).wait()
+            # The tree's order, never the order of arrival.
             for left, right, there in part.additions:
                 torch.add(left, right, out=there)
         group, own, spread = self._spreading, piece.own, piece.spread

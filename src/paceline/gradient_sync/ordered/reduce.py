@@ -81,6 +81,7 @@ class OrderedSum:
         Args:
             parameters: All of them by name, frozen ones too; the same on every worker.
         """
+        # Another model, or another set of trained parameters, needs other buckets.
         given = list(parameters.values())
         if len(given) != len(self._every) or not all(map(is_, given, self._every)):
             self._forget()
@@ -88,6 +89,7 @@ class OrderedSum:
         trained = tuple([p.requires_grad for p in self._every])
         if trained != self._trained or self._layout is None:
             self._take(trained, parameters)
+        # All gradients and buffers of the last step are free again.
         for parameter in self._every:
             parameter.grad = None
         if self._layout is not None:
@@ -107,6 +109,7 @@ class OrderedSum:
                 before and are added up by autograd.
         """
         assert shard == self._next, (shard, self._next)
+        # Further backward passes of the same shard (micro-batches) add to what is there.
         if not self._is_open:
             for parameter in self._parameters:
                 parameter.grad = None
@@ -127,9 +130,12 @@ class OrderedSum:
         """
         assert self._is_packing
         self._is_open = self._is_packing = False
+        # The first shard of all shows which parameters get a gradient: only now are there buckets.
         if self._layout is None:
             self._agree(self._next)
         assert self._layout is not None
+        # Gradients that are missing count as zero; whether that is an error all workers learn in
+        # `finish`.
         self._note_failure(self._layout)
         for bucket in self._layout.buckets:
             if bucket.missing:
@@ -154,15 +160,18 @@ class OrderedSum:
             JobError: Not all shards gave gradients to the same parameters. On every worker.
         """
         assert self._next == self.mine.stop, (self._next, self.mine)
+        # A worker without samples takes part in the agreement too: it is collective.
         if self._layout is None:
             self._agree(_NOBODY)
         self._in_step = False
+        # Raised on all workers together: one that raised alone would leave the others waiting.
         failed = bool(self._failure)
         if self._exchange is not None:
             failed = self._exchange.finish(int(failed))
         if failed:
             texts = self._group.gather_texts(self._failure)
             raise JobError(next(text for text in texts if text))
+        # Each parameter's `.grad` becomes a view of the summed buffer.
         if self._layout is not None:
             for bucket in self._layout.buckets:
                 bucket.show()
@@ -200,12 +209,15 @@ class OrderedSum:
         self._trained = trained
         chosen = {p: n for n, p in parameters.items() if p.requires_grad}  # a shared one once
         self._parameters, self._names = list(chosen), list(chosen.values())
+        # Hooks only on what is trained now.
         for hook in self._hooks.values():
             hook.remove()
         self._hooks = {
             p: p.register_post_accumulate_grad_hook(partial(self._arrive, place))
             for place, p in enumerate(self._parameters)
         }
+        # Least recently used: what was used last is at the end, and older layouts lose their
+        # buffers.
         self._layout = self._layouts.pop(trained, None)
         if self._layout is not None:
             self._layouts[trained] = self._layout  # the last one used
@@ -218,6 +230,7 @@ class OrderedSum:
     @torch.no_grad()
     def _arrive(self, place: int, parameter: Tensor) -> None:
         """Take a gradient: what autograd calls when it has put one into `.grad`."""
+        # Between shards no gradient may come: it would belong to none.
         if not self._is_packing:
             if self._in_step and not self._is_open and self._next > self.mine.start:
                 raise _twice()
@@ -231,6 +244,7 @@ class OrderedSum:
                 f"{self._names[place]} has a sparse gradient, which --shards can't sum: make the "
                 "layer with sparse=False"
             )
+        # A bucket is packed with its last gradient, and leaves if this is the last shard.
         bucket = None if self._layout is None else self._layout.bucket_of.get(place)
         if bucket is None:
             return
@@ -249,6 +263,8 @@ class OrderedSum:
             self._push(bucket, shard, bucket.zeros())
 
     def _push(self, bucket: Bucket, shard: int, flat: Flat) -> None:
+        # A shard is a leaf; the tree adds what it can, and the last shard makes the bucket's sums
+        # final.
         bucket.tree.push(Node(0, shard), flat)
         if shard + 1 == self.mine.stop:
             bucket.is_ready = True
@@ -259,6 +275,7 @@ class OrderedSum:
         assert self._layout is not None
         if self._exchange is None:
             return
+        # A bucket that is complete early waits for those before it.
         for bucket in self._layout.buckets[self._left :]:
             if not bucket.is_ready:
                 break
@@ -294,21 +311,27 @@ class OrderedSum:
         Raises:
             JobError: The shards differ in which do. On every worker.
         """
+        # A row: the shard, the position at which each gradient came (-1: none), whether on one
+        # node.
         own = torch.full((2 + len(self._parameters),), -1, dtype=torch.int64)
         own[0], own[-1] = shard, self._group.placement.on_one_node
         if shard != _NOBODY:
+            # Parameters that only an earlier micro-batch reached come last.
             late = [i for i, p in enumerate(self._parameters) if p.grad is not None]
             for position, place in enumerate(dict.fromkeys((*self._arrived, *late))):
                 own[1 + place] = position
+        # All workers build the buckets from the same rows, hence alike.
         rows = self._group.gather_rows(own)
         order = _order_of(rows[:, :-1], self._names)
         if order is None:
             return  # the global batch is empty
         layout = self._lay_out(order, within_node=bool(rows[0, -1]))
         self._layout = self._layouts[self._trained] = layout
+        # Finer cuts pay only where a network is in between.
         if self._exchange is not None and not rows[0, -1]:
             self._exchange.try_cuts()
         self._unused = tuple([self._names[place] for place in layout.without])
+        # Shards that were skipped before there were buckets count as zero.
         for skipped in range(self.mine.start, self._next):
             self._push_zeros(layout, skipped)
         for bucket in layout.buckets:
@@ -339,6 +362,7 @@ def _order_of(rows: Tensor, names: Sequence[str]) -> list[int] | None:
     reported = [(rank, *row) for rank, row in enumerate(rows.tolist()) if row[0] != _NOBODY]
     if not reported:
         return None
+    # Every worker with samples must name the same parameters as the first one.
     first_rank, first_shard, *first = reported[0]
     for rank, shard, *positions in reported[1:]:
         pairs = list(zip(names, positions, first, strict=True))

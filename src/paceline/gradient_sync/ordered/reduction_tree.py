@@ -74,6 +74,7 @@ class TreeSum(Generic[T]):
     def push(self, node: Node, value: T) -> None:
         """Take a subtree's sum, the next to the right of what has come."""
         level, place = node
+        # Climb as far as siblings are there: each turn takes a finished pair to its parent.
         while level < self._height:
             if place % 2:
                 if not self.nodes or self.nodes[-1] != (level, place - 1):

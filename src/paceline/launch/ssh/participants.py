@@ -70,6 +70,7 @@ class GracefulShutdown:
 
     def __init__(self) -> None:
         self._began_s: float | None = None
+        self._grace_s = 0.0
         self._ordered_kill = False
         self._killed = False
 
@@ -82,8 +83,9 @@ class GracefulShutdown:
             elif not failed:
                 return
             self._began_s = now_s
-        grace_s = stop.stop_s + PEERS_S if stop.requested else PEERS_S
-        late_s = now_s - self._began_s - (0.0 if stop.kill_now else grace_s)
+            # Settled here: a request that follows on a failure must not delay the end.
+            self._grace_s = stop.stop_s + PEERS_S if stop.requested else PEERS_S
+        late_s = now_s - self._began_s - (0.0 if stop.kill_now else self._grace_s)
         if not self._ordered_kill and late_s >= 0:
             self._ordered_kill = True
             send_all(members, {"kill": True})

@@ -45,6 +45,7 @@ def _metric_factor(case: Case) -> Iterator[Finding]:
     ratio = case.workers / case.first.workers
     for printed in _pairs(case):
         for factor, size in ((1 / ratio, "too small"), (ratio, "too large")):
+            # Both numbers are rounded as printed; multiplying by the factor multiplies that too.
             slack = printed.precision * (1 + max(factor, 1))
             is_exact = abs(printed.mine * factor - printed.theirs) <= slack
             apart = abs(printed.mine - printed.theirs) > 4 * slack
@@ -59,13 +60,16 @@ def _metric_factor(case: Case) -> Iterator[Finding]:
 
 
 def _metric_means(case: Case) -> Iterator[Finding]:
+    # Only evaluations whose samples are shared out between the ranks can show it.
     shared = [
         e
         for e in case.other.evaluations()
         if e.is_whole and all(e.samples) and len(set(e.samples)) > 1
     ]
+    # With other weights, or samples counted twice, the figure differs for another reason.
     if not shared or not _weights_agree(case) or max(shared[0].counts.values(), default=0) > 1:
         return
+    # The first printed metric that is apart by more than its printed digits allow.
     sizes = [len(share) for share in shared[0].samples]
     for printed in _pairs(case):
         apart = abs(printed.mine - printed.theirs)
@@ -114,6 +118,7 @@ def _pairs(case: Case) -> Iterator[_Printed]:
     if case.other.in_session:
         return
     mine, theirs = _by_words(case.first.printed), _by_words(case.other.printed)
+    # Lines with the same words and other numbers belong together: the n-th of each.
     for words, lines in theirs.items():
         for ours, line in zip(mine.get(words, ()), lines, strict=False):
             pairs = zip(_NUMBER.findall(ours), _NUMBER.findall(line), strict=False)

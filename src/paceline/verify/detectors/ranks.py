@@ -19,6 +19,7 @@ def no_communication(case: Case) -> Iterator[Finding]:
     is_watched = not (trace.in_session or trace.failure) and trace.steps
     if trace.workers == 1 or trace.has_met or not is_watched:
         return
+    # `shared`: the ranks see the same samples; `equal`: they come to the same weights.
     shared = all(len(set(step.samples)) == 1 for step in trace.steps)
     equal = all(
         len({tuple(m.sha256 for m in stepped.weights) for stepped in step.stepped}) == 1
@@ -61,6 +62,7 @@ def buffers_apart(case: Case) -> Iterator[Finding]:
     """Find buffers that are each rank's own when they are used."""
     if case.other.in_session:
         return
+    # Used in an evaluation they matter most; within training only where nobody broadcasts them.
     for evaluated in zip(*case.other.evaluated, strict=False):
         found = _first_apart([one.buffers for one in evaluated])
         if found:
@@ -84,6 +86,7 @@ def models(case: Case) -> Iterator[Finding]:
     if case.other.in_session:
         return
     built = _first_models(case)
+    # Another architecture explains all else; else another start, which broadcasting hides.
     shapes = _first_apart([one.shapes for one in built])
     if shapes:
         rank, name = shapes
@@ -107,6 +110,7 @@ def start(case: Case) -> Iterator[Finding]:
     if steps is None:
         return
     mine, theirs = steps[0].stepped, steps[1].stepped
+    # First the ranks among themselves, then both launches.
     marks = [dict(zip(s.names, (m.sha256 for m in s.before), strict=False)) for s in theirs]
     apart = _first_apart(marks)
     if apart:
@@ -124,6 +128,7 @@ def start(case: Case) -> Iterator[Finding]:
 def weights_apart(case: Case) -> Iterator[Finding]:
     """Find ranks whose weights become different, from the same start."""
     for number, step in enumerate(case.other.steps):
+        # Ranks that begin apart are a finding of their own, and end apart as well.
         before = [[m.sha256 for m in s.before] for s in step.stepped]
         if any(one != before[0] for one in before):
             return

@@ -57,6 +57,7 @@ def drop_last(case: Case) -> Iterator[Finding]:
     lost = sorted(set(mine.counts) - set(theirs.counts), key=_in_order)
     if not lost:
         return
+    # Who drops: the loader, the sampler or both; ranks that share samples are another finding.
     dropping = [
         name
         for name, drops in (
@@ -110,6 +111,8 @@ def batch(case: Case) -> Iterator[Finding]:
     (mine, theirs), samples = steps, [sum(step.shares) for step in steps]
     if not samples[0] or samples[1] < _GROWS * samples[0]:
         return
+    # A larger batch wants a larger rate (linear scaling): whether the rate follows decides the
+    # cause.
     rates = mine.stepped[0].rates[0], theirs.stepped[0].rates[0]
     grows = f"a step has {samples[1]} samples instead of {samples[0]}"
     if rates[1] < _FOLLOWS * rates[0]:

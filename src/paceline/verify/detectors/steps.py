@@ -18,6 +18,7 @@ _NOISY, _ROUGH = 0.1, 0.25
 def schedule_per_worker(case: Case) -> Iterator[Finding]:
     """Find a schedule that is stepped once for each worker."""
     step = _rates_differ_from(case)
+    # How often each launch's schedule was stepped, from its first to its last step.
     mine, theirs = (
         s.steps[-1].stepped[0].scheduled - s.steps[0].stepped[0].scheduled if s.steps else 0
         for s in (case.first, case.other)
@@ -38,12 +39,14 @@ def gradient_factor(case: Case) -> Iterator[Finding]:
     steps, beyond = case.first_steps(), case.beyond
     if steps is None or beyond is None or beyond.step or not beyond.same_samples:
         return
+    # Only the first step compares: later ones start from other weights.
     ratio, (mine, theirs) = case.workers / case.first.workers, steps
     pairs = [
         (a, b)
         for a, b in zip(mine.stepped[0].gradients, theirs.stepped[0].gradients, strict=False)
         if a is not None and b is not None
     ]
+    # One factor for all gradients by least squares; `rest` is what it leaves unexplained.
     factor, rest = best_factor(pairs)
     is_exact = rest < _EXACT
     if _is_sum(mine, theirs, ratio) and (
@@ -79,6 +82,7 @@ def mean_of_means(case: Case) -> Iterator[Finding]:
     beyond = case.beyond
     if beyond is None or case.other.in_session or not beyond.same_samples:
         return
+    # A factor for all gradients explains the difference already.
     if any(gradient_factor(case)):
         return
     shares = case.other.steps[beyond.step].shares
@@ -117,6 +121,7 @@ def no_gradient(case: Case) -> Iterator[Finding]:
     if not case.other.steps:
         return
     reached: set[str] = set()
+    # A parameter counts as reached if any step gave it a gradient.
     names: dict[str, None] = {}
     for step in case.other.steps:
         stepped = step.stepped[0]

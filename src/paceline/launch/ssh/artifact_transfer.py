@@ -130,9 +130,11 @@ def _place(run: RunDirectory, name: str) -> Path | None:
 def _keep(path: Path, at: int, text: str, *, is_last: bool) -> None:
     content = text.encode(errors="replace")
     partial = path.with_name(f".{path.name}.partial")
+    # The first piece begins a new file; what an earlier transfer left half done goes.
     if at == 0:
         path.parent.mkdir(0o700, parents=True, exist_ok=True)
         partial.unlink(missing_ok=True)
+    # One piece is the whole: no detour by a partial file.
     if is_last and at == 0:
         write_atomic(path, content)
         return
@@ -152,6 +154,7 @@ def _append(partial: Path, at: int, content: bytes) -> None:
     how = os.O_CREAT | os.O_EXCL if at == 0 else os.O_APPEND
     descriptor = open_within(str(partial), os.O_WRONLY | os.O_NOFOLLOW | how)
     with os.fdopen(descriptor, "ab" if at else "wb") as file:
+        # The offset must match, so that a lost piece is noticed.
         if os.fstat(descriptor).st_size != at:
             raise OSError("a piece of it is missing")
         file.write(content)

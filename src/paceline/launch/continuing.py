@@ -48,7 +48,6 @@ def main(words: Sequence[str]) -> int:
     mark = run / "logs" / f"{options.submission}-node-{node}.started"
     starts = note_start(mark, run, shared=options.shared)
     has_run = (run / "run.json").exists()
-    # Only restarts without a newer snapshot count here.
     if options.max_restarts is not None and starts > options.max_restarts + 1:
         print(
             f"paceline: this node was started {starts - 1} times in a row without a newer snapshot",

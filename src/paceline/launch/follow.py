@@ -32,11 +32,11 @@ def launch(launcher: Launcher, job: ClusterJob) -> int:
         return ExitCode.DONE
     with stop_requests(hangup=launcher.hangup_stops) as stop:
         try:
-            # From here on a job exists: follow it, unless the user has detached from it.
             submitted = launcher.submit(job, stop)
         except StopRequestedError:
             print(f"{job.name} was stopped before it was submitted", file=sys.stderr)
             return ExitCode.RESUMABLE
+        # From here on a job exists: follow it, unless the user has detached from it.
         with closing(submitted):
             sys.stdout.flush()
             if job.detach and submitted.after_detaching is not None and not stop.count:

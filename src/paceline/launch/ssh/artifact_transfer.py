@@ -64,6 +64,7 @@ class ArtifactTransfer:
 
     def _send(self, path: Path) -> None:
         with suppress(OSError):
+            # The state is taken before the content: a change in between is sent the next time.
             status = path.stat()
             state = (status.st_mtime_ns, status.st_size)
             if self._sent.get(path) != state:
@@ -95,6 +96,7 @@ def pieces(name: str, content: bytes) -> Iterator[Message]:
         end = start + _PIECE_BYTES
         text = decoder.decode(content[start:end], final=end >= len(content))
         yield {"file": name, "at": at, "text": text, "last": end >= len(content)}
+        # Counted as it is written: a replaced byte takes three.
         at += len(text.encode())
 
 

@@ -47,6 +47,7 @@ def main(tokens: Sequence[str]) -> int:
     if past.kind == "script":
         return _resume_script(run, past, where, rest)
     recipe = load_recipe(past.reference)
+    # What may be said anew, compared with what the training began with.
     given = parse_recipe_options(
         shlex.join(("paceline", "resume", where)), recipe, rest, [_ALLOW, *cluster_options()]
     )
@@ -122,6 +123,7 @@ def _resume(
         sent |= {"allow_change": tuple(allowed)} if allowed else {}
         command = ("paceline", "resume", str(run.path), *words(sent))
         return submit(choice, config, command, file_name(run.path.name), str(run.path))
+    # Here or on hosts; options for clusters have no meaning then.
     choice.check(config.launch.on)
     place = choose_place(config, usual_workers=past.world_size, hosts=choice.hosts)
     launch = Launch(request=request, config=config, run=run, place=place, is_new=False, paths=paths)

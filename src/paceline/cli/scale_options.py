@@ -139,10 +139,12 @@ def _build_request(
     Raises:
         UsageError: Something in it can't be.
     """
+    # Where: the hosts.
     hosts_given = {o.name: given.pop(o.name) for o in _HOSTS if o.name in given}
     hosts = HostsOptions(**hosts_given).read()  # type: ignore[arg-type]  # checked by parsing
     if hosts_given and not hosts:
         raise UsageError(f"{flag(next(iter(hosts_given)))} has no effect without --hosts")
+    # What: methods, numbers of workers and their sizes.
     settings = recipe.settings if recipe else {}
     methods = parse_methods(options.methods) or (usual_method(given, settings),)
     refuse_without_effect(methods, tuple(given))
@@ -151,6 +153,7 @@ def _build_request(
         check_machine(max(workers))
     sizes = make_sizes(workers, methods, hosts)
     _check(options, given, script_args, is_script=recipe is None)
+    # How each is run, and where the results go.
     reach = ("hosts", "hostfile")
     name = file_name(Path(target).stem if recipe is None else target)
     place = StudyDirectory.of(options.study_dir, f"scale-{name}")
@@ -255,6 +258,7 @@ def _check_recipe(request: ScaleRequest, recipe: Recipe) -> None:
         batch = global_batch_of(request.options.mode, request.batch or 1, size.workers)
         method = method_settings(size.method, commands.methods, warm=True)
         sized = own | {"global_batch": batch, "batch_per_worker": None} | method
+        # With --train both are run: measurements without a time budget, whole trainings with it.
         for ends in (
             ({"time_budget": None}, {}) if request.options.train else ({"time_budget": None},)
         ):
@@ -278,5 +282,6 @@ def _settled(
         **{flag(n): v for n, v in given.items() if n not in ONLY_TRAINED},
         OF_TRAINED: ends if options.train else None,
     }
+    # As it comes back from the study's file, with which it is compared.
     plain: Mapping[str, object] = json.loads(json.dumps(content, default=str))  # paths
     return plain

@@ -45,6 +45,7 @@ def main(tokens: Sequence[str]) -> int:
     given = parse_recipe_options(
         f"paceline train {name}", recipe, rest, [RUN_DIR, *cluster_options()]
     )
+    # Separate what is the command's, the recipe's and the training's own.
     choice, where = take_cluster_choice(given), given.pop("run_dir", None)
     own = {argument.name for argument in recipe.arguments()}
     arguments = recipe.resolved({n: v for n, v in given.items() if n in own})

@@ -123,6 +123,7 @@ def main(tokens: Sequence[str]) -> int:
 def _read(tokens: Sequence[str]) -> _VerifyRequest:
     """Read the command line."""
     own, script_args = part_script_args(tokens)
+    # What to verify decides which options there are.
     target, own = take_word(own, _USAGE, "what to verify")
     if RunDirectory.named(target).run_json.exists():
         raise UsageError(f"{target} is a run directory: give the recipe or the script it is of")
@@ -134,12 +135,14 @@ def _read(tokens: Sequence[str]) -> _VerifyRequest:
         show_help(command, _ABOUT, listed)
     if script_args and not is_script:
         raise UsageError("arguments after -- are for a script; a recipe's are options like others")
+    # Settings of the training, without those of this command.
     given = parse_options(command, _ABOUT, own, listed)
     settings = {n: v for n, v in given.items() if n not in _OWN}
     request = _script_request(target, settings, script_args)
     if recipe is not None:
         request = _recipe_request(target, recipe, settings)
     config = TrainConfig.from_settings(request.settings)
+    # The numbers of workers, each of which must be able to share the batch.
     workers = _numbers(str(given.get("workers", "1,2")))
     check_machine(max(workers))
     for count in workers if recipe is not None else ():
@@ -263,9 +266,12 @@ def _study(launcher: "_Launcher") -> "VerifyResult":
     )
 
     asked = launcher.asked
+    # Phase 1: train on each number of workers.
     first = launcher.launch(asked.workers[0])
     counts = () if first.failure else asked.workers[1:]
     others = [launcher.launch(count) for count in counts]
+    # Phase 2: how much may differ? The user's tolerance, or what rounding alone does to this
+    # training, measured by one that is disturbed by a rounding error.
     limits, yardstick = given_limits(asked.tolerance or 0.0), None
     if asked.tolerance is None and needs_yardstick(first, others):
         yardstick = compare(first, launcher.launch(asked.workers[0], disturbed=True))
@@ -274,6 +280,7 @@ def _study(launcher: "_Launcher") -> "VerifyResult":
         limits = measured_limits(yardstick)
     if launcher.keeps_dropout and not (first.in_session or first.failure):
         note("--shards has no effect here: it is for recipes and for scripts on paceline.session()")
+    # Phase 3: compare each with the first.
     results = [evaluate_first(first), *(evaluate_launch(first, other, limits) for other in others)]
     results += map(not_run, asked.workers[1:] if first.failure else ())
     dropout = not (launcher.keeps_dropout and first.in_session) and any(
@@ -314,6 +321,7 @@ class _Launcher:
         from paceline.verify.trace import collect_trace
         from paceline.verify.trial import record_path
 
+        # Train in a directory of its own.
         run = RunDirectory.named(self.place / f"{workers}{'-disturbed' if disturbed else ''}")
         run.create()
         records = run.path / "seen"
@@ -334,6 +342,7 @@ class _Launcher:
             raise KeyboardInterrupt
         if refusal := refused(records):
             raise UsageError(refusal)
+        # Read what the workers saw, also where they failed or waited for one another.
         events = [read_events(record_path(records, r)) for r in range(workers)]
         places = read_locations(records, events)
         if not (outcome.failures and lost_one_another(outcome.failures[0], places)):

@@ -63,6 +63,7 @@ def rounds(hosts: Sequence[str]) -> list[list[Pair]]:
     seats: list[str | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
     found = []
     for _ in range(len(seats) - 1):
+        # Opposite seats meet; then all but the first move on by one.
         half = len(seats) // 2
         pairs = zip(seats[:half], reversed(seats[half:]), strict=True)
         found.append([(a, b) for a, b in pairs if a is not None and b is not None])
@@ -72,6 +73,7 @@ def rounds(hosts: Sequence[str]) -> list[list[Pair]]:
 
 def measuring_s(hosts: int) -> float:
     """Say for how long each measurement may last, so that all of them end in reasonable time."""
+    # Each round has two directions, each measured with one stream and with several.
     games = 4 * max(1, hosts - 1 + hosts % 2)
     return min(_MOST_S, max(_LEAST_S, _MEASURING_S / games))
 
@@ -90,6 +92,7 @@ def slow_links(links: Sequence[HostLink]) -> list[Slow]:
 
 def _compared(link: HostLink, usual_rate: float, usual_time: float) -> Slow:
     rate, time = link.best_bytes_per_s, link.round_trip_s
+    # A round trip has to be longer by a factor and by a time: tiny ones differ without meaning.
     is_slow = rate is not None and rate < SLOW * usual_rate
     is_far = time is not None and time > max(FAR * usual_time, usual_time + _LEAST_FAR_S)
     return Slow(
@@ -124,6 +127,7 @@ def slow_hosts(slow: Sequence[Slow], hosts: Sequence[str]) -> list[str]:
         peers = {name for pair in pairs if host in pair for name in pair} - {host}
         if len(peers) == len(hosts) - 1:
             found.append(host)
+    # All hosts slow to all others: then the network is slow, and none of them stands out.
     return found if len(found) < len(hosts) else []
 
 

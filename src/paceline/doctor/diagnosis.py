@@ -141,6 +141,7 @@ class Examination:
                 self._facts[host] = read_dataclass(HostFacts, answer)
             except (ValueError, TypeError) as error:
                 problems[host] = f"its probe is of another version ({error})"
+        # Judge each host by itself, for the workers that it would get.
         self._note_problems("facts", problems)
         slots = {host.name: host.slots for host in self._pool.hosts}
         on_gpus = self._diagnosis_request.on_gpus
@@ -157,6 +158,7 @@ class Examination:
                 self._findings += check_name(host, facts)
             self._findings += check_machine(host, facts, wants)
             self._findings += check_gpus(host, facts.gpus, wants)
+        # Judge the hosts against one another.
         self._findings += check_congestion(self._facts)
         self._findings += check_versions(self._facts)
         self._findings += check_processors(self._facts)
@@ -170,6 +172,7 @@ class Examination:
             host: {str(n): str(v) if v is not None else None for n, v in answer.items()}
             for host, answer in answers.items()
         }
+        # Choose the address at which the others reach each host.
         given = {host.name: host.address for host in self._pool.hosts}
         for host, facts in self._facts.items():
             choice = choose_address(
@@ -181,6 +184,7 @@ class Examination:
             self._choices[host] = choice
             self._findings += check_address(host, choice, facts, given.get(host))
         self._findings += check_addresses(self._choices)
+        # What names stand for on other hosts is judged by every address that a host has.
         own = {
             host: {a for i in facts.network.interfaces for a in i.addresses}
             for host, facts in self._facts.items()
@@ -193,6 +197,7 @@ class Examination:
         questions = {
             host: {"ask": "listen", "address": self._choices[host].address} for host in self._usable
         }
+        # Every host listens first, then every host calls all others.
         listening, problems = self._pool.ask(questions, _LISTEN_S)
         self._note_problems("ports", problems)
         self._peers = {
@@ -207,6 +212,7 @@ class Examination:
             }
             for host in self._peers
         }
+        # Each try may run into its time-out, so the limit grows with the hosts.
         found, problems = self._pool.ask(contacts, _CONTACTS_S + _CONTACT_S * len(self._peers))
         self._note_problems("ports", problems)
         for host, answer in found.items():
@@ -228,6 +234,7 @@ class Examination:
         duration_s = measuring_s(len(hosts))
         for number, pairs in enumerate(rounds(hosts), 1):
             self._say(f"measuring, round {number} of {len(rounds(hosts))}")
+            # Both directions, one after the other: duplex faults show in one alone.
             for way in (pairs, [(b, a) for a, b in pairs]):
                 answers, _ = self._pool.ask(
                     {a: self._measurement(a, b, duration_s) for a, b in way if self._meets(a, b)},
@@ -253,6 +260,7 @@ class Examination:
 
     def _reduce(self) -> None:
         hosts = [host for host in self._usable if host in self._peers]
+        # An all-reduce over links that don't work would only wait for its time-out.
         missing = [pair for pair in permutations(hosts, 2) if not self._is_open(*pair)]
         stuck = [link for link in self._links if link.problem]
         if len(hosts) < 2 or missing or stuck:
@@ -277,6 +285,7 @@ class Examination:
     ) -> tuple[Answers, dict[str, str]]:
         first, address = hosts[0], self._choices[hosts[0]].address
         store = {"ask": "store", "address": address, "timeout_s": _REDUCE_S}
+        # The first host keeps the store, at its own address; then all join at once.
         kept, problems = self._pool.ask({first: store}, _LISTEN_S)
         if first not in kept:
             return {}, problems
@@ -302,6 +311,7 @@ class Examination:
         self._note_problems("shared files", problems)
         if first not in left:
             return
+        # The first host's file is there before the others look, and goes after that.
         question = {**left[first], "ask": "see"}
         answers, _ = self._pool.ask(dict.fromkeys(others, question), _FILES_S)
         self._pool.ask({first: {**left[first], "ask": "unmark"}}, _FILES_S)

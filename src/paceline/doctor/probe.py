@@ -113,6 +113,7 @@ class Probe:
             disk=taken("disk", self._disk, none.disk),
             software=taken("software", software.software_facts, none.software),
         )
+        # These parts import torch.
         if not found.software.torch_problem:
             capability = taken("capability", software.capability, "")
             found = replace(

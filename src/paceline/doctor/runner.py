@@ -70,6 +70,7 @@ def examine_hosts(
         say: Called with what is being done, for the user.
     """
     say(f"connecting to {plural(len(hosts), 'host')}")
+    # Probes start where every host has a directory; the training's own may be missing.
     at_root = [replace(host, directory=_ROOT) for host in hosts]
     with connect(at_root, options, any_version=True) as fleet:
         lost, tokens = fleet.lost, asdict(Tokens.made())

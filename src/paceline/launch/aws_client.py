@@ -113,6 +113,7 @@ def connect(region: str | None) -> Aws:
         ) from error
     try:
         session = boto3.Session(region_name=region)
+        # Found here, so that a missing profile is told before anything is called.
         credentials = session.get_credentials()
     except BotoCoreError as error:
         raise UsageError(f"your AWS configuration can't be used: {error}") from error

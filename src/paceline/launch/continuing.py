@@ -35,12 +35,14 @@ def main(words: Sequence[str]) -> int:
     at = words.index("--")  # a script's own arguments follow a second one
     options, command = _parser().parse_args(list(words[:at])), list(words[at + 1 :])
     host = next((os.environ[name] for name in _HOST_VARIABLES if name in os.environ), options.host)
+    # Wait for rank 0's host: it may start later than this one.
     if host and not wait_for_host(host, options.wait_s):
         print(
             f"paceline: the host of rank 0, {host}, has no address after {options.wait_s:g} s",
             file=sys.stderr,
         )
         return ExitCode.INFRASTRUCTURE
+    # Count this start, among those without a newer snapshot since.
     node = next((os.environ[name] for name in _NODE_VARIABLES if name in os.environ), "0")
     run = Path(options.run_dir)
     mark = run / "logs" / f"{options.submission}-node-{node}.started"
@@ -52,6 +54,7 @@ def main(words: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return ExitCode.JOB
+    # A restart continues the run; this process becomes the training, which so gets its signals.
     if has_run and (starts > 1 or options.resume):
         command = resuming(command, options.run_dir)
         print(f"Going on with what was begun: paceline {shlex.join(command)}", flush=True)

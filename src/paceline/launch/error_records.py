@@ -48,6 +48,7 @@ def kind_of(error: BaseException) -> FailureKind:
         return "infrastructure"
     if isinstance(error, OSError):
         return "infrastructure" if error.errno in _WORLD_ERRNOS else "job"
+    # torch raises plain RuntimeErrors for a lost peer: only their text tells.
     names = {base.__name__ for base in type(error).__mro__}
     text = str(error)
     if isinstance(error, RuntimeError) and (
@@ -91,6 +92,7 @@ def message_of(error: BaseException) -> str:
     text = str(error)
     if not (found := _FROM_LOADER.match(text)):
         return text
+    # The last line that begins with the type is where the original message begins.
     own = [*re.finditer(rf"^(?:\w+\.)*{found[1]}: ", text, re.MULTILINE)]
     return text[own[-1].end() :].rstrip("\n") if own else text
 

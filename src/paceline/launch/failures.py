@@ -138,6 +138,8 @@ def unrecorded(
     explained = set(recorded) | set(done)
     found = {}
     for rank, code in ending.exit_codes.items():
+        # What the launcher ended needs no explanation: after a request to stop, whoever died of
+        # SIGTERM; otherwise the peers of the first to fail.
         if ending.stop_requested:
             ours = code == -signal.SIGTERM
         else:
@@ -172,6 +174,7 @@ def silent_failure(
         ended_by: The launcher, because it didn't stop in time; or the end of the fork server, its
             parent: then nobody knows its exit code.
     """
+    # Who ended it comes first; then how: exit code 0, another code, or a signal.
     name = signal_name(-exit_code) if exit_code < 0 else None
     if ended_by == "launcher":
         message = "did not stop in time after the signal, and was killed"

@@ -36,6 +36,7 @@ def launch(launcher: Launcher, job: ClusterJob) -> int:
         except StopRequestedError:
             print(f"{job.name} was stopped before it was submitted", file=sys.stderr)
             return ExitCode.RESUMABLE
+        # From here on a job exists: follow it, unless the user has detached from it.
         with closing(submitted):
             sys.stdout.flush()
             if job.detach and submitted.after_detaching is not None and not stop.count:
@@ -97,7 +98,9 @@ class _Following:
         if self._stop.count <= self._asked_to_stop:
             return None
         self._asked_to_stop += 1
+        # Ask for the job's state at once: it is about to change.
         self._polled_s = float("-inf")
+        # Second signal: cancel; first: ask to stop, and give it the time for a snapshot.
         if self._asked_to_stop == 2:
             return self._job.cancel()
         if self._asked_to_stop == 1:
@@ -115,6 +118,7 @@ class _Following:
     def _look(self) -> Outcome | None:
         """Show what is new, and ask how the job is where that is due."""
         try:
+            # Output at every look, the state every `poll_s` seconds.
             _show(self._job.logs())
             now_s = time.monotonic()
             if now_s < self._polled_s + self._job.poll_s:
@@ -126,7 +130,9 @@ class _Following:
         except InfrastructureError as error:
             self._tolerate(error)
             return None
+        # The cluster has answered: its patience starts anew.
         self._answered_s = now_s
+        # Ended, or still running and perhaps later than a stop allows.
         if isinstance(found, Outcome):
             self._show_rest()
             return found

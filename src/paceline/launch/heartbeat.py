@@ -86,6 +86,7 @@ class StepNote:
             collective: Its name; at most 32 bytes are kept.
         """
         numbers = self._numbers
+        # Not atomic: a reader in between sees the new number with the old name for an instant.
         numbers[_BEGUN] += 1
         numbers[_WAITS] = 1
         if collective != self._collective:

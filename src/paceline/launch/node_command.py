@@ -50,6 +50,7 @@ def train_words(job: ClusterJob, run_dir: str) -> list[str]:
     if words[:1] == ["paceline"]:
         del words[0]
     head, own = words[:2], words[2:]
+    # A script's own arguments stay behind Paceline's options, whatever they are called.
     script = own[own.index("--") :] if "--" in own else []
     options = without_option(own[: len(own) - len(script)], _RUN_DIR)
     if job.workers is not None and not _has(options, _WORKERS):
@@ -95,6 +96,7 @@ def exit_code_of_nodes(codes: Iterable[int | None]) -> int:
     Args:
         codes: Of the nodes, of all attempts; None where one isn't known.
     """
+    # Done only if all nodes say so: one that is unknown counts as an infrastructure failure.
     found = set(codes)
     if found == {0}:
         return ExitCode.DONE

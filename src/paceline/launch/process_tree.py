@@ -19,6 +19,7 @@ from multiprocessing import parent_process
 from pathlib import Path
 from typing import Literal
 
+# Linux's include/uapi/linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _FIRST_NAMESPACES = {"ipc": 0xEFFFFFFF, "pid": 0xEFFFFFFC}
@@ -33,6 +34,7 @@ def die_with_parent(parent: int) -> None:
             process ends at once.
     """
     if _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL):
+        # The parent may have ended before the request: then the kernel never sends the signal.
         if os.getppid() != parent:
             os._exit(128 + signal.SIGKILL)
     else:

@@ -77,6 +77,7 @@ class WorkerSupervisor:
         self._kill_now = False
         self._closing = False
         self._killed: set[int] = set()
+        # Self-pipe that wakes the thread. Non-blocking: a signal handler must not wait for room.
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_w, False)
         self._thread = threading.Thread(target=self._watch, name="paceline-supervisor", daemon=True)
@@ -122,25 +123,31 @@ class WorkerSupervisor:
 
     def _watch(self) -> None:
         while not self._closing:
+            # Wait for a worker's end, a request through the pipe, or the deadline.
             left_s = self._deadline_s - time.monotonic()
             timeout_s = None if self._deadline_s == _NEVER_S else max(0.0, left_s)
             ready = connection.wait([self._wake_r, *self._sentinels], timeout_s)
             if self._wake_r in ready:
                 os.read(self._wake_r, 64)
+            # A worker that has ended is waited for no more, and may shorten the others' time.
             ended = [self._sentinels.pop(s) for s in list(self._sentinels) if s in ready]
             self._set_deadline(ended)
             if time.monotonic() >= self._deadline_s:
                 self._kill_all()
 
     def _set_deadline(self, ended: Sequence[int]) -> None:
+        # Each reason can only bring the deadline forward: a failed peer,
         if not all(self._delivered(rank) for rank in ended):
             self._deadline_s = min(self._deadline_s, time.monotonic() + PEERS_S)
+        # results that are all delivered,
         self._deadline_s = min(self._deadline_s, self._exit_by_s)
+        # a request to stop, which SIGTERM announces once,
         if self._stop_by_s is not None and not self._stop_sent:
             self._stop_sent = True
             for process in self._processes.values():
                 _end(process, psutil.Process.terminate)
             self._deadline_s = min(self._deadline_s, self._stop_by_s)
+        # or an order to kill.
         if self._kill_now:
             self._deadline_s = time.monotonic()
             self._kill_now = False
@@ -149,6 +156,7 @@ class WorkerSupervisor:
         for rank, process in self._processes.items():
             if _end(process, psutil.Process.kill):
                 self._killed.add(rank)
+        # Done: nothing is left to wait for but `close`.
         self._deadline_s = self._exit_by_s = _NEVER_S
         self._sentinels = {}
 
@@ -161,6 +169,7 @@ def reap(spared: set[int]) -> None:
     """
     descendants = psutil.Process().children(recursive=True)
     doomed = [process for process in descendants if process.pid not in spared]
+    # Looked up first: of a process that is gone nobody can say which directory it had.
     directories = [path for process in doomed for path in manager_directories(process)]
     for process in doomed:
         _end(process, psutil.Process.kill)

@@ -59,6 +59,7 @@ class RestartBudget:
         """
         if kind != "infrastructure":
             return None
+        # Progress since the last look refills the budget: only failures in a row count.
         grown = progress > self.progress
         left = self.max_restarts if grown else self.left
         if left <= 0:

@@ -97,6 +97,7 @@ def _claim(base: Path | None) -> tuple[Path, tuple[int, int]] | None:
     """
     if base is None:
         return None
+    # By each new process, since one that was killed cleans up nothing itself.
     _sweep(base)
     for _ in range(_TRIES):
         path = base / secrets.token_hex(4)
@@ -114,6 +115,8 @@ def _new_lock(path: Path) -> int | None:
     lock = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Between open and flock another process may have swept the file away; its name then belongs
+        # to another file or none, and this lock protects nothing.
         if os.path.samestat(os.fstat(lock), name.stat()):
             return lock
     except OSError:
@@ -139,6 +142,7 @@ def _sweep(base: Path) -> None:
         with suppress(OSError):
             lock = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
+                # Fails while the owner lives. The kernel frees the lock however the owner ends.
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _unlink_semaphores(name.with_suffix(""))
                 _remove_both(name.with_suffix(""))
@@ -154,6 +158,7 @@ def _unlink_semaphores(path: Path) -> None:
 
 
 def _remove(path: Path, locks: tuple[int, int], shared: dict[str, str | None]) -> None:
+    # While the lock is held: nobody else sweeps the same directory meanwhile.
     _remove_both(path)
     for lock in locks:
         os.close(lock)

@@ -168,6 +168,7 @@ class Interrupts:
 
     def pass_on(self, workers: Stoppable) -> None:
         """Have signals go to the workers from now on."""
+        # The workers are set before the check: a signal in between reaches them either way.
         self._workers = workers
         self._starting = False
         if self._first_s is not None:
@@ -182,11 +183,14 @@ class Interrupts:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now_s = time.monotonic()
+        # First signal: stop the workers, or break off their start; before that it is only noted,
+        # and `starting` raises.
         if self._first_s is None:
             self._first_s = now_s
             if self._workers is not None:
                 self._workers.request_stop(now_s, self._stop_s)
             elif self._starting:
                 raise InterruptedStartError
+        # Second signal, unless it is the first one's echo: kill.
         elif self._workers is not None and now_s - self._first_s > SAME_S:
             self._workers.kill()

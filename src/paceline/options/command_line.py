@@ -75,6 +75,7 @@ def parse_options(
         UsageError: Something unknown or unreadable was given.
     """
     listed = list(options)
+    # cyclopts reads options from a function's signature: one is made for those that are listed.
     app = App(name=command, help=about, help_flags=["--help", "-h"], version_flags=[])
     app.config = Env(_ENVIRONMENT_PREFIX, command=False)
     app.default(_callable_with(listed))
@@ -83,6 +84,7 @@ def parse_options(
         raise HelpShown
     try:
         _, bound, _ = app.parse_args(list(tokens), exit_on_error=False, print_error=False)
+    # Its errors name its own types and functions: said again in the user's words.
     except UnknownOptionError as error:
         raise UsageError(_unknown_option(error, listed, command)) from error
     except UnusedCliTokensError as error:
@@ -174,6 +176,7 @@ def _without_value(
     error: MissingArgumentError, given: str, tokens: Sequence[str], options: Sequence[OptionField]
 ) -> str:
     annotation = next((o.annotation for o in options if flag(o.name) == given), None)
+    # An option with several values has a tuple somewhere in its annotation.
     pairs = [part for part in (annotation, *get_args(annotation)) if get_origin(part) is tuple]
     several = len(get_args(pairs[0])) if pairs else 1
     if several > 1 and error.tokens_so_far:

@@ -167,6 +167,7 @@ def check_types(kind: type, content: object) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"a {kind.__name__} should be an object, not {describe_json(content)}")
     hints = get_type_hints(kind)
+    # Missing names first, then unknown ones and wrong types.
     needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
     for name in sorted(needed - content.keys()):
         raise ValueError(f"{name} is missing")

@@ -108,6 +108,7 @@ def parse_sizes(text: str, things: str = "nodes") -> tuple[int, ...]:
             )
         if most < size:
             raise UsageError(f"{word.strip()!r} ends below its beginning. Write {most}..{size}")
+        # Doubled up to the last one, which is always among them.
         while size < most:
             sizes.add(size)
             size *= 2

@@ -146,6 +146,7 @@ def thin(length: int, limit: int, keep: Sequence[int] = ()) -> list[int]:
     """Choose at most `limit` of `length` positions, evenly, with the first, the last and `keep`."""
     if length <= limit:
         return list(range(length))
+    # Room for those that are kept in any case.
     spread = max(limit - len(keep), 2)
     even = {round(i * (length - 1) / (spread - 1)) for i in range(spread)}
     return sorted(even | set(keep))
@@ -161,6 +162,7 @@ def best_position(report: RunReport) -> int | None:
     by_loss = by_loss or not metrics.has("val_accuracy")
     sign = -1 if by_loss else 1
     figures = metrics.column("val_loss" if by_loss else "val_accuracy")
+    # Of equal values the earliest: the position counts negatively.
     known = [(sign * value, -i) for i, value in enumerate(figures) if not math.isnan(value)]
     return -max(known)[1] if known else None
 
@@ -173,6 +175,7 @@ def find_marks(report: RunReport) -> tuple[Mark, ...]:
         step = whole(entry, "from_step")
         if reason in ("resume", "restart") and step is not None and len(report.metrics):
             label = "resumed" if reason == "resume" else "restarted"
+            # Snapshots may lie within an epoch.
             epoch = _epoch_of_step(report.metrics, step)
             marks.append(Mark(epoch=epoch, label=f"{label} at step {step:,}"))
     return tuple(marks)

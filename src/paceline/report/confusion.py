@@ -75,6 +75,7 @@ def distinct(names: Sequence[str]) -> list[str]:
     for name in names:
         seen[name] += 1
         candidate = name
+        # A numbered name may be taken by another class's own.
         while seen[name] > 1 and candidate in taken:
             candidate = f"{name} ({seen[name]})"
             seen[name] += candidate in taken
@@ -106,6 +107,7 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str]) -> bytes:
     _label_classes(axes, names)
     if classes <= _COUNTS_UP_TO:
         _write_counts(axes, counts)
+    # counts: (classes, classes); right answers are on the diagonal.
     total, right = int(counts.sum()), int(counts.diagonal().sum())
     share = f", {right / total:.2%} right".replace("%", " %") if total else ""
     axes.set_title(f"{total:,} samples{share}", color=_INK, fontsize=11, loc="left", pad=12)

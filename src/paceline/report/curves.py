@@ -49,6 +49,7 @@ def draw_chart(chart: Chart) -> str:
 
 def choose_times(total_s: float, most: int = 4) -> list[int]:
     """Choose at most `most` round times up to the whole time, evenly spaced."""
+    # The smallest round step that gives no more than `most` marks.
     steps = [*_NICE_S, *(_DAY_S * days for days in (1, 2, 5, 10, 20, 50, 100))]
     step = next((s for s in steps if total_s / s < most + 1), steps[-1])
     return [step * i for i in range(1, min(int(total_s // step), most) + 1)]
@@ -63,6 +64,7 @@ def clock(seconds: int) -> str:
 
 def _draw_series(axes: "Axes", chart: Chart, series: Series) -> None:
     colour = _COLOUR[series.role]
+    # A point between gaps has no line: it gets a marker.
     lone = [i for i in range(len(series.values)) if _stands_alone(series.values, i)]
     axes.plot(
         chart.epochs,
@@ -160,6 +162,7 @@ def _time_places(chart: Chart) -> list[tuple[int, float]]:
     known = [(t, e) for t, e in zip(chart.times_s, chart.epochs, strict=True) if not math.isnan(t)]
     if not known or any(b[0] <= a[0] for a, b in pairwise(known)):
         return []
+    # Time 0 is the beginning of the first epoch.
     points = [(0.0, chart.epochs[0] - 1), *known]
     return [(time_s, _interpolate(points, time_s)) for time_s in choose_times(known[-1][0])]
 

@@ -44,6 +44,7 @@ def describe_ending(report: "RunReport") -> RunOutcome:
     if report.failures:
         sentence = f"failed: {describe_failure(report.failures[0])}"
         return RunOutcome(state="failed", sentence=sentence, resume=resume)
+    # No summary, no failure, no owner: something has killed the launcher.
     if not report.locked:
         sentence = f"interrupted without a word (its launcher was killed), {_done(report)}"
         return RunOutcome(state="interrupted", sentence=sentence, resume=resume)

@@ -106,7 +106,9 @@ def start_table(path: Path, completed_epochs: int, saved: Iterable[Cells] = ()) 
     """
     found = {epoch: row for row in read_table(path) if (epoch := int(row["epoch"]))}
     known = {int(row["epoch"]): row for row in saved if _has_epoch(row)}
+    # The snapshot's rows count before the table's, which a crash may have damaged.
     rebuilt = [epoch for epoch, row in known.items() if not _holds(found.get(epoch), row)]
+    # In order of epochs, and none of those that are trained again.
     kept = dict(sorted((found | {epoch: known[epoch] for epoch in rebuilt}).items()))
     rows = [row for epoch, row in kept.items() if epoch <= completed_epochs]
     write_atomic(path, _text(rows, _columns(rows), header=True).encode())
@@ -137,11 +139,13 @@ def append_rows(path: Path, new: Sequence[Cells], *, synced: bool = False) -> No
     with open_plain(path) as file:
         header = file.readline(TABLE_MAX_BYTES).decode(errors="replace")
     columns = next(csv.reader([header]), list(COLUMNS))
+    # A new column changes every row: the table is written anew.
     if any(name not in columns for row in new for name in row):
         everything = [*read_table(path), *new]
         write_atomic(path, _text(everything, _columns(everything), header=True).encode())
         return
     with path.open("ab") as file:
+        # Appended; a full disk mustn't leave half a row.
         before = file.tell()
         try:
             file.write(_text(new, columns).encode())
@@ -193,6 +197,7 @@ def parse_metrics(content: str) -> Metrics:
     A last line without its end is dropped, so is a row without an epoch; of two rows for one epoch
     the later one counts. What isn't a finite number becomes NaN.
     """
+    # A later row replaces an earlier one of the same epoch.
     rows = {_figure(row.get("epoch")): row for row in parse_rows(content)}
     ordered = [rows[epoch] for epoch in sorted(filter(math.isfinite, rows))]
     names = dict.fromkeys(name for row in ordered for name in row)

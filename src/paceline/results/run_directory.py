@@ -220,6 +220,7 @@ class RunDirectory:
         isn't verified here.
         """
         steps = (_SNAPSHOT.fullmatch(path.name) for path in self.snapshots.glob("step-*"))
+        # Downwards: the first whose manifest is right is the newest.
         for step in sorted((int(found[1]) for found in steps if found), reverse=True):
             with suppress(OSError, ValueError):
                 manifest = self.snapshots / f"step-{step:012d}" / "manifest.json"
@@ -248,6 +249,7 @@ class RunDirectory:
 
     def _is_leftover(self) -> bool:
         """Tell whether nothing is here but what a training left that failed before it began."""
+        # What a training makes before it begins, and names under which files are being written.
         ours = {self.snapshots.name, self.logs.name, self.slurm.name, self._lock_file.name}
         if self._lock_file.exists() and self._table_is_empty():
             ours.add(self.metrics_csv.name)  # it is begun before run.json is written
@@ -314,6 +316,7 @@ class RunDirectory:
         except OSError:
             return False
         try:
+            # A shared lock fails only while an owner holds the exclusive one.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -329,6 +332,7 @@ class RunDirectory:
             UsageError: Another live training owns it; the message says which process on which host.
         """
         try:
+            # A flock belongs to the open file: the kernel frees it once no process has it open.
             descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise UsageError(
@@ -343,6 +347,7 @@ class RunDirectory:
                 f"another training is running in {self.path} ({owner or 'owner unknown'})"
             ) from None
         try:
+            # The owner's name, for whoever finds it locked; without a lock the text means nothing.
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
             yield
@@ -361,6 +366,7 @@ def _check_run(content: Mapping[str, object]) -> None:
         raise ValueError(f"it has format {found}, and this Paceline reads {RUN_FORMAT}")
     if content.get("kind", "recipe") not in ("recipe", "script"):
         raise ValueError(f"kind is {describe_json(content['kind'])}; it is recipe or script")
+    # Each part that is there has its type; lists have it in each item.
     for kind, names in _RUN_PARTS.items():
         for name in names:
             value = content.get(name, kind())

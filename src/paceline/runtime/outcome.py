@@ -66,6 +66,7 @@ def announce_end(
     if not (interrupted or run.run_json.exists()):
         run.discard()  # a script that trained nothing: what there was to say, it has said
         return ExitCode.DONE
+    # The summary counts: a signal that came after the end changes nothing.
     summary = _read_summary(run)
     ended = summary.get("stopped_because")
     if ended == "signal" or (interrupted and ended is None):
@@ -99,6 +100,7 @@ def announce_failure(
         again: Options that a command to go on needs besides the run directory.
     """
     cause = failures[0]
+    # Is the message enough, or does the user need the traceback?
     expected = cause.kind != "infrastructure" and cause.error_type in _TOLD_WITHOUT_TRACEBACK
     if cause.error_type == "InfrastructureError" and not run.run_json.exists():
         expected = True  # the workers didn't meet; nothing of the user's has run yet
@@ -108,6 +110,7 @@ def announce_failure(
         expected = False  # the data set's own code raised: its traceback is wanted
     text = cause.message if expected else render(failures, run.logs)
     print(f"paceline: {printable(text)}", file=sys.stderr, flush=True)
+    # Something was trained: report, and how to resume. Else nothing is left behind.
     if run.run_json.exists():
         if write is not None:
             write(run)
@@ -187,6 +190,7 @@ def _how_far(summary: Mapping[str, object], run: RunDirectory) -> str:
     ended, epochs = str(summary.get("stopped_because")), summary.get("epochs")
     found = run.read_run()
     settings = found.get("settings")
+    # Of a script no planned number of epochs is known.
     limit: object = epochs if ended == "epochs" else None
     if limit is None and found.get("kind") == "recipe" and isinstance(settings, dict):
         limit = settings.get("epochs")

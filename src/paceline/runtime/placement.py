@@ -109,6 +109,7 @@ def local_place(
         raise UsageError("--device cuda needs a GPU, and this machine has none. Use --device cpu")
     by_device = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
     backend = by_device.get(options.device, options.backend)
+    # How many workers: the caller's number, the option, the service's, then that of the last time.
     if usual is not None and gpus:
         usual = min(usual, gpus)  # this machine may have fewer than the last one
     wanted = requested or config.launch.workers or workers_of_node() or usual
@@ -149,12 +150,14 @@ def worker_here(launch: LaunchOptions, dist: DistOptions) -> Placement | None:
     """
     if launch.on == "local":
         return None
+    # Explicit options count before what a launcher has set.
     environment = surroundings()
     findings = (
         Findings(workers=(), nodes=()) if dist.rank is not None else detect_launchers(environment)
     )
     if dist.rank is not None or findings.workers:
         return _started(read_placement(environment, dist), launch)
+    # A service has started one process a node: that isn't a worker, unless the user says so.
     if findings.node is not None and findings.node.nodes > 1:
         return findings.node.only_worker() if launch.on == "here" else None
     if dist.init_method is not None:

@@ -32,22 +32,27 @@ def agree_on_run(launch: Launch) -> Launch:
     from paceline.distributed.rendezvous_address import meeting_address
 
     options = launch.config.dist
+    # Meet: open the store at the address that every worker derives by itself.
     placement = current_placement(options)
     address = meeting_address(placement, options, surroundings())
     rank, timeout_s = placement.rank, options.timeout_s
     store = open_store(address, rank, placement.world_size, timeout_s, options.interface)
+    # Rank 0 makes the directory before it publishes the name, so that its failure is known to all.
     problem = _make(launch) if rank == 0 else ""
     own = json.dumps({"path": str(launch.run.path), "problem": problem})
     own_store = of_attempt(store, placement.attempt)
+    # Agree: rank 0 writes its text, the others wait for it.
     try:
         agreement = common_text(own_store, rank, _KEY, own)
     except RuntimeError as error:
         raise InfrastructureError(f"rank 0 did not come to {address} in {timeout_s:g} s") from error
     agreed = json.loads(agreement)
     if agreed["problem"]:
+        # Rank 0 keeps the store: it stays until everybody has read why.
         if rank == 0:
             wait_until_heard(own_store, _KEY, placement.world_size)
         raise UsageError(agreed["problem"])
+    # Take it over on this node.
     path = launch.run.path if launch.is_named else agreed["path"]
     run = replace(RunDirectory.named(path), shared=launch.run.shared)
     make_on_this_node(run)

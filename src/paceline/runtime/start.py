@@ -56,12 +56,14 @@ def _start_local(launch: Launch) -> int:
     from paceline.launch.local.launcher import launch_local, prepare
 
     run, place = launch.run, launch.place
+    # Make and own the run directory before anything slow.
     if launch.makes:
         run.create()
     with run.lock(), run.swept():
         run.summary_json.unlink(missing_ok=True)  # of an earlier start
         try:
             with signals_raised():  # until the launch catches them itself
+                # The fork server imports torch while the launcher starts.
                 prepare(PRELOAD, place.threads)
                 outcome = launch_local(
                     launch.entry,
@@ -78,12 +80,14 @@ def _start_local(launch: Launch) -> int:
 
 
 def _start_here(launch: Launch) -> int:
+    # Agree on a run directory: over the store, or else by the node's first worker making it.
     if launch.place.started_apart:
         launch = agree_on_run(launch)
     elif not _made_on_one_node(launch):
         return ExitCode.USAGE  # the first worker says why
     run, place = launch.run, launch.place
     _wait_for(run.logs)
+    # Rank 0 owns the directory, and tells how the training ended.
     with run.lock() if place.rank == 0 else nullcontext():
         if place.rank == 0:
             run.summary_json.unlink(missing_ok=True)  # of an earlier start
@@ -92,6 +96,7 @@ def _start_here(launch: Launch) -> int:
         except Exception as error:  # noqa: BLE001  # the process boundary: told and recorded
             failure = describe(error, place.rank)
             return announce_failure(run, [failure], write_report_apart if place.rank == 0 else None)
+        # Only a signal leaves something to resume.
         interrupted = stopped_because == "signal"
         if place.rank == 0:
             return announce_end(run, interrupted=interrupted, write=write_report_apart)

@@ -28,6 +28,7 @@ def start_on_node(launch: Launch, node: NodePlacement) -> int:
     """
     from paceline.launch.local.launcher import launch_node
 
+    # Meet the other nodes first: rank 0's node names the run directory.
     rendezvous = _rendezvous(launch.config, node)
     launch = agree_on_run(launch)
     run, leads = launch.run, node.node_rank == 0
@@ -45,6 +46,7 @@ def start_on_node(launch: Launch, node: NodePlacement) -> int:
             stop_s=given_s if given_s is not None else _STOP_S,
             preload=PRELOAD,
         )
+        # The first node tells the end; every node tells of failures of its own workers.
         if leads and not outcome.failures:
             return announce_end(run, interrupted=_was_stopped(outcome))
         if outcome.failures and not outcome.interrupted:

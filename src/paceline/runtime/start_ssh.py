@@ -68,6 +68,7 @@ def _launched(launch: Launch, options: HostsOptions) -> "LaunchOutcome":
 
     run, here, policy = launch.run, Path.cwd(), launch.config.policy()
     request = launch.request
+    # A host that sees the token shares the launcher's run directory.
     with run.token() as token:
         spec = LaunchSpec(
             entry=launch.entry,
@@ -103,6 +104,7 @@ def _settled(config: TrainConfig, payload: str, workers: int) -> str:
     each = request.settings.get("batch_per_worker")
     if not isinstance(each, int):
         return payload
+    # Later attempts may have fewer hosts: the global batch stays, each worker's share changes.
     batch = {"global_batch": each * workers, "batch_per_worker": None}
     return replace(request, settings={**request.settings, **batch}).to_json()
 

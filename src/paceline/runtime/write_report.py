@@ -70,6 +70,7 @@ def write_report_apart(run: RunDirectory) -> None:
                 check=False,
                 start_new_session=True,  # Ctrl-C is for the training
             )
+    # subprocess.run has killed the child on its way out.
     except _CutShortError as signalled:
         _tell(run, f"{signalled} came meanwhile")
         return

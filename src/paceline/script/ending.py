@@ -52,8 +52,10 @@ class OpenSession:
         is_early = self._left_loop and self._session.world_size > 1
         if isinstance(error, SystemExit) and error.code in (None, 0) and not is_early:
             error = None
+        # First, so that a second call does nothing.
         _open.remove(self)
         ends_with_process = sys.excepthook == self._failed
+        # The process has its own hooks back, whatever closing raises.
         sys.excepthook, sys.exit = self._hook, self._exit
         try:
             if error is None:
@@ -83,6 +85,7 @@ class OpenSession:
         self._exit(code)  # type: ignore[arg-type]  # as it takes anything
 
     def _at_exit(self) -> None:
+        # atexit isn't told why the process ends: a signal, `sys.exit`, or the script's last line.
         progress = self._session.engine.context.progress
         stopped = progress.stopping == "signal" and progress.state.ended is None
         error = InterruptedTraining() if stopped else self._left_by
@@ -96,6 +99,7 @@ class OpenSession:
                 code = _show_storage_error(raised)
             else:
                 traceback.print_exception(raised)
+            # os._exit flushes nothing; and only it can still change the exit code here.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)

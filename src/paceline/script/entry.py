@@ -31,6 +31,7 @@ def run_script(payload: str) -> str:
     Raises:
         JobError: The script ended itself with an exit code other than 0.
     """
+    # Fix threads and the rendezvous before the script's first line.
     request = TrainRequest.from_json(payload)
     set_variables({REQUEST_VARIABLE: payload})
     _pin(TrainConfig.from_settings(request.settings))
@@ -41,6 +42,7 @@ def run_script(payload: str) -> str:
     # Workers are forked from a fork server and inherit its way: reader processes of the script's
     # DataLoaders would import the script anew instead of being forked, as elsewhere.
     multiprocessing.set_start_method(None, force=True)
+    # As Python itself does for `python SCRIPT ARGUMENTS`.
     sys.argv = [request.reference, *request.script_args]
     sys.path.insert(0, str(Path(request.reference).parent))
     stopped = "script"

@@ -67,6 +67,7 @@ def launch(
     started: list[_Worker] = []
     # They meet in a file: a port would be open to all users. One is named that nobody can take.
     with TemporaryDirectory(prefix="paceline-") as place, socket.socket() as reserved:
+        # Bound, not listening: it only keeps the port from others.
         reserved.bind((_LOOPBACK, 0))
         meeting = _Meeting(str(Path(place) / "store"), str(reserved.getsockname()[1]))
         try:
@@ -93,6 +94,7 @@ def _fork(
     function: Callable[..., object],
     arguments: Mapping[str, OptionValue],
 ) -> _Worker:
+    # Else what is buffered here would be printed by the child as well.
     sys.stdout.flush()
     sys.stderr.flush()
     reading, writing = Pipe(duplex=False)
@@ -116,12 +118,14 @@ def _be_worker(
     writing: Connection,
 ) -> NoReturn:
     """Call the function and leave at once: the notebook's own clean-up is not this process's."""
+    # Become a worker: no orphan, its own signals, environment and threads.
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the notebook passes it on as SIGTERM
     threads = max(1, usable_cores() // workers)
     set_variables(_environment(rank, workers, meeting, threads))
     meet_in_file(meeting.file)
     torch.set_num_threads(1)  # a pool of OpenMP threads doesn't survive a fork
+    # Call the function; its value or its traceback goes through the pipe.
     code = 0
     try:
         with ended_with_its_block():
@@ -184,6 +188,7 @@ def _collect(started: list[_Worker]) -> list[object]:
     values: dict[int, object] = {}
     waiting = {worker.results: worker for worker in started}
     while waiting:
+        # In the order of their ends: the first failure is raised at once.
         for ready in wait(list(waiting)):
             assert isinstance(ready, Connection)
             worker = waiting.pop(ready)
@@ -199,6 +204,7 @@ def _collect(started: list[_Worker]) -> list[object]:
 
 def _end(started: list[_Worker]) -> None:
     """Ask the workers that are left to stop, kill them when they don't, and wait for all."""
+    # All are asked before any is waited for.
     for worker in started:
         with suppress(ProcessLookupError):
             os.kill(worker.pid, signal.SIGTERM)

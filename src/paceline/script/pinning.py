@@ -36,6 +36,7 @@ def pin_from_start(config: TrainConfig, caller: FrameType) -> None:
     if config.data.shards is None or threads is None or _is_pinned(threads):
         return
     script = Path(sys.argv[0] or "SCRIPT").name
+    # Under a launcher, or with an obstacle, only the user can start it otherwise.
     if handed_request() is not None:
         remedy = f"give it on the command line: paceline run {script} --shards {config.data.shards}"
         raise UsageError(_explain(config, threads, remedy))
@@ -48,6 +49,7 @@ def pin_from_start(config: TrainConfig, caller: FrameType) -> None:
         f"first line on; OMP_NUM_THREADS={threads} in the environment saves this",
         file=sys.stderr,
     )
+    # exec replaces the process without flushing.
     sys.stdout.flush()
     sys.stderr.flush()
     again = [sys.executable, *sys.orig_argv[1:]]

@@ -74,6 +74,7 @@ def session(
     check_no_other()
     request = _request(run_dir, settings)
     config = TrainConfig.from_settings(request.settings)
+    # Before anything is opened: this may replace the process.
     pin_from_start(config, sys._getframe(1))
     is_alone = handed_request() is None
     context = _opened(request, config, resume, is_launched=not is_alone)
@@ -84,6 +85,7 @@ def session(
 def _opened(
     request: TrainRequest, config: TrainConfig, resume: Resume, *, is_launched: bool
 ) -> Iterator[Session]:
+    # Check what can be checked without the others.
     placement = current_placement(config.dist)
     device = pick_device(config.dist, placement)
     backend = resolve_backend(config.dist, device)
@@ -93,18 +95,21 @@ def _opened(
     set_up_torch(config)
     facts = facts_here(request, config, device, backend)
     with ExitStack() as stack:
+        # Meet the other workers; signals are handled from here on.
         flag = stack.enter_context(stop_on_signals(under_launcher=placement.has_launcher))
         group = stack.enter_context(
             joined(placement, device, backend, config.dist.timeout_s, config.dist, facts)
         )
         if config.launch.threads is None and config.data.shards is None:
             share_cores(group)
+        # Settle the run directory together; under a launcher it is settled already.
         named = RunDirectory.named(request.run_dir)
         run = replace(named, shared=config.metrics.share_run_dir)
         if not is_launched:
             run = _agree_on_run(run, resume, group)
             stack.enter_context(_closing(run, group.rank))
         request = replace(request, run_dir=str(run.path))
+        # Seed. Random numbers that the script has drawn before can't be reproduced: noted first.
         unseeded = has_drawn_unseeded()
         seed_everything(config.loop.seed)
         opened = open_session(
@@ -116,6 +121,7 @@ def _opened(
             announce=partial(_announce, request=request),
             unseeded=unseeded,
         )
+        # Train: the script runs within the yield.
         s = stack.enter_context(opened)
         try:
             yield s
@@ -132,6 +138,7 @@ def _opened(
         except Exception as error:
             record(describe(error, group.rank), run.logs)
             raise
+        # The script has come to its end.
         if s.engine.begun:
             s.engine.close_epoch()  # the script left its last one by `break`
             finish(s.engine, request)
@@ -145,6 +152,7 @@ def _announce(engine: Engine, request: TrainRequest) -> None:
     """
     context = engine.context
     problem = ""
+    # Rank 0 compares; its verdict is broadcast, so that all workers raise or none does.
     if context.group.rank == 0 and context.run.run_json.exists():
         plan = context.progress.plan
         batch = {"global_batch": plan.global_batch if plan else None, "batch_per_worker": None}
@@ -162,6 +170,7 @@ def _announce(engine: Engine, request: TrainRequest) -> None:
 
 def _request(run_dir: str | Path | None, settings: dict[str, OptionValue]) -> TrainRequest:
     """Put together what the script, the command line and the environment say."""
+    # Under `paceline run` the launcher has settled the request; the script's settings are added.
     payload = handed_request()
     if payload is not None:
         asked = TrainRequest.from_json(payload)
@@ -174,6 +183,7 @@ def _request(run_dir: str | Path | None, settings: dict[str, OptionValue]) -> Tr
                 "--run-dir"
             )
         return replace(asked, settings=settled(settings, asked.settings))
+    # Started by something else, or alone: the request is made here.
     given = from_environment()
     script = Path(sys.argv[0] or "session")
     moment = _started_at()
@@ -239,6 +249,7 @@ def _closing(run: RunDirectory, rank: int) -> Iterator[None]:
         run.summary_json.unlink(missing_ok=True)  # of an earlier start
         try:
             yield
+        # Interrupted, failed, or finished: each ends in its own words and with its exit code.
         except InterruptedTraining:
             announce_end(run, interrupted=True, write=write_report_apart)
             raise

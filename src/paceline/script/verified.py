@@ -33,6 +33,7 @@ def run_watched(payload: str) -> str:
         set_variables({"CUDA_VISIBLE_DEVICES": ""})  # before the first use of CUDA here
     rank = current_placement().rank
     observer = Observer(trial, rank, EventWriter(record_path(Path(trial.records), rank)))
+    # Install the observer's hooks in this context alone; `reset` takes them out again.
     be_worker()
     token = ADDED_HOOKS.set((SessionHook(observer),))
     is_cut = True
@@ -43,6 +44,7 @@ def run_watched(payload: str) -> str:
             is_cut = False
     finally:
         ADDED_HOOKS.reset(token)
+    # Only reached without an error: a trace that lacks this record was cut off by one.
     observer.writer.write(Ended(is_cut))
     note.operation = "end"
     return json.dumps({"stopped_because": "watched"})

@@ -145,6 +145,7 @@ def _limits(host: str, limits: LimitFacts, wants: Wants) -> Iterator[CheckResult
         )
     else:
         yield ok(host, "open files", "enough may be open at once")
+    # RDMA registers memory, which counts as locked.
     locked = limits.locked_bytes
     if limits.rdma_devices and locked is not None and locked < GB:
         yield fault(

@@ -58,6 +58,7 @@ def check_meanings(
             problem = _misunderstanding(answers[other].get(host), own[host], own[other])
             if problem:
                 problems.setdefault(problem, []).append(other)
+        # Unknown to all others: a name of the ssh configuration.
         if others and len(problems.get(_UNKNOWN, ())) == len(others):
             yield ok(host, "name", "known to ssh alone: the others go by its address")
             continue
@@ -154,6 +155,7 @@ def _ports_of(
 ) -> Iterator[CheckResult]:
     """Judge one host's ports: in one line where all the others say the same."""
     low, high = port_range
+    # Nothing gets through from these.
     shut = [source for source, contact in found.items() if not contact.open_ports]
     if shut:
         contact = found[shut[0]]
@@ -168,6 +170,7 @@ def _ports_of(
             "Gloo and NCCL use (security group, nft, ufw, firewalld), or choose another network "
             "by --interface",
         )
+    # A firewall lets some ports through from these.
     half = [s for s, contact in found.items() if contact.open_ports and contact.closed_ports]
     if half:
         contact = found[half[0]]

@@ -67,6 +67,7 @@ def check_links(
     for link in links:
         if link.problem:
             yield _broken(link)
+    # Slow ways: by host where all of its ways are slow, one by one otherwise, or all in one line.
     slow = slow_links(links)
     guilty = slow_hosts(slow, hosts)
     for host in guilty:
@@ -84,6 +85,7 @@ def check_links(
 
 def _bandwidth(slowest_link: HostLink, hosts: Sequence[str]) -> CheckResult:
     rate = slowest_link.best_bytes_per_s or 0.0
+    # A ring sends 2 (n - 1) / n of the data (Patarasuk and Yuan 2009).
     ring_s = 2 * (len(hosts) - 1) / len(hosts) * _GRADIENTS_BYTES / max(rate, 1.0)
     text = (
         f"the slowest way is {slowest_link.source} to {slowest_link.target}, "
@@ -184,6 +186,7 @@ def check_all_reduce(
         f"{show_bytes(found.size_bytes)} over {found.backend} in {show_time(found.seconds)}, "
         f"right, {show_bandwidth(rate)} on each host"
     )
+    # It should come near the slowest way, or what Gloo can do at best.
     link = slowest(links)
     limit = (link.best_bytes_per_s or 0.0) if link is not None else 0.0
     if found.backend == "gloo":

@@ -76,6 +76,7 @@ def contact(peer: Peer, tokens: Tokens, mtu: int) -> Contact:
     )
     if not opened:
         return found
+    # Over the first open port: the clock, the route, and the packets.
     usable = Caller(replace(peer, ports=opened), tokens)
     with suppress(OSError, ValueError):
         ahead_s, error_s = usable.compare_clocks()
@@ -125,6 +126,8 @@ class Caller:
         Returns:
             Seconds, and half of the shortest round-trip.
         """
+        # offset = t_other - t_own - delay / 2, of the sample with the least delay
+        # (RFC 5905, sections 8 and 10).
         samples = []
         with self._connected("time") as stream:
             for _ in range(_CLOCK_ASKED):
@@ -181,6 +184,7 @@ class Caller:
         with socket.socket(self._peer.family, socket.SOCK_DGRAM) as stream:
             stream.setsockopt(*_UNDIVIDED[self._peer.family])
             stream.settimeout(_ANSWER_S)
+            # A small datagram tells a closed port from a packet that is too large.
             if not self._arrives(stream, 4 * len(self._tokens.asks)):
                 return None
             sizes = sorted({mtu, *(size for size in _USUAL_MTUS if size < mtu)}, reverse=True)
@@ -190,6 +194,7 @@ class Caller:
     def _arrives(self, stream: socket.socket, size: int) -> bool:
         content = self._tokens.asks.encode().ljust(size, b"\0")
         expected = self._tokens.answers.encode() + struct.pack("!I", size)
+        # UDP may lose one.
         for _ in range(2):
             with suppress(OSError):
                 stream.sendto(content, (self._peer.address, self._peer.datagram_port))
@@ -206,6 +211,7 @@ class Caller:
                 until_s = time.monotonic() + duration_s
                 while time.monotonic() < until_s:
                     sent += stream.send(chunk)
+                # The end. The receiver's count is taken: what is sent may only be queued.
                 stream.shutdown(socket.SHUT_WR)
                 said = receive_line(stream)
             taken, taken_s = int(str(said["bytes"])), float(str(said["seconds"]))

@@ -55,6 +55,7 @@ def open_store(address: str, timeout_s: float) -> tuple[TCPStore, int]:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listening = socket.create_server((address, 0), family=family)
     port = int(listening.getsockname()[1])
+    # The store takes over a socket that is bound to one address; by itself it binds to all.
     store = TCPStore(
         address,
         port,
@@ -99,10 +100,12 @@ def all_reduce(plan: AllReducePlan, kept: TCPStore | None = None) -> AllReduceRe
 
 def _measured(plan: AllReducePlan, device: torch.device) -> AllReduceResult:
     times, is_right = [], True
+    # (size_bytes / 4,) of float32. Rank r adds (r + 1) x pattern, n ranks n (n + 1) / 2 x pattern.
     pattern = torch.arange(plan.size_bytes // 4, device=device, dtype=torch.float32) % _PERIOD
     expected = pattern * (plan.world_size * (plan.world_size + 1) // 2)  # exact in float32
     for repeat in range(_REPEATS + 1):
         summed = pattern * (plan.rank + 1)
+        # All begin at once, so that nobody's waiting is measured.
         dist.barrier()
         began_s = time.monotonic()
         dist.all_reduce(summed)

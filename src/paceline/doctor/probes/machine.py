@@ -63,6 +63,7 @@ def _groups(lines: list[str], root: Path) -> Iterator[Path]:
 def _cores(group: Path) -> float | None:
     words = _words(group / "cpu.max")
     if not words:
+        # Control groups of version 1.
         quota, period = _words(group / "cpu.cfs_quota_us"), _words(group / "cpu.cfs_period_us")
         words = quota + period
     if len(words) != 2 or not words[0].isdecimal() or not int(words[1]):
@@ -137,6 +138,7 @@ def _watched() -> tuple[float, float | None, tuple[str, ...]]:
     Returns:
         Busy cores, the share that the hypervisor took, and the busiest processes.
     """
+    # The first call of cpu_percent sets the start of its interval.
     processes = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -145,6 +147,7 @@ def _watched() -> tuple[float, float | None, tuple[str, ...]]:
     before = psutil.cpu_times()
     time.sleep(_WATCHED_S)  # what is measured is this second, not a condition
     after = psutil.cpu_times()
+    # Linux counts guest time within user time: adding it would count it twice.
     busy = sum(
         getattr(after, name) - getattr(before, name)
         for name in after._fields
@@ -157,6 +160,7 @@ def _watched() -> tuple[float, float | None, tuple[str, ...]]:
             if percent >= _BUSY_PERCENT and process.pid != os.getpid():
                 busiest.append((percent, f"{process.name()} ({process.pid}) {percent:.0f}%"))
     steal = _steal_s(after) - _steal_s(before)
+    # The first eight fields, without guest and guest_nice.
     total_s = sum(after[:8]) - sum(before[:8])
     shown = tuple(text for _, text in sorted(busiest, reverse=True)[:_SHOWN])
     share = max(0.0, steal / total_s) if "steal" in after._fields and total_s > 0 else None
@@ -207,6 +211,7 @@ def wrong_copies(devices: Sequence[str]) -> Iterator[str]:
     """
     import torch
 
+    # (_ELEMENTS,) of int64
     pattern = torch.arange(_ELEMENTS, dtype=torch.int64) * _STEP
     for source, target in product(devices, repeat=2):
         sent = pattern.to(source, copy=True)

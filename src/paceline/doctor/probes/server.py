@@ -73,6 +73,7 @@ class ProbeServer:
                 selector.register(source, selectors.EVENT_READ)
             while True:
                 ready = [key.fileobj for key, _ in selector.select()]
+                # The other end was closed, by `close`.
                 if self._wake_r in ready:
                     return
                 for listening in self._sockets:
@@ -84,6 +85,7 @@ class ProbeServer:
     def _admit(self, listening: socket.socket) -> None:
         with suppress(OSError):
             stream, _ = listening.accept()
+            # Places are limited: strangers can't make any number of threads.
             if not self._places.acquire(blocking=False):
                 stream.close()
                 return

@@ -34,6 +34,7 @@ class RankZeroLog:
         if self._logs is not None or not started:
             return
         newest = started[-1]
+        # The same pod: the connection broke, go on from there. Another one: from its beginning.
         if newest.name == self._pod:
             if newest.exit_code is not None:
                 return  # all of it was read
@@ -149,6 +150,7 @@ class KubernetesJob(SubmittedJob):
         """Give the last lines of other nodes whose exit code decided how the job ended."""
         if ended.code == ExitCode.DONE:
             return ""
+        # Only the newest pod of each node counts, and only those that ended as the job did.
         newest = {pod.node: pod for pod in pods}
         shown = []
         for node, pod in sorted(newest.items()):

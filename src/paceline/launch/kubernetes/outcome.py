@@ -47,6 +47,7 @@ def outcome(described: Answer, pods: Iterable[Pod]) -> Outcome | None:
     if failed is None:
         return None
     reason = ": ".join(filter(None, (failed.text("reason"), failed.text("message"))))
+    # Out of time is no failure of the training: it can be resumed.
     if failed.text("reason") == _OF_TIME:
         return Outcome(code=ExitCode.RESUMABLE, reason=reason)
     return Outcome(code=_code(failed.text("message"), pods), reason=reason)
@@ -71,6 +72,7 @@ def describe_wait(pods: Iterable[Pod], nodes: int) -> str:
 def _code(message: str, pods: Iterable[Pod]) -> int:
     """Choose the exit code of a failed job: a final one of any pod counts before the others'."""
     codes = [pod.exit_code for pod in pods]
+    # The pod that decided may be gone already; the job's message still has its exit code.
     named = _EXITED.search(message)
     if named:
         codes.append(int(named[1]))

@@ -65,6 +65,7 @@ def runtime(submission: Submission) -> Manifest:
     code was final, all is over.
     """
     pods = pod_spec(submission, {"image": required_image(submission.job)})
+    # From the inside out: the Job of a JobSet, its template, the JobSet's own policy.
     child: Manifest = {
         "completionMode": "Indexed",
         "backoffLimit": 0,

@@ -112,6 +112,7 @@ def attempt_here(
     Raises:
         InfrastructureError: Workers could not be started at all.
     """
+    # The fork server imports torch while this process does so.
     forkserver.prepare((), group.threads)
     try:
         with group.interrupts.starting():  # importing torch takes seconds on a busy machine
@@ -119,6 +120,7 @@ def attempt_here(
     except InterruptedStartError:
         return {}, ()
     server = forkserver.server_pid() or 0
+    # What belongs to this attempt alone: a directory and the workers' variables.
     scratch = group.task.scratch / str(attempt)
     scratch.mkdir()
     variables = (
@@ -129,6 +131,7 @@ def attempt_here(
     task = replace(
         group.task, attempt=attempt, server_pid=server, scratch=scratch, environment=variables
     )
+    # Run the workers. The out-of-memory counter is cumulative, so its value before them counts.
     kills_before, began_s = oom_kills(), time.monotonic()
     try:
         watch = partial(group.watch, attempt) if group.watch else None
@@ -136,8 +139,10 @@ def attempt_here(
     except (EOFError, ConnectionError) as error:
         raise InfrastructureError("the fork server ended while workers were started") from error
     finally:
+        # The reaped processes must be gone before their shared memory is freed.
         reap(set(group.spared | {server}))
         free_shared(scratch)
+    # Collect what they left: results, or else failures.
     results = _results(scratch, ending.exit_codes)
     if len(results) == group.workers:
         return results, ()
@@ -165,7 +170,9 @@ def _failures(
     victims: frozenset[int] | None,
 ) -> tuple[WorkerFailure, ...]:
     ranks = ending.exit_codes
+    # What workers recorded themselves counts before what is inferred from outside.
     found = _recorded(task.scratch, ranks) | _recorded(task.log_dir, ranks)
+    # The others left no record: infer the cause from exit code, note, log and kernel.
     for rank, code in unrecorded(ending, found, results).items():
         note = read_note(note_path(task.scratch, rank))
         found[rank] = silent_failure(

@@ -169,6 +169,7 @@ class _Agent(LocalElasticAgent):
             pids: dict[int, Any] = super()._start_workers(worker_group)
         finally:
             tempfile.tempdir = usual
+        # torch sets handlers of its own while it starts processes.
         self._interrupts.install()
         # By torch's private name: `active_children` leaves out those that have ended meanwhile.
         started = self._pcontext._pc.processes  # type: ignore[union-attr]
@@ -180,6 +181,7 @@ class _Agent(LocalElasticAgent):
             {rank: Worker(p.pid or 0, p.sentinel) for rank, p in self.processes.items()},
             delivered=lambda rank: result_path(scratch, rank).exists(),
         )
+        # A signal that came during the start reaches the workers now, and later ones directly.
         self._interrupts.pass_on(self.supervisor)
         if self._watch is not None:
             notes = {rank: note_path(self._task.scratch, rank) for rank in self.processes}
@@ -203,6 +205,7 @@ class _Agent(LocalElasticAgent):
             return None
         scratch = self._task.scratch
         delivered = [rank for rank in self.processes if result_path(scratch, rank).exists()]
+        # Exit code 0 without a result is a failure.
         early = [rank for rank in ended if rank not in delivered]
         if early:
             pids = {rank: self.processes[rank].pid or 0 for rank in early}
@@ -210,6 +213,7 @@ class _Agent(LocalElasticAgent):
             return RunResult(state=WorkerState.FAILED, failures=failures)
         if len(ended) == len(self.processes):
             return RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(ended, ""))
+        # All results are there, but some process doesn't exit: the supervisor kills it in the end.
         if len(delivered) == len(self.processes) and self.supervisor is not None:
             self.supervisor.limit_exit()
         return None
@@ -230,6 +234,7 @@ def _wait_for_nodes(store: Store, nodes: int, stopped: Callable[[], bool]) -> No
     """
     deadline_s = time.monotonic() + _OTHER_NODES_S
     with suppress(RuntimeError):  # the store is gone, with the node that kept it
+        # Each node adds 1 once; adding 0 reads the counter.
         ended = store.add(_ENDED, 1)
         while ended < nodes and not stopped() and time.monotonic() < deadline_s:
             time.sleep(_MONITOR_INTERVAL_S)
@@ -273,6 +278,7 @@ def run_attempt(
     Raises:
         InfrastructureError: The nodes' store can't be kept, or can't be reached.
     """
+    # Prepare: a rendezvous and an agent for this attempt alone.
     meeting = StaticRendezvous(rendezvous, task.attempt)
     variable = meeting.store_variable(task.scratch)
     task = replace(task, environment=(*task.environment, variable))
@@ -287,12 +293,15 @@ def run_attempt(
     )
     waits = rendezvous is not None and rendezvous.ends_together
     agent = _Agent(spec, interrupts, task, waits, watch)
+    # Start the workers and wait. `starting` ends as soon as the supervisor guards them.
     outcome = _FirstFailure(None, None)
     try:
         with _quiet_torch(), interrupts.starting():
             outcome = _run(agent)
     except (InterruptedStartError, SignalException):
         interrupts.note_received()
+    # However it ended: the port, the watchdog and the supervisor's thread don't outlive it. The
+    # watchdog goes first, since it kills by the supervisor.
     finally:
         meeting.shutdown()
         if agent.watching is not None:

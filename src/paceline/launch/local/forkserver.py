@@ -53,6 +53,7 @@ def prepare(preload: Sequence[str], threads: int) -> None:
         _running[:] = [wanted]
     own_directory()  # where the server's socket goes
     with _environment(threads):
+        # Two blocks: starting the tracker, as the server's start would, unblocks the signals.
         with _holding_signals():
             resource_tracker.ensure_running()  # it lets signals through when it is started
         with _holding_signals():
@@ -67,6 +68,7 @@ def release() -> None:
     if _running and _running[0].pid == os.getpid() and (server := server_pid()) is not None:
         with suppress(ProcessLookupError):
             os.kill(server, signal.SIGKILL)
+        # Closes the pipe and waits for the process, so that `ensure_running` starts another one.
         forkserver._forkserver._stop()  # type: ignore[attr-defined]  # has no public name
     _running.clear()
 

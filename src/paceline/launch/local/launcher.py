@@ -85,8 +85,10 @@ def launch_local(
     say = report or to_stderr
     forkserver.prepare((), threads)
     log_dir.mkdir(0o700, parents=True, exist_ok=True)
+    # Records of an earlier launch would speak for this one.
     for stale in log_dir.glob("*failure-rank-*.json"):
         stale.unlink(missing_ok=True)
+    # Signals are caught first and released last, so that clean-up isn't cut off by one.
     caught = Interrupts(policy.stop_s).caught()
     with caught as interrupts, scratch_directory() as scratch, orphans_adopted():
         group = WorkerGroup.of(
@@ -117,13 +119,16 @@ def _attempts(
         )
         if done.interrupted or not failures:
             return done
+        # Decide by the root cause and by the progress since the last restart.
         step = progress()
         left = budget.after(failures[0], step)
         if left is None:
             return done
+        # New workers would fail at once, and hide the cause of this failure.
         if (problem := why_unwritable(group.task.log_dir)) is not None:
             say(f"The workers aren't started again: {problem}")
             return done
+        # Restart: records of this attempt move aside before the next one writes its own.
         budget = left
         attempt += 1
         set_aside(group.task.log_dir, attempt - 1, failures)

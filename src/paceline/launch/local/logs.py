@@ -52,6 +52,7 @@ def faults_watched(log: TextIO) -> Iterator[None]:
     faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
     try:
         yield
+    # faulthandler keeps the descriptor's number: it must let go before the log is closed.
     finally:
         faulthandler.unregister(signal.SIGUSR1)
         faulthandler.disable()
@@ -72,6 +73,7 @@ def redirect_noise(log: TextIO) -> None:
     Gloo and NCCL report a lost peer there, at length; the launcher tells the user in one line.
     """
     _buffer_by_line()
+    # Descriptor 2, which C code writes to, becomes the log; Python writes to the copy.
     terminal = os.dup(2)
     os.dup2(log.fileno(), 2)
     sys.stderr = tolerant(sys.stderr, terminal)
@@ -116,6 +118,7 @@ def read_crash(path: Path) -> str:
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
+    # A crash of an earlier attempt stands in the same file, before the last header.
     last = text[text.rfind(_HEADER) :] if _HEADER in text else text
     return last[last.find(_CRASH) :] if _CRASH in last else ""
 
@@ -131,6 +134,7 @@ class Tee(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Write to the terminal; whole lines go to the log."""
+        # The log gets finished lines only: what is redrawn in place counts once, as it was last.
         self._show(text)
         *lines, self._line = (self._line + text).split("\n")
         if lines:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from paceline.launch.process_tree import in_first_namespace
 
+# A record of /dev/kmsg is "priority,sequence,microseconds,flags;text" (the kernel's
+# Documentation/ABI/testing/dev-kmsg); each read gives one.
 _KILLED = re.compile(rb"^\d+,\d+,(\d+),[^;]*;.*\b[Oo]ut of memory: Kill(?:ed)? process (\d+)\b")
 _RECORD_BYTES = 8192
 
@@ -22,6 +24,7 @@ def oom_killed(since_s: float, log: Path = Path("/dev/kmsg")) -> frozenset[int] 
         Process ids; None where the log can't be read, or has other ids than this process sees.
     """
     try:
+        # The log names processes by their ids in the first namespace.
         if not in_first_namespace("pid"):
             return None
         descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
@@ -32,6 +35,7 @@ def oom_killed(since_s: float, log: Path = Path("/dev/kmsg")) -> frozenset[int] 
         while record := _next_record(descriptor):
             for line in record.splitlines():
                 killed = _KILLED.match(line)
+                # The kernel's clock and this one may differ a little: a second of tolerance.
                 if killed and int(killed[1]) >= (since_s - 1) * 1e6:
                     found.add(int(killed[2]))
     except OSError:

@@ -46,6 +46,7 @@ def open_closed_streams() -> None:
         except OSError:
             null = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this
             os.set_inheritable(null, True)
+    # Python's own streams are None where the descriptor was closed at its start.
     sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
     _use(sys.stdout or os.fdopen(1, "w", closefd=False), "stdout")
     _use(sys.stderr or os.fdopen(2, "w", closefd=False), "stderr")

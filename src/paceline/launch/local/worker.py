@@ -79,6 +79,7 @@ def work(task: WorkerTask) -> NoReturn:
             and multiprocessing's `Event.set` never returns if one who waited for it was killed: the
             launcher would hang with it. Without a code, since torch makes a return of code 0.
     """
+    # Before anything that can fail or take time: end with the fork server, signals as workers need.
     _tie(task)
     streams.tolerate_failing_output()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -87,12 +88,14 @@ def work(task: WorkerTask) -> NoReturn:
             log = stack.enter_context(logs.open_log(task.log_dir, rank, world_size, task.attempt))
         except StorageError as error:
             _end(task, rank, error)
+        # The first rank (of each node) prints to the terminal as well; the others to their logs.
         if rank == 0 or (task.shows_each_node and os.environ["LOCAL_RANK"] == "0"):
             logs.redirect_noise(log)
             stack.enter_context(logs.teed(log))
         else:
             logs.redirect(log)
         stack.enter_context(logs.faults_watched(log))
+        # The watchdog can see this worker from here on.
         note.share(note_path(task.scratch, rank))
         try:
             result = run_guarded(_called(task.entry), task.payload, task.log_dir, rank)

@@ -24,16 +24,19 @@ def main() -> None:
     channel = Path(__file__).resolve().parent
     job = json.loads((channel / "job.json").read_text())
     resources = json.loads((INPUT / "config" / "resourceconfig.json").read_text())
+    # Unpack the code.
     CODE.mkdir(parents=True, exist_ok=True)
     with tarfile.open(channel / "code.tar.gz") as archive:
         if sys.version_info >= (3, 11, 4):  # Python before it has no filters, and trusts an archive
             archive.extraction_filter = tarfile.data_filter
         archive.extractall(CODE)
     os.chdir(CODE)
+    # Install what it needs; modules that are new must be found in this process too.
     install(job["requirement"])
     os.environ.update(variables(resources, job["command"], dict(os.environ)))
     importlib.invalidate_caches()
     sys.stdout.flush()
+    # Become the training, so that SIGTERM of the service reaches it. Sorted first is rank 0.
     words = with_host(job["command"], sorted(resources["hosts"])[0])
     os.execv(sys.executable, [sys.executable, *words])
 

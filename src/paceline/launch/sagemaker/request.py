@@ -117,6 +117,7 @@ def request(submission: Submission) -> dict[str, Plain]:
         "S3Uri": submission.code_uri,
         "S3DataDistributionType": "FullyReplicated",
     }
+    # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html
     wanted: dict[str, Plain] = {
         "TrainingJobName": submission.name,
         "AlgorithmSpecification": {

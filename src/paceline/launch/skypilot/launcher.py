@@ -77,10 +77,12 @@ class SkypilotJob(SubmittedJob):
 
     def poll(self) -> str | Outcome:
         """Look whether the command has ended, or that which cancels the task."""
+        # While it is cancelled only that command counts.
         if self._cancellation is not None and self._cancellation.code is not None:
             if self._cancellation.code:
                 raise self.lost("the task couldn't be cancelled")
             return Outcome(code=ExitCode.RESUMABLE, reason="it was cancelled")
+        # The exit code counts once all output has been read: the nodes' codes stand in it.
         code = self._launch.code
         if self._cancellation is not None or code is None or not self._is_read:
             return ""
@@ -95,6 +97,7 @@ class SkypilotJob(SubmittedJob):
         if text is None:
             self._is_read = True
             return None
+        # A line may come in pieces: the last one waits for its end.
         *lines, self._line = (self._line + text).split("\n")
         self._codes += [int(found[1]) for line in lines if (found := _EXITED.search(line))]
         return text

@@ -57,6 +57,7 @@ def decide_requeue(
         return RequeueDecision(
             budget=budget, note="Slurm does not answer, so the job is not queued again"
         )
+    # Slurm is ending the job itself, or the user has forbidden another start.
     if job.state != "RUNNING" or not job.may_requeue:
         return RequeueDecision(budget=budget)
     if code == ExitCode.RESUMABLE and progress > budget.progress:
@@ -81,9 +82,11 @@ def main(words: Sequence[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # srun has got it as well, ends the workers and then itself; there is something left to do.
         signal.signal(number, lambda number, frame: None)
+    # Run the workers; records of earlier starts mustn't speak for this one.
     set_records_aside(run.logs, restarts)
     budget = read_budget(budget_path(run, job_id), run, int(max_restarts))
     code = run_workers(command, run.logs)
+    # Queue the job again, or leave the final exit code for whoever follows it.
     decision = decide_requeue(code, _state(job_id), run.newest_step(), budget)
     if decision.requeue:
         decision = _requeued(decision, budget_path(run, job_id), job_id)
@@ -133,6 +136,7 @@ def _recorded(logs: Path) -> list[WorkerFailure]:
 def _requeued(decision: RequeueDecision, path: Path, job_id: str) -> RequeueDecision:
     """Queue the job again, the count of restarts first."""
     try:
+        # Before the requeue, which may kill this process at once.
         write_json(path, asdict(decision.budget))
         objection = commands.requeue(job_id)
     except (OSError, PacelineError) as error:

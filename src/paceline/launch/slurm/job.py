@@ -66,8 +66,10 @@ class SlurmJob(SubmittedJob):
         if state is not None:
             self._pass_on_stops(state)
         over = state is None or state.ended
+        # Queued again: what was over goes on.
         if not over and state is not None and state.state not in ("COMPLETING", "UNKNOWN"):
             self._over_since_s = None
+        # Ended, as the job says itself; or silently, once its file has had time to arrive.
         if code is not None and (over or self._has_settled(now_s)):
             self._has_ended = True
             return Outcome(code=code)
@@ -126,6 +128,7 @@ class SlurmJob(SubmittedJob):
         """Do what the user has asked for, as far as the job's state lets it be done."""
         if not self._stops or state.ended:
             return
+        # A queued job has nothing to save: cancel it. A running one must not come back.
         if state.waits:
             commands.cancel(self._job_id)
             self._cancelled = True

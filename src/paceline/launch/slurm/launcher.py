@@ -80,6 +80,7 @@ def job_environment(job: ClusterJob, environment: Mapping[str, str]) -> dict[str
 def _hand_over(submission: Submission, run: RunDirectory, environment: Mapping[str, str]) -> str:
     """Write the script and submit it. Returns the job's number."""
     script = script_path(run)
+    # Write the script; where Slurm refuses the job, take away what was made for it.
     made = [p for p in (run.slurm, run.path, run.path.parent) if not p.exists()]
     try:
         for place in (run.path, run.slurm):

@@ -115,6 +115,7 @@ def why_ended(job: JobState, python: str, output_seen: bool) -> str:
 
 def code_of_step(srun_code: int) -> int:
     """Give the exit code for what srun returned: the highest of its tasks', 128 + signal."""
+    # Negative: srun itself died of a signal, as subprocess reports it.
     code = 128 - srun_code if srun_code < 0 else srun_code
     if code in _OURS:
         return code

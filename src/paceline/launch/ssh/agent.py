@@ -69,6 +69,7 @@ class _Child:
 
     def end(self, grace_s: float) -> None:
         """End it: SIGTERM, and SIGKILL after `grace_s` seconds."""
+        # The order to end may overtake the start.
         self.tried.wait()
         if self.process is not None:
             self.process.terminate()
@@ -138,6 +139,7 @@ class Agent:
         lines = LineBuffer()
         awaited = [self._source] if self._ending is None else [self._source, self._ending]
         while (left_s := self._left_s()) > 0:
+            # Wait for the launcher, the order to end, or the lease's end.
             ready, _, _ = select.select(awaited, [], [], left_s)
             if not ready:
                 continue
@@ -146,6 +148,7 @@ class Agent:
             chunk = os.read(self._source, _CHUNK)
             if not chunk:
                 return
+            # Whatever comes renews the lease.
             self._heard_s = time.monotonic()
             for line in lines.feed(chunk):
                 message = decode(line)
@@ -155,6 +158,7 @@ class Agent:
     def _handle(self, message: Message) -> None:
         do, name = message.get("do"), str(message.get("id"))
         if do == "beat":
+            # The host's wall clock, from which the launcher estimates the offset of the clocks.
             self._send_if_room({"is": "beat", "n": message.get("n"), "time_s": time.time()})
         elif do == "hello":
             self._send_if_room(_introduction(message))
@@ -204,6 +208,7 @@ class Agent:
                     start_new_session=True,
                 )
         finally:
+            # The child alone keeps the writing end, so that its end is seen as end of file.
             os.close(writing)
             child.tried.set()
         return child.process
@@ -223,6 +228,7 @@ class Agent:
         ]
         for reader in readers:
             reader.start()
+        # After its end: kill what it has left behind, which may still hold the pipes open.
         code = process.wait()
         child.finish()
         self._end_leftovers()
@@ -243,6 +249,7 @@ class Agent:
             psutil.wait_procs(orphans, timeout=_ORPHAN_S)
 
     def _orphans(self) -> list[psutil.Process]:
+        # Under the lock a child that was just started is known, or doesn't exist yet.
         with self._starting:
             processes = [child.process for child in self._children.values()]
             known = {p.pid for p in processes if p is not None and p.poll() is None}

@@ -48,6 +48,7 @@ def received() -> Iterator[Message]:
             if not chunk:
                 return
             _unread.extend(chunk)
+        # The rest stays for the next call: `payload` reads one line, a thread the others.
         line, _, rest = bytes(_unread).partition(b"\n")
         _unread[:] = rest
         message = decode(line)

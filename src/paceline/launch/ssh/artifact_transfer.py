@@ -64,6 +64,7 @@ class ArtifactTransfer:
 
     def _send(self, path: Path) -> None:
         with suppress(OSError):
+            # The state is taken before the content: a change in between is sent the next time.
             status = path.stat()
             state = (status.st_mtime_ns, status.st_size)
             if self._sent.get(path) != state:
@@ -95,6 +96,7 @@ def pieces(name: str, content: bytes) -> Iterator[Message]:
         end = start + _PIECE_BYTES
         text = decoder.decode(content[start:end], final=end >= len(content))
         yield {"file": name, "at": at, "text": text, "last": end >= len(content)}
+        # Counted as it is written: a replaced byte takes three.
         at += len(text.encode())
 
 
@@ -130,9 +132,11 @@ def _place(run: RunDirectory, name: str) -> Path | None:
 def _keep(path: Path, at: int, text: str, *, is_last: bool) -> None:
     content = text.encode(errors="replace")
     partial = path.with_name(f".{path.name}.partial")
+    # The first piece begins a new file; what an earlier transfer left half done goes.
     if at == 0:
         path.parent.mkdir(0o700, parents=True, exist_ok=True)
         partial.unlink(missing_ok=True)
+    # One piece is the whole: no detour by a partial file.
     if is_last and at == 0:
         write_atomic(path, content)
         return
@@ -152,6 +156,7 @@ def _append(partial: Path, at: int, content: bytes) -> None:
     how = os.O_CREAT | os.O_EXCL if at == 0 else os.O_APPEND
     descriptor = open_within(str(partial), os.O_WRONLY | os.O_NOFOLLOW | how)
     with os.fdopen(descriptor, "ab" if at else "wb") as file:
+        # The offset must match, so that a lost piece is noticed.
         if os.fstat(descriptor).st_size != at:
             raise OSError("a piece of it is missing")
         file.write(content)

@@ -127,6 +127,7 @@ class AttemptCoordinator:
         infos = self._infos()
         for place, member in enumerate(self._members):
             member.remote.send({"reach": others_of(infos, place)})
+        # Hosts that are lost explain addresses that don't answer: they come first.
         lost = self._wait_for(lambda m: m.unreachable is not None, _REACH_S, "tried the others")
         if lost:
             return lost
@@ -171,6 +172,7 @@ class AttemptCoordinator:
         end = GracefulShutdown()
         try:
             while not all(member.ended for member in self._members):
+                # Take a message, look for failures and hangs, and advance the shutdown.
                 self._take_next()
                 failed = any(self._has_failed(member) for member in self._members)
                 if not failed and self._hangs():
@@ -183,6 +185,7 @@ class AttemptCoordinator:
     def _hangs(self) -> bool:
         """Look whether the training hangs; true at the one moment when that becomes certain."""
         running = {member.name for member in self._members if member.done is None}
+        # Once a part is over the others may rightly wait for its end.
         if self._watchdog is None or self._hang or len(running) < len(self._members):
             return False
         request = partial(send_all, self._members, {"stacks": True})
@@ -229,6 +232,7 @@ class AttemptCoordinator:
 
     def _has_failed(self, member: Participant) -> bool:
         if member.done is not None:
+            # Its results are there, and yet its process doesn't end: in time that is a failure.
             late = member.done_s is not None and time.monotonic() > member.done_s + EXIT_S
             return bool(member.done.get("failures")) or late
         return member.ended
@@ -243,6 +247,7 @@ class AttemptCoordinator:
         """
         deadline_s = time.monotonic() + limit_s
         while True:
+            # Ended and refused hosts aren't waited for: they will say nothing more.
             waiting = [m for m in self._members if not (is_done(m) or m.ended or m.refused)]
             if not waiting or time.monotonic() > deadline_s:
                 break
@@ -274,6 +279,7 @@ class AttemptCoordinator:
                 self._show(member.name, text, is_error)
 
     def _hear(self, member: Participant, said: Message) -> None:
+        # By phase: look, reach, refusal; then what comes while workers run; at last the results.
         if "seen" in said:
             seen = said["seen"]
             assert isinstance(seen, dict)

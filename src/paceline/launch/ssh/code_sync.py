@@ -128,6 +128,7 @@ def _pattern(path: str) -> str:
 
 def _rsync_failure(host: Host, done: subprocess.CompletedProcess[str]) -> str:
     code, said = done.returncode, done.stderr or done.stdout
+    # rsync's lines are told apart from the remote shell's, which name the cause.
     of_others = "\n".join(line for line in said.splitlines() if not line.startswith("rsync"))
     broke = code == _STREAM_BROKE
     if code in NO_PROGRAM or (broke and "rsync" in of_others and "not found" in of_others):
@@ -236,6 +237,7 @@ def build_wheel() -> tuple[str, bytes]:
     except PackageNotFoundError:
         raise UsageError("--install needs Paceline to be installed here by pip") from None
     info = f"paceline-{__version__}.dist-info"
+    # Collect the package's files, then its metadata, and at last the record with their hashes.
     content = {
         path.relative_to(_ROOT.parent).as_posix(): path.read_bytes()
         for path in sorted(_ROOT.rglob("*"))
@@ -246,6 +248,7 @@ def build_wheel() -> tuple[str, bytes]:
     content[f"{info}/WHEEL"] = _WHEEL.encode()
     record = f"{info}/RECORD"
     content[record] = _record(content, record).encode()
+    # Fixed times and order make the bytes, and so the hash that names the environment, the same.
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in content.items():
@@ -253,6 +256,7 @@ def build_wheel() -> tuple[str, bytes]:
     return f"paceline-{__version__}-py3-none-any.whl", packed.getvalue()
 
 
+# Format: https://packaging.python.org/en/latest/specifications/recording-installed-packages/
 def _record(content: dict[str, bytes], own: str) -> str:
     """List the files with their hashes, as the format of wheels wants it."""
     lines = []

@@ -157,6 +157,7 @@ class Connection:
             bufsize=0,
             start_new_session=True,  # Ctrl-C is the launcher's to pass on
         )
+        # Four threads, one for each pipe and one for the heartbeat, so that none can block another.
         self._threads = [
             threading.Thread(target=work, name=f"paceline-{host.name}", daemon=True)
             for work in (self._read, self._read_errors, self._write, self._beat)
@@ -207,6 +208,7 @@ class Connection:
             environment: Variables to set. No secrets: other users can list them.
             inbox: Where its events go; None: one of its own.
         """
+        # Registered before it is sent: the answer may come at once.
         with self._lock:
             self._started += 1
             name = str(self._started)
@@ -222,6 +224,7 @@ class Connection:
                 "environment": dict(environment or {}),
             }
         )
+        # Lost in between: `_lose` may have reported before this one was registered.
         if self.lost:
             self._report_lost()
         return remote
@@ -236,6 +239,7 @@ class Connection:
         """End the connection, once or again; the agent ends all that it has started."""
         with self._lock:
             self.lost = self.lost or "closed"
+        # Close ssh's input, which ends the agent; then wait for ssh; then for the threads.
         self._retire()
         try:
             self._ssh.wait(_END_S)
@@ -262,6 +266,7 @@ class Connection:
             self._lose(f"{self.host.name}: it said what nobody understands: {error!r}")
         with suppress(subprocess.TimeoutExpired):
             self._ssh.wait(_END_S)
+        # The output has ended. ssh's exit code and its last words say why.
         self._threads[1].join(_END_S)  # it may have to say why
         self._lose(self._explanation())
 
@@ -278,6 +283,7 @@ class Connection:
         with suppress(OSError, ValueError, InfrastructureError), stream:
             for line in lines_of(stream):
                 text = line.decode(errors="replace").rstrip()
+                # ssh tells here which port of the host it was given for the store.
                 port = forwarded_port(text)
                 if port is None:
                     self._tail.append(text)
@@ -299,6 +305,7 @@ class Connection:
         beats = 0
         while not self._gone.is_set():
             beats += 1
+            # Clock offset by one round trip, as in NTP: the host's time against the middle of ours.
             if self.clock_offset_s is None:
                 self._sent_s[beats] = time.time()
             self.send({"do": "beat", "n": beats})
@@ -308,6 +315,7 @@ class Connection:
 
     def _take_line(self, line: bytes) -> None:
         message = decode(line)
+        # A login shell may print anything before the agent's greeting, which has our nonce.
         if message is None:
             self._tail.append(line.decode(errors="replace").rstrip())
         elif self.introduction is not None or message.get("nonce") == self._nonce:
@@ -364,6 +372,7 @@ class Connection:
             if self.lost:
                 return
             self.lost = why
+        # The first reason counts; later ones follow from it.
         self._kill()
         self._retire()
 
@@ -461,9 +470,11 @@ def connect(
         with ThreadPoolExecutor(max(1, len(hosts))) as pool:
             list(pool.map(make, range(len(hosts))))
         connections.replace([made[place] for place in range(len(hosts))])
+        # All connect at the same time, so one deadline holds for all.
         wait_for(connections.hosts)
         yield connections
     finally:
+        # Those that were made before an error, then those that came later by `replace`.
         _close(list(made.values()))
         connections.close()
 

@@ -66,6 +66,7 @@ def launch_on_hosts(
     stop = StopState()
     with ExitStack() as stack:
         store = stack.enter_context(kept_store())
+        # Connect. Until workers run, a signal breaks this off.
         interrupts = stack.enter_context(Interrupts(policy.stop_s).caught())
         try:
             with interrupts.starting():
@@ -75,11 +76,13 @@ def launch_on_hosts(
                 store.wait()
         except InterruptedStartError:
             return LaunchOutcome(results={}, interrupted=True, failures=(), restarts=0)
+        # From here on a signal only sets flags, which the attempts poll.
         interrupts.pass_on(stop)
         if connections.lost:
             raise InfrastructureError("\n".join(connections.lost.values()))
         for line in clock_lines({c.host.name: c.clock_offset_s for c in connections.hosts}):
             say(line)
+        # Train. Lost hosts are sought in the background meanwhile.
         recovery = stack.enter_context(
             HostRecovery(connections, options, ready, store.port).running()
         )
@@ -120,6 +123,7 @@ class _Attempts:
                 attempt += 1
                 self._recovery.rejoin(self._options.min_hosts, self._stop, say)
                 continue
+            # Counted from the progress at the first start, which the hosts have told by now.
             if budget is None:
                 budget = RestartBudget.full(policy.max_restarts, coordinator.newest())
             results, failures = self._finish(coordinator)
@@ -131,11 +135,13 @@ class _Attempts:
             )
             if done.interrupted or not failures:
                 return done
+            # Decide by the root cause and by the progress since the last restart.
             step = coordinator.newest()
             left = budget.after(failures[0], step)
             if left is None:
                 return done
             budget = left
+            # Restart, once enough hosts are there.
             set_aside(self._spec.run.logs, attempt, failures)
             attempt += 1
             restarts += 1
@@ -160,7 +166,9 @@ class _Attempts:
         watchdog = None if limits is None else RemoteWatchdog(limits, run, attempt, say)
         coordinator = AttemptCoordinator(self._spec, attempt, show, self._stop, watchdog)
         try:
+            # Look: all hosts at once.
             coordinator.inspect(hosts)
+            # Check, each time among those that are left: who answered, who differs, who is reached.
             checks = (
                 coordinator.problems,
                 partial(coordinator.differing, self._took_part),
@@ -176,6 +184,7 @@ class _Attempts:
                 if len(coordinator.members) < (1 if attempt == 0 else self._options.min_hosts):
                     coordinator.end()
                     return None
+            # Settle what depends on the number of workers, then start them.
             if attempt == 0:
                 coordinator.refuse_to_forget()
             self._spec = replace(

@@ -64,11 +64,13 @@ class Reconnection:
         while not self._over.is_set():
             connection = self._try()
             if connection is not None:
+                # Offer the connection, and watch it until it is taken, or is lost again.
                 with self._lock:
                     self._found = connection
                 while not (self._over.wait(_POLL_S) or connection.lost):
                     pass
                 with self._lock:
+                    # `take` may have won the race: then it belongs to the pool, which closes it.
                     ours = self._found is connection
                     if ours and connection.lost:
                         self._found = None
@@ -138,6 +140,7 @@ class HostRecovery:
         while not stop.requested:
             there, wanted = self._merge(say), len(self._wanted)
             waited_s = time.monotonic() - begun_s
+            # All are back; or enough of them, and the others have had their time.
             if there >= least and (there >= wanted or waited_s > _BACK_S):
                 return
             if waited_s > _WAIT_S:
@@ -155,10 +158,12 @@ class HostRecovery:
         with self._lock:
             alive = {c.host.name: c for c in self._pool.hosts}
             wanted = {host.name: host for host in self._wanted}
+            # Part with hosts that the hostfile doesn't name any more, or names with other settings.
             for name, connection in list(alive.items()):
                 if wanted.get(name) != self._connected.get(name):  # not named, or otherwise
                     del alive[name]
                     connection.close()
+            # Take in those that were reached meanwhile.
             for name, reconnection in list(self._reconnections.items()):
                 if wanted.get(name) != reconnection.host:
                     self._reconnections.pop(name).end()
@@ -168,6 +173,7 @@ class HostRecovery:
                     say(f"{name} {back}, and takes part from now on")
                     self._connected[name] = reconnection.host
                     alive[name] = found
+            # The rest of the lost ones is closed, and the order of ranks is again the hostfile's.
             for lost in self._pool.lost_ones:
                 lost.close()
             self._pool.replace([alive[name] for name in wanted if name in alive])

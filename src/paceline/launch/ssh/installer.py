@@ -44,6 +44,7 @@ def install(asked: "dict[str, str]") -> str:
     python = made / "bin" / "python"
     if (made / "complete").exists():
         return str(python)
+    # Checked again under the lock: another host with this home directory may have made it.
     home.mkdir(parents=True, exist_ok=True)
     with locked(home / f"{made.name}.lock"):
         if not (made / "complete").exists():
@@ -60,6 +61,7 @@ def make(made: Path, name: str, wheel: bytes) -> None:
         file.write_bytes(wheel)
         python = str(made / "bin" / "python")
         run([python, "-m", "pip", "install", "--quiet", "--no-input", str(file)])
+    # Last: what is cut off before leaves no such mark, and is made anew.
     (made / "complete").touch()
 
 

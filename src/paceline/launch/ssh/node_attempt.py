@@ -93,6 +93,7 @@ def main() -> None:
 
 
 def _take_part(spec: Message, messages: LauncherMessages, interrupts: Interrupts) -> None:
+    # Phase 1, look: what is here, and is the run directory the launcher's own (by its token)?
     seen = _inspect(spec)
     run = RunDirectory.named(str(spec["run_dir"]))
     shared = (run.path / str(spec["token"])).exists()
@@ -105,12 +106,15 @@ def _take_part(spec: Message, messages: LauncherMessages, interrupts: Interrupts
         agent_io.send(
             {"seen": {**seen, "port": port, "shared": shared, "newest": run.newest_step()}}
         )
+        # Phase 2, reach: try the other hosts, while the listener answers theirs.
         reach = messages.next("reach")["reach"]
         agent_io.send({"unreachable": _unreachable(reach if isinstance(reach, list) else [])})
+        # Phase 3, go: the launcher has given this host its ranks.
         go = messages.next("go")["go"]
         listener.shutdown(socket.SHUT_RDWR)  # closing alone doesn't wake the one who accepts
     assert isinstance(go, dict)
     place = HostPlace(run=run, shared=shared, rendezvous=_rendezvous(go, str(seen["interface"])))
+    # The reporter is set before the workers start: the launcher may ask for stacks from then on.
     if isinstance(limits := spec["hang"], dict):
         messages.reporter = StateReporter(HangLimits(**limits), run.logs)
     agent_io.send(_run(spec, seen, go, place, interrupts, messages.reporter))
@@ -191,6 +195,8 @@ def _run(
     first, workers = int(str(go["first_rank"])), int(str(seen["workers"]))
     leads, ranks = rendezvous.node_rank == 0, range(first, first + workers)
     with ExitStack() as stack:
+        # A run directory of this host's own: make it, set old records aside, and send home what
+        # is written there.
         if not place.shared:
             settings = json.loads(str(seen["payload"])).get("settings") or {}
             replace(run, shared=settings.get("share_run_dir") is True).make()
@@ -199,6 +205,7 @@ def _run(
             _clear(run, ranks, int(str(spec["attempt"])), leads=leads)
             _write_files(run.path, go.get("files"))
             stack.enter_context(ArtifactTransfer(run, ranks, leads=leads).running())
+        # The attempt itself, as on one machine.
         scratch = stack.enter_context(scratch_directory())
         stack.enter_context(orphans_adopted())
         task = WorkerTask(
@@ -230,6 +237,7 @@ def _owned(run: RunDirectory) -> Iterator[None]:
     with ExitStack() as stack:
         while True:
             try:
+                # An attempt whose connection broke holds the lock until its lease is over.
                 stack.enter_context(run.lock())
             except UsageError as error:
                 if time.monotonic() > deadline_s:

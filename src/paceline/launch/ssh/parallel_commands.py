@@ -61,6 +61,7 @@ class Commands:
                 _kill(process)
 
     def _start(self, command: Sequence[str]) -> subprocess.Popen[str]:
+        # Start and registration are one step under the lock: `end` misses no process.
         with self._lock:
             if self._ended:
                 raise InfrastructureError(f"{command[0]} wasn't started: all is being ended")
@@ -104,6 +105,7 @@ def on_each(
             pending = set(futures)
             while pending:
                 pending = wait(pending, _POLL_S, FIRST_EXCEPTION).not_done
+                # The first failure is raised here, and ends the others below.
                 for future in futures:
                     if future.done():
                         future.result()
@@ -111,6 +113,7 @@ def on_each(
                     raise InfrastructureError("stopped before the hosts were ready")
             return [future.result() for future in futures]
         except BaseException:
+            # Inside the pool's block, whose exit waits for all threads.
             commands.end()
             raise
 

@@ -77,6 +77,7 @@ class GracefulShutdown:
     def advance(self, members: Sequence[Participant], stop: StopState, *, failed: bool) -> None:
         """Do what is due now."""
         now_s = time.monotonic()
+        # It begins with a request to stop or with the first failure.
         if self._began_s is None:
             if stop.requested:
                 send_all(members, {"stop": True})
@@ -85,15 +86,19 @@ class GracefulShutdown:
             self._began_s = now_s
             # Settled here: a request that follows on a failure must not delay the end.
             self._grace_s = stop.stop_s + PEERS_S if stop.requested else PEERS_S
+        # Each stage is due at its time after that: the hosts' own grace,
         late_s = now_s - self._began_s - (0.0 if stop.kill_now else self._grace_s)
+        # then an order to kill the workers,
         if not self._ordered_kill and late_s >= 0:
             self._ordered_kill = True
             send_all(members, {"kill": True})
+        # then the agent kills the host's process,
         if not self._killed and late_s > _KILL_S:
             self._killed = True
             for member in members:
                 member.killed = not member.ended
                 member.remote.end()
+        # and at last nobody is waited for.
         if late_s > 2 * _KILL_S:  # its agent lives, and can't kill it
             for member in members:
                 member.ended = True
@@ -158,6 +163,7 @@ def attribute_failures(
     found: list[WorkerFailure] = []
     silent: list[WorkerFailure] = []
     for first, member in zip(firsts, members, strict=True):
+        # What hosts report; a host without results is a failure itself, unless we have killed it.
         found += _reported(member)
         if member.done is None and (member.lost or not stopping):
             (silent if member.killed else found).append(_of_host(member, first))

@@ -51,6 +51,7 @@ class LineBuffer:
             raise InfrastructureError(f"a message is longer than {LONGEST_BYTES} bytes")
         if not more:
             return []
+        # The pieces are joined once per line: joining at each piece would be quadratic.
         whole = b"".join(self._begun)
         self._begun = [more.pop()]
         self._held_bytes = len(self._begun[0])

@@ -93,6 +93,7 @@ def attribute_unreachable(
     ways = [(name, other) for name, others in found.items() for other in others]
     if not ways:
         return {}
+    # Each failed way counts for both of its ends: the host in most of them is to blame.
     counted = Counter(name for way in ways for name in way)
     worst = max(addresses, key=lambda name: counted[name])
     lines = [f"{name} doesn't reach {other} at {addresses[other]}" for name, other in ways]

@@ -19,6 +19,7 @@ class KeptStore:
     """A store on a free port of loopback; torch is imported while hosts are being connected."""
 
     def __init__(self) -> None:
+        # The port is known, and takes connections, before torch is imported to serve it.
         self._listener = socket.create_server((_LOOPBACK, 0), backlog=1024)
         self.port = int(self._listener.getsockname()[1])
         self._pool = ThreadPoolExecutor(1)

@@ -94,6 +94,7 @@ class Watchdog:
             Failures of this watchdog's own workers once the training hangs, perhaps none; else
             None.
         """
+        # Poll. Speeds of workers that seem to hang would only mislead.
         seen = self._workers.poll()
         if not self._suspected:
             self._publish_speeds(seen.own)
@@ -107,6 +108,7 @@ class Watchdog:
             return None
         seen, stacks = examined
         hang = self._hang(seen)
+        # Certain only if they hang in the newest observation as well.
         return None if hang is None else self._report_hang(hang, seen, stacks)
 
     def close(self) -> None:
@@ -170,6 +172,7 @@ class PeriodicThread:
     def stop(self) -> None:
         """End it; waits for a call that is going on, but for some seconds only."""
         self._ended.set()
+        # With a limit: the call may hang in a file system that is gone.
         self._thread.join(_END_S)
         self._at_end()
 

@@ -68,6 +68,7 @@ def detect_hang(states: Sequence[WorkerState], limits: HangLimits, unseen: int =
     gone = any(state.process in ("gone", "traced") for state in states)
     if not states or gone:
         return None  # ends by itself, or is in the hands of a person
+    # All are within steps: the limit comes from their usual step, and who is behind is missing.
     stepping = all(state.operation in STEPPING and state.steps for state in states)
     if stepping:
         quiet_s, limit_s = min(s.step_age_s for s in states), limits.of_step(states)
@@ -76,10 +77,12 @@ def detect_hang(states: Sequence[WorkerState], limits: HangLimits, unseen: int =
             limit_s = max(limit_s, limits.timeout_s)
             reason = "no worker has finished a step"
     else:
+        # Elsewhere no step is due: only waiting in a collective counts, by its own timeout.
         waiting = [state.age_s for state in states if state.collective]
         quiet_s, limit_s = max(waiting, default=0.0), limits.of_waiting
         missing, reason = find_missing(states)
         reason = reason or "a worker waits for the others"
+    # Unseen workers may explain the wait.
     if quiet_s < limit_s * (2 if unseen else 1):
         return None
     usual = [state.median_step_s for state in states if state.median_step_s is not None]
@@ -97,20 +100,25 @@ def find_missing(states: Sequence[WorkerState]) -> tuple[tuple[int, ...], str]:
         Their ranks, none where all wait in one collective; and what shows it. An empty text where
         nobody waits for anybody.
     """
+    # From the most certain sign to the least: first a process that a signal has stopped;
     stopped = _ranks(state for state in states if state.process == "stopped")
     if stopped:
         return stopped, "stopped by a signal"
+    # then different collectives under the same number: their order differs between workers;
     if (few := _elsewhere(states)) is not None:
         return few, "in another collective than the others: one was left out, or is one too many"
+    # then progress: whoever has begun fewer collectives keeps the others waiting;
     places = {state.rank: (state.collectives, state.step or 0) for state in states}
     least = min(places.values())
     behind = tuple(sorted(rank for rank, place in places.items() if place == least))
     if len(behind) < len(states):
         return behind, "behind the others"
+    # then CPU time: all are at the same place, and some compute while the others wait;
     busy = _ranks(state for state in states if state.busy > _BUSY)
     idle = _ranks(state for state in states if state.busy < _IDLE)
     if busy and len(busy) + len(idle) == len(states) and idle:
         return busy, "computing without an end while the others wait"
+    # and at last, with all idle in the same collective, the network between them.
     if all(state.collective for state in states) and len(idle) == len(states) > 1:
         return (), "all wait in the same collective: the connection between them may be lost"
     return (), ""

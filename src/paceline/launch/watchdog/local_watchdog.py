@@ -63,6 +63,7 @@ def watch_locally(
             file.write(line + "\n")
 
     def is_done() -> bool:
+        # The records come before the kill: the launcher collects them once the workers have ended.
         failures = watchdog.advance()
         for failure in failures or ():
             record(failure, log_dir)

@@ -47,6 +47,7 @@ class PeerStatus:
         path = self._path
         temporary = path.with_name(f"{path.name}.new")
         with suppress(OSError):
+            # Renamed into place: a reader never sees half of it.
             temporary.write_text(json.dumps(status.to_json()))
             temporary.replace(path)
 
@@ -83,6 +84,7 @@ class PeerStatus:
             return None
         if status.attempt != self._attempt:
             return None
+        # A file counts once its number has grown under our eyes, and until it stands still.
         before, stale = self._seen.get(path, (status.looks, -1))
         if status.looks != before:
             stale = 0

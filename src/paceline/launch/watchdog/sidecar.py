@@ -73,6 +73,8 @@ def watched(note: StepNote, watch: WatchedWorkers, *, starts: bool) -> Iterator[
         yield
         return
     notice = notice_path(watch.log_dir, watch.rank)
+    # The handler is there before the notice: once it is read, SIGUSR1 may come, which kills
+    # a process without a handler.
     with _stacks_on_request(log_path(watch.log_dir, watch.rank)):
         with suppress(OSError):  # on a full disk nobody watches
             here = {"host": socket.gethostname(), "node": watch.node, "attempt": watch.attempt}
@@ -81,6 +83,7 @@ def watched(note: StepNote, watch: WatchedWorkers, *, starts: bool) -> Iterator[
         try:
             yield
         finally:
+            # In the opposite order: nobody new watches this worker, then the process ends.
             notice.unlink(missing_ok=True)
             if process is not None:
                 process.terminate()

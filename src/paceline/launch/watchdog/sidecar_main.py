@@ -77,12 +77,14 @@ class NodeWatchdog:
             node=f"node-{watched.rank}",
         )
         try:
+            # Wait until all workers of the node have left their notices.
             while self._goes_on() and not self._find():
                 pass
             self._poller = WorkerPoller(
                 {rank: notice.note for rank, notice in self._found.items()},
                 {rank: notice.pid for rank, notice in self._found.items()},
             )
+            # Watch. A hang is recorded before the kill, which ends the watch as well.
             while self._found and self._goes_on():
                 failures = watchdog.advance()
                 if failures is not None:
@@ -91,6 +93,7 @@ class NodeWatchdog:
                     self._kill()
                     return
         finally:
+            # A worker that was killed can't remove its notice itself.
             watchdog.close()
             self._peers.leave()
             for rank in self._found:
@@ -99,6 +102,7 @@ class NodeWatchdog:
     def poll(self) -> Observation:
         """See how the workers are, and exchange that with the other nodes' processes."""
         states = self._poller.poll()
+        # Other nodes have workers too: exchange states with their processes by files.
         if self._watched.world_size != len(states):
             self._peers.publish(states, None)
             self._others = self._peers.read()[0]
@@ -120,6 +124,7 @@ class NodeWatchdog:
 
     def _find(self) -> bool:
         """Read the workers' notices; tell whether all of this node are there."""
+        # The worker's own notice defines host, node and attempt; those of earlier attempts differ.
         own = _read(notice_path(self._watched.log_dir, self._watched.rank))
         for path in self._watched.log_dir.glob(".watch-rank-*.json"):
             notice = _read(path)
@@ -135,6 +140,7 @@ class NodeWatchdog:
         """Wait for what the other nodes' processes find; they leave when they have published it."""
         found: dict[int, str] = {}
         for _ in range(_EXCHANGES if self._others else 0):
+            # Published each time: a file whose number doesn't grow counts as stale.
             self._peers.publish(states, stacks)
             others, published, complete = self._peers.read()
             found |= published

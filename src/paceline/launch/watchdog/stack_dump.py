@@ -57,10 +57,12 @@ def collect_stacks(states: Sequence[WorkerState], log_dir: Path) -> dict[int, st
         if state.process == "running":
             log = log_path(log_dir, state.rank)
             with suppress(OSError):
+                # The answer is what the log gains after the signal.
                 size = log.stat().st_size
                 os.kill(state.pid, signal.SIGUSR1)
                 requests[state.rank] = _Request(log, size, size, time.monotonic())
     end_s = time.monotonic() + _ANSWER_S
+    # faulthandler's end can't be seen: an answer is complete once the log stops growing.
     while not all(map(_has_answered, requests.values())) and time.monotonic() < end_s:
         time.sleep(_POLL_S)
     answers = {rank: _answer(request) for rank, request in requests.items()}

@@ -106,6 +106,7 @@ class Speeds:
         self._seen.append({state.rank: state for state in states})
         found = []
         for state in states:
+            # Sums over the whole window: differences of two polls would be coarse.
             first = next((seen[state.rank] for seen in self._seen if state.rank in seen), state)
             if state.steps > first.steps and state.step is not None:
                 found.append(_speed(first, state))
@@ -117,12 +118,14 @@ class Speeds:
         Args:
             speeds: What the last `update` gave.
         """
+        # Too early: the window isn't full, or holds too few steps to judge.
         if len(self._seen) <= _LOOKS:
             return []
         first, last = self._seen[0], self._seen[-1]
         counted = [last[rank].steps - first[rank].steps for rank in last if rank in first]
         if min(counted, default=0) < _LEAST_STEPS:
             return []
+        # Each one is named once a minute at most.
         found = [
             straggler
             for straggler in find_stragglers(speeds)
@@ -136,7 +139,9 @@ class Speeds:
 def find_stragglers(speeds: Sequence[WorkerSpeed]) -> list[Straggler]:
     """Find the workers that keep the others waiting: pure."""
     if len(speeds) < 2:
+        # The cause is the part that exceeds its own median by more.
         return []
+    # The low median, so that with two workers the faster one is the measure.
     usual_s = median_low([speed.own_s for speed in speeds])
     computes_s = median_low([speed.compute_s for speed in speeds])
     reads_s = median_low([speed.data_s for speed in speeds])

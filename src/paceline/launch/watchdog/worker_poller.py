@@ -94,6 +94,7 @@ def _follow(worker: _Watched, reading: Reading, elapsed_s: float) -> None:
     before, worker.reading = worker.reading, reading
     worker.age_s = 0.0 if reading != before else worker.age_s + elapsed_s
     since_s, worker.step_age_s = worker.step_age_s + elapsed_s, 0.0
+    # A step of several (polls are slower than short steps) gives their mean as one pace.
     if reading.step == before.step:
         worker.step_age_s = since_s
     elif reading.step is not None and before.step is not None and reading.step > before.step:

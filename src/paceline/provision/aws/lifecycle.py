@@ -53,12 +53,15 @@ def make_nodes(aws: Aws, plan: ClusterPlan, *, wait: bool, say: Say) -> list[Ins
     say = quietly(say)  # a closed terminal must not keep anything from being deleted
     with Interrupts().caught() as interrupts:
         waiter = Waiter(lambda: interrupts.received)
+        # Ask for the stack, and wait for it.
         try:
             create_stack(aws, plan, token)
             say(f"making the stack {plan.name}; Ctrl-C deletes all of it again")
             stack = wait_until_made(aws, plan, waiter)
+            # Make the nodes reachable, and wait for ssh.
             nodes = _address_nodes(aws, plan, stack)
             keys = _wait_for_nodes(aws, nodes, waiter, say) if wait else {}
+            # The last moment for a signal: from here on the files lead other commands to the nodes.
             waiter.check()
             keep(kept(plan.name), stack, nodes, keys, plan.key.private_file)
             return nodes
@@ -112,6 +115,7 @@ def _roll_back(aws: Aws, plan: ClusterPlan, token: str, error: BaseException, sa
     try:
         stack = find_stack(aws, plan.name)
         if stack is not None:
+            # Somebody else's stack of the same name.
             if stack.token != token:
                 return
             say(f"deleting the stack {plan.name} again, which takes minutes")
@@ -144,6 +148,7 @@ def wait_for_nothing(
         left = find_orphaned(aws, name)
         return None if left else True
 
+    # `left` keeps the last look, whether the time was enough or not.
     waiter.until(look, timeout_s)
     return left
 
@@ -172,6 +177,7 @@ def delete_nodes(aws: Aws, name: str, say: Say) -> None:
                 try:
                     delete_stack(aws, stack, waiter)
                 except InfrastructureError as error:
+                    # The stack is stuck; what carries the tag tells more than its message.
                     failure = error
             left = wait_for_nothing(aws, name, waiter, GONE_TIMEOUT_S if stack else 0.0)
         except KeyboardInterrupt:
@@ -181,6 +187,7 @@ def delete_nodes(aws: Aws, name: str, say: Say) -> None:
         listed = ", ".join(left) or "nothing with its tag"
         reason = f" ({failure})" if failure else ""
         raise InfrastructureError(f"this is left of {name} in {aws.region}: {listed}{reason}")
+    # Only now: as long as something is left, the files lead to it.
     kept(name).forget()
     say(f"nothing is left of {name} in {aws.region}" if stack else _nothing(name, aws.region))
 

@@ -50,6 +50,7 @@ class ClusterPlan:
     def parameters(self) -> Mapping[str, str]:
         """List the template's parameters."""
         bucket, prefix = split_bucket(self.options.bucket) if self.options.bucket else ("", "")
+        # EC2 gives an instance with several interfaces no public address by itself.
         given = self.site.public and not self.shape.fabric_cards and self.shape.own_network
         place = (
             {"Zone": self.site.zone}
@@ -87,6 +88,7 @@ def make_plan(aws: Aws, name: str, options: NodeOptions, network: NetworkOptions
         UsageError: Something that was asked for isn't there, or doesn't fit together.
         InfrastructureError: AWS can't be asked.
     """
+    # The instance type and the image have to fit together.
     kind = find_type(aws, options.instance_type)
     if options.spot and not kind.spot:
         raise UsageError(f"there is no spot capacity of {kind.name}: leave out --spot")
@@ -95,6 +97,7 @@ def make_plan(aws: Aws, name: str, options: NodeOptions, network: NetworkOptions
         raise UsageError(
             f"--disk-gb {options.disk_gb} is less than the image's {image.least_disk_gb} GB"
         )
+    # Where, and what follows from the type and the place: adapters, addresses, quotas.
     site = find_site(aws, kind.name, zone=network.zone, subnet=network.subnet)
     shape = _shape(options.nodes, kind, site, network.efa)
     vcpus = vcpu_quota(aws, kind.name, options.nodes * kind.vcpus, spot=options.spot)

@@ -63,6 +63,7 @@ def create_stack(aws: Aws, plan: ClusterPlan, token: str) -> None:
         InfrastructureError: AWS refused, or can't be reached.
     """
     try:
+        # The token makes a repeated request the same one (ClientRequestToken), and tags the stack.
         aws.call(
             "cloudformation",
             "create_stack",
@@ -110,6 +111,7 @@ def wait_until_made(aws: Aws, plan: ClusterPlan, waiter: Waiter) -> Stack:
             raise explain(failures(aws, stack_id), plan)
         return None
 
+    # Three ends: it is complete, it failed (which raises), or time is up.
     stack = waiter.until(made, _CREATE_TIMEOUT_S)
     if stack is None:
         raise InfrastructureError(f"the stack {plan.name} wasn't ready within 30 minutes")

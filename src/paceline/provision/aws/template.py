@@ -44,8 +44,10 @@ def build_template(shape: Shape) -> str:
     """
     template = read_template()
     resources = _object(template["Resources"])
+    # Repeat what there is several of: interfaces, then nodes.
     _set_interfaces(resources, shape.fabric_cards)
     _repeat_nodes(resources, shape.nodes)
+    # Decide conditions that are known by now, and leave out what they exclude.
     decided = {
         "OwnNetwork": shape.own_network,
         "UseFabric": bool(shape.fabric_cards),
@@ -90,6 +92,7 @@ def _set_interfaces(resources: dict[str, Json], fabric_cards: Sequence[int]) -> 
 
 
 def _repeat_nodes(resources: dict[str, Json], nodes: int) -> None:
+    # Taken before the loop, which overwrites Node0's own resources.
     prototypes = {name: json.dumps(resources[name]) for name in _PROTOTYPES}
     for index in range(nodes):
         for name, text in prototypes.items():

@@ -69,6 +69,7 @@ def describe_throughput(study: Study) -> str:
             f"{workers} {does} {fastest} images a second. What one worker does alone isn't known, "
             "so there is no ideal line."
         )
+    # With one worker as the measure: one worker alone, one method, or several to compare.
     alone = show_three_digits(study.baseline_images_per_s)
     if top[0].workers == 1:
         return (
@@ -123,6 +124,7 @@ def describe_loss(study: Study, size: SizeResult) -> str:
 
 def lost_by_part(study: Study, alone: StepParts, size: SizeResult) -> dict[str, float]:
     """Give the seconds by which each part of a step exceeds its ideal; none below zero."""
+    # Strong scaling: the same batch over all workers, so each part's ideal shrinks.
     shrink = size.workers if study.mode == "strong" else 1
     parts = {} if size.parts is None else asdict(size.parts)
     ideal = asdict(alone)
@@ -187,6 +189,7 @@ def describe_learning(study: Study, sizes: Sequence[SizeResult], across: str) ->
     if across == "time":
         ends = [f"{size_phrase(study, size)} after {show_seconds(place)}" for place, size in known]
         return f"All got down to {common}: {listed(ends)}."
+    # Samples are compared as multiples, since they don't depend on the machine.
     (first, size), *others = known
     factors = [place / first if first > 0 else 1.0 for place, _ in others]
     each = [

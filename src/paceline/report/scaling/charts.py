@@ -114,6 +114,7 @@ def throughput_picture(study: Study) -> Picture:
     def low_high(size: PredictedSize) -> tuple[float, float, float] | None:
         if size.images_per_s is None:
             return None
+        # The band is of the efficiency, which is proportional to the throughput.
         factor = size.images_per_s / size.efficiency
         return factor * size.low, size.images_per_s, factor * size.high
 
@@ -243,6 +244,7 @@ def _predicted(
     for method in methods:
         reached = [(float(size.workers), reach(size)) for size in method.predicted]
         known = [(workers, *interval) for workers, interval in reached if interval is not None]
+        # Bands of many methods would hide one another.
         banded = bool(method.sizes) or len(methods) <= MOST_BANDS
         if known:
             line = Line(

@@ -51,6 +51,7 @@ def choose_labels(places: Sequence[tuple[float, str]], room: float = 6.0) -> lis
         room: Points between two.
     """
     chosen: list[int] = []
+    # By priority: a label is written where it touches none that has been chosen.
     order = [len(places) - 1, *range(len(places) - 1)] if places else []
     for number in order:
         place, label = places[number]
@@ -71,6 +72,7 @@ def _draw_line(axes: "Axes", picture: Picture, line: Line) -> None:
         axes.fill_between(
             [x for x, *_ in line.band], lows, highs, color=colour, alpha=0.14, linewidth=0, zorder=1
         )
+    # Predicted lines are thin and dashed, with empty dots, and behind the measured ones.
     predicted = line.stroke == "predicted"
     dashed = (0, (4, 3)) if predicted else (0, (6, 2)) if line.again else "-"
     dots = picture.across == "workers" or len(x) == 1

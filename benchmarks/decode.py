@@ -23,6 +23,7 @@ from torchvision.io import decode_jpeg
 
 from benchmarks.figures import Report, median_figure, parser
 from paceline.data.batch import BatchSource
+from paceline.data.crop import center_crop, resize, shorter_side_to
 from paceline.data.decode import decoded_to
 from paceline.data.imagefolder import load_image_folder
 from paceline.data.loader import LoaderSource
@@ -30,7 +31,6 @@ from paceline.data.memory import MemorySource, PreparedSource
 from paceline.data.options import PackOptions
 from paceline.data.order import EpochPlan
 from paceline.data.packed import load_packed, pack_images
-from paceline.data.crop import center_crop, resize, shorter_side_to
 from paceline.distributed.allocator import keep_freed_memory
 
 WANTED = 256

@@ -22,6 +22,10 @@ _WRONG = [
     ("tran", r"unknown command 'tran'. Did you mean 'train'\? Known: .*resume"),
     ("train digit", r"unknown recipe 'digit'. Did you mean 'digits'\? Known: cifar10-wideresnet"),
     ("train bars.py", r"'bars.py' is a file.* bars.py:function.*`paceline run bars.py`"),
+    (
+        "scale digits --workers 1 2",
+        r"unexpected '2': put commas.* --workers 1,2",
+    ),
     ("train digits --epoch 3", r"unknown option '--epoch'. Did you mean '--epochs'\? Known: --"),
     ("train digits --optimizer adm", r'"adm" for --optimizer. Choose from: "sgd", "adam"'),
     ("train digits --optimizer adam --momentum 0.9", r"adam has no momentum.*sgd, lars"),
@@ -162,3 +166,16 @@ def _skip_where_gpus_are() -> None:
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
+
+
+def test_an_unknown_option_may_be_the_scripts_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").touch()
+    assert main(["run", "mine.py", "--workers", "2", "--hidden", "8"]) == ExitCode.USAGE
+    said = " ".join(capsys.readouterr().err.split())
+    assert "unknown option '--hidden'" in said
+    assert said.endswith(
+        "Arguments of the script itself come after --: paceline run mine.py -- ..."
+    )

@@ -1,3 +1,4 @@
+import errno
 import fcntl
 import os
 import subprocess
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import UsageError
+from paceline.errors import StorageError, UsageError
 from paceline.files import write_json
 from paceline.results.run_directory import RunDirectory
 
@@ -21,6 +22,20 @@ def test_a_new_run_directory(tmp_path: Path) -> None:
 
 def test_an_empty_directory_will_do(tmp_path: Path) -> None:
     RunDirectory(tmp_path).create()
+
+
+def test_a_summary_that_cant_be_removed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory(tmp_path)
+    run.remove_summary()  # there is none
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(StorageError, match=r"summary\.json can't be written: Permission denied"):
+        run.remove_summary()
 
 
 def test_a_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,13 @@ def main(tokens: Sequence[str]) -> int:
     )
     run = RunDirectory.named(where)
     run.read_run()
-    from paceline.training.evaluation.evaluate_run import evaluate_run, find_snapshot
+    from paceline.training.evaluation.evaluate_run import (
+        evaluate_run,
+        find_snapshot,
+        read_recipe_run,
+    )
+
+    read_recipe_run(run)  # before it is said which snapshot is taken
 
     arguments = {"data_dir": given["data_dir"]} if "data_dir" in given else {}
     device = cast(DeviceKind, given.get("device", "auto"))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.errors import ExitCode, UsageError
+from paceline.files import storing
 from paceline.options.command_line import read_command
 from paceline.options.text import printable
 from paceline.results.run_directory import RunDirectory
@@ -19,7 +20,10 @@ def main(tokens: Sequence[str]) -> int:
     (where,), _ = read_command(
         "paceline report DIR", _ABOUT, tokens, (), "the run directory, or that of a scaling study"
     )
-    print(printable(str(_write(RunDirectory.named(where)))))
+    run = RunDirectory.named(where)
+    with storing(run.path):
+        page = _write(run)
+    print(printable(str(page)))
     return ExitCode.DONE
 
 

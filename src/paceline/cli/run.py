@@ -33,7 +33,9 @@ def main(tokens: Sequence[str]) -> int:
     if wants_help(own):
         show_help(_USAGE, _ABOUT, options)
     script, own = _take_script(own)
-    given = parse_options(shlex.join(("paceline", "run", script)), _ABOUT, own, options)
+    command = shlex.join(("paceline", "run", script))
+    hint = f". Arguments of the script itself come after --: {command} -- ..."
+    given = parse_options(command, _ABOUT, own, options, hint)
     choice, where = take_cluster_choice(given), given.pop("run_dir", None)
     request = TrainRequest(
         kind="script",

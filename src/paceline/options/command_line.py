@@ -57,7 +57,11 @@ _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
 def parse_options(
-    command: str, about: str, tokens: Sequence[str], options: Iterable[OptionField]
+    command: str,
+    about: str,
+    tokens: Sequence[str],
+    options: Iterable[OptionField],
+    hint: str = "",
 ) -> dict[str, OptionValue]:
     """Read options from a command line, and from the environment where it doesn't name them.
 
@@ -66,6 +70,7 @@ def parse_options(
         about: What `--help` says first.
         tokens: The command line after the command.
         options: What is known; `default` is only shown.
+        hint: What an error about something unknown says besides.
 
     Returns:
         The options that were given, by name; not the defaults.
@@ -86,9 +91,10 @@ def parse_options(
         _, bound, _ = app.parse_args(list(tokens), exit_on_error=False, print_error=False)
     # Its errors name its own types and functions: said again in the user's words.
     except UnknownOptionError as error:
-        raise UsageError(_unknown_option(error, listed, command)) from error
+        raise UsageError(_unknown_option(error, listed, command) + hint) from error
     except UnusedCliTokensError as error:
-        raise UsageError(f"{_unexpected(error, tokens, listed)}. See {command} --help") from error
+        what = _unexpected(error, tokens, listed)
+        raise UsageError(f"{what}. See {command} --help{hint}") from error
     except CycloptsError as error:
         raise UsageError(f"{_what_is_wrong(error, tokens, listed)} See {command} --help") from error
     values = {name: plain(value) for name, value in bound.arguments.items()}
@@ -205,6 +211,9 @@ def _unexpected(
             f"{before} takes no value, and {words[0]!r} comes after it: {name} switches on, "
             f"{name.replace('--', '--no-', 1)} switches off"
         )
+    if before.isdigit() and all(word.isdigit() for word in words) and place > 1:
+        option, value = tokens[place - 2], ",".join((before, *words))
+        return f"unexpected {words[0]!r}: put commas between several numbers, {option} {value}"
     listed = ", ".join(map(repr, words))
     return f"unexpected {listed}: what isn't an option comes first"
 

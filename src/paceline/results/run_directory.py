@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from paceline.errors import UsageError
-from paceline.files import describe_json, read_json_object, why_unreadable, write_json
+from paceline.files import describe_json, read_json_object, storing, why_unreadable, write_json
 from paceline.options.shell import command_line
 
 RUN_FORMAT = 1
@@ -88,6 +88,15 @@ class RunDirectory:
     def summary_json(self) -> Path:
         """How the training ended; written last."""
         return self.path / "summary.json"
+
+    def remove_summary(self) -> None:
+        """Remove what an earlier start has left: the training hasn't ended.
+
+        Raises:
+            StorageError: The run directory can't be written.
+        """
+        with storing(self.path):
+            self.summary_json.unlink(missing_ok=True)
 
     @property
     def profile_json(self) -> Path:

@@ -43,6 +43,7 @@ def settled(
         if name in given and given[name] != value:
             raise UsageError(
                 f"the script says {name}={value!r}, and the command line or the environment says "
-                f"{flag(name)} {given[name]}: leave it out in one of the two places"
+                f"{flag(name)} {given[name]}: leave it out in one of the two places, or put what "
+                "is meant for the script after --"
             )
     return {**script, **given}

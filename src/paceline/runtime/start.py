@@ -60,7 +60,7 @@ def _start_local(launch: Launch) -> int:
     if launch.makes:
         run.create()
     with run.lock(), run.swept():
-        run.summary_json.unlink(missing_ok=True)  # of an earlier start
+        run.remove_summary()
         try:
             with signals_raised():  # until the launch catches them itself
                 # The fork server imports torch while the launcher starts.
@@ -90,7 +90,7 @@ def _start_here(launch: Launch) -> int:
     # Rank 0 owns the directory, and tells how the training ended.
     with run.lock() if place.rank == 0 else nullcontext():
         if place.rank == 0:
-            run.summary_json.unlink(missing_ok=True)  # of an earlier start
+            run.remove_summary()
         try:
             stopped_because = _work_here(launch)
         except Exception as error:  # noqa: BLE001  # the process boundary: told and recorded

@@ -35,7 +35,7 @@ def start_on_node(launch: Launch, node: NodePlacement) -> int:
     given_s = launch.config.launch.stop_grace_s
     with run.lock() if leads else nullcontext():
         if leads:
-            run.summary_json.unlink(missing_ok=True)  # of an earlier start
+            run.remove_summary()
         outcome = launch_node(
             launch.entry,
             launch.request.to_json(),

@@ -35,7 +35,7 @@ def start_on_hosts(launch: Launch, options: HostsOptions) -> int:
     if launch.makes:
         run.create()
     with run.lock():
-        run.summary_json.unlink(missing_ok=True)  # of an earlier start
+        run.remove_summary()
         for stale in run.logs.glob("*failure-rank-*.json"):
             stale.unlink(missing_ok=True)
         try:

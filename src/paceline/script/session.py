@@ -246,7 +246,7 @@ def _closing(run: RunDirectory, rank: int) -> Iterator[None]:
         yield
         return
     with run.lock():
-        run.summary_json.unlink(missing_ok=True)  # of an earlier start
+        run.remove_summary()
         try:
             yield
         # Interrupted, failed, or finished: each ends in its own words and with its exit code.

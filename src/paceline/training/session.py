@@ -582,7 +582,8 @@ class Session:
         if name in self._given and settled != value:
             raise UsageError(
                 f"the script has {name}={value}, and the command line or the environment says "
-                f"{settled}: leave it out in one of the two places"
+                f"{settled}: leave it out in one of the two places, or put what "
+                "is meant for the script after --"
             )
         return value
 

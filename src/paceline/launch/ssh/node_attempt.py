@@ -255,7 +255,7 @@ def _clear(run: RunDirectory, ranks: Sequence[int], attempt: int, *, leads: bool
         with suppress(FileNotFoundError):
             path.rename(path.with_name(f"before-{attempt}-{path.name}"))
     if leads:
-        run.summary_json.unlink(missing_ok=True)
+        run.remove_summary()
 
 
 def _write_files(directory: Path, files: object) -> None:

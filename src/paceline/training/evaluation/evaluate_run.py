@@ -47,6 +47,21 @@ class EvaluationResult:
     """5 where the five best guesses were counted as well."""
 
 
+def read_recipe_run(run: RunDirectory) -> PreviousRun:
+    """Read how a recipe's training began.
+
+    Raises:
+        UsageError: There is none, or a script has trained it.
+    """
+    past = PreviousRun.read(run)
+    if past.kind == "script":
+        raise UsageError(
+            f"{run.path} was trained by the script {past.reference}, which alone knows its model "
+            "and data: evaluate in the script (s.evaluate), or take the weights by paceline export"
+        )
+    return past
+
+
 def find_snapshot(run: RunDirectory, which: str, say: Callable[[str], None]) -> Path:
     """Find the snapshot that a user asks for; where none is marked as the best, the last one.
 
@@ -84,12 +99,7 @@ def evaluate_run(
         SnapshotError: The snapshot is damaged or doesn't fit the recipe.
         DataError: The data can't be read.
     """
-    past = PreviousRun.read(run)
-    if past.kind == "script":
-        raise UsageError(
-            f"{run.path} was trained by the script {past.reference}, which alone knows its model "
-            "and data: evaluate in the script (s.evaluate), or take the weights by paceline export"
-        )
+    past = read_recipe_run(run)
     config = past.config()
     snapshot = read_snapshot(path)
     seed_everything(config.loop.seed)

@@ -174,7 +174,7 @@ class OrderedSync(GradientSync):
             raise UsageError(
                 "the learning rate was changed between two shards of a step, and would be once for "
                 "each of a worker's shards. Step the schedule where the weights have been updated: "
-                "if s.step(loss): scheduler.step()"
+                "if s.step(loss): scheduler.step(). s.backward(loss) gives True in the same places"
             )
 
     def _check_complete(self) -> None:

@@ -36,7 +36,7 @@ _REMEMBERED = 16
 
 
 class CollectiveListener(Protocol):
-    """Is told of every collective before it may block, and when it is over."""
+    """Called with every collective before it may block, and when it is over."""
 
     def enter(self, collective: str) -> None:
         """A collective of this name begins."""
@@ -70,7 +70,7 @@ class Group:
         self.has_few_operations = has_few_operations(backend)
         """Whether the backend offers only all_reduce, broadcast, reduce, all_gather, barrier."""
         self.listener: CollectiveListener | None = None
-        """Is told of this worker's collectives."""
+        """Called with this worker's collectives."""
         self._control = control_device(backend, device)
         # A thread of the backend may let go of a tensor after the call is over. Would it be the
         # last to do so, it needed the interpreter, which may be ending: that aborts the process.

@@ -25,11 +25,11 @@ def stops_handled(
     Gives those that the handler receives. For the main thread alone.
     """
     before = {number: signal.getsignal(number) for number in numbers}
-    heeded = [number for number, usual in before.items() if usual is not signal.SIG_IGN]
+    handled = [number for number, usual in before.items() if usual is not signal.SIG_IGN]
     try:
-        for number in heeded:
+        for number in handled:
             signal.signal(number, handler)
-        yield heeded
+        yield handled
     finally:
         for number, usual in before.items():
             signal.signal(number, usual)

@@ -130,9 +130,9 @@ def _be_worker(
     try:
         with ended_with_its_block():
             value = function(**arguments)
-        told = json.dumps({"value": value}, default=_as_list)
+        answer = json.dumps({"value": value}, default=_as_list)
         _flush()  # the notebook ends its workers as soon as it has heard from all
-        writing.send_bytes(told.encode())
+        writing.send_bytes(answer.encode())
     except InterruptedTraining as error:
         code = int(str(error.code))
     except BaseException:  # noqa: BLE001  # the process ends here; the notebook raises it
@@ -193,12 +193,12 @@ def _collect(started: list[_Worker]) -> list[object]:
             assert isinstance(ready, Connection)
             worker = waiting.pop(ready)
             try:
-                told = json.loads(ready.recv_bytes())
+                answer = json.loads(ready.recv_bytes())
             except EOFError:
                 raise JobError(f"worker {worker.rank} ended without a word") from None
-            if "traceback" in told:
-                raise JobError(f"worker {worker.rank} failed:\n{told['traceback']}")
-            values[worker.rank] = told["value"]
+            if "traceback" in answer:
+                raise JobError(f"worker {worker.rank} failed:\n{answer['traceback']}")
+            values[worker.rank] = answer["value"]
     return [values[rank] for rank in sorted(values)]
 
 

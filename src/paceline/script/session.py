@@ -217,10 +217,10 @@ def _agree_on_run(run: RunDirectory, resume: Resume, group: Group) -> RunDirecto
         UsageError: It can't be used; every worker says so.
     """
     problem = _make(run, resume, group.placement) if group.rank == 0 else ""
-    told = json.loads(group.broadcast_text(json.dumps([str(run.path), problem])))
-    if told[1]:
-        raise UsageError(told[1])
-    agreed = RunDirectory.named(told[0])
+    answer = json.loads(group.broadcast_text(json.dumps([str(run.path), problem])))
+    if answer[1]:
+        raise UsageError(answer[1])
+    agreed = RunDirectory.named(answer[0])
     make_on_this_node(replace(agreed, shared=run.shared))
     return agreed
 

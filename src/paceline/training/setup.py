@@ -88,7 +88,7 @@ def _watched(config: TrainConfig, run: RunDirectory, group: Group) -> AbstractCo
     limits, place = config.hang_limits(), group.placement
     if limits is None or place.source == "alone" or group.world_size == 1:
         return nullcontext()
-    party = WatchedWorkers(
+    workers = WatchedWorkers(
         log_dir=run.logs,
         rank=group.rank,
         workers=place.local_world_size,
@@ -97,7 +97,7 @@ def _watched(config: TrainConfig, run: RunDirectory, group: Group) -> AbstractCo
         attempt=place.attempt,
         limits=limits,
     )
-    return watched(note, party, starts=place.local_rank == 0)
+    return watched(note, workers, starts=place.local_rank == 0)
 
 
 def _build(

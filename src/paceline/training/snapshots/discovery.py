@@ -158,8 +158,8 @@ def find_origin(store: SnapshotStore, group: Group, report: Report, *, shared: b
     if not shared:
         return _of_nodes(store, group, report)
     found = store.newest_good(report) if group.rank == 0 else None
-    told = torch.tensor([NONE if found is None else found.step])
-    step = int(group.broadcast_(told))
+    found_step = torch.tensor([NONE if found is None else found.step])
+    step = int(group.broadcast_(found_step))
     if step == NONE:
         return Origin(snapshot=None, generation=1)
     found = found or read_snapshot(store.path_of(step))
@@ -204,8 +204,8 @@ def _of_nodes(store: SnapshotStore, group: Group, report: Report) -> Origin:
     while True:
         found = store.newest_good(report, at_most=at_most, alone=False) if looks else None
         own = _held(store, group.rank, found) if looks else None
-        told = group.gather_texts("" if own is None else own.to_json())
-        nodes = [SnapshotInventory.from_json(text) for text in told if text]
+        inventories = group.gather_texts("" if own is None else own.to_json())
+        nodes = [SnapshotInventory.from_json(text) for text in inventories if text]
         started = max(started, *(max(node.started, node.generation) for node in nodes))
         chosen = newest(nodes)
         if chosen is None:

@@ -229,7 +229,7 @@ def test_a_stop_that_fails_says_what_may_still_cost(job: Job, code: Path) -> Non
     broken = {"__type": "ConflictException", "message": "not now"}
     job.answers["StopTrainingJob"] = lambda _: (400, broken)
     thread = send_once(job, "DescribeTrainingJob", signal.SIGINT)
-    with pytest.raises(InfrastructureError, match=f"cost: .* --training-job-name {NAME}"):
+    with pytest.raises(InfrastructureError, match=rf"cost\. .* --training-job-name {NAME}"):
         submit(a_job(directory=code), OPTIONS)
     thread.join()
 

@@ -11,7 +11,7 @@ ProcessState = Literal["running", "stopped", "traced", "gone"]
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerState:
-    """One worker at one moment, as its own host sees it."""
+    """One worker at one moment, as its own host sees it. A field for each key of its JSON."""
 
     rank: int
     host: str

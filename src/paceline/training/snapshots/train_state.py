@@ -16,6 +16,8 @@ StopReason = Literal["epochs", "target", "patience", "time", "signal", "script"]
 class TrainState:
     """Position, clock and best results of a training; the same on every worker.
 
+    It has a field for each name under `position` in a snapshot, which are these many.
+
     Positions are counted in steps and samples of the whole training, never by worker, so that any
     number of workers can resume from them. A field that is added here needs nothing else: its
     default is what trainings have that began before there was such a field.

@@ -112,7 +112,7 @@ class SnapshotManager:
             tensors["sync"] = dict(sync.tensors)
         if own.tensors:
             tensors["own"] = dict(own.tensors)
-        of_hooks: dict[str, object] = {"numerics": None}
+        of_hooks: dict[str, object] = {}
         for state_dict in self._context.hooks.state_dict:
             of_hooks |= state_dict()
         snapshot = Snapshot(
@@ -129,7 +129,7 @@ class SnapshotManager:
                 "sync": {"method": self._method, "values": dict(sync.values)},
                 "world_size": self._group.world_size,
                 "parts": self._context.division.parts,
-                "numerics": of_hooks.pop("numerics"),
+                "numerics": None,  # unless a hook has it
                 "generation": self._generation,
                 "start": self._start,
                 **of_hooks,

@@ -288,12 +288,11 @@ class Redirection:
         is_uri = bool(named.get("uri", more[6:7] == (True,))) and text.startswith("file:")
         scheme_and_path, mark, query = text.partition("?")
         path = unquote(urlsplit(scheme_and_path).path) if is_uri else text
-        if not path or path == ":memory:" or (is_uri and "mode=memory" in query):
-            return partial(original, database, *more, **named)
-        # A database is changed in place: it is copied as a whole when it is opened.
-        key = self._key(path, follow=True)
+        is_file = path not in ("", ":memory:") and not (is_uri and "mode=memory" in query)
+        key = self._key(path, follow=True) if is_file else None
         if key is None:
             return partial(original, database, *more, **named)
+        # A database is changed in place: it is copied as a whole when it is opened.
         place = self.overlay.writable(key, keep=True)
         name = f"file:{quote(os.fspath(place))}{mark}{query}" if is_uri else place
         return partial(original, name, *more, **named)

@@ -192,9 +192,7 @@ class MemorySource(BatchSource):
 
     def _evaluation_inputs(self, raw: Tensor) -> Tensor:
         images = raw.permute(0, 3, 1, 2) if self._channels_last else raw
-        for change in self._evaluate_with:
-            images = change(images, no_draws(images))
-        return self._normalised_by_channel(images)
+        return self._normalised_by_channel(_without_draws(self._evaluate_with, images))
 
     def _normalised_by_channel(self, images: Tensor) -> Tensor:
         factor, offset = self._by_channel
@@ -204,9 +202,11 @@ class MemorySource(BatchSource):
         return inputs
 
 
-def no_draws(images: Tensor) -> Tensor:
-    """Give the random numbers of a change that isn't random: (N, 0)."""
-    return torch.empty(len(images), 0, device=images.device)
+def _without_draws(changes: Sequence[Augment], images: Tensor) -> Tensor:
+    """Apply changes that aren't random: their table of random numbers is (N, 0)."""
+    for change in changes:
+        images = change(images, torch.empty(len(images), 0, device=images.device))
+    return images
 
 
 def _describe(data: TensorData) -> str:
@@ -312,8 +312,7 @@ class PreparedSource(BatchSource):
         """Give one part's contiguous share in order, not augmented."""
         for batch in self._raw.eval_batches(part, parts, batch_size):
             images, labels = batch.pair()
-            for change in self._evaluate_with:
-                images = change(images, no_draws(images))
+            images = _without_draws(self._evaluate_with, images)
             yield replace(batch, content=(self._normalised(images), labels))
 
     def describe(self) -> str:

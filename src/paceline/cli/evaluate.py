@@ -14,6 +14,7 @@ from paceline.options.fields import OptionField
 from paceline.options.figures import show_loss
 from paceline.options.text import printable
 from paceline.results.run_directory import RunDirectory
+from paceline.training.previous_run import PreviousRun
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,14 +49,8 @@ def main(tokens: Sequence[str]) -> int:
         "paceline evaluate RUN_DIR", _ABOUT, tokens, _OPTIONS, "the run directory"
     )
     run = RunDirectory.named(where)
-    run.read_run()
-    from paceline.training.evaluation.evaluate_run import (
-        evaluate_run,
-        find_snapshot,
-        read_recipe_run,
-    )
-
-    read_recipe_run(run)  # before it is said which snapshot is taken
+    PreviousRun.read_recipe(run)  # before torch is loaded, and it is said which snapshot is taken
+    from paceline.training.evaluation.evaluate_run import evaluate_run, find_snapshot
 
     arguments = {"data_dir": given["data_dir"]} if "data_dir" in given else {}
     device = cast(DeviceKind, given.get("device", "auto"))

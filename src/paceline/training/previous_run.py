@@ -97,6 +97,22 @@ class PreviousRun:
                 f"{run.run_json} wasn't written by this version of Paceline: {error}"
             ) from error
 
+    @classmethod
+    def read_recipe(cls, run: RunDirectory) -> Self:
+        """Read how a recipe's training began.
+
+        Raises:
+            UsageError: There is none, or a script has trained it.
+        """
+        past = cls.read(run)
+        if past.kind == "script":
+            raise UsageError(
+                f"{run.path} was trained by the script {past.reference}, which alone knows its "
+                "model and data: evaluate in the script (s.evaluate), or take the weights by "
+                "paceline export"
+            )
+        return past
+
     def config(self) -> TrainConfig:
         """Build its options."""
         return TrainConfig.from_settings(self.settings)

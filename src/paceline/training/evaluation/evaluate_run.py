@@ -14,7 +14,6 @@ from paceline.distributed.device import pick_device
 from paceline.distributed.environment import Placement
 from paceline.distributed.group import Group
 from paceline.distributed.options import DeviceKind, DistOptions
-from paceline.errors import UsageError
 from paceline.metrics.counters import Totals
 from paceline.options.fields import OptionValue
 from paceline.results.run_directory import RunDirectory
@@ -45,21 +44,6 @@ class EvaluationResult:
     class_names: tuple[str, ...]
     top: int
     """5 where the five best guesses were counted as well."""
-
-
-def read_recipe_run(run: RunDirectory) -> PreviousRun:
-    """Read how a recipe's training began.
-
-    Raises:
-        UsageError: There is none, or a script has trained it.
-    """
-    past = PreviousRun.read(run)
-    if past.kind == "script":
-        raise UsageError(
-            f"{run.path} was trained by the script {past.reference}, which alone knows its model "
-            "and data: evaluate in the script (s.evaluate), or take the weights by paceline export"
-        )
-    return past
 
 
 def find_snapshot(run: RunDirectory, which: str, say: Callable[[str], None]) -> Path:
@@ -99,7 +83,7 @@ def evaluate_run(
         SnapshotError: The snapshot is damaged or doesn't fit the recipe.
         DataError: The data can't be read.
     """
-    past = read_recipe_run(run)
+    past = PreviousRun.read_recipe(run)
     config = past.config()
     snapshot = read_snapshot(path)
     seed_everything(config.loop.seed)

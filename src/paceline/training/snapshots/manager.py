@@ -3,6 +3,7 @@
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import final
 
 import torch
@@ -16,6 +17,7 @@ from paceline.checkpoint.store import SnapshotStore
 from paceline.checkpoint.writer import SnapshotWriter
 from paceline.data.order import ORDER_VERSION
 from paceline.errors import NonFiniteLossError, SnapshotError
+from paceline.launch.heartbeat import StepNote
 from paceline.metrics.counters import StepCounters
 from paceline.training.context import TrainingContext
 from paceline.training.snapshots.discovery import best_weights, find_origin
@@ -32,12 +34,17 @@ class SnapshotManager:
     """Saves and restores what a worker trains with. One worker writes, or one of each node."""
 
     def __init__(
-        self, context: TrainingContext, sync: GradientSync, counters: StepCounters
+        self,
+        context: TrainingContext,
+        sync: GradientSync,
+        counters: StepCounters,
+        note: StepNote,
     ) -> None:
         """Args:
         context: Of the training; its models may still grow until the first snapshot.
         sync: Combines gradients; its state is saved as well.
         counters: The epoch's sums, saved as well.
+        note: Where others see how long a snapshot takes.
         """
         self._store = SnapshotStore(context.run.snapshots, context.config.snapshots.keep_last)
         self._report = context.console.warn
@@ -48,7 +55,11 @@ class SnapshotManager:
         self._buffer_averager = context.buffer_averager
         self._counters = counters
         self._sync = sync
-        self._writer = SnapshotWriter(self._store, self._report) if context.writes else None
+        self._note = note
+        self._writer: SnapshotWriter | None = None
+        if context.writes:
+            self._writer = SnapshotWriter(self._store, self._report, self._note_written)
+        self._copied_s = 0.0
         self.restored: Mapping[str, object] = {}
         """JSON of the snapshot that was gone back to."""
         self._generation, self._start = 1, ""
@@ -90,12 +101,14 @@ class SnapshotManager:
         Raises:
             NonFiniteLossError: A weight is NaN or infinite; on every worker.
         """
+        began_s = perf_counter()
         model, scaler = self._components.model, self._context.scaler
         named = list(model.named_parameters())  # once: walking the modules costs more than sums
         self._check_finite(named, state.step)
         sync = self._sync.state_dict()
         own = self._gathered_own()
         if self._writer is None:
+            self._note.snapshot_s = perf_counter() - began_s
             return
         tensors: dict[str, Mapping[str, Tensor]] = {
             "model": self._model_tensors(model, agreed.more) | dict(sync.model),
@@ -136,6 +149,7 @@ class SnapshotManager:
             },
         )
         self._writer.offer(snapshot, best=best, wait=must)
+        self._copied_s = perf_counter() - began_s
 
     def restore_newest(self) -> TrainState | None:
         """Go back to the newest snapshot that verifies. Collective.
@@ -185,6 +199,9 @@ class SnapshotManager:
         """Wait until what was saved is on disk, or has failed (which was said)."""
         if self._writer:
             self._writer.flush()
+
+    def _note_written(self, seconds: float) -> None:
+        self._note.snapshot_s = self._copied_s + seconds
 
     def _check_finite(self, named: Sequence[tuple[str, nn.Parameter]], step: int) -> None:
         """Refuse weights that aren't finite. Collective where weights may differ.

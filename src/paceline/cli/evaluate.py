@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 from paceline.distributed.options import DeviceKind
 from paceline.errors import ExitCode, UsageError
 from paceline.options.command_line import (
+    ema_option,
     note,
     read_command,
     snapshot_option,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _OPTIONS = (
     snapshot_option("Evaluation"),
+    ema_option("Evaluation"),
     OptionField(
         name="device",
         annotation=DeviceKind,
@@ -55,7 +57,7 @@ def main(tokens: Sequence[str]) -> int:
     arguments = {"data_dir": given["data_dir"]} if "data_dir" in given else {}
     device = cast(DeviceKind, given.get("device", "auto"))
     path = find_snapshot(run, str(given.get("snapshot", "best")), note)
-    result = evaluate_run(run, path, arguments, device)
+    result = evaluate_run(run, path, arguments, device, ema=bool(given.get("ema", True)))
     totals = result.totals
     print(f"snapshot  {result.snapshot.name} (step {result.step})")
     if not totals.samples:

@@ -125,6 +125,7 @@ class SnapshotManager:
             tensors["sync"] = dict(sync.tensors)
         if own.tensors:
             tensors["own"] = dict(own.tensors)
+        tensors |= self._average_tensors()
         of_hooks: dict[str, object] = {}
         for state_dict in self._context.hooks.state_dict:
             of_hooks |= state_dict()
@@ -171,7 +172,9 @@ class SnapshotManager:
         return None if found.snapshot is None else self._restore(found.snapshot)
 
     def load_best(self) -> bool:
-        """Put the best snapshot's weights into the model; nothing else. Collective.
+        """Put the weights that the best snapshot was judged by into the model. Collective.
+
+        Evaluations take these from then on.
 
         Returns:
             False where there is none.
@@ -184,6 +187,7 @@ class SnapshotManager:
             load_weights(model, found.tensors)
         for tensor in model.state_dict().values():
             group.broadcast_(tensor.detach(), found.rank)
+        self._components.average = None
         return True
 
     def advice(self) -> str:
@@ -265,12 +269,27 @@ class SnapshotManager:
         """Hash the rest: optimizers' state and the running statistics of all parts. Collective."""
         model = self._components.model
         tensors = {"buffers": self._buffer_averager.gathered()}
+        for average in self._average_tensors().values():
+            tensors |= {f"ema/{name}": tensor for name, tensor in average.items()}
         for number, optimizer in enumerate(self._components.optimizers):
             slots, values = flatten_optimizer(optimizer, model.named_parameters())
             tensors |= {f"{_optimizer_file(number)}/{name}": slot for name, slot in slots.items()}
             text = json.dumps(values, sort_keys=True).encode()
             tensors[f"{_optimizer_file(number)}/values"] = torch.tensor(list(text))
         return weights_sha256(tensors)
+
+    def _average_tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Give the average of the weights for a snapshot; empty where there is none."""
+        average = self._components.average
+        found = average.tensors() if average is not None else {}
+        return {"ema": found} if found else {}
+
+    def _restore_average(self, snapshot: Snapshot) -> None:
+        average, found = self._components.average, snapshot.tensors.get("ema")
+        if average is not None and found:
+            average.restore(found)
+        elif average is not None and snapshot.step:
+            self._report("The snapshot has no average of the weights (--ema): it begins here")
 
     def _gathered_own(self) -> RankState:
         """Collect what each worker has a state of its own of. Collective where there is any."""
@@ -316,6 +335,7 @@ class SnapshotManager:
         if scaler is not None and saved_scaler is not None:
             scaler.load_state_dict(dict(_mapping(saved_scaler)))
         self._restore_own(snapshot)
+        self._restore_average(snapshot)
         self._restore_sync(snapshot)
         self.restored = state
         return TrainState.from_json(state.get("position"))

@@ -268,8 +268,8 @@ def test_a_parameter_without_gradients_on_one_worker_and_what_is_waited_for(
             return (
                 weights_of(model, spare),
                 state,
-                profiler.averaging.sent_bytes,
-                profiler.averaging.waited_s,
+                profiler.averaging.source.sent_bytes,
+                profiler.averaging.source.waited_s,
             )
 
     found = run_ranks(2, body)

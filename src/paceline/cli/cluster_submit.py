@@ -14,7 +14,7 @@ from paceline.launch.ssh.options import HostsOptions
 from paceline.options.command_line import flag
 from paceline.options.durations import parse_duration_s
 from paceline.options.fields import OptionField, OptionValue, option_fields
-from paceline.training.config import TrainConfig
+from paceline.training.config import TrainConfig, training_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +48,21 @@ class ClusterChoice:
 
 @cache
 def cluster_options() -> tuple[OptionField, ...]:
-    """List the options, by heading."""
+    """List the options, by heading.
+
+    Raises:
+        UsageError: Another package's launcher has an option whose name is taken.
+    """
     listed = [*option_fields(HostsOptions, "Hosts"), *option_fields(ClusterOptions, "Cluster")]
     for kind in launchers():
-        listed += _own_options(kind)
+        taken = {*training_options(), *(option.name for option in listed)}
+        for option in _own_options(kind):
+            if option.name in taken:
+                raise UsageError(
+                    f"the launcher {kind!r} has the option {flag(option.name)}, a name that is "
+                    "taken: uninstall its package"
+                )
+            listed.append(option)
     return tuple(listed)
 
 

@@ -138,6 +138,7 @@ FOREIGN = (
         "node-rank",
         "master-addr",
         "help",
+        "help-all",
         "no-",
         "quick",
         "json",
@@ -169,7 +170,8 @@ def test_flags_exist(page: Path) -> None:
     more += [*workers._OPTIONS, *predict._OPTIONS, *option_fields(ScaleOptions, "")]
     more += cluster_options()
     more += [option for each in aws._OPTIONS.values() for option in each]
-    names = {option.name for option in (*training_options().values(), *more)}
+    every = (*training_options().values(), *more)
+    names = {name for option in every for name in (*option.own_names, *option.aliases)}
     own = {"width", "hidden"} | {name.replace("_", "-") for name in names}
     named = {flag.removeprefix("no-") for flag in flags(page) - FOREIGN}
     assert named <= own

@@ -1,7 +1,7 @@
 """Options that send a training elsewhere: to hosts by ssh, or to a cluster that starts it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -52,7 +52,7 @@ def cluster_options() -> tuple[OptionField, ...]:
     listed = [*option_fields(HostsOptions, "Hosts"), *option_fields(ClusterOptions, "Cluster")]
     for kind in launchers():
         listed += _own_options(kind)
-    return tuple(listed)
+    return tuple(replace(option, is_basic=False) for option in listed)
 
 
 def take_cluster_choice(given: dict[str, OptionValue]) -> ClusterChoice:

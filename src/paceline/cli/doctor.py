@@ -78,7 +78,7 @@ def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     named = tokens[0] if tokens and not tokens[0].startswith("-") else None
     if named is None and wants_help(tokens):
-        show_help(_COMMAND, _ABOUT, [*_OPTIONS, *_training()])
+        show_help(_COMMAND, _ABOUT, [*_OPTIONS, *_training()], tokens)
     request = _read(tokens) if named is None else _read_recipe(named, tokens[1:])
     hosts = request.hosts_options()
     if request.given.get("here"):

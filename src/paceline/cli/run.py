@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,9 +30,10 @@ def main(tokens: Sequence[str]) -> int:
     from paceline.runtime.script_options import script_options
 
     own, arguments = part_script_args(tokens)
-    options = [*script_options().values(), RUN_DIR, *cluster_options()]
+    run_dir = replace(RUN_DIR, aliases=())  # as `script_options` has it
+    options = [*script_options().values(), run_dir, *cluster_options()]
     if wants_help(own):
-        show_help(_USAGE, _ABOUT, options)
+        show_help(_USAGE, _ABOUT, options, own)
     script, own = _take_script(own)
     command = shlex.join(("paceline", "run", script))
     hint = f". Arguments of the script itself come after --: {command} -- ..."

@@ -98,7 +98,7 @@ def read(tokens: Sequence[str]) -> ScaleRequest:
     recipe = None if is_script else load_recipe(reference_of(target))
     listed, command = listed_options(recipe, is_script=is_script), command_line("scale", target)
     if wants_help(own):
-        show_help(command, ABOUT, listed)
+        show_help(command, ABOUT, listed, own)
     if is_script and not Path(target).expanduser().is_file():
         raise UsageError(f"there is no file {target}")
     if script_args and not is_script:

@@ -14,7 +14,7 @@ from paceline.cli.cluster_submit import (
 )
 from paceline.errors import UsageError
 from paceline.launch.registry import launchers
-from paceline.options.command_line import parse_options, with_defaults, words
+from paceline.options.command_line import parse_options, wants_help, with_defaults, words
 from paceline.options.fields import OptionField, OptionValue
 from paceline.recipes.registry import DEFAULT, reference_of
 from paceline.results.run_directory import RunDirectory
@@ -32,19 +32,26 @@ RUN_DIR = OptionField(
     help="Directory that the training leaves behind; must be new or empty. "
     "Default: runs/RECIPE-TIME.",
     group="Output",
+    aliases=("output_dir",),
 )
 
+_WHICH = (
+    "RECIPE is one that `paceline recipes` lists, or FILE.py:FUNCTION of your own. Without one:"
+)
 _ENVIRONMENT = "An option can also be given in the environment: PACELINE_EPOCHS for --epochs."
 
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    name, rest = (DEFAULT, tokens) if not tokens or tokens[0].startswith("-") else split(tokens)
+    is_named = bool(tokens) and not tokens[0].startswith("-")
+    name, rest = split(tokens) if is_named else (DEFAULT, tokens)
     reference = reference_of(name)
     recipe = load_recipe(reference)
-    given = parse_recipe_options(
-        f"paceline train {name}", recipe, rest, [RUN_DIR, *cluster_options()]
-    )
+    command, which = f"paceline train {name}", ""
+    if not is_named and wants_help(rest):
+        command, which = "paceline train RECIPE", _WHICH
+    own_options = [RUN_DIR, *cluster_options()]
+    given = parse_recipe_options(command, recipe, rest, own_options, which)
     # Separate what is the command's, the recipe's and the training's own.
     choice, where = take_cluster_choice(given), given.pop("run_dir", None)
     own = {argument.name for argument in recipe.arguments()}
@@ -121,9 +128,20 @@ def split(tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def parse_recipe_options(
-    command: str, recipe: Recipe, tokens: Sequence[str], extra: Sequence[OptionField]
+    command: str,
+    recipe: Recipe,
+    tokens: Sequence[str],
+    extra: Sequence[OptionField],
+    which: str = "",
 ) -> dict[str, OptionValue]:
     """Read the options of training, the recipe's own arguments and those of the command.
+
+    Args:
+        command: As for `parse_options`.
+        recipe: Whose training it is.
+        tokens: The command line after the recipe.
+        extra: Options of the command.
+        which: What `--help` says before what it says of the recipe.
 
     Raises:
         UsageError: Something unknown, or a recipe's argument has an option's name.
@@ -131,14 +149,14 @@ def parse_recipe_options(
     """
     options = with_defaults(training_options(), recipe.settings)
     arguments = recipe.arguments()
-    taken = {option.name for option in (*options, *extra)}
+    taken = {name for option in (*options, *extra) for name in option.own_names}
     for argument in arguments:
         if argument.name in taken:
             raise UsageError(
                 f"recipe {recipe.name!r}: its argument {argument.name!r} is an option of every "
                 "training already; set its default with @paceline.recipe(...)"
             )
-    about = f"{recipe.summary} {_ENVIRONMENT}"
+    about = f"{which} {recipe.summary} {_ENVIRONMENT}".strip()
     return parse_options(command, about, tokens, [*arguments, *options, *extra])
 
 

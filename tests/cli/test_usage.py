@@ -21,6 +21,7 @@ def _in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
 
 
+_GOLDEN = Path(__file__).parents[1] / "results" / "golden" / "run"
 _WRONG = [
     ("tran", r"unknown command 'tran'. Did you mean 'train'\? Known: .*resume"),
     ("train digit", r"unknown recipe 'digit'. Did you mean 'digits'\? Known: cifar10-wideresnet"),
@@ -189,6 +190,27 @@ def test_short_help_and_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--empty" not in every
     assert "default: ()" not in every
     assert len(short.splitlines()) < len(every.splitlines()) / 3
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_help_of_resume_shows_the_runs_own_values(
+    place: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--help-all"]
+    words.insert(place, str(_GOLDEN))
+    assert main(["resume", *words]) == ExitCode.DONE
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f"Usage: paceline resume {_GOLDEN} [OPTIONS]" in shown
+    assert re.search(r"--epochs INT Passes over the training set\. \[default: 2\]", shown), shown
+    assert re.search(r"--dropout FLOAT Share [^-]* \[default: 0\.2\]", shown)
+    assert re.search(r"--workers INT [^\[]* \[default: 2\]", shown)
+
+
+def test_help_of_resume_where_there_is_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["resume", "nowhere", "--help"]) == ExitCode.USAGE
+    assert "nowhere holds no training" in capsys.readouterr().err
+    assert main(["resume", "--help", "--lr", "0.1"]) == ExitCode.DONE
+    assert "paceline resume RUN_DIR [OPTIONS]" in capsys.readouterr().out
 
 
 def test_a_scripts_own_names_are_not_taken_for_ours(

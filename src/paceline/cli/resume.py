@@ -4,13 +4,21 @@ import shlex
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NoReturn
 
 from paceline.cli.cluster_submit import ClusterChoice, cluster_options, submit, take_cluster_choice
 from paceline.cli.train import file_name, parse_recipe_options
 from paceline.errors import UsageError
 from paceline.gradient_sync.options import without_other_methods
 from paceline.launch.registry import launchers
-from paceline.options.command_line import parse_options, show_help, take_word, wants_help, words
+from paceline.options.command_line import (
+    parse_options,
+    show_help,
+    take_word,
+    wants_help,
+    with_defaults,
+    words,
+)
 from paceline.options.fields import OptionField, OptionValue
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.placement import choose_place
@@ -39,8 +47,7 @@ _ABOUT = (
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     if wants_help(tokens):
-        options = [*training_options().values(), _ALLOW, *cluster_options()]
-        show_help("paceline resume RUN_DIR", _ABOUT, options)
+        _show_help(tokens)
     where, rest = take_word(tokens, "paceline resume RUN_DIR", "the run directory")
     run = RunDirectory.named(where)
     past = PreviousRun.read(run)
@@ -70,6 +77,26 @@ def main(tokens: Sequence[str]) -> int:
     )
     paths = tuple(sorted(recipe.paths_among(arguments)))
     return _resume(request, config, past, choice, given, allowed, paths)
+
+
+def _show_help(tokens: Sequence[str]) -> NoReturn:
+    """Show the options, with a run's values as their defaults where one is named."""
+    named = [token for token in tokens if not wants_help((token,))][:1]
+    if not named or named[0].startswith("-"):
+        options = [*training_options().values(), _ALLOW, *cluster_options()]
+        show_help("paceline resume RUN_DIR", _ABOUT, options, tokens)
+    past = PreviousRun.read(RunDirectory.named(named[0]))
+    if past.kind == "script":
+        from paceline.runtime.script_options import script_options
+
+        known, arguments = script_options(), {}
+    else:
+        known = training_options()
+        arguments = {option.name: option for option in load_recipe(past.reference).arguments()}
+    own = with_defaults(known, {**past.settings, "workers": past.world_size})
+    options = [*with_defaults(arguments, past.arguments), *own, _ALLOW, *cluster_options()]
+    about = f"{_ABOUT} The defaults shown are those of the run."
+    show_help(shlex.join(("paceline", "resume", named[0])), about, options, tokens)
 
 
 def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Sequence[str]) -> int:

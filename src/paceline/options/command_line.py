@@ -3,11 +3,13 @@
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from types import GenericAlias, UnionType
 from typing import Annotated, NoReturn, Union, cast, final, get_args, get_origin
 
-from cyclopts import App, Group, Parameter
+from cyclopts import App, Group, Parameter, Token
+from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Env
 from cyclopts.exceptions import (
     CoercionError,
@@ -18,6 +20,7 @@ from cyclopts.exceptions import (
 )
 
 from paceline.errors import HelpShown, UsageError
+from paceline.options.config_file import CONFIG, check_config, read_config
 from paceline.options.fields import (
     OptionField,
     OptionValue,
@@ -88,11 +91,41 @@ def parse_options(
         HelpShown: Help was asked for and printed.
         UsageError: Something unknown or unreadable was given.
     """
+    return dict(read_options(command, about, tokens, options, hint).values)
+
+
+@final
+@dataclass(frozen=True)
+class GivenOptions:
+    """Options that were given, and where."""
+
+    values: dict[str, OptionValue]
+    """By name; not the defaults."""
+    sources: Mapping[str, str]
+    """`command line`, `environment`, or a file's line, by name."""
+
+
+def read_options(
+    command: str,
+    about: str,
+    tokens: Sequence[str],
+    options: Iterable[OptionField],
+    hint: str = "",
+) -> GivenOptions:
+    """Read options as `parse_options`, and from a file where they have `--config`.
+
+    What counts most comes first: the command line, the environment, the file.
+    """
     listed = list(options)
     if wants_help(tokens):
         show_help(command, about, listed, tokens)
     app = App(name=command, help_flags=[], version_flags=[])
-    app.config = Env(_ENVIRONMENT_PREFIX, command=False)
+    sources: dict[str, str] = {}
+    app.config = (
+        Env(_ENVIRONMENT_PREFIX, command=False),
+        partial(_read_file, listed),
+        partial(_note_sources, sources),
+    )
     app.default(_callable_with(listed))
     try:
         _, bound, _ = app.parse_args(list(tokens), exit_on_error=False, print_error=False)
@@ -106,7 +139,39 @@ def parse_options(
         raise UsageError(f"{_what_is_wrong(error, tokens, listed)} See {command} --help") from error
     values = {name: plain(value) for name, value in bound.arguments.items()}
     check_values(values, {option.name for option in listed if option.is_own})
-    return values
+    return GivenOptions(values, sources)
+
+
+def _read_file(
+    options: Sequence[OptionField],
+    app: App,
+    commands: tuple[str, ...],
+    arguments: ArgumentCollection,
+) -> None:
+    """Give what stands in the file that `--config` names to the options that have no value yet."""
+    by_name = {argument.field_info.name: argument for argument in arguments}
+    named = by_name.get(CONFIG.name)
+    if named is None or not named.tokens:
+        return
+    found = check_config(read_config(named.tokens[-1].value), options)
+    for name, (where, parts) in found.items():
+        if by_name[name].tokens:
+            continue
+        for place, part in enumerate(parts):
+            token = Token(keyword=f"{where}: {name}", value=part, source=where, index=place)
+            by_name[name].append(token)
+
+
+_SOURCES = {"cli": "command line", "env": "environment"}
+
+
+def _note_sources(
+    sources: dict[str, str], app: App, commands: tuple[str, ...], arguments: ArgumentCollection
+) -> None:
+    """Note where each option is from, once all have been read."""
+    for argument in arguments:
+        for token in argument.tokens[:1]:
+            sources[argument.field_info.name] = _SOURCES.get(token.source, token.source)
 
 
 def snapshot_option(group: str) -> OptionField:
@@ -121,8 +186,8 @@ def snapshot_option(group: str) -> OptionField:
 
 
 def flag(name: str) -> str:
-    """Write an option's name as a flag."""
-    return f"--{name.replace('_', '-')}"
+    """Write an option's name as a flag: `--batch-size`, and with one letter `-q`."""
+    return f"{'-' if len(name) == 1 else '--'}{name.replace('_', '-')}"
 
 
 def with_defaults(

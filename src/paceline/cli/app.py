@@ -67,7 +67,9 @@ def prints_its_result(tokens: Sequence[str]) -> bool:
         tokens: Of the command line, after `paceline`.
     """
     command = COMMANDS.get(tokens[0]) if tokens else None
-    return command is None or command.prints_its_result or "--help" in tokens
+    return (
+        command is None or command.prints_its_result or "--help" in tokens or "--help-all" in tokens
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

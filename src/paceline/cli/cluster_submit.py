@@ -1,7 +1,7 @@
 """Options that send a training elsewhere: to hosts by ssh, or to a cluster that starts it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -63,7 +63,7 @@ def cluster_options() -> tuple[OptionField, ...]:
                     "taken: uninstall its package"
                 )
             listed.append(option)
-    return tuple(listed)
+    return tuple(replace(option, is_basic=False) for option in listed)
 
 
 def take_cluster_choice(given: dict[str, OptionValue]) -> ClusterChoice:

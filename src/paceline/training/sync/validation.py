@@ -117,8 +117,8 @@ def refuse_idle(config: TrainConfig, given: Collection[str]) -> None:
             raise _without_effect(name, method)
     if "patience" in effective and config.loop.target_accuracy is None:
         raise UsageError(
-            "--patience has no effect without --target-accuracy: it says how many epochs in a row "
-            "must meet it. To stop when nothing improves, give --early-stopping"
+            "--target-epochs has no effect without --target-accuracy: it says how many epochs in a "
+            "row must meet it. To stop when nothing improves, give --early-stopping"
         )
     if "allow_different_hardware" in effective and config.data.shards is None:
         raise UsageError(

@@ -1,7 +1,7 @@
 """Options that send a training elsewhere: to hosts by ssh, or to a cluster that starts it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,7 @@ from paceline.launch.ssh.options import HostsOptions
 from paceline.options.command_line import flag
 from paceline.options.durations import parse_duration_s
 from paceline.options.fields import OptionField, OptionValue, option_fields
-from paceline.training.config import TrainConfig
+from paceline.training.config import TrainConfig, training_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +48,22 @@ class ClusterChoice:
 
 @cache
 def cluster_options() -> tuple[OptionField, ...]:
-    """List the options, by heading."""
+    """List the options, by heading.
+
+    Raises:
+        UsageError: Another package's launcher has an option whose name is taken.
+    """
     listed = [*option_fields(HostsOptions, "Hosts"), *option_fields(ClusterOptions, "Cluster")]
     for kind in launchers():
-        listed += _own_options(kind)
-    return tuple(listed)
+        taken = {*training_options(), *(option.name for option in listed)}
+        for option in _own_options(kind):
+            if option.name in taken:
+                raise UsageError(
+                    f"the launcher {kind!r} has the option {flag(option.name)}, a name that is "
+                    "taken: uninstall its package"
+                )
+            listed.append(option)
+    return tuple(replace(option, is_basic=False) for option in listed)
 
 
 def take_cluster_choice(given: dict[str, OptionValue]) -> ClusterChoice:

@@ -61,6 +61,8 @@ class Launch:
     """Whether the user has named the run directory."""
     paths: tuple[str, ...] = ()
     """Names of the recipe's arguments that are paths."""
+    quiet: bool = False
+    """Whether the summary isn't printed."""
 
     @property
     def entry(self) -> str:

@@ -47,7 +47,7 @@ def start_on_node(launch: Launch, node: NodePlacement) -> int:
         )
         # The first node tells the end; every node tells of failures of its own workers.
         if leads and not outcome.failures:
-            return announce_end(run, interrupted=_was_stopped(outcome))
+            return announce_end(run, interrupted=_was_stopped(outcome), quiet=launch.quiet)
         if outcome.failures and not outcome.interrupted:
             if leads:
                 return announce_failure(run, outcome.failures)

@@ -43,7 +43,7 @@ def start_on_hosts(launch: Launch, options: HostsOptions) -> int:
         except PacelineError:
             _forget(run)
             raise
-        return announce(run, outcome, _again(options))
+        return announce(run, outcome, _again(options), quiet=launch.quiet)
 
 
 def _check(launch: Launch, options: HostsOptions) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Literal, Self
 
@@ -39,6 +39,13 @@ _COMPONENTS: Mapping[str, tuple[str, type]] = {
     "launch": ("Workers", LaunchOptions),
     "dist": ("Workers", DistOptions),
 }
+
+_BASIC = frozenset(
+    "epochs target_accuracy patience early_stopping time_budget seed global_batch shards "
+    "loader_workers optimizer lr momentum weight_decay warmup_epochs schedule precision "
+    "snapshot_every progress tensorboard workers device".split()
+)
+"""What `--help` shows: what most trainings are given, and each heading's first questions."""
 
 _ONE_OF = (("global_batch", "batch_per_worker"), ("warmup_epochs", "warmup_steps"))
 """Options that say the same thing in two ways: giving one overrides the recipe's other."""
@@ -126,7 +133,7 @@ def training_options() -> Mapping[str, OptionField]:
         for option in option_fields(component, heading):
             if option.name in listed:
                 raise TypeError(f"two components have an option {option.name!r}")
-            listed[option.name] = option
+            listed[option.name] = replace(option, is_basic=option.name in _BASIC)
     return listed
 
 

@@ -1,6 +1,6 @@
 """Options of the training loop, and of how a step is computed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.errors import UsageError
@@ -22,7 +22,7 @@ class LoopOptions:
     """Stop once the validation accuracy (0 to 1) has reached this; `none` turns a recipe's own
     target off."""
 
-    patience: int = 1
+    patience: int = field(default=1, metadata={"shown": "target_epochs"})
     """How many epochs in a row must meet the target accuracy."""
 
     early_stopping: int | None = None
@@ -53,7 +53,7 @@ class LoopOptions:
 
     def __post_init__(self) -> None:
         _at_least_1("--epochs", self.epochs)
-        _at_least_1("--patience", self.patience)
+        _at_least_1("--target-epochs", self.patience)
         _at_least_1("--early-stopping", self.early_stopping)
         if self.check_every is not None and self.check_every < 0:
             raise UsageError(f"--check-every must be at least 0, not {self.check_every}")
@@ -95,7 +95,7 @@ class ComputeOptions:
     """Take BatchNorm's statistics over the batches of all workers instead of each worker's own."""
 
     allow_different_hardware: bool = False
-    """With --shards: go on although hardware, libraries or the number of threads differ from
+    """With --shards: resume although hardware, libraries or the number of threads differ from
     before, or between workers. What differs is said; the bits may differ from then on."""
 
 

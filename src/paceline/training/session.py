@@ -247,7 +247,7 @@ class Session:
             global_batch: Samples of one step over all workers; the same on any number of them.
             shuffle: Whether each epoch has an order of its own; yes by default.
             drop_last: Leave out the short batch at the end of an epoch.
-            augment: Random changes on the device, for `TensorData`.
+            augment: Random changes on the device, for `TensorData` and other `RawImages`.
 
         Raises:
             UsageError: Script and command line disagree; a second loader with shards.
@@ -296,7 +296,8 @@ class Session:
         Args:
             data: As for `loader`.
             batch_size: Samples of one worker's batch; settles memory and speed, never the result.
-            evaluate_with: Changes on the device that aren't random, for `TensorData`: a resize.
+            evaluate_with: Changes on the device that aren't random, for data as with `augment`:
+                a resize.
         """
         served = describe_data(data)
         made = self._eval_loader(served, batch_size or served.batch_size, evaluate_with)
@@ -469,10 +470,8 @@ class Session:
         """
         engine, loader = self.engine, self._eval_loader_of(loader)
         with engine.evaluation():
-            batches = engine.stop_flag.until_signal(loader.batches())
-            figures, samples = average(
-                judge, batches, engine.context.group, engine.context.division
-            )
+            batches, context = engine.stop_flag.until_signal(loader.batches()), engine.context
+            figures, samples = average(judge, batches, context.group, context.division)
         if loader.num_samples not in (0, samples):
             raise RuntimeError(f"evaluated {samples} of {loader.num_samples} samples")
         engine.note_validation(figures, samples)

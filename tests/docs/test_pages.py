@@ -19,10 +19,12 @@ from paceline.cli import (
     doctor,
     evaluate,
     export,
+    label,
     pack,
     predict,
     preview,
     resume,
+    runs,
     scale,
     train,
     verify,
@@ -166,6 +168,7 @@ def test_flags_exist(page: Path) -> None:
     arguments = [a for r in BUILT_IN.values() for a in load_recipe(r).arguments()]
     more = [*arguments, train.RUN_DIR, resume._ALLOW, *evaluate._OPTIONS, *export._OPTIONS]
     more += [*preview._OPTIONS, *pack._OPTIONS, *doctor._OPTIONS, *verify._OPTIONS]
+    more += [*runs._OPTIONS, *label._OPTIONS]
     more += [*workers._OPTIONS, *predict._OPTIONS, *option_fields(ScaleOptions, "")]
     more += cluster_options()
     more += [option for each in aws._OPTIONS.values() for option in each]
@@ -184,6 +187,7 @@ def test_commands_work(
     for module in (train, resume):
         monkeypatch.setattr(module, "choose_place", lambda *_, **__: Place(here=False, workers=2))
         monkeypatch.setattr(module, "start", lambda launch: ExitCode.DONE)
+    monkeypatch.setattr(resume, "_newest_unfinished", lambda _: "runs/first")  # it has finished
     monkeypatch.setattr(train, "submit", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(verify, "_verify", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(scale, "_in_its_directory", lambda *_: ExitCode.DONE)

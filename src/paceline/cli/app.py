@@ -39,6 +39,8 @@ COMMANDS: Mapping[str, Command] = {
         "paceline.cli.predict", "Predict how a training would scale on hosts not yet there."
     ),
     "resume": Command("paceline.cli.resume", "Go on with a training that was stopped."),
+    "runs": Command("paceline.cli.runs", "List runs: state, best result, speed, when.", True),
+    "label": Command("paceline.cli.label", "Change a run's name, tags and note."),
     "workers": Command("paceline.cli.workers", "Show a running training's workers, live.", True),
     "evaluate": Command(
         "paceline.cli.evaluate", "Judge a trained model on its validation set.", True

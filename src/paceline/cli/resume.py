@@ -1,4 +1,4 @@
-"""`paceline resume RUN_DIR`: goes on exactly where a training stopped, in mid-epoch as well."""
+"""`paceline resume [RUN_DIR]`: goes on exactly where a training stopped, in mid-epoch as well."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -7,10 +7,11 @@ from pathlib import Path
 
 from paceline.cli.cluster_submit import ClusterChoice, cluster_options, submit, take_cluster_choice
 from paceline.cli.train import file_name, parse_recipe_options
+from paceline.distributed.environment import detect_launchers, surroundings
 from paceline.errors import UsageError
 from paceline.gradient_sync.options import without_other_methods
 from paceline.launch.registry import launchers
-from paceline.options.command_line import parse_options, show_help, take_word, wants_help, words
+from paceline.options.command_line import note, parse_options, show_help, wants_help, words
 from paceline.options.fields import OptionField, OptionValue
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.placement import choose_place
@@ -31,17 +32,22 @@ _ALLOW = OptionField(
 )
 
 _ABOUT = (
-    "Go on exactly where a training stopped, in the middle of an epoch as well. Options are the "
-    "run's own; those that change what is trained need --allow-change."
+    "Go on exactly where a training stopped, in the middle of an epoch as well: without RUN_DIR, "
+    "the newest below runs/ that isn't finished. Options are the run's own; those that change what "
+    "is trained need --allow-change."
 )
+_USAGE = "paceline resume [RUN_DIR]"
+_RUNS = Path("runs")
 
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     if wants_help(tokens):
         options = [*training_options().values(), _ALLOW, *cluster_options()]
-        show_help("paceline resume RUN_DIR", _ABOUT, options)
-    where, rest = take_word(tokens, "paceline resume RUN_DIR", "the run directory")
+        show_help(_USAGE, _ABOUT, options)
+    if not tokens or tokens[0].startswith("-"):
+        tokens = (_newest_unfinished(tokens), *tokens)
+    where, rest = tokens[0], tokens[1:]
     run = RunDirectory.named(where)
     past = PreviousRun.read(run)
     if past.kind == "script":
@@ -70,6 +76,41 @@ def main(tokens: Sequence[str]) -> int:
     )
     paths = tuple(sorted(recipe.paths_among(arguments)))
     return _resume(request, config, past, choice, given, allowed, paths)
+
+
+def _newest_unfinished(tokens: Sequence[str]) -> str:
+    """Find the run to go on with where none was named, and say which. Returns its path.
+
+    Args:
+        tokens: The command line's options.
+
+    Raises:
+        UsageError: There is none, it is running, or other workers might find another one.
+    """
+    from paceline.report.runs.listing import list_runs, newest_unfinished
+
+    found = detect_launchers(surroundings())
+    apart = any(placement.world_size > 1 for placement in found.workers)
+    apart = apart or (found.node is not None and found.node.nodes > 1)
+    if apart or any(token.partition("=")[0] == "--rank" for token in tokens):
+        raise UsageError(
+            "name the run directory: of several workers or nodes that are started one by one each "
+            "might find another one. Usage: paceline resume RUN_DIR [options]"
+        )
+    newest = newest_unfinished(list_runs(_RUNS.absolute()).entries)
+    if newest is None:
+        raise UsageError(
+            f"no run below {_RUNS.absolute()} is unfinished. Name a run directory: "
+            "paceline resume RUN_DIR; `paceline runs` lists them"
+        )
+    where = str(_RUNS / newest.label)
+    if newest.state == "running":
+        raise UsageError(
+            f"{where}, the newest that isn't finished, is still running. To go on with another "
+            "one, name it: paceline resume RUN_DIR"
+        )
+    note(f"Going on with {where}")
+    return where
 
 
 def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Sequence[str]) -> int:

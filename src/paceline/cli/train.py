@@ -30,7 +30,7 @@ RUN_DIR = OptionField(
     annotation=str | None,
     default=None,
     help="Directory that the training leaves behind; must be new or empty. "
-    "Default: runs/RECIPE-TIME.",
+    "Default: runs/NAME-TIME, where NAME is --name or the recipe's.",
     group="Output",
 )
 
@@ -89,8 +89,9 @@ def begin(
     """
     is_script = request.kind == "script"
     name = file_name(Path(target).stem if is_script else target)
+    of_run = config.metrics.name or name
     if config.launch.on in launchers():
-        run_dir = str(where or run_dir_there(name))
+        run_dir = str(where or run_dir_there(of_run))
         sent = words({n: v for n, v in given.items() if n != "on"} | {"run_dir": run_dir})
         command = ("paceline", "run" if is_script else "train", target, *sent)
         after = ("--", *request.script_args) if is_script else ()
@@ -99,7 +100,7 @@ def begin(
     place = choose_place(config, hosts=choice.hosts)
     if place.rank == 0:
         warn_of_no_effect(place, tuple(given))
-    run = RunDirectory.usual(name, place.started_at())
+    run = RunDirectory.usual(of_run, place.started_at())
     if where is not None:
         run = RunDirectory.named(str(where))
     return start(

@@ -116,3 +116,19 @@ def test_a_named_training_is_found_by_its_labels_and_gone_on_with(paceline: Pace
     assert again.code == 0, again.err
     assert f"Going on with runs/{run.name}" in again.err
     assert summary(run)["epochs"] == 2
+
+
+def test_runs_are_compared(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, trained = "digits-20260302-101500", "scale-digits-20260302-101600/trained/2-local"
+    assert main(["compare", first, f"runs/{trained}", "--metric", "val_loss"]) == ExitCode.DONE
+    out = capsys.readouterr().out
+    assert f"A  {runs / first}\nB  {runs / trained}\n" in out
+    assert "\nsync  " in out
+    assert "\nValidation loss by training time\n" in out
+    assert max(map(len, out.splitlines()[2:])) <= 80
+    assert main(["compare", first, trained, "--json"]) == ExitCode.DONE
+    found = json.loads(capsys.readouterr().out)["runs"]
+    assert [run["settings"]["sync"] for run in found] == ["allreduce", "local"]
+    assert found[0]["curves"]["step"] == [23, 46]
+    assert main(["compare", first]) == ExitCode.USAGE
+    assert "name at least two run directories" in capsys.readouterr().err

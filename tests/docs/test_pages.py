@@ -16,6 +16,7 @@ import torch
 import paceline
 from paceline.cli import (
     aws,
+    compare,
     doctor,
     evaluate,
     export,
@@ -80,6 +81,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(DOCS / "how-to" / "vgg19-t4.json", place)
     write_image_folder(place / "photos")
     train_here(place, "bars.py:build", "--width", "16", "--run-dir", "runs/first")
+    shutil.copytree(place / "runs" / "first", place / "runs" / "other")
     return place
 
 
@@ -168,7 +170,7 @@ def test_flags_exist(page: Path) -> None:
     arguments = [a for r in BUILT_IN.values() for a in load_recipe(r).arguments()]
     more = [*arguments, train.RUN_DIR, resume._ALLOW, *evaluate._OPTIONS, *export._OPTIONS]
     more += [*preview._OPTIONS, *pack._OPTIONS, *doctor._OPTIONS, *verify._OPTIONS]
-    more += [*runs._OPTIONS, *label._OPTIONS]
+    more += [*runs._OPTIONS, *label._OPTIONS, *compare._OPTIONS]
     more += [*workers._OPTIONS, *predict._OPTIONS, *option_fields(ScaleOptions, "")]
     more += cluster_options()
     more += [option for each in aws._OPTIONS.values() for option in each]

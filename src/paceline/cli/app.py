@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "resume": Command("paceline.cli.resume", "Go on with a training that was stopped."),
     "runs": Command("paceline.cli.runs", "List runs: state, best result, speed, when.", True),
+    "compare": Command("paceline.cli.compare", "Show runs side by side, and what differs.", True),
     "label": Command("paceline.cli.label", "Change a run's name, tags and note."),
     "workers": Command("paceline.cli.workers", "Show a running training's workers, live.", True),
     "evaluate": Command(

@@ -1,4 +1,4 @@
-"""`paceline evaluate RUN_DIR`: judges a run's model and draws its confusion matrix."""
+"""`paceline evaluate RUN_DIR`: evaluates a run's model and draws its confusion matrix."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
@@ -59,7 +59,7 @@ def main(tokens: Sequence[str]) -> int:
     totals = result.totals
     print(f"snapshot  {result.snapshot.name} (step {result.step})")
     if not totals.samples:
-        print("samples   none: the validation set is empty, there is nothing to judge by")
+        print("samples   none: the validation set is empty, so there is nothing to evaluate")
         return ExitCode.DONE
     print(f"samples   {totals.samples}, each counted once")
     print(f"loss      {show_loss(totals.mean_loss)}")

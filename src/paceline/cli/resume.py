@@ -1,4 +1,4 @@
-"""`paceline resume RUN_DIR`: goes on exactly where a training stopped, in mid-epoch as well."""
+"""`paceline resume RUN_DIR`: resumes exactly where a training stopped, in mid-epoch as well."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ _ALLOW = OptionField(
 )
 
 _ABOUT = (
-    "Go on exactly where a training stopped, in the middle of an epoch as well. Options are the "
+    "Resume exactly where a training stopped, in the middle of an epoch as well. Options are the "
     "run's own; those that change what is trained need --allow-change."
 )
 

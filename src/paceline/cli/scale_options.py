@@ -52,7 +52,7 @@ ABOUT = (
     "Measure how a training scales: short trainings on 1, 2, 4 ... workers, here or on hosts, in "
     "turns. Says images/s and efficiency against the best run of one worker, and where the time of "
     "a step and of an epoch goes; writes study.json, study.csv and report.html. Ctrl-C keeps what "
-    "is measured; the same command with --study-dir goes on."
+    "is measured; the same command with --study-dir resumes it."
 )
 _NOT_OURS = {
     "workers",

@@ -257,7 +257,7 @@ class RunDirectory:
         if self.run_json.exists():
             raise UsageError(
                 f"{self.path} already holds a training. "
-                f"Go on with it: {command_line('resume', self.path)}; "
+                f"Resume it: {command_line('resume', self.path)}; "
                 "or name another directory with --run-dir"
             )
 

@@ -9,6 +9,7 @@ from paceline.cli.output import Output, output_options, print_json
 from paceline.distributed.options import DeviceKind
 from paceline.errors import ExitCode, UsageError
 from paceline.options.command_line import (
+    ema_option,
     note,
     read_command,
     snapshot_option,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _OPTIONS = (
     snapshot_option("Evaluation"),
+    ema_option("Evaluation"),
     OptionField(
         name="device",
         annotation=DeviceKind,
@@ -63,7 +65,7 @@ def main(tokens: Sequence[str]) -> int:
     arguments = {"data_dir": given["data_dir"]} if "data_dir" in given else {}
     device = cast(DeviceKind, given.get("device", "auto"))
     path = find_snapshot(run, str(given.get("snapshot", "best")), note)
-    result = evaluate_run(run, path, arguments, device)
+    result = evaluate_run(run, path, arguments, device, ema=bool(given.get("ema", True)))
     files = _write_confusion(run, result) if result.class_names and result.totals.samples else ()
     if output.json:
         print_json(_as_json(result, files))

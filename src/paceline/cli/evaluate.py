@@ -11,14 +11,13 @@ from paceline.options.command_line import (
     snapshot_option,
 )
 from paceline.options.fields import OptionField
-from paceline.options.figures import show_loss
-from paceline.options.text import printable
+from paceline.options.figures import show_loss, show_percent
+from paceline.options.text import aligned, printable
 from paceline.results.run_directory import RunDirectory
 from paceline.training.previous_run import PreviousRun
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from paceline.training.evaluation.evaluate_run import EvaluationResult
 
 _OPTIONS = (
     snapshot_option("Evaluation"),
@@ -38,8 +37,9 @@ _OPTIONS = (
     ),
 )
 _ABOUT = (
-    "Print loss, top-1, top-5 and per-class accuracy of a run's model on the validation set, "
-    "and write RUN_DIR/evaluation/confusion.png and .json."
+    "Print loss, top-1 and top-5 of a run's model on the validation set, and for each class recall "
+    "(its accuracy), precision and F1. Write RUN_DIR/evaluation/confusion.png and .json, and "
+    "RUN_DIR/report.html again, with the confusion matrix."
 )
 
 
@@ -68,25 +68,29 @@ def main(tokens: Sequence[str]) -> int:
     if result.top == 5:
         print(f"top-5     {totals.top5_accuracy:.2%}")
     if result.class_names:
-        _show_classes(run, result.confusion.numpy(), result.class_names)
+        _show_classes(run, result)
     return ExitCode.DONE
 
 
-def _show_classes(run: RunDirectory, confusion: "NDArray[np.int64]", names: Sequence[str]) -> None:
+def _show_classes(run: RunDirectory, result: "EvaluationResult") -> None:
+    """Write the confusion matrix, print the figures of each class, and write the report again."""
     from paceline.report.confusion import write_confusion
+    from paceline.runtime.write_report import write_report
 
-    shown = [printable(name) for name in names]
-    width = max(5, *map(len, shown))
-    print(f"\n{'class':{width}}  accuracy  samples")
-    for number, name in enumerate(shown):
-        samples = int(confusion[number].sum())
-        share = f"{confusion[number, number] / samples:8.2%}" if samples else "       -"
-        print(f"{name:{width}}  {share}  {samples:7d}")
     directory = run.path / "evaluation"
+    png, json = directory / "confusion.png", directory / "confusion.json"
     try:
         directory.mkdir(exist_ok=True)
-        png, json = directory / "confusion.png", directory / "confusion.json"
-        write_confusion(confusion, names, png, json)
+        confusion = write_confusion(
+            result.confusion.numpy(), result.class_names, png, json, result.snapshot.name
+        )
     except OSError as error:
         raise UsageError(f"{directory} can't be written: {error.strerror}") from error
+    rows = [("class", "recall", "precision", "F1", "samples")]
+    for each in (*confusion.per_class, confusion.mean):
+        recall, precision, f1 = map(show_percent, (each.recall, each.precision, each.f1))
+        rows.append((printable(each.name), recall, precision, f1, str(each.samples)))
+    print("", *aligned(rows, left=(0,)), sep="\n")
     print(f"\nconfusion matrix  {png}\n                  {json}")
+    if write_report(run):
+        print(f"report            {run.report_html}")

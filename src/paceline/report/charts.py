@@ -127,6 +127,16 @@ _PLANS = (
         factor=1000,
     ),
     _Plan(slug="rate", title="Learning rate", columns=(("lr", "rate", "single"),), from_zero=True),
+    _Plan(
+        slug="communication",
+        title="Communication",
+        columns=(
+            ("exposed_comm", "not hidden", "single"),
+            ("waiting", "waiting for the slowest", "part"),
+        ),
+        scale="percent",
+        from_zero=True,
+    ),
 )
 
 
@@ -135,10 +145,12 @@ def choose_charts(report: RunReport) -> tuple[Chart, ...]:
     metrics = report.metrics
     marks = find_marks(report)
     best = best_position(report)
+    alone = number(section(report.run, "derived"), "world_size") == 1
     return tuple(
         _chart(plan, metrics, marks, best)
         for plan in _PLANS
         if any(metrics.has(name) for name, _, _ in plan.columns)
+        and not (alone and plan.slug == "communication")
     )
 
 
@@ -213,6 +225,7 @@ _LAST_VALUE = {
     "speed": figures.show_speed,
     "batch-time": figures.show_milliseconds,
     "rate": figures.dashed(figures.show_rate),
+    "communication": figures.show_percent,
 }
 
 

@@ -64,8 +64,11 @@ _NOT_OURS = {
     "world_size",
     "local_rank",
     "init_method",
+    "name",
+    "tag",
+    "note",
 }
-"""Options of training that the study settles."""
+"""Options of training that the study settles, or that name a run."""
 _HOSTS = tuple(o for o in option_fields(HostsOptions, "Hosts") if o.name != "min_hosts")
 _BATCHES = {"weak": "batch_per_worker", "strong": "global_batch"}
 

@@ -27,12 +27,7 @@ from paceline.training.context import OpenStep, TrainingContext
 from paceline.training.evaluation.distributed_mean import BatchMetrics, Metrics
 from paceline.training.evaluation.evaluator import eval_mode, time_batches
 from paceline.training.hooks.base import overrides
-from paceline.training.hooks.metrics_logger import (
-    describe_advance,
-    epoch_row,
-    last_lr,
-    with_validation,
-)
+from paceline.training.hooks.metrics_logger import epoch_row, last_lr, with_validation
 from paceline.training.optimizer_step import WITHOUT_UPDATE
 from paceline.training.options import LoopOptions
 from paceline.training.progress import describe_too_long
@@ -414,11 +409,9 @@ class Engine:
         if agreed.bad is not None:
             raise NonFiniteLossError(progress.describe_bad(*agreed.bad, self.snapshots.advice()))
         steps = progress.advance(agreed)
-        if steps:
-            spent = context.profiler.count(agreed, status, steps, progress)
-            lr = last_lr(progress, context.components.optimizers)
-            shown = describe_advance(progress, agreed, steps, lr, spent, top=self.counters.top)
-            context.console.advance(shown)
+        spent = context.profiler.count(agreed, status, steps, progress) if steps else None
+        for after_exchange in context.hooks.after_exchange:
+            after_exchange(agreed, steps, spent, self.counters.top)
         return agreed
 
     def snapshot(self, *, best: bool = False, must: bool = False) -> None:

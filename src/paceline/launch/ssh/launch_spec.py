@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 
 from paceline.files import read_json_object, read_plain, write_json
 from paceline.launch.restart_policy import StopGrace
+from paceline.launch.ssh.artifact_transfer import is_small
 from paceline.launch.ssh.connection import Connection
 from paceline.launch.ssh.protocol import Message
 from paceline.launch.watchdog.hang_detector import HangLimits
@@ -62,8 +63,10 @@ class LaunchSpec:
         """Give what the launcher has of the run, for a host that leads it from now on."""
         if attempt == 0 and self.is_new:
             return {}
-        paths = (self.run.run_json, self.run.metrics_csv)
-        return {path.name: read_plain(path).decode() for path in paths if path.exists()}
+        run = self.run
+        paths = [path for path in (run.run_json, run.metrics_csv) if path.exists()]
+        paths += [run.steps_csv] if is_small(run.steps_csv) else []
+        return {path.name: read_plain(path).decode() for path in paths}
 
     def bring_home(self) -> None:
         """Put this machine's paths back into `run.json`, which a host has written."""

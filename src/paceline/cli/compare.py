@@ -11,6 +11,7 @@ from paceline.cli.runs import USUAL, terminal_width
 from paceline.errors import ExitCode
 from paceline.options.command_line import note, parse_options, show_help, wants_help
 from paceline.options.fields import OptionField
+from paceline.options.text import printable
 
 if TYPE_CHECKING:
     from paceline.report.runs.comparison import Comparison
@@ -19,7 +20,7 @@ _USAGE = "paceline compare RUN RUN ..."
 _ABOUT = (
     "Show runs side by side: the settings that differ, how each ended, and a figure's course by "
     "step, by time and by samples. RUN is a run directory, the name of a run below runs/, or a "
-    "folder: all runs in it. Nothing is changed."
+    "folder: all runs in it. No run is changed."
 )
 _OPTIONS = (
     OptionField(
@@ -29,6 +30,13 @@ _OPTIONS = (
         help="The figure whose course is shown: a column of metrics.csv, such as val_loss. "
         "Default: what --best-by of the first run says, where most runs have it.",
         group="Compare",
+    ),
+    OptionField(
+        name="html",
+        annotation=str | None,
+        default=None,
+        help="Write a page with all curves to this file instead.",
+        group="Output",
     ),
     OptionField(
         name="json",
@@ -60,6 +68,12 @@ def main(tokens: Sequence[str]) -> int:
         print(json.dumps(_as_json(compare(runs, most=None)), indent=2))
         return ExitCode.DONE
     shown = compare(runs)
+    if given.get("html"):
+        from paceline.report.runs.pages import write_comparison
+
+        page = write_comparison(shown, Path(str(given["html"])).expanduser().absolute())
+        print(printable(str(page)))
+        return ExitCode.DONE
     for line in comparison_lines(shown, curve_tables(shown, metric), terminal_width()):
         print(line)
     return ExitCode.DONE

@@ -114,7 +114,7 @@ def test_a_named_training_is_found_by_its_labels_and_gone_on_with(paceline: Pace
     (run / "summary.json").unlink()  # as where it was killed
     again = paceline.run("resume", "--epochs", "2", "--allow-change", "epochs")
     assert again.code == 0, again.err
-    assert f"Going on with runs/{run.name}" in again.err
+    assert f"Resuming runs/{run.name}" in again.err
     assert summary(run)["epochs"] == 2
 
 

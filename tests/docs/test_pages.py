@@ -33,8 +33,10 @@ from paceline.cli import (
 )
 from paceline.cli.app import main
 from paceline.cli.cluster_submit import cluster_options
+from paceline.cli.output import TRAIN_OUTPUT
 from paceline.data.augment import RandomFlip
 from paceline.errors import ExitCode
+from paceline.options.config_file import CONFIG, PRINT_CONFIG
 from paceline.options.fields import option_fields
 from paceline.recipes.registry import BUILT_IN
 from paceline.runtime.spec import Place
@@ -142,9 +144,9 @@ FOREIGN = (
         "node-rank",
         "master-addr",
         "help",
+        "help-all",
         "no-",
         "quick",
-        "json",
         "check",
         "first",
         "lines",
@@ -170,11 +172,13 @@ def test_flags_exist(page: Path) -> None:
     arguments = [a for r in BUILT_IN.values() for a in load_recipe(r).arguments()]
     more = [*arguments, train.RUN_DIR, resume._ALLOW, *evaluate._OPTIONS, *export._OPTIONS]
     more += [*preview._OPTIONS, *pack._OPTIONS, *doctor._OPTIONS, *verify._OPTIONS]
+    more += [CONFIG, PRINT_CONFIG, *TRAIN_OUTPUT]
     more += [*runs._OPTIONS, *label._OPTIONS, *compare._OPTIONS]
     more += [*workers._OPTIONS, *predict._OPTIONS, *option_fields(ScaleOptions, "")]
     more += cluster_options()
     more += [option for each in aws._OPTIONS.values() for option in each]
-    names = {option.name for option in (*training_options().values(), *more)}
+    every = (*training_options().values(), *more)
+    names = {name for option in every for name in (*option.own_names, *option.aliases)}
     own = {"width", "hidden"} | {name.replace("_", "-") for name in names}
     named = {flag.removeprefix("no-") for flag in flags(page) - FOREIGN}
     assert named <= own
@@ -198,7 +202,11 @@ def test_commands_work(
     for words in commands(page):
         for exported in inside.glob("*.safetensors"):
             exported.unlink()
-        _check(words)
+        capsys.readouterr()
+        place = words.index(">") if ">" in words else len(words)
+        _check(words[:place])
+        for file in words[place + 1 :]:
+            Path(file).write_text(capsys.readouterr().out)
     capsys.readouterr()
 
 

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,9 @@ from paceline.options.durations import parse_duration_s
 from paceline.options.fields import OptionField, OptionValue, option_fields
 from paceline.results.run_directory import usual_name
 from paceline.training.config import TrainConfig, training_options
+
+_SHARED = ("tag",)
+"""Options of the training that a launcher may have as well: tags of its service."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +53,22 @@ class ClusterChoice:
 
 @cache
 def cluster_options() -> tuple[OptionField, ...]:
-    """List the options, by heading."""
+    """List the options, by heading.
+
+    Raises:
+        UsageError: Another package's launcher has an option whose name is taken.
+    """
     listed = [*option_fields(HostsOptions, "Hosts"), *option_fields(ClusterOptions, "Cluster")]
     for kind in launchers():
-        listed += _own_options(kind)
-    return tuple(listed)
+        taken = {*training_options(), *(option.name for option in listed)}
+        for option in _own_options(kind):
+            if option.name in taken:
+                raise UsageError(
+                    f"the launcher {kind!r} has the option {flag(option.name)}, a name that is "
+                    "taken: uninstall its package"
+                )
+            listed.append(option)
+    return tuple(replace(option, is_basic=False) for option in listed)
 
 
 def take_cluster_choice(given: dict[str, OptionValue]) -> ClusterChoice:
@@ -122,10 +136,10 @@ def run_dir_there(name: str) -> str:
 
 
 def _own_options(kind: str) -> tuple[OptionField, ...]:
-    """List a launcher's options, without those that a training has anywhere."""
+    """List a launcher's options, without those that it shares with the training."""
     entry = launchers()[kind]
     listed = option_fields(entry.options_class(), entry.heading)
-    return tuple(option for option in listed if option.name not in training_options())
+    return tuple(option for option in listed if option.name not in _SHARED)
 
 
 def _of(component: type, given: Mapping[str, OptionValue]) -> dict[str, OptionValue]:

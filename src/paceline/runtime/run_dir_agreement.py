@@ -52,6 +52,7 @@ def find_run(launch: Launch) -> Launch | None:
 
 def with_run(launch: Launch, run: RunDirectory) -> Launch:
     """Give a launch the run directory that was settled."""
+    launch.settled(run)
     return replace(launch, run=run, request=replace(launch.request, run_dir=str(run.path)))
 
 

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -74,6 +75,10 @@ class Launch:
     """Whether the user has named the run directory."""
     paths: tuple[str, ...] = ()
     """Names of the recipe's arguments that are paths."""
+    quiet: bool = False
+    """Whether the summary isn't printed."""
+    settled: Callable[[RunDirectory], object] = id
+    """Called once the run directory has got another name than `run`, which others had taken."""
 
     @property
     def entry(self) -> str:

@@ -73,7 +73,7 @@ def _start_local(launch: Launch) -> int:
                 )
         except KeyboardInterrupt:
             return announce_end(run, interrupted=True)
-        return announce(run, outcome)
+        return announce(run, outcome, quiet=launch.quiet)
 
 
 def _start_here(launch: Launch) -> int:
@@ -100,7 +100,9 @@ def _start_here(launch: Launch) -> int:
         # Only a signal leaves something to resume.
         interrupted = stopped_because == "signal"
         if place.rank == 0:
-            return announce_end(run, interrupted=interrupted, write=write_report_apart)
+            return announce_end(
+                run, interrupted=interrupted, write=write_report_apart, quiet=launch.quiet
+            )
         return ExitCode.RESUMABLE if interrupted else ExitCode.DONE
 
 

@@ -43,7 +43,7 @@ def start_on_hosts(launch: Launch, options: HostsOptions) -> int:
         except PacelineError:
             _forget(run)
             raise
-        return announce(run, outcome, _again(options))
+        return announce(run, outcome, _again(options), quiet=launch.quiet)
 
 
 def _check(launch: Launch, options: HostsOptions) -> None:
@@ -84,7 +84,7 @@ def _launched(launch: Launch, options: HostsOptions) -> "LaunchOutcome":
                 "reference": request.reference,
                 "recipe_arguments": dict(request.arguments),
             },
-            stop_s=policy.stop_s,
+            stop=policy.stop,
             hang=policy.hang,
         )
         return launch_on_hosts(

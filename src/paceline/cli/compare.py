@@ -15,6 +15,7 @@ from paceline.options.text import printable
 
 if TYPE_CHECKING:
     from paceline.report.runs.comparison import Comparison
+    from paceline.results.metrics_table import Metrics
 
 _USAGE = "paceline compare RUN RUN ..."
 _ABOUT = (
@@ -27,8 +28,8 @@ _OPTIONS = (
         name="metric",
         annotation=str | None,
         default=None,
-        help="The figure whose course is shown: a column of metrics.csv, such as val_loss. "
-        "Default: what --best-by of the first run says, where most runs have it.",
+        help="The figure whose course is shown: a column of metrics.csv or steps.csv, such "
+        "as val_loss. Default: what --best-by of the first run says, where most runs have it.",
         group="Compare",
     ),
     OptionField(
@@ -60,7 +61,6 @@ def main(tokens: Sequence[str]) -> int:
 
     runs = choose_runs(places, Path(USUAL).absolute())
     asked = given.get("metric")
-    metric = choose_metric(runs, None if asked is None else str(asked))
     for entry in runs:
         for problem in entry.report.problems:
             note(f"{entry.report.path}: {problem}")
@@ -68,6 +68,7 @@ def main(tokens: Sequence[str]) -> int:
         print(json.dumps(_as_json(compare(runs, most=None)), indent=2))
         return ExitCode.DONE
     shown = compare(runs)
+    metric = choose_metric(shown.runs, None if asked is None else str(asked))
     if given.get("html"):
         from paceline.report.runs.pages import write_comparison
 
@@ -80,19 +81,23 @@ def main(tokens: Sequence[str]) -> int:
 
 
 def _as_json(shown: "Comparison") -> Mapping[str, object]:
-    """Write all of a comparison, the curves by columns; null where a run has no such value."""
+    """Write all of a comparison, the tables by columns; null where a run has no such value."""
     runs = []
     for place, entry in enumerate(shown.runs):
-        columns = entry.report.metrics.columns
         runs.append(
             {
                 **entry.to_json(),
                 "settings": {row.name: row.values[place] for row in shown.settings},
                 "figures": {row.name: row.values[place] for row in shown.figures},
-                "curves": {
-                    name: [None if math.isnan(value) else value for value in values]
-                    for name, values in columns.items()
-                },
+                "curves": _columns(entry.report.metrics),
+                "steps": _columns(entry.report.steps),
             }
         )
     return {"runs": runs}
+
+
+def _columns(table: "Metrics") -> Mapping[str, Sequence[float | None]]:
+    return {
+        name: [None if math.isnan(value) else value for value in values]
+        for name, values in table.columns.items()
+    }

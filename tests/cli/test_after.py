@@ -34,6 +34,8 @@ def test_evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (run / "evaluation" / "confusion.png").read_bytes().startswith(b"\x89PNG")
     counts = json.loads((run / "evaluation" / "confusion.json").read_text())["counts"]
     assert sum(map(sum, counts)) == 355
+    assert shown.count("precision") == 1
+    assert "taken for" in (run / "report.html").read_text()
 
 
 @pytest.mark.slow

@@ -53,6 +53,10 @@ class RunReport:
     snapshots: tuple[SnapshotEntry, ...]
     locked: bool
     """A process owns the run directory: the training runs."""
+    read_at: datetime
+    """When all this was read, UTC."""
+    epoch_at: datetime | None
+    """When the newest row of metrics.csv was written; None where there is no such file."""
     problems: tuple[str, ...]
     """One sentence for each file that couldn't be read."""
 
@@ -80,6 +84,8 @@ def read_run(run: RunDirectory, *, with_steps: bool = True) -> RunReport:
         earlier_failures=earlier,
         snapshots=_list_snapshots(run.snapshots, problems),
         locked=run.is_locked(),
+        read_at=datetime.now(UTC),
+        epoch_at=_written_at(run.metrics_csv),
         problems=tuple(problems),
     )
 
@@ -102,6 +108,13 @@ def _since(path: Path, since_s: float | None) -> bool:
         return since_s is None or path.stat().st_mtime >= since_s
     except OSError:
         return True
+
+
+def _written_at(path: Path) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    except (OSError, OverflowError, ValueError):
+        return None
 
 
 def _read_failures(

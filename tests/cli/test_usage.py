@@ -84,7 +84,8 @@ _WRONG = [
     ("train digits --keep-last 1", r"at least 2"),
     ("train nowhere.py:build", r"there is no file .*nowhere.py"),
     ("resume nowhere", r"nowhere holds no training"),
-    ("resume", r"the run directory is missing. Usage: paceline resume RUN_DIR"),
+    ("resume", r"no run below .*runs is unfinished. Name a run directory: paceline resume RUN_DIR"),
+    ("resume --rank 1", r"name the run directory: of several workers .* each might find another"),
     ("evaluate nowhere", r"nowhere holds no training"),
     ("export nowhere weights.pt", r"nowhere holds no training"),
     ("export somewhere", r"the file to write is missing"),
@@ -210,7 +211,7 @@ def test_help_of_resume_where_there_is_no_run(capsys: pytest.CaptureFixture[str]
     assert main(["resume", "nowhere", "--help"]) == ExitCode.USAGE
     assert "nowhere holds no training" in capsys.readouterr().err
     assert main(["resume", "--help", "--lr", "0.1"]) == ExitCode.DONE
-    assert "paceline resume RUN_DIR [OPTIONS]" in capsys.readouterr().out
+    assert "paceline resume [RUN_DIR] [OPTIONS]" in capsys.readouterr().out
 
 
 def test_a_scripts_own_names_are_not_taken_for_ours(

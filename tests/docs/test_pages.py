@@ -16,13 +16,16 @@ import torch
 import paceline
 from paceline.cli import (
     aws,
+    compare,
     doctor,
     evaluate,
     export,
+    label,
     pack,
     predict,
     preview,
     resume,
+    runs,
     scale,
     train,
     verify,
@@ -80,6 +83,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(DOCS / "how-to" / "vgg19-t4.json", place)
     write_image_folder(place / "photos")
     train_here(place, "bars.py:build", "--width", "16", "--run-dir", "runs/first")
+    shutil.copytree(place / "runs" / "first", place / "runs" / "other")
     return place
 
 
@@ -169,6 +173,7 @@ def test_flags_exist(page: Path) -> None:
     more = [*arguments, train.RUN_DIR, resume._ALLOW, *evaluate._OPTIONS, *export._OPTIONS]
     more += [*preview._OPTIONS, *pack._OPTIONS, *doctor._OPTIONS, *verify._OPTIONS]
     more += [CONFIG, PRINT_CONFIG, *TRAIN_OUTPUT]
+    more += [*runs._OPTIONS, *label._OPTIONS, *compare._OPTIONS]
     more += [*workers._OPTIONS, *predict._OPTIONS, *option_fields(ScaleOptions, "")]
     more += cluster_options()
     more += [option for each in aws._OPTIONS.values() for option in each]
@@ -188,6 +193,7 @@ def test_commands_work(
     for module in (train, resume):
         monkeypatch.setattr(module, "choose_place", lambda *_, **__: Place(here=False, workers=2))
         monkeypatch.setattr(module, "start", lambda launch: ExitCode.DONE)
+    monkeypatch.setattr(resume, "_newest_unfinished", lambda _: "runs/first")  # it has finished
     monkeypatch.setattr(train, "submit", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(verify, "_verify", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(scale, "_in_its_directory", lambda *_: ExitCode.DONE)

@@ -1,4 +1,4 @@
-"""`paceline evaluate RUN_DIR`: judges a run's model and draws its confusion matrix."""
+"""`paceline evaluate RUN_DIR`: evaluates a run's model and draws its confusion matrix."""
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
@@ -108,7 +108,7 @@ def _show_figures(result: "EvaluationResult") -> None:
     totals = result.totals
     print(f"snapshot  {result.snapshot.name} (step {result.step})")
     if not totals.samples:
-        print("samples   none: the validation set is empty, there is nothing to judge by")
+        print("samples   none: the validation set is empty, so there is nothing to evaluate")
         return
     print(f"samples   {totals.samples}, each counted once")
     print(f"loss      {show_loss(totals.mean_loss)}")

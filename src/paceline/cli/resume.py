@@ -1,4 +1,4 @@
-"""`paceline resume RUN_DIR`: goes on exactly where a training stopped, in mid-epoch as well."""
+"""`paceline resume [RUN_DIR]`: resumes exactly where a training stopped, also in mid-epoch."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,14 @@ from paceline.cli.cluster_submit import ClusterChoice, cluster_options, submit, 
 from paceline.cli.dry_run import show_plan
 from paceline.cli.output import ALL_IS_SAID, TRAIN_OUTPUT, Output
 from paceline.cli.train import file_name, read_recipe_options
+from paceline.distributed.environment import detect_launchers, surroundings
 from paceline.errors import ExitCode, UsageError
 from paceline.gradient_sync.options import without_other_methods
 from paceline.launch.registry import launchers
 from paceline.options.command_line import (
+    note,
     parse_options,
     show_help,
-    take_word,
     wants_help,
     with_defaults,
     words,
@@ -42,16 +43,21 @@ _ALLOW = OptionField(
 )
 
 _ABOUT = (
-    "Go on exactly where a training stopped, in the middle of an epoch as well. Options are the "
-    "run's own; those that change what is trained need --allow-change."
+    "Resume exactly where a training stopped, in the middle of an epoch as well: without RUN_DIR, "
+    "the newest below runs/ that isn't finished. Options are the run's own; those that change what "
+    "is trained need --allow-change."
 )
+_USAGE = "paceline resume [RUN_DIR] [OPTIONS]"
+_RUNS = Path("runs")
 
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     if wants_help(tokens):
         _show_help(tokens)
-    where, rest = take_word(tokens, "paceline resume RUN_DIR", "the run directory")
+    if not tokens or tokens[0].startswith("-"):
+        tokens = (_newest_unfinished(tokens), *tokens)
+    where, rest = tokens[0], tokens[1:]
     run = RunDirectory.named(where)
     past = PreviousRun.read(run)
     if past.kind == "script":
@@ -96,7 +102,7 @@ def _show_help(tokens: Sequence[str]) -> NoReturn:
     named = [token for token in tokens if not wants_help((token,))][:1]
     if not named or named[0].startswith("-"):
         options = [*training_options().values(), _ALLOW, CONFIG, *TRAIN_OUTPUT, *cluster_options()]
-        show_help("paceline resume RUN_DIR", _ABOUT, options, tokens)
+        show_help(_USAGE, _ABOUT, options, tokens)
     past = PreviousRun.read(RunDirectory.named(named[0]))
     if past.kind == "script":
         from paceline.runtime.script_options import script_options
@@ -112,6 +118,41 @@ def _show_help(tokens: Sequence[str]) -> NoReturn:
     options = [*with_defaults(arguments, past.arguments), *own]
     about = f"{_ABOUT} The defaults shown are those of the run."
     show_help(shlex.join(("paceline", "resume", named[0])), about, options, tokens)
+
+
+def _newest_unfinished(tokens: Sequence[str]) -> str:
+    """Find the run to resume where none was named, and say which. Returns its path.
+
+    Args:
+        tokens: The command line's options.
+
+    Raises:
+        UsageError: There is none, it is running, or other workers might find another one.
+    """
+    from paceline.report.runs.listing import list_runs, newest_unfinished
+
+    found = detect_launchers(surroundings())
+    apart = any(placement.world_size > 1 for placement in found.workers)
+    apart = apart or (found.node is not None and found.node.nodes > 1)
+    if apart or any(token.partition("=")[0] == "--rank" for token in tokens):
+        raise UsageError(
+            "name the run directory: of several workers or nodes that are started one by one each "
+            "might find another one. Usage: paceline resume RUN_DIR [options]"
+        )
+    newest = newest_unfinished(list_runs(_RUNS.absolute()).entries)
+    if newest is None:
+        raise UsageError(
+            f"no run below {_RUNS.absolute()} is unfinished. Name a run directory: "
+            "paceline resume RUN_DIR; `paceline runs` lists them"
+        )
+    where = str(_RUNS / newest.label)
+    if newest.state == "running":
+        raise UsageError(
+            f"{where}, the newest that isn't finished, is still running. To resume another "
+            "one, name it: paceline resume RUN_DIR"
+        )
+    note(f"Resuming {where}")
+    return where
 
 
 def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Sequence[str]) -> int:

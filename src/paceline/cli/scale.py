@@ -118,7 +118,7 @@ def _end(asked: ScaleRequest, study: Study, runner: Runner, *, interrupted: bool
     files = [asked.place.study_json, asked.place.study_csv, *([report] if report else [])]
     print("Written: " + "\n         ".join(map(str, files)), flush=True)
     if interrupted:
-        print(f"Stopped. Go on with what is missing: {_again(asked)}", flush=True)
+        print(f"Stopped. Resume with what is missing: {_again(asked)}", flush=True)
         return ExitCode.RESUMABLE
     return exit_code_of(runner.measured(asked.plan), runner.failures)
 

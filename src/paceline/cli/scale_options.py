@@ -53,7 +53,7 @@ ABOUT = (
     "Measure how a training scales: short trainings on 1, 2, 4 ... workers, here or on hosts, in "
     "turns. Says images/s and efficiency against the best run of one worker, and where the time of "
     "a step and of an epoch goes; writes study.json, study.csv and report.html. Ctrl-C keeps what "
-    "is measured; the same command with --study-dir goes on."
+    "is measured; the same command with --study-dir resumes it."
 )
 _NOT_OURS = {
     "workers",
@@ -64,8 +64,11 @@ _NOT_OURS = {
     "world_size",
     "local_rank",
     "init_method",
+    "name",
+    "tag",
+    "note",
 }
-"""Options of training that the study settles."""
+"""Options of training that the study settles, or that name a run."""
 _HOSTS = tuple(o for o in option_fields(HostsOptions, "Hosts") if o.name != "min_hosts")
 _BATCHES = {"weak": "batch_per_worker", "strong": "global_batch"}
 

@@ -40,7 +40,7 @@ RUN_DIR = OptionField(
     annotation=str | None,
     default=None,
     help="Directory that the training leaves behind; must be new or empty. "
-    "Default: runs/RECIPE-TIME.",
+    "Default: runs/NAME-TIME, where NAME is --name or the recipe's.",
     group="Output",
     aliases=("output_dir",),
 )
@@ -118,9 +118,10 @@ def begin(
     """
     is_script = request.kind == "script"
     name = file_name(Path(target).stem if is_script else target)
+    of_run = config.metrics.name or name
     if config.launch.on in launchers():
         output.refuse_json(config.launch.on)
-        run_dir = str(where or run_dir_there(name))
+        run_dir = str(where or run_dir_there(of_run))
         sent = words({n: v for n, v in given.items() if n != "on"} | {"run_dir": run_dir})
         command = ("paceline", "run" if is_script else "train", target, *sent)
         after = ("--", *request.script_args) if is_script else ()
@@ -130,9 +131,10 @@ def begin(
         place = choose_place(config, hosts=choice.hosts)
         if place.rank == 0:
             warn_of_no_effect(place, tuple(given))
-        run = RunDirectory.usual(name, place.started_at())
+        run = RunDirectory.usual(of_run, place.started_at())
         if where is not None:
             run = RunDirectory.named(str(where))
+        runs = [run]
         launch = Launch(
             request=replace(request, run_dir=str(run.path)),
             config=config,
@@ -142,12 +144,13 @@ def begin(
             is_named=where is not None,
             paths=paths,
             quiet=output.quiet,
+            settled=runs.append,
         )
         if choice.plans_alone(config.launch.on):
             return show_plan(launch) if place.rank == 0 else ExitCode.DONE
         code = start(launch)
     if place.rank == 0:
-        output.tell_end(run, code)
+        output.tell_end(runs[-1], code)
     return code
 
 

@@ -91,6 +91,7 @@ _OPTIONS = (
 _OWN = {option.name for option in _OPTIONS}
 _NOT_OURS = {"workers", "max_restarts", "on", "rank", "world_size", "local_rank", "init_method"}
 """Options of training that say where workers run: the verification does."""
+_NOT_OURS |= {"name", "tag", "note"}  # nothing is kept
 _TIMEOUT_S = 120.0
 _LAST_LINES = 20
 _REFUSALS = ("Permission denied", "os error 13")

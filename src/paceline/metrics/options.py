@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.results.run_notes import RunNotes
+
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsOptions:
@@ -17,3 +19,22 @@ class MetricsOptions:
 
     tensorboard: bool = False
     """Also write TensorBoard event files into the run directory (extra: paceline[tensorboard])."""
+
+    name: str | None = None
+    """A name for the run, which its directory then has too: runs/NAME-TIME. `paceline runs` shows
+    it."""
+
+    tag: tuple[str, ...] = ()
+    """A word by which `paceline runs --filter tag=WORD` finds the run. Repeat it for each. With
+    --on sagemaker those such as team=vision are the job's as well."""
+
+    note: str | None = None
+    """What you want to remember of the run; `paceline label` changes name, tags and note later."""
+
+    def __post_init__(self) -> None:
+        self.notes.check()
+
+    @property
+    def notes(self) -> RunNotes:
+        """Name, tags and note together."""
+        return RunNotes(name=self.name or "", tags=self.tag, note=self.note or "")

@@ -19,6 +19,7 @@ from paceline.results.json_object import (
 )
 from paceline.results.metrics_table import Metrics, read_metrics
 from paceline.results.run_directory import RunDirectory
+from paceline.results.run_notes import RunNotes
 
 _ATTEMPT = re.compile(r"attempt-(\d+)-")
 
@@ -38,6 +39,7 @@ class RunReport:
 
     path: Path
     run: JsonObject
+    notes: RunNotes
     metrics: Metrics
     summary: JsonObject
     """Empty while the training runs, and after a resume until it ends again."""
@@ -66,6 +68,7 @@ def read_run(run: RunDirectory) -> RunReport:
     return RunReport(
         path=run.path,
         run=description,
+        notes=RunNotes.read(run, description, problems),
         metrics=read_metrics(run.metrics_csv, problems),
         summary=summary,
         failures=failures,

@@ -17,7 +17,10 @@ from paceline.results.json_object import read_text
 
 @dataclass(frozen=True, kw_only=True)
 class EpochRow:
-    """One epoch's figures over all workers; None where a figure has no meaning."""
+    """One epoch's figures over all workers; None where a figure has no meaning.
+
+    Flat, since each field is a column of `metrics.csv`.
+    """
 
     epoch: int
     """Counted from 1."""

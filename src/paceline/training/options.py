@@ -89,7 +89,7 @@ class ComputeOptions:
     """Take BatchNorm's statistics over the batches of all workers instead of each worker's own."""
 
     allow_different_hardware: bool = False
-    """With --shards: go on although hardware, libraries or the number of threads differ from
+    """With --shards: resume although hardware, libraries or the number of threads differ from
     before, or between workers. What differs is said; the bits may differ from then on."""
 
 

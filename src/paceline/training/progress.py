@@ -28,7 +28,10 @@ _LONG_STEP_S = 1.0
 @final
 @dataclass(kw_only=True)
 class TrainingProgress:
-    """Position and clock of a training. Changes only by what all workers know alike."""
+    """Position and clock of a training. Changes only by what all workers know alike.
+
+    One object, since when to evaluate, save and stop is decided by position and clock together.
+    """
 
     loop: LoopOptions
     snapshot_every_steps: int | None

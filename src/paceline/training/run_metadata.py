@@ -160,7 +160,7 @@ def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDir
     ]
     if context.progress.rate is not None:
         schedule = context.config.optim.schedule
-        lines.append(f"  rate      {derived['lr_rule']}, {schedule} schedule")
+        lines.append(f"  lr        {derived['lr_rule']}, {schedule} schedule")
     if method_of(context.config) not in ("allreduce", "ordered"):
         lines.append(f"  sync      {derived['sync']}")
     each = "" if context.shared else " here; each other node keeps its own"
@@ -214,7 +214,7 @@ def _shard_sizes(global_batch: int, shards: int) -> str:
 
 
 def restart_line(engine: Engine) -> str:
-    """Say after a restart where the training goes on."""
+    """Say after a restart where the training resumes."""
     return f"All {engine.context.group.world_size} workers are back, from {_position(engine)}"
 
 

@@ -236,7 +236,7 @@ class Session:
             global_batch: Samples of one step over all workers; the same on any number of them.
             shuffle: Whether each epoch has an order of its own; yes by default.
             drop_last: Leave out the short batch at the end of an epoch.
-            augment: Random changes on the device, for `TensorData`.
+            augment: Random changes on the device, for `TensorData` and other `RawImages`.
 
         Raises:
             UsageError: Script and command line disagree; a second loader with shards.
@@ -285,7 +285,8 @@ class Session:
         Args:
             data: As for `loader`.
             batch_size: Samples of one worker's batch; settles memory and speed, never the result.
-            evaluate_with: Changes on the device that aren't random, for `TensorData`: a resize.
+            evaluate_with: Changes on the device that aren't random, for data as with `augment`:
+                a resize.
         """
         served = describe_data(data)
         made = self._eval_loader(served, batch_size or served.batch_size, evaluate_with)

@@ -87,7 +87,7 @@ def newest(nodes: Sequence[SnapshotInventory]) -> SnapshotInventory | None:
             raise SnapshotError(
                 f"{_named(first)} and {_named(other)} have different snapshots of step "
                 f"{first.step} ({_short(first)} and {_short(other)}), so that it isn't known which "
-                "one to go on from: move it out of the run directory on one of them, which then "
+                "one to resume from: move it out of the run directory on one of them, which then "
                 "takes over the other's"
             )
     return first

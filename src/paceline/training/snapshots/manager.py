@@ -274,7 +274,7 @@ class SnapshotManager:
         if state.get("order") != ORDER_VERSION:
             raise SnapshotError(
                 f"the snapshot counts samples in order {state.get('order')}, and this version of "
-                f"Paceline has order {ORDER_VERSION}: go on with the version that wrote it"
+                f"Paceline has order {ORDER_VERSION}: resume with the version that wrote it"
             )
         load_weights(self._components.model, snapshot.tensors.get("model", {}))
         saved = _listed(state.get("optimizers"))

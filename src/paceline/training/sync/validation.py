@@ -174,7 +174,7 @@ def describe_options(options: SyncOptions) -> str:
     if "sync_every" not in entry.options:
         return said
     parts = f" in {options.sync_parts} parts" if options.sync_parts > 1 else ""
-    outer = f", outer rate {options.outer_lr:g} and momentum {options.outer_momentum:g}"
+    outer = f", outer learning rate {options.outer_lr:g} and momentum {options.outer_momentum:g}"
     return (
         f"{said}, averaged every {options.sync_every} steps{parts} in {options.sync_precision}, "
         f"{options.delay} steps late{outer if 'outer_lr' in entry.options else ''}"

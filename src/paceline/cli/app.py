@@ -52,6 +52,7 @@ COMMANDS: Mapping[str, Command] = {
     "pack": Command("paceline.cli.pack", "Pack an image folder, to be read at memory speed."),
     "doctor": Command("paceline.cli.doctor", "Find what would stop or slow a training.", True),
     "aws": Command("paceline.cli.aws", "Make nodes on AWS to train on, and delete them again."),
+    "init": Command("paceline.cli.init", "Write a small project to begin with.", True),
     "recipes": Command("paceline.cli.recipes", "List the built-in recipes.", True),
 }
 

@@ -17,6 +17,7 @@ Shell = Literal["bash", "zsh", "fish"]
 
 _OF_RECIPES = frozenset({"train", "scale", "verify", "preview", "doctor"})
 """Commands whose first word is a recipe, with arguments of its own."""
+_WORDS: Mapping[str, object] = {"init": Literal["recipe", "script"]}
 _WITHOUT_WORD = frozenset({"recipes", "aws"})
 
 
@@ -54,7 +55,7 @@ def _with_word(name: str, options: list[OptionField]) -> Callable[..., None]:
     command = callable_with(options)
     if name in _WITHOUT_WORD:
         return command
-    kind = Literal[tuple(BUILT_IN)] if name in _OF_RECIPES else Path
+    kind = Literal[tuple(BUILT_IN)] if name in _OF_RECIPES else _WORDS.get(name, Path)
     word = inspect.Parameter(
         "target", inspect.Parameter.POSITIONAL_ONLY, annotation=kind, default=None
     )

@@ -104,6 +104,7 @@ def test_a_launcher_killed_between_the_table_and_run_json_is_in_nobodys_way(tmp_
     run.create()
     with run.lock():
         run.metrics_csv.write_text(_HEADER)
+        run.steps_csv.write_text(_HEADER)
     run.create()
 
 

@@ -1,6 +1,7 @@
 """`paceline evaluate RUN_DIR`: evaluates a run's model and draws its confusion matrix."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -9,14 +10,17 @@ from paceline.cli.output import Output, output_options, print_json
 from paceline.distributed.options import DeviceKind
 from paceline.errors import ExitCode, UsageError
 from paceline.options.command_line import (
+    ema_option,
     note,
     read_command,
     snapshot_option,
 )
 from paceline.options.fields import OptionField
-from paceline.options.figures import show_loss
-from paceline.options.text import printable
+from paceline.options.figures import show_loss, show_percent
+from paceline.options.text import aligned, printable
+from paceline.results.confusion import Confusion
 from paceline.results.run_directory import RunDirectory
+from paceline.runtime.write_report import write_report
 from paceline.training.previous_run import PreviousRun
 
 if TYPE_CHECKING:
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 
 _OPTIONS = (
     snapshot_option("Evaluation"),
+    ema_option("Evaluation"),
     OptionField(
         name="device",
         annotation=DeviceKind,
@@ -46,8 +51,9 @@ _OPTIONS = (
 )
 _MOST_MISTAKES = 10
 _ABOUT = (
-    "Print loss, top-1, top-5 and per-class accuracy of a run's model on the validation set, "
-    "and write RUN_DIR/evaluation/confusion.png and .json."
+    "Print loss, top-1 and top-5 of a run's model on the validation set, and for each class recall "
+    "(its accuracy), precision and F1. Write RUN_DIR/evaluation/confusion.png and .json, and "
+    "RUN_DIR/report.html again, with the confusion matrix."
 )
 
 
@@ -63,27 +69,29 @@ def main(tokens: Sequence[str]) -> int:
     arguments = {"data_dir": given["data_dir"]} if "data_dir" in given else {}
     device = cast(DeviceKind, given.get("device", "auto"))
     path = find_snapshot(run, str(given.get("snapshot", "best")), note)
-    result = evaluate_run(run, path, arguments, device)
-    files = _write_confusion(run, result) if result.class_names and result.totals.samples else ()
+    result = evaluate_run(run, path, arguments, device, ema=bool(given.get("ema", True)))
+    classes = (
+        _write_confusion(run, result) if result.class_names and result.totals.samples else None
+    )
+    has_report = classes is not None and write_report(run)
     if output.json:
-        print_json(_as_json(result, files))
+        print_json(_as_json(result, classes, run))
         return ExitCode.DONE
     _show_figures(result)
-    if files and not output.quiet:
-        _show_classes(result)
+    if classes is not None and not output.quiet:
+        _show_classes(classes)
         if output.verbose:
-            _show_mistakes(result)
-        print("\nconfusion matrix  " + "\n                  ".join(map(str, files)))
+            _show_mistakes(classes)
+        print("\nconfusion matrix  " + "\n                  ".join(map(str, _files(run))))
+        if has_report:
+            print(f"report            {run.report_html}")
     return ExitCode.DONE
 
 
-def _as_json(result: "EvaluationResult", files: Sequence[Path]) -> Mapping[str, object]:
-    totals, confusion = result.totals, result.confusion.numpy()
-    by_class = []
-    if files:
-        from paceline.report.confusion import per_class_accuracy
-
-        by_class = per_class_accuracy(confusion)
+def _as_json(
+    result: "EvaluationResult", classes: Confusion | None, run: RunDirectory
+) -> Mapping[str, object]:
+    totals = result.totals
     return {
         "snapshot": str(result.snapshot),
         "step": result.step,
@@ -91,11 +99,8 @@ def _as_json(result: "EvaluationResult", files: Sequence[Path]) -> Mapping[str, 
         "loss": _number(totals.mean_loss),
         "accuracy": _number(totals.accuracy) if result.top else None,
         "top5_accuracy": _number(totals.top5_accuracy) if result.top == 5 else None,
-        "classes": [
-            {"name": name, "accuracy": share, "samples": int(confusion[number].sum())}
-            for number, (name, share) in enumerate(zip(result.class_names, by_class, strict=False))
-        ],
-        "confusion": [str(file) for file in files],
+        "classes": [asdict(each) for each in classes.per_class] if classes else [],
+        "confusion": [str(file) for file in _files(run)] if classes else [],
     }
 
 
@@ -118,23 +123,20 @@ def _show_figures(result: "EvaluationResult") -> None:
         print(f"top-5     {totals.top5_accuracy:.2%}")
 
 
-def _show_classes(result: "EvaluationResult") -> None:
-    confusion = result.confusion.numpy()
-    shown = [printable(name) for name in result.class_names]
-    width = max(5, *map(len, shown))
-    print(f"\n{'class':{width}}  accuracy  samples")
-    for number, name in enumerate(shown):
-        samples = int(confusion[number].sum())
-        share = f"{confusion[number, number] / samples:8.2%}" if samples else "       -"
-        print(f"{name:{width}}  {share}  {samples:7d}")
+def _show_classes(classes: Confusion) -> None:
+    rows = [("class", "recall", "precision", "F1", "samples")]
+    for each in (*classes.per_class, classes.mean):
+        recall, precision, f1 = map(show_percent, (each.recall, each.precision, each.f1))
+        rows.append((printable(each.name), recall, precision, f1, str(each.samples)))
+    print("", *aligned(rows, left=(0,)), sep="\n")
 
 
-def _show_mistakes(result: "EvaluationResult") -> None:
+def _show_mistakes(classes: Confusion) -> None:
     """Print which classes are taken for which, the most frequent first."""
-    names, counts = result.class_names, result.confusion.tolist()
+    names = classes.classes
     mistakes = [
         (amount, names[truth], names[answer])
-        for truth, row in enumerate(counts)
+        for truth, row in enumerate(classes.counts)
         for answer, amount in enumerate(row)
         if amount and truth != answer
     ]
@@ -143,15 +145,20 @@ def _show_mistakes(result: "EvaluationResult") -> None:
         print(printable(f"{amount:7d}  {truth} taken for {answer}"))
 
 
-def _write_confusion(run: RunDirectory, result: "EvaluationResult") -> Sequence[Path]:
-    """Write the confusion matrix as a picture and as JSON. Returns the files."""
+def _files(run: RunDirectory) -> tuple[Path, Path]:
+    """Name the picture of the confusion matrix and its JSON."""
+    directory = run.path / "evaluation"
+    return directory / "confusion.png", directory / "confusion.json"
+
+
+def _write_confusion(run: RunDirectory, result: "EvaluationResult") -> Confusion:
     from paceline.report.confusion import write_confusion
 
-    directory = run.path / "evaluation"
+    png, json = _files(run)
     try:
-        directory.mkdir(exist_ok=True)
-        png, json = directory / "confusion.png", directory / "confusion.json"
-        write_confusion(result.confusion.numpy(), result.class_names, png, json)
+        png.parent.mkdir(exist_ok=True)
+        return write_confusion(
+            result.confusion.numpy(), result.class_names, png, json, result.snapshot.name
+        )
     except OSError as error:
-        raise UsageError(f"{directory} can't be written: {error.strerror}") from error
-    return png, json
+        raise UsageError(f"{png.parent} can't be written: {error.strerror}") from error

@@ -36,8 +36,9 @@ class LaunchOptions:
 
     stop_grace_s: float | None = None
     """Seconds that workers have after a request to stop (Ctrl-C, SIGTERM) to finish their step and
-    write a snapshot; then they are killed. Default: 3.5, and 60 on nodes where a service such as
-    Kubernetes has started this process (its own limit has to be longer)."""
+    write a snapshot; then they are killed. Default: twice what a step and the last snapshot took,
+    from 3.5 (60 on nodes where a service such as Kubernetes has started this process; its own limit
+    has to be longer) to 120."""
 
     on: On = "auto"
     """Where workers run: local starts them on this machine, here makes this process the worker,

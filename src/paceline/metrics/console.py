@@ -131,8 +131,12 @@ class Console(ABC):
         """Show what the user has to know, however little else is shown."""
 
     @abstractmethod
+    def is_due(self) -> bool:
+        """Tell whether `advance` would show anything now; asked about twice a second."""
+
+    @abstractmethod
     def advance(self, advance: Advance) -> None:
-        """Show how far the epoch is; called about twice a second."""
+        """Show how far the epoch is."""
 
     @abstractmethod
     def epoch(self, row: EpochRow) -> None:
@@ -153,6 +157,10 @@ class SilentConsole(Console):
     def warn(self, line: str) -> None:
         """Print the line (on ranks other than 0 it goes to the log)."""
         _print(line)
+
+    def is_due(self) -> bool:
+        """Never."""
+        return False
 
     def advance(self, advance: Advance) -> None:
         """Do nothing."""
@@ -180,9 +188,13 @@ class PlainConsole(Console):
         """Print the line."""
         self.say(line)
 
+    def is_due(self) -> bool:
+        """Tell whether nothing was printed for ten seconds."""
+        return monotonic() - self._last_s >= _PLAIN_EVERY_S
+
     def advance(self, advance: Advance) -> None:
         """Print the progress if none was printed for ten seconds."""
-        if monotonic() - self._last_s >= _PLAIN_EVERY_S:
+        if self.is_due():
             place = f"epoch {advance.epoch}/{advance.epochs}  {advance.position()}"
             self.say(f"{place}  {advance.text()}")
             self._last_s = monotonic()
@@ -224,6 +236,10 @@ class BarConsole(Console):
     def warn(self, line: str) -> None:
         """Print the line above the bar and into the log."""
         self.say(line)
+
+    def is_due(self) -> bool:
+        """Always."""
+        return True
 
     def advance(self, advance: Advance) -> None:
         """Redraw the bar."""

@@ -187,6 +187,18 @@ def snapshot_option(group: str) -> OptionField:
     )
 
 
+def ema_option(group: str) -> OptionField:
+    """The option of commands that take a snapshot's weights."""
+    return OptionField(
+        name="ema",
+        annotation=bool,
+        default=True,
+        help="Take the moving average of the weights where the run has one (--ema); --no-ema takes "
+        "those that were trained.",
+        group=group,
+    )
+
+
 def flag(name: str) -> str:
     """Write an option's name as a flag: `--batch-size`, and with one letter `-q`."""
     return f"{'-' if len(name) == 1 else '--'}{name.replace('_', '-')}"

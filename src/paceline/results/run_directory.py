@@ -65,7 +65,7 @@ def fit_name(name: str) -> str:
 
 _LEFT = re.compile(
     r"\.(run|summary|profile|workers|(.+-)?failure-rank-\d+)\.json\.[0-9a-f]{8}"
-    r"|\.(metrics\.csv|report\.html)\.[0-9a-f]{8}|\.{1,2}probe-.+"
+    r"|\.((metrics|steps)\.csv|report\.html)\.[0-9a-f]{8}|\.{1,2}probe-.+"
 )
 """Names under which files are written before they get their own."""
 
@@ -151,6 +151,11 @@ class RunDirectory:
     def metrics_csv(self) -> Path:
         """A row an epoch."""
         return self.path / "metrics.csv"
+
+    @property
+    def steps_csv(self) -> Path:
+        """Rows within the epochs."""
+        return self.path / "steps.csv"
 
     @property
     def summary_json(self) -> Path:
@@ -334,8 +339,9 @@ class RunDirectory:
         # What a training makes before it begins, and names under which files are being written.
         ours = {self.snapshots.name, self.logs.name, self.slurm.name}
         ours |= {self._lock_file.name, self._claim_file.name}
-        if self._lock_file.exists() and self._table_is_empty():
-            ours.add(self.metrics_csv.name)  # it is begun before run.json is written
+        if self._lock_file.exists():
+            tables = (self.metrics_csv, self.steps_csv)  # begun before run.json is written
+            ours |= {table.name for table in tables if _is_empty(table)}
         here = {
             path.name
             for path in self.path.iterdir()
@@ -345,14 +351,6 @@ class RunDirectory:
 
     def _has_snapshots(self) -> bool:
         return self.snapshots.is_dir() and any(self.snapshots.glob("*step-*"))
-
-    def _table_is_empty(self) -> bool:
-        """Tell whether the table is there and has a header alone."""
-        try:
-            with self.metrics_csv.open("rb") as file:
-                return file.readline().startswith(b"epoch,step,") and not file.read(1)
-        except OSError:
-            return False
 
     def discard(self) -> None:
         """Remove what `create` made, of a training that failed before it began.
@@ -436,6 +434,15 @@ class RunDirectory:
             yield
         finally:
             os.close(descriptor)
+
+
+def _is_empty(table: Path) -> bool:
+    """Tell whether a table is there and has a header alone."""
+    try:
+        with table.open("rb") as file:
+            return file.readline().startswith(b"epoch,step,") and not file.read(1)
+    except OSError:
+        return False
 
 
 def _check_run(content: Mapping[str, object]) -> None:

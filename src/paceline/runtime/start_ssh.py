@@ -84,7 +84,7 @@ def _launched(launch: Launch, options: HostsOptions) -> "LaunchOutcome":
                 "reference": request.reference,
                 "recipe_arguments": dict(request.arguments),
             },
-            stop_s=policy.stop_s,
+            stop=policy.stop,
             hang=policy.hang,
         )
         return launch_on_hosts(

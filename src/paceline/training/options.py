@@ -40,6 +40,10 @@ class LoopOptions:
     label_smoothing: float = 0.0
     """Share of the target probability spread over all classes."""
 
+    ema: float | None = None
+    """Keep an exponential moving average of the weights with this decay (0.999, say), which
+    evaluations, the best snapshot and export take. `none` turns a recipe's own off."""
+
     seed: int = 0
     """Settles the weights at the start, the order of the samples, augmentation and dropout."""
 
@@ -63,6 +67,8 @@ class LoopOptions:
             raise UsageError(
                 f"--label-smoothing must be at least 0 and below 1, not {self.label_smoothing}"
             )
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise UsageError(f"--ema is a decay above 0 and below 1, such as 0.999, not {self.ema}")
         if self.time_budget is not None:
             parse_duration_s(self.time_budget, "--time-budget")
         if not 0 <= self.seed < 2**63:

@@ -188,6 +188,11 @@ def _check_own_weights(config: TrainConfig, method: SyncMethod) -> None:
             f"--check-every compares the workers' weights, and with --sync {method} each worker "
             "has its own between two averages. Leave one of the two out"
         )
+    if config.loop.ema is not None:
+        raise UsageError(
+            f"--ema (s.ema) averages over the steps of one training, and with --sync {method} each "
+            "worker has weights of its own between two averages. Leave one of the two out"
+        )
     if config.compute.sync_batchnorm:
         raise UsageError(
             f"--sync-batchnorm exchanges statistics in every step, which --sync {method} is there "

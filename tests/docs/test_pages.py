@@ -145,6 +145,7 @@ FOREIGN = (
         "master-addr",
         "help",
         "help-all",
+        "completion",
         "no-",
         "quick",
         "check",

@@ -52,7 +52,7 @@ _OPTIONS = (
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     if wants_help(tokens):
-        show_help(_USAGE, _ABOUT, _OPTIONS)
+        show_help(_USAGE, _ABOUT, _OPTIONS, tokens)
     places = list(takewhile(lambda token: not token.startswith("-"), tokens))
     given = parse_options(_USAGE, _ABOUT, tokens[len(places) :], _OPTIONS)
     from paceline.report.runs.comparison import choose_runs, compare

@@ -57,7 +57,7 @@ _OPTIONS = (
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     if wants_help(tokens):
-        show_help(_USAGE, _ABOUT, _OPTIONS)
+        show_help(_USAGE, _ABOUT, _OPTIONS, tokens)
     is_named = bool(tokens) and not tokens[0].startswith("-")
     given = parse_options(_USAGE, _ABOUT, tokens[1:] if is_named else tokens, _OPTIONS)
     root = Path(tokens[0] if is_named else USUAL).expanduser().absolute()

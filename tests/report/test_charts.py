@@ -2,12 +2,14 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
+from html import unescape
 
 import pytest
 
 from paceline.report.charts import MAX_POINTS, choose_charts, find_marks, thin
-from paceline.report.curves import choose_times, clock, draw_chart
+from paceline.report.curves import HEIGHT, WIDTH, choose_times, clock, draw_chart
 from paceline.report.load_run import read_run
 from paceline.results.run_directory import RunDirectory
 
@@ -113,3 +115,21 @@ def test_times_that_run_backwards_are_left_out(make_run: MakeRun) -> None:
     (chart,) = choose_charts(read_run(run))
     assert " s<" not in draw_chart(chart)
     assert math.isnan(chart.times_s[2])
+
+
+def test_a_picture_carries_its_values_for_the_script(make_run: MakeRun) -> None:
+    run = make_run(done=3)
+    _, accuracy, *_ = choose_charts(read_run(run))
+    (found,) = re.findall(r'data-chart="(.*?)"', draw_chart(accuracy))
+    content = json.loads(unescape(found))
+    left, top, width, height = content["box"]
+    assert 0 < left < WIDTH - width
+    assert 0 < top < HEIGHT - height
+    assert content["x"]["name"] == "epoch"
+    assert content["x"]["low"] < 1 < 3 < content["x"]["high"]
+    assert content["y"]["percent"] is True
+    training, validation = content["lines"]
+    assert (training["label"], training["x"]) == ("training", [1, 2, 3])
+    assert validation["y"] == pytest.approx(accuracy.series[1].values, rel=1e-4)
+    assert validation["colour"] == "var(--accent)"
+    assert ">accuracy</text>" in draw_chart(accuracy)

@@ -17,8 +17,9 @@ from paceline.results.json_object import (
     text,
     whole,
 )
-from paceline.results.metrics_table import Metrics, read_metrics
+from paceline.results.metrics_table import STEPS, Metrics, read_metrics
 from paceline.results.run_directory import RunDirectory
+from paceline.results.run_notes import RunNotes
 
 _ATTEMPT = re.compile(r"attempt-(\d+)-")
 
@@ -38,7 +39,11 @@ class RunReport:
 
     path: Path
     run: JsonObject
+    notes: RunNotes
     metrics: Metrics
+    """A row an epoch."""
+    steps: Metrics
+    """Rows within the epochs; none of a run that an older Paceline trained."""
     summary: JsonObject
     """Empty while the training runs, and after a resume until it ends again."""
     failures: tuple[WorkerFailure, ...]
@@ -70,7 +75,9 @@ def read_run(run: RunDirectory) -> RunReport:
     return RunReport(
         path=run.path,
         run=description,
+        notes=RunNotes.read(run, description, problems),
         metrics=read_metrics(run.metrics_csv, problems),
+        steps=read_metrics(run.steps_csv, problems, STEPS),
         summary=summary,
         failures=failures,
         earlier_failures=earlier,

@@ -32,6 +32,7 @@ def render_page(report: RunReport) -> str:
         "run.html",
         name=sections.run_name(report),
         recipe=text(report.run, "recipe") or text(report.summary, "recipe"),
+        notes=report.notes,
         script=read_script("chart.js"),
         about=sections.facts_table(report, running=ending.state == "running"),
         again=command_line("report", report.path),
@@ -71,7 +72,7 @@ def _confusion(confusion: Confusion | None) -> Mapping[str, object] | None:
 
 def _picture(chart: Chart) -> Markup | None:
     """Draw a chart; none where the legend already says the one point that it has."""
-    if len(chart.epochs) < 2:
+    if all(len(series.places or chart.places) < 2 for series in chart.series):
         return None
     return Markup(draw_chart(chart))  # Ours, and its label was escaped by the XML writer.
 

@@ -55,11 +55,12 @@ class RunReport:
     """One sentence for each file that couldn't be read."""
 
 
-def read_run(run: RunDirectory) -> RunReport:
+def read_run(run: RunDirectory, *, steps: bool = True) -> RunReport:
     """Read what there is of a run; blocks for a few small files only.
 
     Args:
         run: The run directory; any of its files may be missing or partial.
+        steps: Read the rows within the epochs as well, which may be many.
     """
     problems: list[str] = []
     description = read_object(run.run_json, problems, expected=True)
@@ -70,7 +71,7 @@ def read_run(run: RunDirectory) -> RunReport:
         path=run.path,
         run=description,
         metrics=read_metrics(run.metrics_csv, problems),
-        steps=read_metrics(run.steps_csv, problems, STEPS),
+        steps=read_metrics(run.steps_csv, problems, STEPS) if steps else Metrics(columns={}),
         summary=summary,
         failures=failures,
         earlier_failures=earlier,

@@ -62,9 +62,10 @@ def test_after_a_resume_the_rows_that_are_gone_are_forgotten(running: RunDirecto
     follower = RunFollower(running)
     follower.read()
     start_table(running.steps_csv, 30, table=STEPS)
-    log_step(running, 31, 0.5)
-    assert follower.read().step == 31
-    assert follower.losses == pytest.approx([1.9, 1.8, 1.7, 0.5])
+    for step in range(31, 36):  # more than there was before
+        log_step(running, step, 0.5)
+    assert follower.read().step == 35
+    assert follower.losses == pytest.approx([1.9, 1.8, 1.7] + [0.5] * 5)
 
 
 def test_without_rows_within_the_epochs_those_of_epochs_have_to_do(make_run: MakeRun) -> None:

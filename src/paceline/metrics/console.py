@@ -223,9 +223,12 @@ class BarConsole(Console):
 
     def say(self, line: str) -> None:
         """Print the line above the bar and into the log."""
+        self._say(line)
+
+    def _say(self, line: str, style: str | None = None) -> None:
         with suppress(OSError):  # the terminal is gone
             self._bar().console.print(
-                printable(line), markup=False, highlight=False, soft_wrap=True
+                printable(line), style=style, markup=False, highlight=False, soft_wrap=True
             )
         with suppress(OSError), self._log.open("a") as file:  # a full disk must not end a training
             file.write(line + "\n")
@@ -251,8 +254,10 @@ class BarConsole(Console):
 
     def epoch(self, row: EpochRow) -> None:
         """Print the row, under a header the first time."""
-        for line in self._table.lines(row):
-            self.say(line)
+        *header, line = self._table.lines(row)
+        for title in header:
+            self._say(title, style="bold cyan")
+        self.say(line)
 
     def close(self) -> None:
         """Take the bar away."""
@@ -267,7 +272,7 @@ class BarConsole(Console):
             from rich.progress import Progress, TextColumn
 
             self._progress = Progress(
-                TextColumn("{task.description}", markup=False),
+                TextColumn("{task.description}", style="cyan", markup=False),
                 console=RichConsole(file=sys.__stdout__),
                 redirect_stdout=False,
                 redirect_stderr=False,

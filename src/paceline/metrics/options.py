@@ -6,6 +6,7 @@ from typing import Literal
 from paceline.errors import UsageError
 from paceline.options.durations import parse_duration_s
 from paceline.options.quantities import parse_count
+from paceline.results.run_notes import RunNotes
 
 LOG_LEAST_S = 0.5
 """The shortest time between two rows: workers exchange their figures about as often."""
@@ -29,12 +30,24 @@ class MetricsOptions:
     tensorboard: bool = False
     """Also write TensorBoard event files into the run directory (extra: paceline[tensorboard])."""
 
+    name: str | None = None
+    """A name for the run, which its directory then has too: runs/NAME-TIME. `paceline runs` shows
+    it."""
+
+    tag: tuple[str, ...] = ()
+    """A word by which `paceline runs --filter tag=WORD` finds the run. Repeat it for each. With
+    --on sagemaker those such as team=vision are the job's as well."""
+
+    note: str | None = None
+    """What you want to remember of the run; `paceline label` changes name, tags and note later."""
+
     def __post_init__(self) -> None:
         """Check ranges.
 
         Raises:
             UsageError: A value is out of range; the message says which.
         """
+        self.notes.check()
         steps, every_s = self.log_every_steps, self.log_every_s
         if steps is not None and steps < 1:
             raise UsageError(f"--log-every is {self.log_every}; it must be at least 1 step")
@@ -61,3 +74,8 @@ class MetricsOptions:
                 "50, or a time with its unit, such as 5s"
             )
         return parse_duration_s(str(self.log_every), "--log-every")
+
+    @property
+    def notes(self) -> RunNotes:
+        """Name, tags and note together."""
+        return RunNotes(name=self.name or "", tags=self.tag, note=self.note or "")

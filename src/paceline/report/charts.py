@@ -132,6 +132,16 @@ _PLANS = (
         factor=1000,
     ),
     _Plan(slug="rate", title="Learning rate", columns=(("lr", "rate", "single"),), from_zero=True),
+    _Plan(
+        slug="communication",
+        title="Communication",
+        columns=(
+            ("exposed_comm", "not hidden", "single"),
+            ("waiting", "waiting for the slowest", "part"),
+        ),
+        scale="percent",
+        from_zero=True,
+    ),
 )
 
 
@@ -140,13 +150,17 @@ def choose_charts(report: RunReport) -> tuple[Chart, ...]:
     metrics = report.metrics
     marks = find_marks(report)
     best = best_position(report)
+    alone = number(section(report.run, "derived"), "world_size") == 1
     return tuple(
         _step_chart(plan, report, marks, best)
         if plan.large and report.steps.has(plan.columns[0][0])
         else _chart(plan, metrics, marks, best)
         for plan in _PLANS
-        if any(metrics.has(name) for name, _, _ in plan.columns)
-        or (plan.large and report.steps.has(plan.columns[0][0]))
+        if (
+            any(metrics.has(name) for name, _, _ in plan.columns)
+            or (plan.large and report.steps.has(plan.columns[0][0]))
+        )
+        and not (alone and plan.slug == "communication")
     )
 
 
@@ -251,6 +265,7 @@ _LAST_VALUE = {
     "speed": figures.show_speed,
     "batch-time": figures.show_milliseconds,
     "rate": figures.dashed(figures.show_rate),
+    "communication": figures.show_percent,
 }
 
 

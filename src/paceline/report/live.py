@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Literal, final
+from typing import final
 
 from paceline.errors import DataError, UsageError
 from paceline.files import open_plain
 from paceline.options.durations import parse_duration_s
 from paceline.report.charts import best_position
 from paceline.report.load_run import RunReport, read_run
-from paceline.report.run_outcome import describe_ending
+from paceline.report.run_outcome import RunState, describe_ending, find_state
 from paceline.results.json_object import entries, number, section, text, whole
 from paceline.results.metrics_table import STEPS, TABLE_MAX_BYTES, Metrics, parse_metrics
 from paceline.results.profile import StepProfile
@@ -24,8 +24,6 @@ _DIED = (
     "ended without a word: its launcher was killed, or this is a copy of a training that runs "
     "elsewhere"
 )
-State = Literal["running", "finished", "stopped", "failed", "died"]
-"""`stopped` by a signal, in order; `died` without a word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +32,7 @@ class RunStatus:
 
     path: str
     recipe: str
-    state: State
+    state: RunState
     sentence: str
     """How it ended; empty while it runs."""
     resume: str
@@ -130,15 +128,6 @@ class RunFollower:
             with suppress(OSError):
                 return max(0.0, time.time() - table.stat().st_mtime)
         return None
-
-
-def find_state(report: RunReport) -> State:
-    """Say how it stands with a run: its summary counts first; then whether a process owns it."""
-    if report.summary:
-        return "stopped" if text(report.summary, "stopped_because") == "signal" else "finished"
-    if report.locked:
-        return "running"
-    return "failed" if report.failures else "died"
 
 
 def status_of(

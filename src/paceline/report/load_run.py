@@ -19,6 +19,7 @@ from paceline.results.json_object import (
 )
 from paceline.results.metrics_table import STEPS, Metrics, read_metrics
 from paceline.results.run_directory import RunDirectory
+from paceline.results.run_notes import RunNotes
 
 _ATTEMPT = re.compile(r"attempt-(\d+)-")
 
@@ -38,6 +39,7 @@ class RunReport:
 
     path: Path
     run: JsonObject
+    notes: RunNotes
     metrics: Metrics
     """A row an epoch."""
     steps: Metrics
@@ -51,6 +53,10 @@ class RunReport:
     snapshots: tuple[SnapshotEntry, ...]
     locked: bool
     """A process owns the run directory: the training runs."""
+    read_at: datetime
+    """When all this was read, UTC."""
+    epoch_at: datetime | None
+    """When the newest row of metrics.csv was written; None where there is no such file."""
     problems: tuple[str, ...]
     """One sentence for each file that couldn't be read."""
 
@@ -70,6 +76,7 @@ def read_run(run: RunDirectory, *, steps: bool = True) -> RunReport:
     return RunReport(
         path=run.path,
         run=description,
+        notes=RunNotes.read(run, description, problems),
         metrics=read_metrics(run.metrics_csv, problems),
         steps=read_metrics(run.steps_csv, problems, STEPS) if steps else Metrics(columns={}),
         summary=summary,
@@ -77,6 +84,8 @@ def read_run(run: RunDirectory, *, steps: bool = True) -> RunReport:
         earlier_failures=earlier,
         snapshots=_list_snapshots(run.snapshots, problems),
         locked=run.is_locked(),
+        read_at=datetime.now(UTC),
+        epoch_at=_written_at(run.metrics_csv),
         problems=tuple(problems),
     )
 
@@ -99,6 +108,13 @@ def _since(path: Path, since_s: float | None) -> bool:
         return since_s is None or path.stat().st_mtime >= since_s
     except OSError:
         return True
+
+
+def _written_at(path: Path) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    except (OSError, OverflowError, ValueError):
+        return None
 
 
 def _read_failures(

@@ -126,7 +126,7 @@ def _build(
         context=context,
         sync=sync,
         counters=counters,
-        snapshots=SnapshotManager(context, sync, counters),
+        snapshots=SnapshotManager(context, sync, counters, note),
         stop_flag=stop_flag,
         note=note,
         announce=announce,

@@ -42,6 +42,7 @@ COMMANDS: Mapping[str, Command] = {
     "runs": Command("paceline.cli.runs", "List runs: state, best result, speed, when.", True),
     "compare": Command("paceline.cli.compare", "Show runs side by side, and what differs.", True),
     "label": Command("paceline.cli.label", "Change a run's name, tags and note."),
+    "watch": Command("paceline.cli.watch", "Follow a training in the terminal.", True),
     "workers": Command("paceline.cli.workers", "Show a running training's workers, live.", True),
     "evaluate": Command(
         "paceline.cli.evaluate", "Evaluate a trained model on its validation set.", True

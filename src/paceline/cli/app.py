@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, Command] = {
         "paceline.cli.predict", "Predict how a training would scale on hosts not yet there."
     ),
     "resume": Command("paceline.cli.resume", "Go on with a training that was stopped."),
+    "copy": Command("paceline.cli.copy", "Copy a run to a place elsewhere, or from there."),
     "workers": Command("paceline.cli.workers", "Show a running training's workers, live.", True),
     "evaluate": Command(
         "paceline.cli.evaluate", "Judge a trained model on its validation set.", True

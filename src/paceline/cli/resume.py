@@ -5,15 +5,26 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from paceline.checkpoint.remote.url import is_url, without_secrets
 from paceline.cli.cluster_submit import ClusterChoice, cluster_options, submit, take_cluster_choice
 from paceline.cli.train import file_name, parse_recipe_options
+from paceline.distributed.options import DistOptions
 from paceline.errors import UsageError
 from paceline.gradient_sync.options import without_other_methods
+from paceline.launch.options import LaunchOptions
 from paceline.launch.registry import launchers
-from paceline.options.command_line import parse_options, show_help, take_word, wants_help, words
+from paceline.options.command_line import (
+    parse_options,
+    show_help,
+    take_option,
+    take_word,
+    wants_help,
+    words,
+)
 from paceline.options.fields import OptionField, OptionValue
+from paceline.options.shell import command_line
 from paceline.results.run_directory import RunDirectory
-from paceline.runtime.placement import choose_place
+from paceline.runtime.placement import choose_place, worker_here
 from paceline.runtime.spec import Launch
 from paceline.runtime.start import start, warn_of_no_effect
 from paceline.training.config import TrainConfig, TrainRequest, training_options
@@ -30,18 +41,30 @@ _ALLOW = OptionField(
     group="Resuming",
 )
 
+_RUN_DIR = OptionField(
+    name="run_dir",
+    annotation=str | None,
+    default=None,
+    help="With a URL: the directory that the run is fetched into; must be new or empty. "
+    "Default: runs/RUN.",
+    group="Resuming",
+)
+
 _ABOUT = (
     "Go on exactly where a training stopped, in the middle of an epoch as well. Options are the "
-    "run's own; those that change what is trained need --allow-change."
+    "run's own; those that change what is trained need --allow-change. RUN_DIR may be the URL of "
+    "copies that --copy-to made: the run is fetched first."
 )
 
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     if wants_help(tokens):
-        options = [*training_options().values(), _ALLOW, *cluster_options()]
+        options = [*training_options().values(), _ALLOW, _RUN_DIR, *cluster_options()]
         show_help("paceline resume RUN_DIR", _ABOUT, options)
     where, rest = take_word(tokens, "paceline resume RUN_DIR", "the run directory")
+    if is_url(where):
+        where, rest = _fetched(where, rest)
     run = RunDirectory.named(where)
     past = PreviousRun.read(run)
     if past.kind == "script":
@@ -70,6 +93,32 @@ def main(tokens: Sequence[str]) -> int:
     )
     paths = tuple(sorted(recipe.paths_among(arguments)))
     return _resume(request, config, past, choice, given, allowed, paths)
+
+
+def _fetched(url: str, tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Fetch a run from its copies.
+
+    Args:
+        url: As the user gave it.
+        tokens: The command line after it.
+
+    Returns:
+        The run directory, and the command line without `--run-dir`; copies go on to the same place
+        unless it says otherwise.
+    """
+    from paceline.cli.copy import fetch
+
+    where, rest = take_option(tokens, "--run-dir")
+    found = worker_here(LaunchOptions(), DistOptions())
+    if found is not None and found.world_size > 1:
+        raise UsageError(
+            "several workers were started, each of which would fetch the run: fetch it first, by "
+            f"{command_line('copy', without_secrets(url), 'RUN_DIR')}, and resume RUN_DIR"
+        )
+    url, run = fetch(url, where)
+    if not any(token.partition("=")[0] == "--copy-to" for token in rest):
+        rest = [*rest, "--copy-to", url.rpartition("/")[0]]
+    return str(run.path), rest
 
 
 def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Sequence[str]) -> int:

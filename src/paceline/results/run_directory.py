@@ -45,7 +45,7 @@ def log_path(log_dir: Path, rank: int) -> Path:
 
 
 _LEFT = re.compile(
-    r"\.(run|summary|profile|workers|(.+-)?failure-rank-\d+)\.json\.[0-9a-f]{8}"
+    r"\.(run|summary|profile|copy|workers|(.+-)?failure-rank-\d+)\.json\.[0-9a-f]{8}"
     r"|\.(metrics\.csv|report\.html)\.[0-9a-f]{8}|\.{1,2}probe-.+"
 )
 """Names under which files are written before they get their own."""
@@ -102,6 +102,11 @@ class RunDirectory:
     def profile_json(self) -> Path:
         """Where the time of a step goes; see `results/profile.py`."""
         return self.path / "profile.json"
+
+    @property
+    def copy_json(self) -> Path:
+        """Where its copies are, with `--copy-to`; see `checkpoint/remote/record.py`."""
+        return self.path / "copy.json"
 
     @property
     def snapshots(self) -> Path:
@@ -259,7 +264,8 @@ class RunDirectory:
     def _is_leftover(self) -> bool:
         """Tell whether nothing is here but what a training left that failed before it began."""
         # What a training makes before it begins, and names under which files are being written.
-        ours = {self.snapshots.name, self.logs.name, self.slurm.name, self._lock_file.name}
+        ours = {self.snapshots.name, self.logs.name, self.slurm.name}
+        ours |= {self._lock_file.name, self.copy_json.name}
         if self._lock_file.exists() and self._table_is_empty():
             ours.add(self.metrics_csv.name)  # it is begun before run.json is written
         here = {
@@ -289,7 +295,7 @@ class RunDirectory:
             return
         for directory in (self.snapshots, self.logs):
             shutil.rmtree(directory, ignore_errors=True)
-        for file in (self._lock_file, *self.path.glob(f"{_TOKEN}*")):
+        for file in (self._lock_file, self.copy_json, *self.path.glob(f"{_TOKEN}*")):
             file.unlink(missing_ok=True)
         with suppress(OSError):  # not empty: it holds something of the user's
             self.path.rmdir()

@@ -73,7 +73,7 @@ def test_hangs_of_two_kinds_and_a_long_evaluation(
     faults = "stop,skip,long evaluation"
     done = paceline.run("run", script, "--workers", "3", *command, "--run-dir", run, "--", faults)
     assert done.code == 0, done.err
-    reports = done.err.split("The training hangs: nothing has gone on")[1:]
+    reports = done.err.split("The training hangs: no progress")[1:]
     assert len(reports) == 2, done.err
     for number, text in enumerate(reports):
         assert "Missing is rank 1 on " in text

@@ -30,7 +30,7 @@ def test_a_study_is_interrupted_and_gone_on_with(paceline: Paceline, tmp_path: P
     process.send_signal(signal.SIGINT)
     stopped = paceline.finish(process)
     assert stopped.code == ExitCode.RESUMABLE, stopped.err
-    assert "Go on with what is missing: paceline scale digits" in stopped.out
+    assert "Resume with what is missing: paceline scale digits" in stopped.out
     one, two = study_of(place)["sizes"]
     assert (one["efficiency"]["median"], two["images_per_s"]) == (1.0, None)
     done = paceline.run(*STUDY, "--study-dir", "study")

@@ -74,7 +74,7 @@ def test_broken_images_are_named_and_then_left_out(folder: Path) -> None:
     assert not out.exists()
     told: list[str] = []
     index = pack_images(folder, out, SKIP, block_bytes=FEW, report=told.append)
-    assert told[0] == "going on after 34 images"
+    assert told[0] == "resuming after 34 images"
     assert "2 images are broken" in told[1]
     assert [path for path, _ in list_broken(index)] == ["train/bee/002.webp", "val/ant/000.jpg"]
     assert_same_as_the_folder(folder, out)

@@ -38,11 +38,14 @@ COMMANDS: Mapping[str, Command] = {
     "predict": Command(
         "paceline.cli.predict", "Predict how a training would scale on hosts not yet there."
     ),
-    "resume": Command("paceline.cli.resume", "Go on with a training that was stopped."),
+    "resume": Command("paceline.cli.resume", "Resume a training that was stopped."),
+    "runs": Command("paceline.cli.runs", "List runs: state, best result, speed, when.", True),
+    "compare": Command("paceline.cli.compare", "Show runs side by side, and what differs.", True),
+    "label": Command("paceline.cli.label", "Change a run's name, tags and note."),
     "copy": Command("paceline.cli.copy", "Copy a run to a place elsewhere, or from there."),
     "workers": Command("paceline.cli.workers", "Show a running training's workers, live.", True),
     "evaluate": Command(
-        "paceline.cli.evaluate", "Judge a trained model on its validation set.", True
+        "paceline.cli.evaluate", "Evaluate a trained model on its validation set.", True
     ),
     "export": Command("paceline.cli.export", "Write a trained model's weights to a file."),
     "preview": Command("paceline.cli.preview", "Draw what a recipe trains on, as pictures."),
@@ -68,7 +71,9 @@ def prints_its_result(tokens: Sequence[str]) -> bool:
         tokens: Of the command line, after `paceline`.
     """
     command = COMMANDS.get(tokens[0]) if tokens else None
-    return command is None or command.prints_its_result or "--help" in tokens
+    return (
+        command is None or command.prints_its_result or "--help" in tokens or "--help-all" in tokens
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

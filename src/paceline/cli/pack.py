@@ -13,7 +13,7 @@ from paceline.options.text import printable
 _OPTIONS = option_fields(PackOptions, "Pack")
 _ABOUT = (
     "Pack the image folder DIR/{train,val,test}/CLASS/IMAGE into the directory OUT: raw images of "
-    "one size and an index. Run it again to go on after an interruption."
+    "one size and an index. Run it again to resume after an interruption."
 )
 _REPORT_EVERY_S = 5.0
 

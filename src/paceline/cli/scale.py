@@ -31,7 +31,7 @@ from paceline.scaling.table import as_text
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     if wants_help(tokens) and (not tokens or tokens[0].startswith("-")):
-        show_help(USAGE, ABOUT, listed_options(None, is_script=True))
+        show_help(USAGE, ABOUT, listed_options(None, is_script=True), tokens)
     return _in_its_directory(read(tokens))
 
 
@@ -118,7 +118,7 @@ def _end(asked: ScaleRequest, study: Study, runner: Runner, *, interrupted: bool
     files = [asked.place.study_json, asked.place.study_csv, *([report] if report else [])]
     print("Written: " + "\n         ".join(map(str, files)), flush=True)
     if interrupted:
-        print(f"Stopped. Go on with what is missing: {_again(asked)}", flush=True)
+        print(f"Stopped. Resume with what is missing: {_again(asked)}", flush=True)
         return ExitCode.RESUMABLE
     return exit_code_of(runner.measured(asked.plan), runner.failures)
 

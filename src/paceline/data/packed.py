@@ -315,7 +315,7 @@ def pack_images(
             fsync_directory(out.parent)
     except OSError as error:
         raise InfrastructureError(
-            f"{partial} can't be written: {error.strerror}. Run the command again to go on"
+            f"{partial} can't be written: {error.strerror}. Run the command again to resume"
         ) from error
     return index
 
@@ -388,7 +388,7 @@ def _resume(partial: Path, tree: ImageTree, options: PackOptions, report: Report
             file.truncate(sum(b.num_images for b in blocks) * 3 * options.size**2)
     done = sum(b.num_images for blocks in journal.values() for b in blocks)
     if done:
-        report(f"going on after {done:,} images")
+        report(f"resuming after {done:,} images")
     return journal
 
 

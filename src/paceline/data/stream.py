@@ -76,7 +76,7 @@ class StreamSource(BatchSource):
         if read < start and read <= start - plan.global_batch:
             raise DataError(
                 f"{self.describe()}: it ended after {read} samples, before the step "
-                f"{plan.first_step} that this epoch had reached; to go on within an epoch it has "
+                f"{plan.first_step} that this epoch had reached; to resume within an epoch it has "
                 "to give the same samples again"
             )
         while True:

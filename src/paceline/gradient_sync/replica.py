@@ -51,6 +51,8 @@ class Replica:
     all (`finish_backward`). Buffers (BatchNorm's running statistics) stay each worker's own while
     training; who uses the model averages them. Broadcasting them before every forward pass,
     DistributedDataParallel's default, would keep rank 0's alone and cost one more collective.
+    One object, since every field says something about the backward pass under way: who averages
+    it, what it has reached, and what may leave.
     """
 
     def __init__(

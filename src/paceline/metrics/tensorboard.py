@@ -1,16 +1,27 @@
-"""The same figures as `metrics.csv`, for TensorBoard."""
+"""The figures of `steps.csv` and `metrics.csv`, for TensorBoard."""
 
 from importlib.util import find_spec
 from pathlib import Path
 from typing import final
 
 from paceline.errors import UsageError
-from paceline.results.metrics_table import COLUMNS, EpochRow
+from paceline.results.metrics_table import COLUMNS, STEPS, EpochRow, StepRow
 
-_TAGS = {
-    name: f"{'val' if name.startswith('val_') else 'train'}/{name.removeprefix('val_')}"
+_POSITION = ("epoch", "step", "time_s", "samples")
+
+
+def _tag(name: str) -> str:
+    if name.startswith("val_"):
+        return f"val/{name.removeprefix('val_')}"
+    return f"train/{name.removeprefix('train_')}"
+
+
+_STEP_TAGS = {name: _tag(name) for name in STEPS.columns if name not in _POSITION}
+_EPOCH_TAGS = {
+    # What steps have points of already has another tag for the mean of an epoch.
+    name: f"epoch/{name}" if name in _STEP_TAGS else _tag(name)
     for name in COLUMNS
-    if name not in ("epoch", "step", "time_s")
+    if name not in _POSITION
 }
 
 
@@ -26,21 +37,27 @@ def require_tensorboard() -> None:
 
 @final
 class TensorBoardLog:
-    """Writes one event file per start of the training, on rank 0 alone."""
+    """Writes one event file per start of the training, on rank 0 alone; by any thread."""
 
     def __init__(self, directory: Path, first_step: int) -> None:
-        """Open the log; points at or after `first_step` that an earlier start wrote are hidden."""
+        """Open the log; points after `first_step` that an earlier start wrote are hidden."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(directory), purge_step=first_step + 1)
+        self._writer = SummaryWriter(str(directory), purge_step=first_step + 1, flush_secs=5)
 
-    def add(self, row: EpochRow) -> None:
-        """Record one epoch at its global step."""
-        for name, tag in _TAGS.items():
+    def add(self, row: EpochRow | StepRow) -> None:
+        """Record a row at its global step; of an epoch with the script's own figures."""
+        tags = _STEP_TAGS if isinstance(row, StepRow) else _EPOCH_TAGS
+        for name, tag in tags.items():
             value = getattr(row, name)
             if value is not None:
                 self._writer.add_scalar(tag, value, row.step)
-        self._writer.flush()
+        if isinstance(row, EpochRow):
+            for name, value in row.extra.items():
+                self._writer.add_scalar(
+                    _tag(name) if name.startswith("val_") else name, value, row.step
+                )
+            self._writer.flush()
 
     def close(self) -> None:
         """Write what is left."""

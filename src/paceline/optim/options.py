@@ -1,7 +1,7 @@
 """Options of the optimizer, its learning rate, warm-up, schedule and clipping. Imports no torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from paceline.errors import UsageError
@@ -35,13 +35,13 @@ class OptimOptions:
     """Optimizer: sgd, adam, adamw and adadelta are PyTorch's, novograd, lars and lamb are
     pytorch-optimizer's. The default is what most image networks are trained with."""
 
-    lr: float = 0.1
+    lr: float = field(default=0.1, metadata={"aliases": ("learning_rate",)})
     """Learning rate at the base batch, before scaling. 0.1 suits sgd; adam, adamw, novograd and
     lamb usually want about 0.001, adadelta up to 1."""
 
     lr_scaling: LrScaling = "none"
-    """How the rate grows with the global batch: none; linear, lr x batch / base batch; sqrt,
-    lr x sqrt(batch / base batch). The result is printed."""
+    """How the learning rate grows with the global batch: none; linear, lr x batch / base batch;
+    sqrt, lr x sqrt(batch / base batch). The result is printed."""
 
     base_batch: int | None = None
     """Global batch, in samples, for which `lr` was chosen; linear and sqrt scaling need it."""
@@ -75,30 +75,32 @@ class OptimOptions:
     for lamb. With novograd's beta1 of 0.95 it makes steps 20 times smaller: raise `lr` with it."""
 
     warmup_epochs: float = 0.0
-    """Length of the warm-up in epochs (parts of one are allowed); 0 for none. The rate rises
-    linearly with every step from `warmup_start` x lr to lr. Not together with `warmup_steps`."""
+    """Length of the warm-up in epochs (parts of one are allowed); 0 for none. The
+    learning rate rises linearly with every step from `warmup_start` x lr to lr. Not together
+    with `warmup_steps`."""
 
     warmup_steps: int = 0
     """Length of the warm-up in steps; 0 for none."""
 
     warmup_start: float | None = None
-    """Factor of the rate at the first step of the warm-up, from 0 to 1 (default 0). After linear
-    scaling over K workers, 1/K starts at the rate of one worker."""
+    """Factor of the learning rate at the first step of the warm-up, from 0 to 1 (default 0). After
+    linear scaling over K workers, 1/K starts at the learning rate of one worker."""
 
     schedule: ScheduleName = "constant"
-    """The rate after the warm-up: constant; step, multiplied by `step_factor` every `step_epochs`;
-    cosine, half a cosine down to the end; one-cycle, from lr/25 up to lr over the first 30 % of
-    all steps and down to lr/250000 (it brings its own warm-up and leaves the momentum alone)."""
+    """The learning rate after the warm-up: constant; step, multiplied by `step_factor` every
+    `step_epochs`; cosine, half a cosine down to the end; one-cycle, from lr/25 up to lr over the
+    first 30 % of all steps and down to lr/250000 (it brings its own warm-up and leaves the
+    momentum alone)."""
 
     step_epochs: int | None = None
     """Epochs between two drops of the step schedule (default 30), counted from the first epoch of
     the training, warm-up included."""
 
     step_factor: float | None = None
-    """What the step schedule multiplies the rate with at each drop (default 0.1)."""
+    """What the step schedule multiplies the learning rate with at each drop (default 0.1)."""
 
     final_lr_factor: float | None = None
-    """Factor of the rate that the cosine schedule ends at (default 0)."""
+    """Factor of the learning rate that the cosine schedule ends at (default 0)."""
 
     clip_norm: float | None = None
     """Scale the whole gradient down to this norm when it is longer; off by default. It is the only

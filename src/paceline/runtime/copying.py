@@ -37,11 +37,14 @@ _PIECE_BYTES = 4096
 
 def copied_by(launch: Launch) -> AbstractContextManager[None]:
     """Copy a launch's run directory in the block; see `copied`."""
-    return copied(launch.run, launch.config.snapshots, is_new=launch.makes)
+    options = launch.config.snapshots
+    return copied(launch.run, options, is_new=launch.makes, quiet=launch.quiet)
 
 
 @contextmanager
-def copied(run: RunDirectory, options: SnapshotOptions, *, is_new: bool) -> Iterator[None]:
+def copied(
+    run: RunDirectory, options: SnapshotOptions, *, is_new: bool, quiet: bool = False
+) -> Iterator[None]:
     """Copy a run directory elsewhere while the block runs, and wait at its end for the last copies.
 
     Called by the one process that owns the run directory. Does nothing without `--copy-to`.
@@ -51,6 +54,7 @@ def copied(run: RunDirectory, options: SnapshotOptions, *, is_new: bool) -> Iter
         options: Where the copies go, and for how long the end waits.
         is_new: Whether the training begins with this start. Then a store that can't be used is an
             error; one that goes on is never stopped by it.
+        quiet: Say nothing where everything was copied.
 
     Raises:
         UsageError: The place is another training's; or, of a new one, it can't be used.
@@ -79,16 +83,18 @@ def copied(run: RunDirectory, options: SnapshotOptions, *, is_new: bool) -> Iter
     try:
         yield
     finally:
-        _finish(run, process, record.url, options.copy_wait_s)
+        if _finish(run, process, record.url, options.copy_wait_s) and not quiet:
+            again = command_line("resume", record.url)
+            print(printable(f"Copied to {record.url}. Go on from there: {again}"), flush=True)
 
 
-def _finish(run: RunDirectory, process: "_Process", url: str, limit_s: float) -> None:
-    """Wait for what is left to be copied, and say how far it came."""
+def _finish(run: RunDirectory, process: "_Process", url: str, limit_s: float) -> bool:
+    """Wait for what is left to be copied, and say what isn't. Returns whether everything is."""
     if not run.run_json.exists():  # nothing was trained
         process.order(RELEASE)
         process.wait((), _RELEASE_S)
         process.end()
-        return
+        return False
     cut_short, said = False, None
     process.order(FINISH)
     try:
@@ -102,9 +108,7 @@ def _finish(run: RunDirectory, process: "_Process", url: str, limit_s: float) ->
     process.end()
     record = CopyRecord.read(run) or CopyRecord(url=url)
     if said is not None:
-        again = command_line("resume", url)
-        print(printable(f"Copied to {url}. Go on from there: {again}"), flush=True)
-        return
+        return True
     note_in_summary(run, replace(record, complete=False))
     why = "you ended the wait" if cut_short else f"within {limit_s:g} s"
     if record.last_failure is not None:
@@ -114,6 +118,7 @@ def _finish(run: RunDirectory, process: "_Process", url: str, limit_s: float) ->
         f"paceline: not everything is copied to {url} ({why}). The newest whole snapshot there: "
         f"{newest}; here: step {run.newest_step()}. Copy the rest: {command_line('copy', run.path)}"
     )
+    return False
 
 
 def _say(text: str) -> None:

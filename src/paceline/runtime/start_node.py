@@ -33,7 +33,6 @@ def start_on_node(launch: Launch, node: NodePlacement) -> int:
     rendezvous = _rendezvous(launch.config, node)
     launch = agree_on_run(launch)
     run, leads = launch.run, node.node_rank == 0
-    given_s = launch.config.launch.stop_grace_s
     with ExitStack() as owned:
         if leads:
             owned.enter_context(run.lock())
@@ -46,12 +45,12 @@ def start_on_node(launch: Launch, node: NodePlacement) -> int:
             threads=launch.place.threads,
             log_dir=run.logs,
             rendezvous=rendezvous,
-            stop_s=given_s if given_s is not None else _STOP_S,
+            stop=launch.config.stop_grace(least_s=_STOP_S),
             preload=PRELOAD,
         )
         # The first node tells the end; every node tells of failures of its own workers.
         if leads and not outcome.failures:
-            return announce_end(run, interrupted=_was_stopped(outcome))
+            return announce_end(run, interrupted=_was_stopped(outcome), quiet=launch.quiet)
         if outcome.failures and not outcome.interrupted:
             if leads:
                 return announce_failure(run, outcome.failures)

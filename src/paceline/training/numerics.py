@@ -122,8 +122,8 @@ class NumericsRecord:
         if not self._allow_different:
             raise JobError(
                 f"the snapshot was computed with other hardware, libraries or settings:\n{listed}\n"
-                "The same bits can't be promised with these. Go on where it was taken, or add "
-                "--allow-different-hardware to go on all the same"
+                "The same bits can't be promised with these. Resume where it was taken, or add "
+                "--allow-different-hardware to resume all the same"
             )
         self._report(
             "From here on the bits may differ from those of a training that wasn't moved, since "

@@ -207,9 +207,9 @@ def _refusal(refused: Sequence[tuple[str, OptionValue, OptionValue]]) -> str:
     if exact:
         text += (
             f"\nWith --shards the bits depend on {' and '.join(exact)}: leave it as it is, or add "
-            "--allow-different-hardware to go on with other bits"
+            "--allow-different-hardware to resume with other bits"
         )
     if other:
         words = " ".join(f"--allow-change {name}" for name in other)
-        text += f"\nTo go on with them all the same: {words}"
+        text += f"\nTo resume with them all the same: {words}"
     return text

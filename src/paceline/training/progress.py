@@ -28,11 +28,16 @@ _LONG_STEP_S = 1.0
 @final
 @dataclass(kw_only=True)
 class TrainingProgress:
-    """Position and clock of a training. Changes only by what all workers know alike."""
+    """Position and clock of a training. Changes only by what all workers know alike.
+
+    One object, since when to evaluate, save and stop is decided by position and clock together.
+    """
 
     loop: LoopOptions
     snapshot_every_steps: int | None
     snapshot_every_s: float | None
+    log_every_steps: int | None = None
+    """The workers exchange their status after each so many steps at least."""
     plan: TrainPlan | None = None
     """How an epoch is cut into steps; None until there is a training loader."""
     val_samples: int = 0
@@ -169,6 +174,8 @@ class TrainingProgress:
             self._check_clock(self._until_next_s(agreed.lap_s, steps))
         self._last_agreement = state.step
         self.next_agreement = state.step + steps_to_next(agreed.lap_s, steps)
+        if every := self.log_every_steps:
+            self.next_agreement = min(self.next_agreement, (state.step // every + 1) * every)
         return steps
 
     def add_pause(self, lap_s: float) -> None:

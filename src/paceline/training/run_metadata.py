@@ -122,6 +122,7 @@ def summarize(engine: Engine, recipe: str) -> dict[str, object]:
         "best_val_loss": state.best_val_loss,
         "best_epoch": state.best_epoch,
         "val_samples": context.progress.val_samples,
+        "evaluated_weights": "model" if context.components.average is None else "ema",
         "figures": {name: finite(value) for name, value in engine.figures.items()},
         "stopped_because": state.ended or context.progress.stopping,
         "weights_sha256": engine.snapshots.fingerprint(),
@@ -160,7 +161,9 @@ def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDir
     ]
     if context.progress.rate is not None:
         schedule = context.config.optim.schedule
-        lines.append(f"  rate      {derived['lr_rule']}, {schedule} schedule")
+        lines.append(f"  lr        {derived['lr_rule']}, {schedule} schedule")
+    if context.config.loop.ema is not None:
+        lines.append(f"  ema       decay {context.config.loop.ema:g}, evaluated and exported")
     if method_of(context.config) not in ("allreduce", "ordered"):
         lines.append(f"  sync      {derived['sync']}")
     each = "" if context.shared else " here; each other node keeps its own"
@@ -214,7 +217,7 @@ def _shard_sizes(global_batch: int, shards: int) -> str:
 
 
 def restart_line(engine: Engine) -> str:
-    """Say after a restart where the training goes on."""
+    """Say after a restart where the training resumes."""
     return f"All {engine.context.group.world_size} workers are back, from {_position(engine)}"
 
 

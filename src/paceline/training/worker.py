@@ -209,8 +209,8 @@ def save_last(engine: Engine) -> None:
     if any(gone for _, _, gone in reports):
         raise StorageError(
             f"{context.run.run_json} is gone: the run directory was removed, moved or emptied "
-            "while the training ran. Where it was moved, move it back and go on; what is there now "
-            "can't be gone on with"
+            "while the training ran. Where it was moved, move it back and resume; what is there "
+            "now can't be resumed"
         )
     failed = {host: why for host, why, _ in reports if why}
     if failed and not was_stopped:
@@ -218,5 +218,5 @@ def save_last(engine: Engine) -> None:
         raise StorageError(
             f"the training came to its end, but its final weights, of step {progress.state.step}, "
             f"are in no snapshot: {each}. It was tried again for {limit_s:.0f} s. Make room there, "
-            "or make it writable, and go on: what comes after the newest snapshot is trained again"
+            "or make it writable, and resume: what comes after the newest snapshot is trained again"
         )

@@ -98,7 +98,10 @@ class Pass:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """One launch."""
+    """One launch.
+
+    Flat, since each detector takes other fields of it.
+    """
 
     workers: int
     steps: tuple[Step, ...] = ()

@@ -17,7 +17,7 @@ _READS = 'Thread 0x0a (most recent call first):\n  File "/me/b.py", line 9 in re
 
 def test_a_report_names_who_is_missing_and_where_the_others_wait() -> None:
     text = render(_HANG, _STATES, {0: _WAITS, 1: _READS})
-    assert "nothing has gone on for 31 s (the usual step takes 0.1 s)" in text
+    assert "no progress for 31 s (the usual step takes 0.1 s)" in text
     assert (
         "Missing is rank 1 on node1 (process 100): step 40, in data, after collective 79, behind "
         f"the others, at /me/b.py:9 in read\n{_READS}\n"

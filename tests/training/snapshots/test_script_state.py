@@ -109,7 +109,7 @@ def test_on_another_number_of_workers_it_is_refused(tmp_path: Path) -> None:
     run_ranks(2, train, tmp_path, {}, 8)
 
     def told(group: Group) -> None:
-        message = r"hidden.*the snapshot has those of 2, while there are 1 now\. Go on with 2"
+        message = r"hidden.*the snapshot has those of 2, while there are 1 now\. Resume with 2"
         with pytest.raises(SnapshotError, match=message):
             train(group, tmp_path, {})
 

@@ -302,4 +302,4 @@ def test_a_resumed_training_that_cannot_be_local_goes_on_alike(
     found = run_ranks(2, body)
     assert found[0].summary["sync_chosen"] == "bf16"
     assert found[0].step == 35
-    assert "all go on from the average" in capfd.readouterr().out
+    assert "all continue from the average" in capfd.readouterr().out

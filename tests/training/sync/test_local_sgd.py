@@ -147,7 +147,7 @@ def test_other_workers_go_on_from_the_average(
             assert not torch.equal(rows[0], rows[1])
     capfd.readouterr()
     then = train(after, tmp_path, settings)
-    said = "all go on from the average" in capfd.readouterr().out
+    said = "all continue from the average" in capfd.readouterr().out
     assert said == (before > 1 or sync == "diloco")
     assert (first[0].step, then[0].epoch, then[0].summary["samples_seen"]) == (5, 3, 150)
     for other in then[1:]:
@@ -164,7 +164,7 @@ def test_plain_training_goes_on_from_local_steps_and_back(
     assert train(2, tmp_path, {}, StopAt(rank=0, forward=6))[0].step == 11
     said = capfd.readouterr().out
     assert "written with --sync local" in said
-    assert "all go on from the average" in said
+    assert "all continue from the average" in said
     ended = train(2, tmp_path, DILOCO)
     assert ended[0].step == 21
     assert "written with --sync allreduce" in capfd.readouterr().out
@@ -268,8 +268,8 @@ def test_a_parameter_without_gradients_on_one_worker_and_what_is_waited_for(
             return (
                 weights_of(model, spare),
                 state,
-                profiler.averaging.sent_bytes,
-                profiler.averaging.waited_s,
+                profiler.averaging.source.sent_bytes,
+                profiler.averaging.source.waited_s,
             )
 
     found = run_ranks(2, body)

@@ -116,8 +116,8 @@ def test_another_method_than_the_recipes_leaves_the_recipes_options_out() -> Non
         ({"sync": "local"}, "local, averaged every 8 steps in fp32, 4 steps late"),
         (
             {"sync": "diloco", "sync_parts": 2, "sync_precision": "int8"},
-            "diloco, averaged every 8 steps in 2 parts in int8, 4 steps late, outer rate 0.7 and "
-            "momentum 0.9",
+            "diloco, averaged every 8 steps in 2 parts in int8, 4 steps late, outer learning "
+            "rate 0.7 and momentum 0.9",
         ),
     ],
     ids=str,

@@ -40,7 +40,8 @@ class OrderedSum:
     """Sums the gradients of all shards along one tree.
 
     A step is `begin_step`, then for each shard of `mine` in turn either `skip` or `open_shard`, the
-    backward pass and `close_shard`; then `finish`.
+    backward pass and `close_shard`; then `finish`. One object, since hooks of the backward pass
+    need shard, layout and exchange at once, with nothing to look up in between.
     """
 
     def __init__(self, group: Group, shards: int, *, bucket_bytes: int | None = None) -> None:

@@ -109,7 +109,10 @@ class AgentInfo:
 
 @final
 class Connection:
-    """One host's ssh connection with the agent at its other end."""
+    """One host's ssh connection with the agent at its other end.
+
+    One object, since its four threads share one state under one lock: ready, lost or gone.
+    """
 
     def __init__(
         self,

@@ -94,7 +94,7 @@ def failures_of(
 
 def _opening(hang: Hang) -> str:
     usual = "" if hang.usual_s is None else f" (the usual step takes {hang.usual_s:.3g} s)"
-    return f"The training hangs: nothing has gone on for {hang.quiet_s:.0f} s{usual}."
+    return f"The training hangs: no progress for {hang.quiet_s:.0f} s{usual}."
 
 
 def _summary(hang: Hang, state: WorkerState) -> str:

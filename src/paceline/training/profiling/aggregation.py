@@ -16,7 +16,10 @@ _LAPS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerTimes:
-    """What one worker contributes of its steps: seconds, medians over the steps it sampled."""
+    """What one worker contributes of its steps: seconds, medians over the steps it sampled.
+
+    Flat, since it travels as one JSON object and each field is one figure of the report.
+    """
 
     host: str
     steps: int

@@ -83,6 +83,77 @@ class WeightAveraging(Protocol):
         """What this worker has sent for averages so far, on the wire."""
 
 
+@dataclass(kw_only=True)
+class _AveragingCosts:
+    """What averages of weights cost this worker: waits, bytes, and work between steps. Local."""
+
+    source: WeightAveraging
+    waits_s: dict[int, float] = field(default_factory=dict)
+    """The newest waits for averages, by steps done."""
+    waits_from: int = 0
+    """Steps done before the first of them could have come."""
+    _noted_s: float = 0.0
+    """How much of `source.waited_s` they and those before come to."""
+    _exchanged_s: float = 0.0
+    _exchanged_bytes: float = 0.0
+    _between_s: float = 0.0
+    """Spent on averages between steps, since the method began."""
+    _steps: int = 0
+
+    def unexchanged_s(self) -> float:
+        """Give what has been waited since the last exchange."""
+        return self.source.waited_s - self._exchanged_s
+
+    def exchange(self, step: int) -> float:
+        """Take an exchange in.
+
+        Returns:
+            What has been sent since the one before, in bytes.
+        """
+        before, self._exchanged_bytes = self._exchanged_bytes, self.source.sent_bytes
+        self._note_wait(step)
+        self._exchanged_s = self._noted_s
+        return self._exchanged_bytes - before
+
+    def after_step(self, sync: GradientSync, step: int, *, waits_are_known: bool) -> None:
+        """Have the averages do their part after a step, and take the time. Collective, as they are.
+
+        Args:
+            sync: Makes them.
+            step: How many have been taken.
+            waits_are_known: Already; a GPU's only later.
+        """
+        begun_s, before_s = perf_counter(), self._noted_s
+        sync.after_step(step)
+        self._between_s += perf_counter() - begun_s
+        self._steps += 1
+        if waits_are_known:
+            self._note_wait(step)
+            self._between_s -= self._noted_s - before_s
+
+    def between_s(self) -> float:
+        """Give what is spent on averages after a step, waits aside."""
+        return max(0.0, self._between_s) / max(1, self._steps)
+
+    def end_pass(self) -> None:
+        """Leave out what was waited at the end of a pass: that is no step's."""
+        self._noted_s = self._exchanged_s = self.source.waited_s
+
+    def begin_method(self) -> None:
+        """Have what is measured from now on be of another method."""
+        self.waits_s, self._between_s, self._steps = {}, 0.0, 0
+
+    def _note_wait(self, step: int) -> None:
+        """Note what has been waited since the last time."""
+        so_far_s = self.source.waited_s
+        if so_far_s > self._noted_s:
+            self.waits_s[step] = self.waits_s.get(step, 0.0) + so_far_s - self._noted_s
+            self._noted_s = so_far_s
+            if len(self.waits_s) > _KEPT:
+                self.waits_from = next(iter(self.waits_s))
+                del self.waits_s[self.waits_from]
+
+
 @final
 @dataclass(kw_only=True)
 class Profiler:
@@ -97,8 +168,8 @@ class Profiler:
     """The method that combines gradients."""
     wire_bytes: Callable[[], float] = float
     """Gives what this worker sends for a step's gradients: nothing until that is known."""
-    averaging: WeightAveraging | None = None
-    """What averages weights, where something does."""
+    averaging: _AveragingCosts | None = None
+    """Of averages of weights, where something makes them."""
     averages_s: list[float] = field(default_factory=list)
     evaluations_s: list[float] = field(default_factory=list)
     snapshots_s: list[float] = field(default_factory=list)
@@ -109,19 +180,7 @@ class Profiler:
     """Has begun, but no step of it has been done yet."""
     _is_mixed: bool = False
     """Whether a method began within the lap under way."""
-    _synced_s: float = 0.0
-    """Spent on averages between steps, since the method began."""
-    _synced_steps: int = 0
-    _waits_s: dict[int, float] = field(default_factory=dict)
-    """The newest waits for averages, by steps done."""
-    _waits_from: int = 0
-    """Steps done before the first of them could have come."""
-    _noted_s: float = 0.0
-    """How much of `averaging.waited_s` they and those before come to."""
-    _averaged_s: float = 0.0
-    _averaged_bytes: float = 0.0
     _counted_steps: int | None = None
-    _hosts: list[str] = field(default_factory=list)
     _written_s: float | None = None
 
     def begin_averaging(self, averaging: WeightAveraging) -> None:
@@ -130,7 +189,7 @@ class Profiler:
         Args:
             averaging: What makes them.
         """
-        self.averaging = averaging
+        self.averaging = _AveragingCosts(source=averaging)
 
     def close(self, step: int) -> float:
         """End the sample under way, since an exchange begins. Local.
@@ -145,7 +204,7 @@ class Profiler:
         if self.averaging is None or self._counted_steps is None:
             return waited_s
         steps = max(1, step - self._counted_steps)
-        return waited_s + (self.averaging.waited_s - self._averaged_s) / steps
+        return waited_s + self.averaging.unexchanged_s() / steps
 
     def count(
         self, agreed: Agreement, status: Status, steps: int, progress: TrainingProgress
@@ -167,9 +226,7 @@ class Profiler:
             return None
         sent = self.wire_bytes() * steps
         if self.averaging is not None:
-            before, self._averaged_bytes = self._averaged_bytes, self.averaging.sent_bytes
-            sent += self._averaged_bytes - before
-            self._averaged_s = self._note_wait(step)
+            sent += self.averaging.exchange(step)
         self._counted_steps = step
         self._lap = _Sums()
         self._lap.add(agreed, steps, sent)
@@ -184,6 +241,13 @@ class Profiler:
         """Give what the epoch's steps spent on communication, and begin another. Local."""
         epoch, self._epoch = self._epoch, _Sums()
         return self._communication(epoch)
+
+    def epoch_waits(self) -> tuple[float, float, float]:
+        """Give the time of the epoch's steps since this start, and of it how long the slowest
+        worker waited for communication, and how long all waited on average. Local.
+        """
+        epoch = self._epoch
+        return epoch.lap_s, epoch.exposed_s, epoch.waited_s
 
     def total(self) -> Communication | None:
         """Give what all steps of the newest method spent on communication. Local."""
@@ -210,19 +274,16 @@ class Profiler:
         """
         if self._next_method is not None:
             self.step_profiler.reset(step)
-            self._waits_from, self._is_mixed = step, True
+            self._is_mixed = True
             self._change_method()
+            if self.averaging is not None:
+                self.averaging.waits_from = step
         if self.averaging is None:
             sync.after_step(step)
             return
         if self.step_profiler.is_sampling:
             self.step_profiler.mark("stepped")
-        begun_s, before_s = perf_counter(), self._noted_s
-        sync.after_step(step)
-        self._synced_s += perf_counter() - begun_s
-        self._synced_steps += 1
-        if not self.step_profiler.on_gpu:  # whose waits are known later
-            self._synced_s -= self._note_wait(step) - before_s
+        self.averaging.after_step(sync, step, waits_are_known=not self.step_profiler.on_gpu)
         if self.step_profiler.is_sampling:
             self.step_profiler.mark("averaged")
 
@@ -238,7 +299,7 @@ class Profiler:
         if sync.end_epoch():
             self.averages_s.append(perf_counter() - begun_s)
         if self.averaging is not None:
-            self._noted_s = self._averaged_s = self.averaging.waited_s
+            self.averaging.end_pass()
 
     @contextmanager
     def recording(self, progress: TrainingProgress) -> Iterator[None]:
@@ -280,40 +341,24 @@ class Profiler:
             The same on every worker but for the gradients, which are the worker's own; None where
             no step has been sampled.
         """
+        costs = self.averaging
         own = measure_worker(
             self.step_profiler,
             socket.gethostname(),
-            averagings_s=self._waits_s,
-            averaging_steps=max(1, progress.state.step - self._waits_from),
-            syncing_s=max(0.0, self._synced_s) / max(1, self._synced_steps),
+            averagings_s=costs.waits_s if costs else {},
+            averaging_steps=max(1, progress.state.step - (costs.waits_from if costs else 0)),
+            syncing_s=costs.between_s() if costs else 0.0,
         )
         workers = [WorkerTimes.from_json(text) for text in self.group.gather_texts(own.to_json())]
         return self._made(progress, workers) if any(each.steps for each in workers) else None
-
-    def _note_wait(self, step: int) -> float:
-        """Note what has been waited for averages since the last time.
-
-        Args:
-            step: How many have been taken.
-
-        Returns:
-            All that has been waited so far.
-        """
-        assert self.averaging is not None
-        so_far_s = self.averaging.waited_s
-        if so_far_s > self._noted_s:
-            self._waits_s[step] = self._waits_s.get(step, 0.0) + so_far_s - self._noted_s
-            self._noted_s = so_far_s
-            if len(self._waits_s) > _KEPT:
-                self._waits_from = next(iter(self._waits_s))
-                del self._waits_s[self._waits_from]
-        return so_far_s
 
     def _change_method(self) -> None:
         """Have what is measured from now on be of the next method."""
         assert self._next_method is not None
         self.sync, self._next_method = self._next_method, None
-        self._all, self._waits_s, self._synced_s, self._synced_steps = _Sums(), {}, 0.0, 0
+        self._all = _Sums()
+        if self.averaging is not None:
+            self.averaging.begin_method()
 
     def _communication(self, sums: _Sums) -> Communication | None:
         if self.group.world_size == 1:

@@ -144,8 +144,8 @@ class PerPartState:
         if parts != now and self.objects:
             raise SnapshotError(
                 f"{_PER_WORKER} holds a state of each worker for itself ({names}), and the "
-                f"snapshot has those of {parts}, while there are {now} now. Go on with {parts}, or "
-                "train with --shards, where each shard has its own on any number of workers"
+                f"snapshot has those of {parts}, while there are {now} now. Resume with {parts}, "
+                "or train with --shards, where each shard has its own on any number of workers"
             )
         if set(values) != set(map(str, range(now))):
             raise SnapshotError(

@@ -18,7 +18,7 @@ from paceline.training.snapshots.per_worker_states import RankState
 
 ON_AVERAGE = (
     "Each worker had weights of its own where the snapshot was taken. These workers, or options of "
-    "--sync, are others: all go on from the average"
+    "--sync, are others: all continue from the average"
 )
 
 

@@ -8,11 +8,12 @@ from typing import NoReturn
 
 from paceline.checkpoint.remote.url import is_url, without_secrets
 from paceline.cli.cluster_submit import ClusterChoice, cluster_options, submit, take_cluster_choice
+from paceline.cli.dry_run import show_plan
 from paceline.cli.output import ALL_IS_SAID, TRAIN_OUTPUT, Output
 from paceline.cli.train import file_name, read_recipe_options
 from paceline.distributed.environment import detect_launchers, surroundings
 from paceline.distributed.options import DistOptions
-from paceline.errors import UsageError
+from paceline.errors import ExitCode, UsageError
 from paceline.gradient_sync.options import without_other_methods
 from paceline.launch.options import LaunchOptions
 from paceline.launch.registry import launchers
@@ -106,7 +107,10 @@ def main(tokens: Sequence[str]) -> int:
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     paths = tuple(sorted(recipe.paths_among(arguments)))
-    output.tell_settings(request, found.sources)
+    plans = choice.plans_alone(config.launch.on)
+    output.tell_settings(
+        request, dict.fromkeys(settings, "run") | dict(found.sources), dry_run=plans
+    )
     return _resume(request, config, past, choice, given, allowed, paths, output)
 
 
@@ -262,6 +266,8 @@ def _resume(
             paths=paths,
             quiet=output.quiet,
         )
+        if choice.plans_alone(config.launch.on):
+            return show_plan(launch) if place.rank == 0 else ExitCode.DONE
         if place.rank == 0:
             warn_of_no_effect(place, given)
             alone = place.hosts is None and not place.started_apart

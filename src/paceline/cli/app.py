@@ -43,6 +43,7 @@ COMMANDS: Mapping[str, Command] = {
     "compare": Command("paceline.cli.compare", "Show runs side by side, and what differs.", True),
     "label": Command("paceline.cli.label", "Change a run's name, tags and note."),
     "watch": Command("paceline.cli.watch", "Follow a training in the terminal.", True),
+    "copy": Command("paceline.cli.copy", "Copy a run to a place elsewhere, or from there."),
     "workers": Command("paceline.cli.workers", "Show a running training's workers, live.", True),
     "evaluate": Command(
         "paceline.cli.evaluate", "Evaluate a trained model on its validation set.", True

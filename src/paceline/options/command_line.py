@@ -329,6 +329,31 @@ def take_word(tokens: Sequence[str], usage: str, what: str) -> tuple[str, Sequen
     return tokens[0], tokens[1:]
 
 
+def take_option(tokens: Sequence[str], name: str) -> tuple[str | None, list[str]]:
+    """Take an option with a value off a command line, where it is needed before the others.
+
+    Args:
+        tokens: The command line.
+        name: The option, with its dashes.
+
+    Returns:
+        Its last value, None where it isn't given; and the other words.
+
+    Raises:
+        UsageError: It has no value.
+    """
+    value, rest, left = None, [], iter(tokens)
+    for token in left:
+        given, is_joined, joined = token.partition("=")
+        if given != name:
+            rest.append(token)
+            continue
+        value = joined if is_joined else next(left, "")
+        if not value:
+            raise UsageError(f"{name} has no value.")
+    return value, rest
+
+
 def part_script_args(tokens: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]]:
     """Part Paceline's own words from a script's arguments, which come after `--`."""
     place = list(tokens).index("--") if "--" in tokens else len(tokens)

@@ -24,6 +24,7 @@ from paceline.cli import (
     preview,
     resume,
     scale,
+    track,
     train,
     verify,
     workers,
@@ -166,7 +167,12 @@ def test_flags_exist(page: Path) -> None:
     arguments = [a for r in BUILT_IN.values() for a in load_recipe(r).arguments()]
     more = [*arguments, train.RUN_DIR, resume._ALLOW, *evaluate._OPTIONS, *export._OPTIONS]
     more += [*preview._OPTIONS, *pack._OPTIONS, *doctor._OPTIONS, *verify._OPTIONS]
-    more += [*workers._OPTIONS, *predict._OPTIONS, *option_fields(ScaleOptions, "")]
+    more += [
+        *workers._OPTIONS,
+        *track._OPTIONS,
+        *predict._OPTIONS,
+        *option_fields(ScaleOptions, ""),
+    ]
     more += cluster_options()
     more += [option for each in aws._OPTIONS.values() for option in each]
     names = {option.name for option in (*training_options().values(), *more)}
@@ -188,6 +194,8 @@ def test_commands_work(
     monkeypatch.setattr(verify, "_verify", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(scale, "_in_its_directory", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(aws, "_act", lambda *_: ExitCode.DONE)
+    monkeypatch.setattr(track, "require_trackers", lambda *_: None)  # these needn't be installed
+    monkeypatch.setattr(track, "track", lambda *_: ())
     monkeypatch.setattr(doctor, "_examine", lambda *_: ExitCode.DONE)  # the hosts aren't there
     for words in commands(page):
         for exported in inside.glob("*.safetensors"):

@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, Command] = {
         "paceline.cli.predict", "Predict how a training would scale on hosts not yet there."
     ),
     "resume": Command("paceline.cli.resume", "Resume a training that was stopped."),
+    "track": Command("paceline.cli.track", "Send a run to W&B, MLflow or another tracker."),
     "workers": Command("paceline.cli.workers", "Show a running training's workers, live.", True),
     "evaluate": Command(
         "paceline.cli.evaluate", "Evaluate a trained model on its validation set.", True

@@ -17,3 +17,11 @@ class MetricsOptions:
 
     tensorboard: bool = False
     """Also write TensorBoard event files into the run directory (extra: paceline[tensorboard])."""
+
+    tracker: tuple[str, ...] = ()
+    """Also show the run at a tracker: wandb, mlflow (extras paceline[wandb], paceline[mlflow]), or
+    one that another package adds. Repeat it for several."""
+
+    tracker_project: str | None = None
+    """W&B's project, MLflow's experiment. Default: what the tracker's own variables say, then the
+    recipe's name."""

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Collection, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,9 @@ from paceline.runtime.run_dir_agreement import agree_on_run
 from paceline.runtime.spec import PRELOAD, Launch, Place
 from paceline.runtime.start_node import start_on_node
 from paceline.runtime.start_ssh import start_on_hosts
+from paceline.runtime.tracking import tracked
 from paceline.runtime.write_report import write_report_apart
+from paceline.tracking.registry import require_trackers
 
 _WAIT_FOR_RUN_DIR_S = 60.0
 
@@ -45,6 +47,7 @@ def start(launch: Launch) -> int:
     launch = replace(launch, run=run)
     if launch.config.metrics.tensorboard:
         require_tensorboard()
+    require_trackers(launch.config.metrics.tracker)
     if launch.place.hosts is not None:
         return start_on_hosts(launch, launch.place.hosts)
     if launch.place.node is not None:
@@ -59,7 +62,7 @@ def _start_local(launch: Launch) -> int:
     # Make and own the run directory before anything slow.
     if launch.makes:
         run.create()
-    with run.lock(), run.swept():
+    with run.lock(), run.swept(), tracked(run, launch.config.metrics):
         run.remove_summary()
         try:
             with signals_raised():  # until the launch catches them itself
@@ -88,9 +91,11 @@ def _start_here(launch: Launch) -> int:
     run, place = launch.run, launch.place
     _wait_for(run.logs)
     # Rank 0 owns the directory, and tells how the training ended.
-    with run.lock() if place.rank == 0 else nullcontext():
+    with ExitStack() as owned:
         if place.rank == 0:
+            owned.enter_context(run.lock())
             run.remove_summary()
+            owned.enter_context(tracked(run, launch.config.metrics))
         try:
             stopped_because = _work_here(launch)
         except Exception as error:  # noqa: BLE001  # the process boundary: told and recorded

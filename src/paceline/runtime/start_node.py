@@ -1,7 +1,7 @@
 """Starts this node's workers where a service has started one process on each of several nodes."""
 
 import json
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from paceline.distributed.placement import NodePlacement
@@ -10,6 +10,7 @@ from paceline.launch.local.worker import NodeRendezvous
 from paceline.runtime.outcome import announce_end, announce_failure
 from paceline.runtime.run_dir_agreement import agree_on_run
 from paceline.runtime.spec import PRELOAD, Launch
+from paceline.runtime.tracking import tracked
 from paceline.training.config import TrainConfig
 
 _STOP_S = 60.0
@@ -33,9 +34,11 @@ def start_on_node(launch: Launch, node: NodePlacement) -> int:
     launch = agree_on_run(launch)
     run, leads = launch.run, node.node_rank == 0
     given_s = launch.config.launch.stop_grace_s
-    with run.lock() if leads else nullcontext():
+    with ExitStack() as owned:
         if leads:
+            owned.enter_context(run.lock())
             run.remove_summary()
+            owned.enter_context(tracked(run, launch.config.metrics))
         outcome = launch_node(
             launch.entry,
             launch.request.to_json(),

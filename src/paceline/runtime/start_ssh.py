@@ -14,6 +14,7 @@ from paceline.results.run_directory import RunDirectory
 from paceline.runtime.outcome import announce
 from paceline.runtime.placement import check_workers
 from paceline.runtime.spec import PRELOAD, Launch
+from paceline.runtime.tracking import tracked
 from paceline.training.config import TrainConfig, TrainRequest
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def start_on_hosts(launch: Launch, options: HostsOptions) -> int:
     _check(launch, options)
     if launch.makes:
         run.create()
-    with run.lock():
+    with run.lock(), tracked(run, launch.config.metrics):
         run.remove_summary()
         for stale in run.logs.glob("*failure-rank-*.json"):
             stale.unlink(missing_ok=True)

@@ -46,7 +46,7 @@ test: install
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m core $(TESTS)
 
 test-all: install
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations 25 $(TESTS)
 
 mutants: install
 	$(BIN)/python -m tests.mutants --jobs $(JOBS) $(if $(TOUCHED),--touched $(TOUCHED))

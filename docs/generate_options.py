@@ -1,6 +1,5 @@
 """Writes reference/options.md from the option dataclasses: python docs/generate_options.py."""
 
-import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
@@ -11,7 +10,7 @@ from paceline.cli.cluster_submit import cluster_options
 from paceline.cli.train import RUN_DIR
 from paceline.optim.table import OPTIMIZERS
 from paceline.options.command_line import flag
-from paceline.options.fields import OptionField
+from paceline.options.fields import OptionField, accepted_names
 from paceline.recipes.registry import BUILT_IN
 from paceline.training.config import training_options
 from paceline.training.recipe import load_recipe
@@ -23,7 +22,7 @@ _INTRODUCTION = """\
 
 <!-- Written by generate_options.py from the option dataclasses; don't edit by hand. -->
 
-All options of `paceline train`, in short; `paceline train RECIPE --help` says more, with the
+All options of `paceline train`, in short; `paceline train RECIPE --help-all` says more, with the
 recipe's own defaults. In Python (in `@paceline.recipe(...)`) and in `run.json` the same names are
 written with underscores: `--global-batch` is `global_batch`. Switches take `--no-`:
 `--no-drop-last`. An option that isn't given keeps the recipe's setting, else the default below. How
@@ -42,7 +41,6 @@ def render() -> str:
     return "\n".join(parts)
 
 
-_SENTENCE = re.compile(r"(?<=\.) (?=[A-Z0-9])")
 _OPTION_HEADER = ("option", "value", "default", "meaning")
 
 
@@ -56,14 +54,13 @@ def _group_order(options: Sequence[OptionField]) -> Callable[[OptionField], int]
 
 
 def _option_row(option: OptionField) -> Sequence[str]:
-    meaning = _short(option.help)
-    return (f"`{flag(option.name)}`", _kind(option.annotation), _show(option.default), meaning)
+    flags = ", ".join(f"`{flag(name)}`" for name in _names(option))
+    return (flags, _kind(option.annotation), _show(option.default), option.summary)
 
 
-def _short(text: str) -> str:
-    """Keep the first sentence and the default: `--help` has the rest."""
-    first, *others = _SENTENCE.split(text)
-    return " ".join([first, *(other for other in others if other.startswith("Default:"))])
+def _names(option: OptionField) -> Sequence[str]:
+    every = [*training_options().values(), RUN_DIR, *cluster_options()]
+    return accepted_names(every)[option.name]
 
 
 def _kind(annotation: object) -> str:
@@ -74,7 +71,11 @@ def _kind(annotation: object) -> str:
         return ", ".join(f"`{choice}`" for choice in get_args(annotation))
     if get_origin(annotation) is tuple:
         parts = get_args(annotation)
-        return "text, repeatable" if parts[-1] is Ellipsis else f"{len(parts)} numbers"
+        if parts[-1] is Ellipsis:
+            return f"{_kind(parts[0])}, repeatable"
+        kinds = set(map(_kind, parts))
+        plural = f"{kinds.pop()}s" if len(kinds) == 1 else "values"
+        return f"{len(parts)} {plural}"
     names = {int: "whole number", float: "number", str: "text", bool: "switch"}
     return names[annotation] if isinstance(annotation, type) else str(annotation)
 

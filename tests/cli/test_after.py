@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from paceline.checkpoint.host_tensors import weights_sha256
 from paceline.cli.app import main
 from paceline.errors import ExitCode
+from paceline.options.figures import show_loss
 from paceline.recipes.registry import BUILT_IN
 from tests.cli.conftest import Paceline, summary
 
@@ -33,6 +34,8 @@ def test_evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (run / "evaluation" / "confusion.png").read_bytes().startswith(b"\x89PNG")
     counts = json.loads((run / "evaluation" / "confusion.json").read_text())["counts"]
     assert sum(map(sum, counts)) == 355
+    assert shown.count("precision") == 1
+    assert "taken for" in (run / "report.html").read_text()
 
 
 @pytest.mark.slow
@@ -57,6 +60,33 @@ def test_export(run: Path, tmp_path: Path, suffix: str, capsys: pytest.CaptureFi
     assert main(["export", str(run), str(file)]) == ExitCode.USAGE
     assert "replace it with --overwrite" in capsys.readouterr().err
     assert main(["export", str(run), str(file), "--overwrite"]) == ExitCode.DONE
+
+
+@pytest.mark.slow
+def test_a_moving_average_of_the_weights_is_what_counts(
+    paceline: Paceline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, names = tmp_path / "run", ("average.pt", "trained.pt")
+    done = paceline.run(*"train digits --workers 2 --epochs 2 --ema 0.9 --run-dir".split(), run)
+    assert done.code == 0, done.err
+    assert "ema       decay 0.9" in done.out
+    found = summary(run)
+    assert found["evaluated_weights"] == "ema"
+    # Judged again in one process: the average, with the figures of the training.
+    assert main(["evaluate", str(run), "--snapshot", "last"]) == ExitCode.DONE
+    shown = capsys.readouterr().out
+    assert f"loss      {show_loss(float(str(found['val_loss'])))}" in shown
+    assert main(["evaluate", str(run), "--snapshot", "last", "--no-ema"]) == ExitCode.DONE
+    assert f"loss      {show_loss(float(str(found['val_loss'])))}" not in capsys.readouterr().out
+    # And exported, unless the weights themselves are asked for.
+    for name, more in zip(names, ([], ["--no-ema"]), strict=True):
+        words = ["export", str(run), str(tmp_path / name), "--snapshot", "last", *more]
+        assert main(words) == ExitCode.DONE
+    average, trained = (torch.load(tmp_path / name, weights_only=True) for name in names)
+    assert weights_sha256(trained) == found["weights_sha256"]
+    assert average.keys() == trained.keys()
+    assert weights_sha256(average) != found["weights_sha256"]
+    assert "(moving average of the weights)" in capsys.readouterr().out
 
 
 _WITHOUT_VALIDATION = '''

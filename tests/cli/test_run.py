@@ -1,13 +1,20 @@
 """`paceline run`: a script of the user's own on several workers, stopped, failed, gone on with."""
 
 import json
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from paceline.cli.app import main
-from tests.cli.conftest import Paceline, metrics_without_times, summary
+from tests.cli.conftest import (
+    Paceline,
+    metrics_without_times,
+    newest_step,
+    summary,
+    wait_for_step,
+)
 from tests.script.scripts import RUN, at_step, write_script
 
 pytestmark = pytest.mark.ranks
@@ -55,6 +62,35 @@ def test_a_killed_worker_is_started_again(paceline: Paceline, tmp_path: Path) ->
     one, two = summary(tmp_path / "whole"), summary(tmp_path / "killed")
     assert one["weights_sha256"] == two["weights_sha256"]
     assert two["restarts"] == 1
+
+
+_LONG_STEPS = """
+import time
+import torch
+import paceline
+
+s = paceline.session()
+model = s.model(torch.nn.Linear(2, 1))
+s.optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+for step in s.steps(20):
+    time.sleep(5)  # longer than workers have to stop where steps are short
+    s.step(model(torch.ones(3, 2)).mean())
+"""
+
+
+@pytest.mark.slow
+def test_a_step_that_is_under_way_is_finished_and_saved_however_long_it_takes(
+    paceline: Paceline, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(_LONG_STEPS)
+    options = ("--workers", "1", "--snapshot-every-steps", "1", "--run-dir", "run")
+    process = paceline.start("run", "own.py", *options)
+    wait_for_step(tmp_path / "run", 1)
+    process.send_signal(signal.SIGINT)
+    done = paceline.finish(process)
+    assert (done.code, "did not stop in time" in done.err) == (75, False)
+    assert "Finishing the step and writing a snapshot, up to 1" in done.err  # some 13 s
+    assert newest_step(tmp_path / "run") == summary(tmp_path / "run")["steps"]
 
 
 @pytest.mark.slow

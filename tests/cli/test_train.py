@@ -139,6 +139,19 @@ def test_under_torchrun(paceline: Paceline, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_two_starts_at_once_train_in_directories_of_their_own(paceline: Paceline) -> None:
+    short = ("train", "digits", "--epochs", "1", "--workers", "1", "--target-accuracy", "none")
+    several = [paceline.start(*short) for _ in range(2)]
+    finished = [paceline.finish(process) for process in several]
+    assert [done.code for done in finished] == [0, 0], "".join(done.err for done in finished)
+    runs = list((paceline.directory / "runs").iterdir())
+    assert [summary(run)["epochs"] for run in runs] == [1, 1]
+    assert {f"{run}/report.html" for run in runs} == {
+        line.split()[-1] for done in finished for line in done.out.splitlines() if "report " in line
+    }
+
+
+@pytest.mark.slow
 def test_in_one_plain_process(paceline: Paceline, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = paceline.run(*["train", "digits", "--on", "here", "--epochs", "1", "--run-dir"], run)

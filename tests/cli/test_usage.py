@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.app import COMMANDS, main
+from paceline.cli.cluster_submit import cluster_options
 from paceline.errors import ExitCode
+from paceline.options.command_line import flag
 from paceline.runtime.spec import Place
 from paceline.runtime.start import warn_of_no_effect
+from paceline.training.config import training_options
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +21,7 @@ def _in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
 
 
+_GOLDEN = Path(__file__).parents[1] / "results" / "golden" / "run"
 _WRONG = [
     ("tran", r"unknown command 'tran'. Did you mean 'train'\? Known: .*resume"),
     ("train digit", r"unknown recipe 'digit'. Did you mean 'digits'\? Known: cifar10-wideresnet"),
@@ -26,7 +30,21 @@ _WRONG = [
         "scale digits --workers 1 2",
         r"unexpected '2': put commas.* --workers 1,2",
     ),
-    ("train digits --epoch 3", r"unknown option '--epoch'. Did you mean '--epochs'\? Known: --"),
+    ("train digits --epoch 3", r"unknown option '--epoch'. Did you mean '--epochs'\? paceline tr"),
+    (
+        "train digits --image-size 8",
+        r"unknown option '--image-size'. paceline train digits --help-al",
+    ),
+    (
+        "train digits --max-epochs 8",
+        r"Did you mean '--epochs'\? paceline train digits --help-all lis",
+    ),
+    (
+        "train digits --num-workers 8",
+        r"may be --loader-workers \(Processes.* or --workers \(Worker p",
+    ),
+    ("train digits --batch-size 0", r"global_batch is 0: it must be at least 1"),
+    ("train digits --learning-rate fast", r"--learning-rate is 'fast'; it must be a number"),
     ("train digits --optimizer adm", r'"adm" for --optimizer. Choose from: "sgd", "adam"'),
     ("train digits --optimizer adam --momentum 0.9", r"adam has no momentum.*sgd, lars"),
     ("train digits --epochs x", r"--epochs is 'x'; it must be a whole number. See paceline train"),
@@ -42,7 +60,7 @@ _WRONG = [
     ("train digits --powersgd-rank 4", r"--powersgd-rank has no effect with --sync allreduce"),
     ("train digits --sync-every 8", r"no effect with --sync allreduce.*--sync local or diloco"),
     ("train digits --sync bf16 --outer-lr 0.7", r"--outer-lr has no effect with --sync bf16"),
-    ("train synthetic --patience 1", r"--patience has no effect without --target-accuracy"),
+    ("train synthetic --patience 1", r"--target-epochs has no effect without --target-accuracy"),
     ("train digits --no-allow-different-hardware", r"has no effect without --shards"),
     ("train digits --init-method tcp://node0", r"which has no port. Write env://, tcp://HOST"),
     ("train digits --workers 2000", r"2000 is more than one machine can start: at most 124"),
@@ -66,7 +84,8 @@ _WRONG = [
     ("train digits --keep-last 1", r"at least 2"),
     ("train nowhere.py:build", r"there is no file .*nowhere.py"),
     ("resume nowhere", r"nowhere holds no training"),
-    ("resume", r"the run directory is missing. Usage: paceline resume RUN_DIR"),
+    ("resume", r"no run below .*runs is unfinished. Name a run directory: paceline resume RUN_DIR"),
+    ("resume --rank 1", r"name the run directory: of several workers .* each might find another"),
     ("evaluate nowhere", r"nowhere holds no training"),
     ("export nowhere weights.pt", r"nowhere holds no training"),
     ("export somewhere", r"the file to write is missing"),
@@ -152,6 +171,58 @@ def test_unwritable_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == ExitCode.DONE
     assert "Usage: paceline" in capsys.readouterr().out
+
+
+def test_short_help_and_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help"]) == ExitCode.DONE
+    short = capsys.readouterr().out
+    flags = {word for line in short.splitlines() for word in line.split()[:2] if word[:2] == "--"}
+    assert short.startswith("Usage: paceline train RECIPE [OPTIONS]")
+    assert {"--epochs", "--lr", "--global-batch", "--workers", "--run-dir"} <= flags
+    assert 20 <= len(flags) <= 40
+    assert "those of Combining gradients, Hosts, Cluster, Slurm, Kubernetes" in " ".join(
+        short.split()
+    )
+    assert main(["train", "digits", "--help-all"]) == ExitCode.DONE
+    every = capsys.readouterr().out
+    assert every.startswith("Usage: paceline train digits [OPTIONS]")
+    for option in (*training_options().values(), *cluster_options()):
+        assert flag(option.name) in every, option.name
+    assert "--empty" not in every
+    assert "default: ()" not in every
+    assert len(short.splitlines()) < len(every.splitlines()) / 3
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_help_of_resume_shows_the_runs_own_values(
+    place: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--help-all"]
+    words.insert(place, str(_GOLDEN))
+    assert main(["resume", *words]) == ExitCode.DONE
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f"Usage: paceline resume {_GOLDEN} [OPTIONS]" in shown
+    assert re.search(r"--epochs INT Passes over the training set\. \[default: 2\]", shown), shown
+    assert re.search(r"--dropout FLOAT Share [^-]* \[default: 0\.2\]", shown)
+    assert re.search(r"--workers INT [^\[]* \[default: 2\]", shown)
+
+
+def test_help_of_resume_where_there_is_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["resume", "nowhere", "--help"]) == ExitCode.USAGE
+    assert "nowhere holds no training" in capsys.readouterr().err
+    assert main(["resume", "--help", "--lr", "0.1"]) == ExitCode.DONE
+    assert "paceline resume [RUN_DIR] [OPTIONS]" in capsys.readouterr().out
+
+
+def test_a_scripts_own_names_are_not_taken_for_ours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").touch()
+    for word in ("--batch-size", "--output-dir", "--num-workers"):
+        assert main(["run", "mine.py", word, "8"]) == ExitCode.USAGE
+        said = capsys.readouterr().err
+        assert f"unknown option '{word}'" in said
+        assert said.rstrip().endswith("paceline run mine.py -- ...")
 
 
 def test_help_shows_the_recipes_own_defaults(capsys: pytest.CaptureFixture[str]) -> None:

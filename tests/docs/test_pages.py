@@ -16,13 +16,16 @@ import torch
 import paceline
 from paceline.cli import (
     aws,
+    compare,
     doctor,
     evaluate,
     export,
+    label,
     pack,
     predict,
     preview,
     resume,
+    runs,
     scale,
     track,
     train,
@@ -31,8 +34,10 @@ from paceline.cli import (
 )
 from paceline.cli.app import main
 from paceline.cli.cluster_submit import cluster_options
+from paceline.cli.output import TRAIN_OUTPUT
 from paceline.data.augment import RandomFlip
 from paceline.errors import ExitCode
+from paceline.options.config_file import CONFIG, PRINT_CONFIG
 from paceline.options.fields import option_fields
 from paceline.recipes.registry import BUILT_IN
 from paceline.runtime.spec import Place
@@ -79,6 +84,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(DOCS / "how-to" / "vgg19-t4.json", place)
     write_image_folder(place / "photos")
     train_here(place, "bars.py:build", "--width", "16", "--run-dir", "runs/first")
+    shutil.copytree(place / "runs" / "first", place / "runs" / "other")
     return place
 
 
@@ -139,9 +145,9 @@ FOREIGN = (
         "node-rank",
         "master-addr",
         "help",
+        "help-all",
         "no-",
         "quick",
-        "json",
         "check",
         "first",
         "lines",
@@ -167,6 +173,8 @@ def test_flags_exist(page: Path) -> None:
     arguments = [a for r in BUILT_IN.values() for a in load_recipe(r).arguments()]
     more = [*arguments, train.RUN_DIR, resume._ALLOW, *evaluate._OPTIONS, *export._OPTIONS]
     more += [*preview._OPTIONS, *pack._OPTIONS, *doctor._OPTIONS, *verify._OPTIONS]
+    more += [CONFIG, PRINT_CONFIG, *TRAIN_OUTPUT]
+    more += [*runs._OPTIONS, *label._OPTIONS, *compare._OPTIONS]
     more += [
         *workers._OPTIONS,
         *track._OPTIONS,
@@ -175,7 +183,8 @@ def test_flags_exist(page: Path) -> None:
     ]
     more += cluster_options()
     more += [option for each in aws._OPTIONS.values() for option in each]
-    names = {option.name for option in (*training_options().values(), *more)}
+    every = (*training_options().values(), *more)
+    names = {name for option in every for name in (*option.own_names, *option.aliases)}
     own = {"width", "hidden"} | {name.replace("_", "-") for name in names}
     named = {flag.removeprefix("no-") for flag in flags(page) - FOREIGN}
     assert named <= own
@@ -190,6 +199,7 @@ def test_commands_work(
     for module in (train, resume):
         monkeypatch.setattr(module, "choose_place", lambda *_, **__: Place(here=False, workers=2))
         monkeypatch.setattr(module, "start", lambda launch: ExitCode.DONE)
+    monkeypatch.setattr(resume, "_newest_unfinished", lambda _: "runs/first")  # it has finished
     monkeypatch.setattr(train, "submit", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(verify, "_verify", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(scale, "_in_its_directory", lambda *_: ExitCode.DONE)
@@ -200,7 +210,11 @@ def test_commands_work(
     for words in commands(page):
         for exported in inside.glob("*.safetensors"):
             exported.unlink()
-        _check(words)
+        capsys.readouterr()
+        place = words.index(">") if ">" in words else len(words)
+        _check(words[:place])
+        for file in words[place + 1 :]:
+            Path(file).write_text(capsys.readouterr().out)
     capsys.readouterr()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline.launch import signals
 from paceline.launch.local.launcher import launch_local, prepare
-from paceline.launch.restart_policy import Policy
+from paceline.launch.restart_policy import Policy, StopGrace
 
 if __name__ == "__main__":
     entry, payload, log_dir, outcome_file, stop_s = sys.argv[1:]
@@ -20,7 +20,7 @@ if __name__ == "__main__":
         payload,
         workers=2,
         threads=1,
-        policy=Policy(stop_s=float(stop_s)),
+        policy=Policy(stop=StopGrace(least_s=float(stop_s), most_s=float(stop_s))),
         log_dir=Path(log_dir),
         progress=lambda: -1,
     )

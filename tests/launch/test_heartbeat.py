@@ -44,6 +44,8 @@ def test_collectives_are_counted_and_times_added_up(tmp_path: Path) -> None:
     note.count(3, 2.0, 0.25, 0.5)
     found = read_note(path)
     assert (found.steps, found.total_s, found.data_s, found.waiting_s) == (5, 3.0, 0.5, 1.0)
+    note.snapshot_s = 4.0
+    assert (read_note(path).lap_s, read_note(path).snapshot_s) == (2.0, 4.0)
 
 
 def test_no_note_is_no_step(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from paceline.launch import processes
+from paceline.launch.heartbeat import Reading
 from paceline.launch.process_tree import adopt_orphans
 from paceline.launch.processes import Worker, WorkerSupervisor, descendants, reap
-from paceline.launch.restart_policy import STOP_S
+from paceline.launch.restart_policy import StopGrace
 from tests.launch.waiting import alive, patient, until
 
 _STUBBORN = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(); input()"
@@ -59,11 +60,48 @@ def _guard(children: list[Child], done: bool = False) -> WorkerSupervisor:
 def test_a_request_to_stop_reaches_all_and_kills_the_rest(children: list[Child]) -> None:
     children += [Child(_WILLING), Child(_STUBBORN)]
     guard = _guard(children)
-    guard.request_stop(time.monotonic() - 3.0, 3.3)
+    guard.request_stop(time.monotonic() - 3.0, StopGrace(least_s=3.3))
     assert children[0].process.wait(timeout=patient(60)) == -signal.SIGTERM
     assert children[1].process.wait(timeout=patient(60)) == -signal.SIGKILL
     guard.close()
     assert 1 in guard.killed
+
+
+def test_workers_that_need_longer_to_stop_get_it_and_the_user_is_told(
+    children: list[Child],
+) -> None:
+    children.append(Child(_STUBBORN))
+    said: list[str] = []
+    readings = [Reading(step=4, operation="step", lap_s=20.0, snapshot_s=4.0)]
+    workers = {0: children[0].worker}
+    guard = WorkerSupervisor(workers, lambda rank: False, lambda: readings, said.append)
+    # Asked 40 s ago with 3.5 s at least: over for long, but for what the worker needs.
+    guard.request_stop(time.monotonic() - 40.0, StopGrace())
+    until(lambda: bool(said))
+    assert said == [
+        "Finishing the step and writing a snapshot, up to 10 s; Ctrl-C again stops at once"
+    ]
+    assert guard.killed == frozenset()
+    guard.kill()
+    assert children[0].process.wait(timeout=patient(60)) == -signal.SIGKILL
+    guard.close()
+
+
+def test_a_worker_that_writes_a_snapshot_when_its_time_is_over_has_more(
+    children: list[Child],
+) -> None:
+    children.append(Child(_STUBBORN))
+    said: list[str] = []
+    readings = [Reading(step=4, operation="snapshot")]
+    workers = {0: children[0].worker}
+    guard = WorkerSupervisor(workers, lambda rank: False, lambda: readings, said.append)
+    guard.request_stop(time.monotonic() - 10.0, StopGrace(most_s=1000.0))
+    until(lambda: bool(said))
+    assert said[0].startswith("Still writing a snapshot, up to 9")  # of 990 s
+    assert guard.killed == frozenset()
+    guard.kill()
+    assert children[0].process.wait(timeout=patient(60)) == -signal.SIGKILL
+    guard.close()
 
 
 def test_once_one_ended_the_others_have_little_time(
@@ -104,7 +142,7 @@ def test_where_all_have_results_the_time_to_exit_is_limited(
 def test_an_order_to_kill_is_obeyed_at_once(children: list[Child]) -> None:
     children += [Child(_STUBBORN), Child(_STUBBORN)]
     guard = _guard(children)
-    guard.request_stop(time.monotonic(), STOP_S)
+    guard.request_stop(time.monotonic(), StopGrace())
     guard.kill()
     assert [child.process.wait(timeout=patient(60)) for child in children] == [-signal.SIGKILL] * 2
     guard.close()

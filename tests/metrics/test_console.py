@@ -241,6 +241,20 @@ def test_the_bar_shows_the_progress_and_goes_away(
     assert not log.exists()
 
 
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_colour_is_for_terminals_whose_user_wants_it(
+    no_color: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal, log = Terminal(), tmp_path / "rank-0.log"
+    monkeypatch.setattr(sys, "__stdout__", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("NO_COLOR", no_color)
+    show(BarConsole(log))
+    assert ("\x1b[1;36m" in terminal.getvalue()) is not bool(no_color)  # the header: bold cyan
+    assert "\x1b" not in log.read_text()
+
+
 def test_a_bar_that_isnt_on_a_terminal_shows_lines_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,10 +1,17 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import pytest
 
 from paceline.errors import UsageError
-from paceline.options.fields import check_names, fits, option_fields, unknown_name
+from paceline.options.fields import (
+    accepted_names,
+    check_names,
+    closest_names,
+    fits,
+    option_fields,
+    unknown_name,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +55,62 @@ def test_unknown_names() -> None:
     assert unknown_name("widthh", ["width", "name"], "option") == (
         "unknown option 'widthh'. Did you mean 'width'? Known: name, width"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "likely"),
+    [
+        ("--epoch", ["--epochs"]),
+        ("--max-epochs", ["--epochs"]),
+        ("--warmup", ["--warmup-epochs", "--warmup-steps"]),
+        ("--workers_num", []),
+        ("--learning-rate", []),
+        ("--image-size", []),
+        ("--lr-scalin", ["--lr-scaling"]),
+        ("--batch", ["--base-batch", "--batch-per-worker", "--global-batch"]),
+    ],
+)
+@pytest.mark.core_cases(8)
+def test_likely_names(given: str, likely: list[str]) -> None:
+    known = (
+        "--epochs --warmup-epochs --warmup-steps --image --hang-after-s --lr --lr-scaling "
+        "--global-batch --base-batch --batch-per-worker --max-batch-per-worker"
+    )
+    assert closest_names(given, known.split()) == likely
+
+
+def test_a_long_list_of_names_is_elsewhere() -> None:
+    many = [f"name-{number}" for number in range(50)]
+    assert unknown_name("x", many, "option", all_in="--help-all lists all") == (
+        "unknown option 'x'. --help-all lists all"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """Options that people call by other names."""
+
+    lr: float = field(default=0.1, metadata={"aliases": ("rate", "speed")})
+    """The rate."""
+
+    patience: int = field(default=1, metadata={"shown": "target_epochs"})
+    """How long."""
+
+    readers: int = field(default=1, metadata={"aliases": ("num", "speed")})
+    """How many."""
+
+
+def test_names_and_aliases() -> None:
+    options = option_fields(Named, "Some")
+    names = accepted_names(options)
+    assert names == {
+        "lr": ("lr", "rate"),
+        "patience": ("target_epochs", "patience"),
+        "readers": ("readers", "num"),
+    }
+    own = replace(options[0], name="rate", aliases=())  # a recipe's argument of that name
+    assert accepted_names([*options, own])["lr"] == ("lr",)
+    assert accepted_names([*options, own])["rate"] == ("rate",)
 
 
 @pytest.mark.parametrize(

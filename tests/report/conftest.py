@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -146,29 +147,34 @@ def summarise(rows: list[dict[str, object]], because: str) -> dict[str, object]:
     }
 
 
+def write_run(
+    path: Path,
+    *,
+    done: int = 12,
+    epochs: int = 20,
+    because: str | None = "target",
+    top5: bool = True,
+) -> RunDirectory:
+    run = RunDirectory(path)
+    run.create()
+    run.run_json.write_text(json.dumps(describe_run(epochs)))
+    rows = [metrics_row(epoch, epochs) for epoch in range(1, done + 1)]
+    if not top5:
+        rows = [{**r, "train_top5_accuracy": "", "val_top5_accuracy": ""} for r in rows]
+    write_metrics(run.metrics_csv, rows)
+    if because is not None:
+        run.summary_json.write_text(json.dumps(summarise(rows, because)))
+    for step in (done - 1, done):
+        (run.snapshots / f"step-{step * STEPS_PER_EPOCH:012d}").mkdir()
+    best = {"snapshot": f"step-{done * STEPS_PER_EPOCH:012d}"}
+    (run.snapshots / "best.json").write_text(json.dumps(best))
+    return run
+
+
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., RunDirectory]:
-    """Make a run directory: make_run(done=12, epochs=20, because="target", top5=True)."""
-
-    def make(
-        *, done: int = 12, epochs: int = 20, because: str | None = "target", top5: bool = True
-    ) -> RunDirectory:
-        run = RunDirectory(tmp_path / "run")
-        run.create()
-        run.run_json.write_text(json.dumps(describe_run(epochs)))
-        rows = [metrics_row(epoch, epochs) for epoch in range(1, done + 1)]
-        if not top5:
-            rows = [{**r, "train_top5_accuracy": "", "val_top5_accuracy": ""} for r in rows]
-        write_metrics(run.metrics_csv, rows)
-        if because is not None:
-            run.summary_json.write_text(json.dumps(summarise(rows, because)))
-        for step in (done - 1, done):
-            (run.snapshots / f"step-{step * STEPS_PER_EPOCH:012d}").mkdir()
-        best = {"snapshot": f"step-{done * STEPS_PER_EPOCH:012d}"}
-        (run.snapshots / "best.json").write_text(json.dumps(best))
-        return run
-
-    return make
+    """Make a run directory: see `write_run`."""
+    return partial(write_run, tmp_path / "run")
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
 """The page in a real Chromium: nothing is fetched, nothing overflows, dark mode is dark."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 from selenium.webdriver import Chrome
@@ -9,6 +10,7 @@ from selenium.webdriver import Chrome
 from paceline.report.page import write_run_report
 from paceline.results.run_directory import RunDirectory
 from tests.report.browsing import CONTRAST, open_file, requested
+from tests.report.screenshots import RUNS, write_pages
 
 pytestmark = pytest.mark.browser
 MakeRun = Callable[..., RunDirectory]
@@ -113,3 +115,33 @@ def test_print_shows_the_folded_parts(browser: Chrome, make_run: MakeRun) -> Non
     printed = browser.execute_script(rows)
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
     assert printed > 100
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Path]]:
+    with write_pages(tmp_path_factory.mktemp("pages")) as written:
+        yield written
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
+@pytest.mark.parametrize("name", [*RUNS, "study"])
+def test_every_kind_of_page_fits_and_can_be_read(
+    browser: Chrome, pages: Mapping[str, Path], name: str, width: int, scheme: str
+) -> None:
+    open_file(browser, pages[name], width=width, scheme=scheme)
+    script = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+    needed, there = browser.execute_script(script)
+    assert needed <= there <= width
+    _, contrast = browser.execute_script(CONTRAST)
+    assert contrast >= 4.5
+    assert browser.get_log("browser") == []
+
+
+def test_wide_tables_say_so_on_a_phone(browser: Chrome, pages: Mapping[str, Path]) -> None:
+    shown = """return [...document.querySelectorAll('.swipe')].map(
+        p => [p.textContent, getComputedStyle(p).display])"""
+    open_file(browser, pages["finished"], width=390)
+    (hint,) = browser.execute_script(shown)
+    assert hint == ["Swipe sideways for all 15 columns.", "block"]
+    open_file(browser, pages["finished"], width=1200)
+    assert browser.execute_script(shown)[0][1] == "none"

@@ -9,6 +9,7 @@ import pytest
 from paceline.report.charts import MAX_POINTS, choose_charts, find_marks, thin
 from paceline.report.curves import choose_times, clock, draw_chart
 from paceline.report.load_run import read_run
+from paceline.report.page import render_page
 from paceline.results.run_directory import RunDirectory
 
 MakeRun = Callable[..., RunDirectory]
@@ -113,3 +114,48 @@ def test_times_that_run_backwards_are_left_out(make_run: MakeRun) -> None:
     (chart,) = choose_charts(read_run(run))
     assert " s<" not in draw_chart(chart)
     assert math.isnan(chart.times_s[2])
+
+
+def write_steps(run: RunDirectory, steps: range) -> None:
+    lines = ["epoch,step,time_s,samples,train_loss,train_accuracy,lr"]
+    lines += [f"1,{n},{0.1 * n},{64 * n},{2.5 - 0.01 * n},{0.001 * n},0.1" for n in steps]
+    run.steps_csv.write_text("\n".join([*lines, ""]))
+
+
+def test_losses_are_drawn_over_steps_and_epochs_are_points_among_them(make_run: MakeRun) -> None:
+    run = make_run(done=3)
+    write_steps(run, range(1, 70))
+    loss, accuracy, *others = choose_charts(read_run(run))
+    trained, judged = loss.series
+    assert [loss.axis, accuracy.axis] == ["step", "step"]
+    assert trained.places == tuple(map(float, range(1, 70)))
+    assert trained.values[22] == pytest.approx(2.27)
+    assert judged.places == (23.0, 46.0, 69.0)
+    assert loss.highlight is not None
+    assert loss.highlight[0] in (23, 46, 69)
+    assert "Loss by step" in loss.description
+    assert draw_chart(loss).count("<use") > 3  # a marker for each epoch, and the ring
+    assert all(chart.axis == "epoch" for chart in others)
+
+
+def test_a_training_of_23_steps_has_a_curve(make_run: MakeRun) -> None:
+    run = make_run(because=None)
+    run.metrics_csv.write_text("epoch,step,time_s\n")
+    write_steps(run, range(1, 24))
+    description = json.loads(run.run_json.read_text())
+    description["history"].append({"reason": "resume", "from_step": 12})
+    run.run_json.write_text(json.dumps(description))
+    report = read_run(run)
+    loss, accuracy = choose_charts(report)
+    assert [len(chart.series) for chart in (loss, accuracy)] == [1, 1]
+    assert " s<" in draw_chart(loss)  # times along the top
+    assert [mark.step for mark in loss.marks] == [12]
+    assert "Along the bottom: epochs; steps for what is measured" in render_page(report)
+
+
+def test_more_steps_than_a_screen_shows_are_thinned(make_run: MakeRun) -> None:
+    run = make_run()
+    write_steps(run, range(1, 5000))
+    loss = choose_charts(read_run(run))[0]
+    assert len(loss.places) <= MAX_POINTS
+    assert (loss.places[0], loss.places[-1]) == (1, 4999)

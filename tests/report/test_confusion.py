@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from paceline.report.confusion import distinct, draw_confusion, shorten, write_confusion
+from paceline.report.confusion import distinct, draw_confusion, write_confusion
+from paceline.results.confusion import shorten
 
 
 def matrix_of(classes: int) -> np.ndarray:
@@ -20,11 +21,14 @@ def matrix_of(classes: int) -> np.ndarray:
 
 def test_json(tmp_path: Path) -> None:
     matrix = np.array([[8, 2, 0], [0, 0, 0], [1, 0, 3]])
-    write_confusion(matrix, ["a", "b", "c"], tmp_path / "c.png", tmp_path / "c.json")
+    write_confusion(matrix, ["a", "b", "c"], tmp_path / "c.png", tmp_path / "c.json", "step-1")
     assert json.loads((tmp_path / "c.json").read_text()) == {
+        "snapshot": "step-1",
         "classes": ["a", "b", "c"],
         "counts": matrix.tolist(),
         "per_class_accuracy": {"a": 0.8, "b": None, "c": 0.75},
+        "per_class_precision": {"a": 8 / 9, "b": 0.0, "c": 1.0},
+        "per_class_f1": {"a": 16 / 19, "b": 0.0, "c": 6 / 7},
     }
 
 

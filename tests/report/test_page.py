@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from paceline.report.page import write_run_report
+from paceline.results.confusion import Confusion
 from paceline.results.run_directory import RunDirectory
 
 MakeRun = Callable[..., RunDirectory]
 
+GOLDEN_PROFILE = Path(__file__).parent.parent / "results" / "golden" / "run" / "profile.json"
 NASTY = "<script>alert(1)</script>\"'&{{ 7 * 7 }}\x1b[2J"
 
 
@@ -76,6 +78,9 @@ def test_everything_is_escaped(make_run: MakeRun) -> None:
     record = dict.fromkeys(("host", "error_type", "message", "traceback", "operation"), NASTY)
     (run.logs / "failure-rank-0.json").write_text(json.dumps({**record, "kind": "job"}))
     (run.snapshots / f"step-{NASTY.replace('/', '')}").mkdir()
+    (run.path / "evaluation").mkdir()
+    confusion = Confusion(classes=(NASTY, f"{NASTY}2"), counts=((1, 2), (3, 4)), snapshot=NASTY)
+    confusion.write(run.path / "evaluation" / "confusion.json")
     page = page_of(run)
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)" in page
@@ -93,10 +98,26 @@ def test_thousands_of_epochs_are_thinned(make_run: MakeRun) -> None:
 
 
 @pytest.mark.slow
-def test_the_users_settings_are_marked(make_run: MakeRun) -> None:
+def test_the_users_settings_come_first_and_the_others_are_folded(make_run: MakeRun) -> None:
     page = page_of(make_run())
     given = re.findall(r'<tr class="given"><th scope="row">(\w+)', page)
     assert given == ["epochs", "lr", "workers"]
+    own, _, folded = page.partition('<details class="rest">')
+    assert "momentum" not in own
+    assert "momentum" in folded
+
+
+def test_time_and_classes_are_shown(make_run: MakeRun) -> None:
+    run = make_run()
+    run.profile_json.write_bytes(GOLDEN_PROFILE.read_bytes())
+    (run.path / "evaluation").mkdir()
+    confusion = Confusion(classes=("cat", "dog"), counts=((8, 2), (1, 4)), snapshot="step-9")
+    confusion.write(run.path / "evaluation" / "confusion.json")
+    page = page_of(run)
+    assert "Time of a step by worker" in page
+    assert "Evaluation of snapshot step-9: 12 of 15 samples right (80.00 %)." in page
+    assert 'title="2 of 10 samples of cat taken for dog (20 %)">2<' in page
+    assert '<td class="figure">88.89 %</td>' in page  # the precision of cat: 8 of 9
 
 
 def test_a_failure_is_shown_whole(make_run: MakeRun) -> None:

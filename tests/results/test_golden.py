@@ -74,7 +74,7 @@ def test_the_files_of_a_run_are_written_as_they_were(tmp_path: Path) -> None:
     write_json(tmp_path / "summary.json", RUN.read_summary())
     (tmp_path / "profile.json").write_text(StepProfile.read(RUN.profile_json).to_json())
     shutil.copy(RUN.metrics_csv, tmp_path)
-    start_table(tmp_path / "metrics.csv", completed_epochs=2)
+    start_table(tmp_path / "metrics.csv", completed=2)
     for path in tmp_path.iterdir():
         assert path.read_bytes() == (RUN.path / path.name).read_bytes(), path.name
 

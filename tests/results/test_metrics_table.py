@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from paceline.results import metrics_table
 from paceline.results.metrics_table import (
     COLUMNS,
+    STEPS,
     Begun,
     EpochRow,
+    StepRow,
     append_rows,
     cells_of,
     parse_metrics,
@@ -53,9 +56,9 @@ def test_figures_without_a_meaning_are_empty_cells(tmp_path: Path) -> None:
 
 def test_resuming_keeps_the_rows_of_complete_epochs(table: Path) -> None:
     before = table.read_text().splitlines()
-    start_table(table, completed_epochs=2)
+    start_table(table, completed=2)
     assert table.read_text().splitlines() == before[:3]
-    start_table(table, completed_epochs=0)
+    start_table(table, completed=0)
     assert table.read_text().splitlines() == before[:1]
 
 
@@ -105,7 +108,7 @@ def test_a_row_that_a_crash_cut_short_is_dropped(table: Path, cut: int) -> None:
     whole = table.read_bytes()
     table.write_bytes(whole[:-cut])
     assert [r["epoch"] for r in read_table(table)] == ["1", "2"]
-    start_table(table, completed_epochs=3)
+    start_table(table, completed=3)
     append_rows(table, [cells_of(row(3))])
     with table.open(newline="") as file:
         assert [r["epoch"] for r in csv.DictReader(file)] == ["1", "2", "3"]
@@ -142,3 +145,56 @@ def test_the_later_row_of_an_epoch_counts() -> None:
 @pytest.mark.parametrize("content", ["", "\n", "epoch\n", "a\0b\n1\n", '"epoch\n1\n2', "\n\n\n"])
 def test_files_without_rows(content: str) -> None:
     assert len(parse_metrics(content)) == 0
+
+
+def step_row(step: int, **more: float | None) -> StepRow:
+    return StepRow(epoch=1, step=step, time_s=0.1 * step, samples=8 * step, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Path:
+    path = tmp_path / "steps.csv"
+    start_table(path, 0, table=STEPS)
+    for step in (1, 10, 20):
+        append_rows(path, [cells_of(step_row(step, train_loss=1 / step))], table=STEPS)
+    return path
+
+
+def test_the_columns_within_an_epoch_are_the_contract(steps: Path) -> None:
+    header = steps.read_text().splitlines()[0]
+    assert header == (
+        "epoch,step,time_s,samples,train_loss,train_accuracy,lr,images_per_s,exposed_comm,waiting"
+    )
+    assert parse_metrics(steps.read_text(), STEPS).column("train_loss") == (1.0, 0.1, 0.05)
+
+
+def test_rows_within_an_epoch_are_kept_by_their_steps(steps: Path) -> None:
+    before = steps.read_text().splitlines()
+    start_table(steps, 19, table=STEPS)
+    assert steps.read_text().splitlines() == before[:3]
+
+
+@pytest.mark.parametrize("how", [*_DAMAGED, "gone"])
+def test_a_damaged_table_of_steps_goes_on_with_what_is_whole(steps: Path, how: str) -> None:
+    before = steps.read_bytes()
+    if how == "gone":
+        steps.unlink()
+    else:
+        steps.write_bytes(_DAMAGED[how](before.replace(b"\n1,10,", b"\n2,20,")))
+    start_table(steps, 20, table=STEPS)
+    append_rows(steps, [cells_of(step_row(30))], table=STEPS)
+    found = read_table(steps, STEPS)
+    assert found[-1]["step"] == "30"
+    assert all(row.keys() == set(STEPS.columns) for row in found)
+    assert len({row["step"] for row in found}) == len(found)
+
+
+def test_a_table_grows_no_larger_than_it_can_be_read(
+    steps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = steps.read_bytes()
+    monkeypatch.setattr(metrics_table, "TABLE_MAX_BYTES", len(before) + 10)
+    with pytest.raises(OSError, match="File too large"):
+        append_rows(steps, [cells_of(step_row(30))], table=STEPS)
+    assert steps.read_bytes() == before
+    assert len(read_table(steps, STEPS)) == 3

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,7 @@ def test_a_launcher_killed_between_the_table_and_run_json_is_in_nobodys_way(tmp_
     run.create()
     with run.lock():
         run.metrics_csv.write_text(_HEADER)
+        run.steps_csv.write_text(_HEADER)
     run.create()
 
 
@@ -253,3 +255,34 @@ def test_what_killed_writers_have_left_is_removed_and_nothing_else(tmp_path: Pat
         left[2].touch()  # a worker was killed, and another took its place
     assert [path for path in left if path.exists()] == []
     assert [path for path in kept if not path.exists()] == []
+
+
+def test_names_of_runs_that_begin_at_once_differ(tmp_path: Path) -> None:
+    usual = RunDirectory(tmp_path / "runs" / "digits-20260302-101500")
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: usual.claim(), range(8)))
+    names = sorted(run.path.name.removeprefix(usual.path.name) for run in made)
+    assert names == ["", "-2", "-3", "-4", "-5", "-6", "-7", "-8"]
+    for run in made:
+        run.create()  # nothing is in the way
+
+
+def test_what_was_claimed_is_found_again_by_its_starter_alone(tmp_path: Path) -> None:
+    usual = RunDirectory(tmp_path / "run")
+    first, second = usual.claim("process 7 on a"), usual.claim("process 7 on b")
+    assert second.path.name == "run-2"
+    assert usual.claimed_by("process 7 on a") == first
+    assert usual.claim("process 7 on b", again=True) == second
+    assert usual.claimed_by("process 8 on a") is None
+    assert usual.claim("process 8 on a", again=True).path.name == "run-3"
+    third = usual.claim("process 7 on a")  # the same shell once more
+    assert (third.path.name, usual.claimed_by("process 7 on a")) == ("run-4", third)
+    third.create()
+    third.discard()
+    assert not third.path.exists()
+
+
+def test_a_place_where_none_can_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(UsageError, match=r"runs/x can't be written .*--run-dir"):
+        RunDirectory(tmp_path / "runs" / "x").claim()

@@ -159,6 +159,9 @@ class RecordingConsole(Console):
     def warn(self, line: str) -> None:
         self.lines.append(line)
 
+    def is_due(self) -> bool:
+        return True
+
     def advance(self, advance: Advance) -> None:
         self.losses.append(advance.loss)
 

@@ -30,7 +30,7 @@ def epoch(run: RunDirectory, number: int, loss: float) -> None:
 
 
 def step(run: RunDirectory, number: int, loss: float) -> None:
-    with (run.path / "steps.csv").open("a") as file:
+    with run.steps_csv.open("a") as file:
         file.write(f"{(number + 3) // 4},{number},{number}.25,{64 * number},{loss},0.1\n")
 
 
@@ -38,7 +38,7 @@ def truncate(run: RunDirectory, *, epochs: int, steps: int) -> None:
     """What a resumed training leaves of the tables."""
     for path, header, kept in (
         (run.metrics_csv, HEADER, epochs),
-        (run.path / "steps.csv", STEPS_HEADER, steps),
+        (run.steps_csv, STEPS_HEADER, steps),
     ):
         lines = path.read_text().splitlines()[1 : kept + 1] if path.exists() else []
         replaced = path.with_suffix(".new")

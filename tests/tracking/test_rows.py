@@ -18,7 +18,7 @@ def test_rows_come_once_in_order_of_steps(tmp_path: Path) -> None:
         "progress/time_s": 2.25,
         "progress/samples": 128.0,
         "train/loss": 0.9,
-        "lr": 0.1,
+        "train/lr": 0.1,
     }
     # The mean of an epoch is another curve than that of its steps; validation has one alone.
     assert first[2].figures["epoch/train_loss"] == 0.85
@@ -32,17 +32,17 @@ def test_rows_come_once_in_order_of_steps(tmp_path: Path) -> None:
 
 def test_without_steps_epochs_have_the_usual_tags(tmp_path: Path) -> None:
     run = begun(tmp_path)
-    (run.path / "steps.csv").unlink()  # as of a run of before
+    run.steps_csv.unlink()  # as of a run of before
     epoch(run, 1, 0.85)
     (row,) = NewRows(run, Cursor()).read()
     assert row.figures["train/loss"] == 0.85
-    assert row.figures["lr"] == 0.1
+    assert row.figures["train/lr"] == 0.1
 
 
 def test_a_row_that_is_being_written_comes_when_it_is_whole(tmp_path: Path) -> None:
     run = begun(tmp_path)
     rows = NewRows(run, Cursor())
-    with (run.path / "steps.csv").open("a") as file:
+    with run.steps_csv.open("a") as file:
         file.write("1,2,2.25,128,0.")
         file.flush()
         assert rows.read() == []
@@ -53,10 +53,11 @@ def test_a_row_that_is_being_written_comes_when_it_is_whole(tmp_path: Path) -> N
 
 def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
     run = begun(tmp_path)
+    step(run, 2, 0.9)
     with run.metrics_csv.open("a") as file:
         file.write("1,4,1.5,nan,,0.1,x\nx,8,2.5,1,1,1,1\n")
-    (row,) = NewRows(run, Cursor()).read()
-    assert row.figures == {"progress/epoch": 1.0, "progress/time_s": 1.5, "lr": 0.1}
+    (_, row) = NewRows(run, Cursor()).read()
+    assert row.figures == {"progress/epoch": 1.0, "progress/time_s": 1.5, "epoch/lr": 0.1}
 
 
 def test_steps_that_are_trained_again_are_left_out(tmp_path: Path) -> None:

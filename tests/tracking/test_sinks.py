@@ -123,7 +123,7 @@ def test_a_training_is_tracked_and_sent_elsewhere_afterwards(site: Path, tmp_pat
     sent = ["--tracker", "jsonl", "--epochs", "1"]
     done = paceline("train", "digits", *words, *sent, cwd=tmp_path)
     assert done.returncode == ExitCode.DONE, done.stderr
-    assert f"jsonl: {tmp_path}/run/jsonl/run.jsonl" in done.stdout
+    assert f"jsonl: {tmp_path}/run/jsonl/run.jsonl" in done.stderr
     found = TRACKERS["jsonl"].read(tmp_path, "run")
     assert [step for step, _ in found.points["val/loss"]] == [23]
     assert found.endings == ["finished"]
@@ -147,8 +147,8 @@ def test_a_tracker_that_nobody_reaches_stops_nothing_and_gets_no_secret_written_
         until(lambda: run.tracker_log.exists() and "refused" in run.tracker_log.read_text(), 60.0)
         ended(run)
     shown = capfd.readouterr()
-    assert "mlflow: " in shown.out
-    assert "It is tried again" in shown.out
+    assert "mlflow: " in shown.err
+    assert "It is tried again" in shown.err
     assert f"Send the rest later: paceline track {run.path} --tracker mlflow" in shown.err
     texts = [path.read_text(errors="replace") for path in run.path.rglob("*") if path.is_file()]
     assert not any("hunter22" in text for text in [*texts, shown.out, shown.err])

@@ -1,6 +1,7 @@
 import pytest
 
 from paceline.errors import UsageError
+from paceline.launch.restart_policy import Policy, StopGrace
 from paceline.options.fields import OptionValue
 from paceline.recipes.registry import BUILT_IN
 from paceline.training.config import TrainConfig, merge, training_options
@@ -100,15 +101,12 @@ def test_values_out_of_range(settings: dict[str, OptionValue], message: str) -> 
 
 def test_the_policy_of_a_launch_has_what_was_given() -> None:
     usual = TrainConfig().policy()
-    assert (usual.max_restarts, usual.stop_s) == (3, 3.5)
+    assert (usual.max_restarts, usual.stop) == (3, StopGrace(least_s=3.5, most_s=120.0))
     given = TrainConfig.from_settings(
         {"max_restarts": 1, "stop_grace_s": 20.0, "hang_after_s": 0.0}
     )
-    assert (given.policy().max_restarts, given.policy().stop_s, given.policy().hang) == (
-        1,
-        20.0,
-        None,
-    )
+    assert given.policy() == Policy(max_restarts=1, stop=StopGrace(least_s=20.0, most_s=20.0))
+    assert TrainConfig().stop_grace(least_s=60.0) == StopGrace(least_s=60.0, most_s=120.0)
 
 
 @pytest.mark.parametrize(

@@ -25,15 +25,22 @@ class SnapshotWriter:
     Used by the one worker that writes, from one thread. A failed write never stops the training.
     """
 
-    def __init__(self, store: SnapshotStore, report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        store: SnapshotStore,
+        report: Callable[[str], None],
+        took: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
         """Start nothing yet: the thread starts with the first snapshot.
 
         Args:
             store: Where snapshots are published.
             report: Called with one line per failed write, on the writer's thread.
+            took: Called with the seconds of each that is written, on the writer's thread.
         """
         self._store = store
         self._report = report
+        self._took = took
         self._memory: HostTensors | None = None
         self._in_flight: Future[None] | None = None
         self._failures: list[str] = []
@@ -165,8 +172,10 @@ class SnapshotWriter:
             self._report(message)
 
     def _publish_now(self, host: HostSnapshot, best: bool) -> None:
+        began_s = time.monotonic()
         self._store.publish_host(host, best=best)
         self._unsaved = None
+        self._took(time.monotonic() - began_s)
         self._written += 1
 
     def _explain(self, host: HostSnapshot, error: OSError) -> str:

@@ -39,6 +39,9 @@ COMMANDS: Mapping[str, Command] = {
         "paceline.cli.predict", "Predict how a training would scale on hosts not yet there."
     ),
     "resume": Command("paceline.cli.resume", "Resume a training that was stopped."),
+    "runs": Command("paceline.cli.runs", "List runs: state, best result, speed, when.", True),
+    "compare": Command("paceline.cli.compare", "Show runs side by side, and what differs.", True),
+    "label": Command("paceline.cli.label", "Change a run's name, tags and note."),
     "track": Command("paceline.cli.track", "Send a run to W&B, MLflow or another tracker."),
     "workers": Command("paceline.cli.workers", "Show a running training's workers, live.", True),
     "evaluate": Command(
@@ -68,7 +71,9 @@ def prints_its_result(tokens: Sequence[str]) -> bool:
         tokens: Of the command line, after `paceline`.
     """
     command = COMMANDS.get(tokens[0]) if tokens else None
-    return command is None or command.prints_its_result or "--help" in tokens
+    return (
+        command is None or command.prints_its_result or "--help" in tokens or "--help-all" in tokens
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

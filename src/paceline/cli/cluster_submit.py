@@ -1,7 +1,8 @@
 """Options that send a training elsewhere: to hosts by ssh, or to a cluster that starts it."""
 
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,11 @@ from paceline.launch.ssh.options import HostsOptions
 from paceline.options.command_line import flag
 from paceline.options.durations import parse_duration_s
 from paceline.options.fields import OptionField, OptionValue, option_fields
-from paceline.training.config import TrainConfig
+from paceline.results.run_directory import usual_name
+from paceline.training.config import TrainConfig, training_options
+
+_SHARED = ("tag",)
+"""Options of the training that a launcher may have as well: tags of its service."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +43,7 @@ class ClusterChoice:
         if on in launchers() and self.hosts.named:
             raise UsageError(f"--on {on} and --hosts can't be combined")
         useful = {field.name for field in fields(HostsOptions)} if self.hosts.named else set()
+        useful |= {"dry_run"}
         if on in launchers():
             useful = {field.name for field in fields(ClusterOptions)}
             useful |= {option.name for option in _own_options(on)}
@@ -45,14 +51,35 @@ class ClusterChoice:
             if name not in useful:
                 raise UsageError(f"{flag(name)} has no effect without {_needed(name)}")
 
+    def plans_alone(self, on: str) -> bool:
+        """Tell whether `--dry-run` was given for a training that no cluster is to start.
+
+        Args:
+            on: `--on`.
+        """
+        return self.cluster.dry_run and on not in launchers()
+
 
 @cache
 def cluster_options() -> tuple[OptionField, ...]:
-    """List the options, by heading."""
+    """List the options, by heading.
+
+    Raises:
+        UsageError: Another package's launcher has an option whose name is taken.
+    """
     listed = [*option_fields(HostsOptions, "Hosts"), *option_fields(ClusterOptions, "Cluster")]
     for kind in launchers():
-        listed += _own_options(kind)
-    return tuple(listed)
+        taken = {*training_options(), *(option.name for option in listed)}
+        for option in _own_options(kind):
+            if option.name in taken:
+                raise UsageError(
+                    f"the launcher {kind!r} has the option {flag(option.name)}, a name that is "
+                    "taken: uninstall its package"
+                )
+            listed.append(option)
+    hidden = {option.name: replace(option, is_basic=False) for option in listed}
+    hidden["dry_run"] = replace(hidden["dry_run"], is_basic=True, group="Output")  # for all
+    return tuple(hidden.values())
 
 
 def take_cluster_choice(given: dict[str, OptionValue]) -> ClusterChoice:
@@ -103,21 +130,27 @@ def submit(
     )
     entry = launchers()[config.launch.on]
     own = entry.options_class()
-    return launch(entry.make(own(**_of(own, elsewhere.given))), job)
+    # A service's tags have values: the others are the run's alone.
+    shared = {"tag": tuple(tag for tag in config.metrics.tag if "=" in tag)}
+    return launch(entry.make(own(**_of(own, {**elsewhere.given, **shared}))), job)
 
 
 def run_dir_there(name: str) -> str:
     """Name a run directory for a training elsewhere: below the working directory that it has there.
 
+    What is there can't be seen from here: four random digits make the name one of its own.
+
     Args:
-        name: Of the training, fit for a directory's name.
+        name: Of the training.
     """
-    return f"runs/{name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    return f"runs/{usual_name(name, datetime.now())}-{secrets.token_hex(2)}"
 
 
 def _own_options(kind: str) -> tuple[OptionField, ...]:
+    """List a launcher's options, without those that it shares with the training."""
     entry = launchers()[kind]
-    return option_fields(entry.options_class(), entry.heading)
+    listed = option_fields(entry.options_class(), entry.heading)
+    return tuple(option for option in listed if option.name not in _SHARED)
 
 
 def _of(component: type, given: Mapping[str, OptionValue]) -> dict[str, OptionValue]:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.train import RUN_DIR, parse_recipe_options
+from paceline.cli.train import RUN_DIR, read_recipe_options
 from paceline.distributed.environment import surroundings
 from paceline.distributed.options import DistOptions
 from paceline.errors import ExitCode, UsageError
@@ -78,7 +78,7 @@ def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     named = tokens[0] if tokens and not tokens[0].startswith("-") else None
     if named is None and wants_help(tokens):
-        show_help(_COMMAND, _ABOUT, [*_OPTIONS, *_training()])
+        show_help(_COMMAND, _ABOUT, [*_OPTIONS, *_training()], tokens)
     request = _read(tokens) if named is None else _read_recipe(named, tokens[1:])
     hosts = request.hosts_options()
     if request.given.get("here"):
@@ -101,7 +101,7 @@ def _read(tokens: Sequence[str]) -> _DoctorRequest:
 
 def _read_recipe(name: str, tokens: Sequence[str]) -> _DoctorRequest:
     recipe = load_recipe(reference_of(name))
-    given = parse_recipe_options(command_line("doctor", name), recipe, tokens, _OPTIONS)
+    given = read_recipe_options(command_line("doctor", name), recipe, tokens, _OPTIONS).values
     settings = {n: v for n, v in given.items() if n in training_options()}
     config = TrainConfig.from_settings(merge(settings, recipe.settings))
     return _DoctorRequest(given=given, config=config, recipe=_data_of(name, recipe, given, config))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from paceline.errors import ExitCode
 from paceline.options.command_line import (
+    ema_option,
     note,
     read_command,
     snapshot_option,
@@ -15,6 +16,7 @@ from paceline.results.run_directory import RunDirectory
 
 _OPTIONS = (
     snapshot_option("Export"),
+    ema_option("Export"),
     OptionField(
         name="overwrite",
         annotation=bool,
@@ -44,9 +46,13 @@ def main(tokens: Sequence[str]) -> int:
     from paceline.checkpoint.export import export_weights
     from paceline.checkpoint.format import read_snapshot
     from paceline.training.evaluation.evaluate_run import find_snapshot
+    from paceline.training.snapshots.model_weights import evaluated_weights
 
     path = find_snapshot(run, str(given.get("snapshot", "best")), note)
-    tensors = read_snapshot(path).tensors["model"]
+    held = read_snapshot(path).tensors
+    ema = "ema" in held and bool(given.get("ema", True))
+    tensors = evaluated_weights(held) if ema else held["model"]
     export_weights(tensors, Path(file).expanduser(), overwrite=bool(given.get("overwrite")))
-    print(printable(f"{len(tensors)} tensors of {path.name} written to {file}"))
+    which = " (moving average of the weights)" if ema else ""
+    print(printable(f"{len(tensors)} tensors of {path.name}{which} written to {file}"))
     return ExitCode.DONE

@@ -1,16 +1,28 @@
-"""`paceline resume RUN_DIR`: resumes exactly where a training stopped, in mid-epoch as well."""
+"""`paceline resume [RUN_DIR]`: resumes exactly where a training stopped, also in mid-epoch."""
 
 import shlex
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NoReturn
 
 from paceline.cli.cluster_submit import ClusterChoice, cluster_options, submit, take_cluster_choice
-from paceline.cli.train import file_name, parse_recipe_options
-from paceline.errors import UsageError
+from paceline.cli.dry_run import show_plan
+from paceline.cli.output import ALL_IS_SAID, TRAIN_OUTPUT, Output
+from paceline.cli.train import file_name, read_recipe_options
+from paceline.distributed.environment import detect_launchers, surroundings
+from paceline.errors import ExitCode, UsageError
 from paceline.gradient_sync.options import without_other_methods
 from paceline.launch.registry import launchers
-from paceline.options.command_line import parse_options, show_help, take_word, wants_help, words
+from paceline.options.command_line import (
+    note,
+    parse_options,
+    show_help,
+    wants_help,
+    with_defaults,
+    words,
+)
+from paceline.options.config_file import CONFIG
 from paceline.options.fields import OptionField, OptionValue
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.placement import choose_place
@@ -31,26 +43,35 @@ _ALLOW = OptionField(
 )
 
 _ABOUT = (
-    "Resume exactly where a training stopped, in the middle of an epoch as well. Options are the "
-    "run's own; those that change what is trained need --allow-change."
+    "Resume exactly where a training stopped, in the middle of an epoch as well: without RUN_DIR, "
+    "the newest below runs/ that isn't finished. Options are the run's own; those that change what "
+    "is trained need --allow-change."
 )
+_USAGE = "paceline resume [RUN_DIR] [OPTIONS]"
+_RUNS = Path("runs")
 
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     if wants_help(tokens):
-        options = [*training_options().values(), _ALLOW, *cluster_options()]
-        show_help("paceline resume RUN_DIR", _ABOUT, options)
-    where, rest = take_word(tokens, "paceline resume RUN_DIR", "the run directory")
+        _show_help(tokens)
+    if not tokens or tokens[0].startswith("-"):
+        tokens = (_newest_unfinished(tokens), *tokens)
+    where, rest = tokens[0], tokens[1:]
     run = RunDirectory.named(where)
     past = PreviousRun.read(run)
     if past.kind == "script":
         return _resume_script(run, past, where, rest)
     recipe = load_recipe(past.reference)
     # What may be said anew, compared with what the training began with.
-    given = parse_recipe_options(
-        shlex.join(("paceline", "resume", where)), recipe, rest, [_ALLOW, *cluster_options()]
-    )
+    command = shlex.join(("paceline", "resume", where))
+    own_options = [_ALLOW, CONFIG, *TRAIN_OUTPUT, *cluster_options()]
+    found = read_recipe_options(command, recipe, rest, own_options)
+    given = found.values
+    given.pop("config", None)
+    output = Output.take(given)
+    if output.quiet:
+        given.setdefault("progress", "off")
     choice, allowed = take_cluster_choice(given), _names(given.pop("allow_change", ()))
     given = recipe.with_absolute_paths(given)
     settings, arguments = past.changed(given, allowed, recipe.path_arguments())
@@ -69,7 +90,69 @@ def main(tokens: Sequence[str]) -> int:
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     paths = tuple(sorted(recipe.paths_among(arguments)))
-    return _resume(request, config, past, choice, given, allowed, paths)
+    plans = choice.plans_alone(config.launch.on)
+    output.tell_settings(
+        request, dict.fromkeys(settings, "run") | dict(found.sources), dry_run=plans
+    )
+    return _resume(request, config, past, choice, given, allowed, paths, output)
+
+
+def _show_help(tokens: Sequence[str]) -> NoReturn:
+    """Show the options, with a run's values as their defaults where one is named."""
+    named = [token for token in tokens if not wants_help((token,))][:1]
+    if not named or named[0].startswith("-"):
+        options = [*training_options().values(), _ALLOW, CONFIG, *TRAIN_OUTPUT, *cluster_options()]
+        show_help(_USAGE, _ABOUT, options, tokens)
+    past = PreviousRun.read(RunDirectory.named(named[0]))
+    if past.kind == "script":
+        from paceline.runtime.script_options import script_options
+
+        known, arguments = script_options(), {}
+    else:
+        known = training_options()
+        arguments = {option.name: option for option in load_recipe(past.reference).arguments()}
+    own = with_defaults(known, {**past.settings, "workers": past.world_size})
+    if past.kind == "recipe":
+        own += TRAIN_OUTPUT
+    own += [_ALLOW, CONFIG, *cluster_options()]
+    options = [*with_defaults(arguments, past.arguments), *own]
+    about = f"{_ABOUT} The defaults shown are those of the run."
+    show_help(shlex.join(("paceline", "resume", named[0])), about, options, tokens)
+
+
+def _newest_unfinished(tokens: Sequence[str]) -> str:
+    """Find the run to resume where none was named, and say which. Returns its path.
+
+    Args:
+        tokens: The command line's options.
+
+    Raises:
+        UsageError: There is none, it is running, or other workers might find another one.
+    """
+    from paceline.report.runs.listing import list_runs, newest_unfinished
+
+    found = detect_launchers(surroundings())
+    apart = any(placement.world_size > 1 for placement in found.workers)
+    apart = apart or (found.node is not None and found.node.nodes > 1)
+    if apart or any(token.partition("=")[0] == "--rank" for token in tokens):
+        raise UsageError(
+            "name the run directory: of several workers or nodes that are started one by one each "
+            "might find another one. Usage: paceline resume RUN_DIR [options]"
+        )
+    newest = newest_unfinished(list_runs(_RUNS.absolute()).entries)
+    if newest is None:
+        raise UsageError(
+            f"no run below {_RUNS.absolute()} is unfinished. Name a run directory: "
+            "paceline resume RUN_DIR; `paceline runs` lists them"
+        )
+    where = str(_RUNS / newest.label)
+    if newest.state == "running":
+        raise UsageError(
+            f"{where}, the newest that isn't finished, is still running. To resume another "
+            "one, name it: paceline resume RUN_DIR"
+        )
+    note(f"Resuming {where}")
+    return where
 
 
 def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Sequence[str]) -> int:
@@ -82,8 +165,9 @@ def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Seq
             "the script's own arguments are those that the training began with; they can't be "
             "given anew: " + (" ".join(past.script_args) or "none")
         )
-    options = [*script_options().values(), _ALLOW, *cluster_options()]
+    options = [*script_options().values(), _ALLOW, CONFIG, *cluster_options()]
     given = parse_options(shlex.join(("paceline", "resume", where)), _ABOUT, tokens, options)
+    given.pop("config", None)
     choice, allowed = take_cluster_choice(given), _names(given.pop("allow_change", ()))
     past.changed(given, allowed)  # refuses
     # What the script itself says it will say again.
@@ -115,23 +199,39 @@ def _resume(
     given: Mapping[str, OptionValue],
     allowed: Sequence[str],
     paths: tuple[str, ...] = (),
+    output: Output = ALL_IS_SAID,
 ) -> int:
     """Resume a training here, on hosts, or on a cluster that sees its run directory."""
     run = RunDirectory.named(request.run_dir)
     if config.launch.on in launchers():
+        output.refuse_json(config.launch.on)
         sent = {n: v for n, v in given.items() if n != "on"}
         sent |= {"allow_change": tuple(allowed)} if allowed else {}
         command = ("paceline", "resume", str(run.path), *words(sent))
         return submit(choice, config, command, file_name(run.path.name), str(run.path))
     # Here or on hosts; options for clusters have no meaning then.
     choice.check(config.launch.on)
-    place = choose_place(config, usual_workers=past.world_size, hosts=choice.hosts)
-    launch = Launch(request=request, config=config, run=run, place=place, is_new=False, paths=paths)
+    with output.apart():
+        place = choose_place(config, usual_workers=past.world_size, hosts=choice.hosts)
+        launch = Launch(
+            request=request,
+            config=config,
+            run=run,
+            place=place,
+            is_new=False,
+            paths=paths,
+            quiet=output.quiet,
+        )
+        if choice.plans_alone(config.launch.on):
+            return show_plan(launch) if place.rank == 0 else ExitCode.DONE
+        if place.rank == 0:
+            warn_of_no_effect(place, given)
+            alone = place.hosts is None and not place.started_apart
+            _say_what_is_gone(run, run.newest_step(), alone=alone)
+        code = start(launch)
     if place.rank == 0:
-        warn_of_no_effect(place, given)
-        alone = place.hosts is None and not place.started_apart
-        _say_what_is_gone(run, run.newest_step(), alone=alone)
-    return start(launch)
+        output.tell_end(run, code)
+    return code
 
 
 def _names(allowed: object) -> list[str]:

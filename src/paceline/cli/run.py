@@ -2,18 +2,21 @@
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline.cli.cluster_submit import cluster_options, take_cluster_choice
-from paceline.cli.train import RUN_DIR, begin
-from paceline.errors import UsageError
+from paceline.cli.output import ALL_IS_SAID
+from paceline.cli.train import RUN_DIR, begin, print_config
+from paceline.errors import ExitCode, UsageError
 from paceline.options.command_line import (
-    parse_options,
     part_script_args,
+    read_options,
     show_help,
     wants_help,
 )
+from paceline.options.config_file import CONFIG, PRINT_CONFIG
 from paceline.training.config import TrainConfig, TrainRequest
 
 _USAGE = "paceline run SCRIPT.py [options] [-- the script's own arguments]"
@@ -29,13 +32,17 @@ def main(tokens: Sequence[str]) -> int:
     from paceline.runtime.script_options import script_options
 
     own, arguments = part_script_args(tokens)
-    options = [*script_options().values(), RUN_DIR, *cluster_options()]
+    run_dir = replace(RUN_DIR, aliases=())  # as `script_options` has it
+    options = [*script_options().values(), run_dir, CONFIG, PRINT_CONFIG, *cluster_options()]
     if wants_help(own):
-        show_help(_USAGE, _ABOUT, options)
+        show_help(_USAGE, _ABOUT, options, own)
     script, own = _take_script(own)
     command = shlex.join(("paceline", "run", script))
     hint = f". Arguments of the script itself come after --: {command} -- ..."
-    given = parse_options(command, _ABOUT, own, options, hint)
+    found = read_options(command, _ABOUT, own, options, hint)
+    given = found.values
+    given.pop("config", None)
+    prints = given.pop("print_config", False)
     choice, where = take_cluster_choice(given), given.pop("run_dir", None)
     request = TrainRequest(
         kind="script",
@@ -49,7 +56,13 @@ def main(tokens: Sequence[str]) -> int:
         command=("paceline", "run", *tokens),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    return begin(script, request, TrainConfig.from_settings(given), choice, given, where)
+    if prints:
+        print_config(request)
+        return ExitCode.DONE
+    config = TrainConfig.from_settings(given)
+    plans = choice.plans_alone(config.launch.on)
+    ALL_IS_SAID.tell_settings(request, found.sources, dry_run=plans)
+    return begin(script, request, config, choice, given, where)
 
 
 def _take_script(tokens: Sequence[str]) -> tuple[str, Sequence[str]]:

@@ -31,7 +31,7 @@ from paceline.scaling.table import as_text
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     if wants_help(tokens) and (not tokens or tokens[0].startswith("-")):
-        show_help(USAGE, ABOUT, listed_options(None, is_script=True))
+        show_help(USAGE, ABOUT, listed_options(None, is_script=True), tokens)
     return _in_its_directory(read(tokens))
 
 

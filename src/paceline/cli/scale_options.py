@@ -22,6 +22,7 @@ from paceline.options.command_line import (
     wants_help,
 )
 from paceline.options.command_line import with_defaults as shown_with
+from paceline.options.config_file import CONFIG
 from paceline.options.fields import OptionField, OptionValue, option_fields
 from paceline.options.shell import command_line
 from paceline.recipes.registry import reference_of
@@ -63,8 +64,11 @@ _NOT_OURS = {
     "world_size",
     "local_rank",
     "init_method",
+    "name",
+    "tag",
+    "note",
 }
-"""Options of training that the study settles."""
+"""Options of training that the study settles, or that name a run."""
 _HOSTS = tuple(o for o in option_fields(HostsOptions, "Hosts") if o.name != "min_hosts")
 _BATCHES = {"weak": "batch_per_worker", "strong": "global_batch"}
 
@@ -98,7 +102,7 @@ def read(tokens: Sequence[str]) -> ScaleRequest:
     recipe = None if is_script else load_recipe(reference_of(target))
     listed, command = listed_options(recipe, is_script=is_script), command_line("scale", target)
     if wants_help(own):
-        show_help(command, ABOUT, listed)
+        show_help(command, ABOUT, listed, own)
     if is_script and not Path(target).expanduser().is_file():
         raise UsageError(f"there is no file {target}")
     if script_args and not is_script:
@@ -106,6 +110,7 @@ def read(tokens: Sequence[str]) -> ScaleRequest:
     if any(word == "--sync" or word.startswith("--sync=") for word in own):
         raise UsageError("say --methods, such as allreduce,local: several can be measured")
     given = parse_options(command, ABOUT, own, listed)
+    given.pop("config", None)
     study = {f.name: given.pop(f.name) for f in fields(ScaleOptions) if f.name in given}
     options = ScaleOptions(**study)  # type: ignore[arg-type]  # checked by parsing
     return _build_request(tuple(tokens), target, options, given, recipe, script_args)
@@ -122,8 +127,8 @@ def listed_options(recipe: Recipe | None, *, is_script: bool) -> list[OptionFiel
     every = script_options() if is_script else training_options()
     options = {name: option for name, option in every.items() if name not in _NOT_OURS}
     if recipe is None:
-        return [*study, *_HOSTS, *options.values()]
-    return [*study, *_HOSTS, *recipe.arguments(), *shown_with(options, recipe.settings)]
+        return [*study, CONFIG, *_HOSTS, *options.values()]
+    return [*study, CONFIG, *_HOSTS, *recipe.arguments(), *shown_with(options, recipe.settings)]
 
 
 def _build_request(

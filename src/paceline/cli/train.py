@@ -12,9 +12,19 @@ from paceline.cli.cluster_submit import (
     submit,
     take_cluster_choice,
 )
-from paceline.errors import UsageError
+from paceline.cli.dry_run import show_plan
+from paceline.cli.output import ALL_IS_SAID, TRAIN_OUTPUT, Output
+from paceline.errors import ExitCode, UsageError
 from paceline.launch.registry import launchers
-from paceline.options.command_line import parse_options, with_defaults, words
+from paceline.options.command_line import (
+    GivenOptions,
+    flag,
+    read_options,
+    wants_help,
+    with_defaults,
+    words,
+)
+from paceline.options.config_file import CONFIG, PRINT_CONFIG, as_toml, read_config
 from paceline.options.fields import OptionField, OptionValue
 from paceline.recipes.registry import DEFAULT, reference_of
 from paceline.results.run_directory import RunDirectory
@@ -30,26 +40,38 @@ RUN_DIR = OptionField(
     annotation=str | None,
     default=None,
     help="Directory that the training leaves behind; must be new or empty. "
-    "Default: runs/RECIPE-TIME.",
+    "Default: runs/NAME-TIME, where NAME is --name or the recipe's.",
     group="Output",
+    aliases=("output_dir",),
 )
 
+_WHICH = (
+    "RECIPE is one that `paceline recipes` lists, or FILE.py:FUNCTION of your own. Without one:"
+)
 _ENVIRONMENT = "An option can also be given in the environment: PACELINE_EPOCHS for --epochs."
 
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    name, rest = (DEFAULT, tokens) if not tokens or tokens[0].startswith("-") else split(tokens)
+    is_named = bool(tokens) and not tokens[0].startswith("-")
+    name, rest = split(tokens) if is_named else (recipe_in_config(tokens) or DEFAULT, tokens)
     reference = reference_of(name)
     recipe = load_recipe(reference)
-    given = parse_recipe_options(
-        f"paceline train {name}", recipe, rest, [RUN_DIR, *cluster_options()]
-    )
+    command, which = f"paceline train {name}", ""
+    if not is_named and wants_help(rest):
+        command, which = "paceline train RECIPE", _WHICH
+    own_options = [RUN_DIR, CONFIG, PRINT_CONFIG, *TRAIN_OUTPUT, *cluster_options()]
+    found = read_recipe_options(command, recipe, rest, own_options, which)
+    given, sources = found.values, found.sources
+    given.pop("config", None)
+    output, prints = Output.take(given), given.pop("print_config", False)
     # Separate what is the command's, the recipe's and the training's own.
     choice, where = take_cluster_choice(given), given.pop("run_dir", None)
     own = {argument.name for argument in recipe.arguments()}
     arguments = recipe.resolved({n: v for n, v in given.items() if n in own})
     options = {n: v for n, v in given.items() if n not in own}
+    if output.quiet:
+        options.setdefault("progress", "off")
     settings = merge(options, recipe.settings)
     config = TrainConfig.from_settings(settings)
     refuse_idle(config, options)
@@ -63,8 +85,13 @@ def main(tokens: Sequence[str]) -> int:
         command=("paceline", "train", *tokens),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+    if prints:
+        print_config(request)
+        return ExitCode.DONE
+    plans = choice.plans_alone(config.launch.on)
+    output.tell_settings(request, sources, dry_run=plans)
     paths = tuple(sorted(recipe.paths_among(arguments)))
-    return begin(name, request, config, choice, given, where, paths)
+    return begin(name, request, config, choice, given, where, paths, output)
 
 
 def begin(
@@ -75,6 +102,7 @@ def begin(
     given: Mapping[str, OptionValue],
     where: OptionValue,
     paths: tuple[str, ...] = (),
+    output: Output = ALL_IS_SAID,
 ) -> int:
     """Begin a new training here, on hosts, or on a cluster. Returns the exit code.
 
@@ -86,24 +114,28 @@ def begin(
         given: Options and arguments that a cluster's nodes are given as well.
         where: The run directory; None for one with the training's name.
         paths: Names of the recipe's arguments that are paths.
+        output: How much is said, and where.
     """
     is_script = request.kind == "script"
     name = file_name(Path(target).stem if is_script else target)
+    of_run = config.metrics.name or name
     if config.launch.on in launchers():
-        run_dir = str(where or run_dir_there(name))
+        output.refuse_json(config.launch.on)
+        run_dir = str(where or run_dir_there(of_run))
         sent = words({n: v for n, v in given.items() if n != "on"} | {"run_dir": run_dir})
         command = ("paceline", "run" if is_script else "train", target, *sent)
         after = ("--", *request.script_args) if is_script else ()
         return submit(choice, config, (*command, *after), name, run_dir)
     choice.check(config.launch.on)
-    place = choose_place(config, hosts=choice.hosts)
-    if place.rank == 0:
-        warn_of_no_effect(place, tuple(given))
-    run = RunDirectory.usual(name, place.started_at())
-    if where is not None:
-        run = RunDirectory.named(str(where))
-    return start(
-        Launch(
+    with output.apart():
+        place = choose_place(config, hosts=choice.hosts)
+        if place.rank == 0:
+            warn_of_no_effect(place, tuple(given))
+        run = RunDirectory.usual(of_run, place.started_at())
+        if where is not None:
+            run = RunDirectory.named(str(where))
+        runs = [run]
+        launch = Launch(
             request=replace(request, run_dir=str(run.path)),
             config=config,
             run=run,
@@ -111,8 +143,15 @@ def begin(
             is_new=True,
             is_named=where is not None,
             paths=paths,
+            quiet=output.quiet,
+            settled=runs.append,
         )
-    )
+        if choice.plans_alone(config.launch.on):
+            return show_plan(launch) if place.rank == 0 else ExitCode.DONE
+        code = start(launch)
+    if place.rank == 0:
+        output.tell_end(runs[-1], code)
+    return code
 
 
 def split(tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
@@ -120,10 +159,64 @@ def split(tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
     return tokens[0], tokens[1:]
 
 
-def parse_recipe_options(
-    command: str, recipe: Recipe, tokens: Sequence[str], extra: Sequence[OptionField]
-) -> dict[str, OptionValue]:
+def recipe_in_config(tokens: Sequence[str]) -> str | None:
+    """Give the recipe that the file behind `--config` names, if there is one.
+
+    Raises:
+        UsageError: The file can't be read, or is the `run.json` of a script.
+    """
+    if wants_help(tokens):
+        return None
+    for place, token in enumerate(tokens):
+        option, _, path = token.partition("=")
+        if option != flag(CONFIG.name):
+            continue
+        path = path or " ".join(tokens[place + 1 : place + 2])
+        return read_config(path).recipe if path else None
+    return None
+
+
+def print_config(request: TrainRequest) -> None:
+    """Print a training's settings as a file that `--config` takes.
+
+    Those that keep their defaults, and those that have no effect with the others, are comments.
+    """
+    config = TrainConfig.from_settings(request.settings)
+    print(f"# Settings of {request.recipe}; what is commented out is the default.")
+    if request.kind == "recipe":
+        print(as_toml("recipe", request.recipe))
+    for name, value in request.arguments.items():
+        print(as_toml(name, value))
+    for name, option in training_options().items():
+        value = config.settings()[name]
+        is_set = name in request.settings and (value != option.default or name in request.given)
+        mark = "" if is_set and _counts(config, name) else "# "
+        print(f"{mark}{as_toml(option.own_names[0], value)}")
+
+
+def _counts(config: TrainConfig, name: str) -> bool:
+    try:
+        refuse_idle(config, [name])
+    except UsageError:
+        return False
+    return True
+
+
+def read_recipe_options(
+    command: str,
+    recipe: Recipe,
+    tokens: Sequence[str],
+    extra: Sequence[OptionField],
+    which: str = "",
+) -> GivenOptions:
     """Read the options of training, the recipe's own arguments and those of the command.
+
+    Args:
+        command: As for `parse_options`.
+        recipe: Whose training it is.
+        tokens: The command line after the recipe.
+        extra: Options of the command.
+        which: What `--help` says before what it says of the recipe.
 
     Raises:
         UsageError: Something unknown, or a recipe's argument has an option's name.
@@ -131,15 +224,15 @@ def parse_recipe_options(
     """
     options = with_defaults(training_options(), recipe.settings)
     arguments = recipe.arguments()
-    taken = {option.name for option in (*options, *extra)}
+    taken = {name for option in (*options, *extra) for name in option.own_names}
     for argument in arguments:
         if argument.name in taken:
             raise UsageError(
                 f"recipe {recipe.name!r}: its argument {argument.name!r} is an option of every "
                 "training already; set its default with @paceline.recipe(...)"
             )
-    about = f"{recipe.summary} {_ENVIRONMENT}"
-    return parse_options(command, about, tokens, [*arguments, *options, *extra])
+    about = f"{which} {recipe.summary} {_ENVIRONMENT}".strip()
+    return read_options(command, about, tokens, [*arguments, *options, *extra])
 
 
 def file_name(name: str) -> str:

@@ -91,6 +91,7 @@ _OPTIONS = (
 _OWN = {option.name for option in _OPTIONS}
 _NOT_OURS = {"workers", "max_restarts", "on", "rank", "world_size", "local_rank", "init_method"}
 """Options of training that say where workers run: the verification does."""
+_NOT_OURS |= {"name", "tag", "note"}  # nothing is kept
 _TIMEOUT_S = 120.0
 _LAST_LINES = 20
 _REFUSALS = ("Permission denied", "os error 13")
@@ -114,7 +115,7 @@ class _VerifyRequest:
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     if wants_help(tokens) and (not tokens or tokens[0].startswith("-")):
-        show_help(_USAGE, _ABOUT, [*_OPTIONS, *_training_options()])
+        show_help(_USAGE, _ABOUT, [*_OPTIONS, *_training_options()], tokens)
     asked = _read(tokens)
     with scratch_directory() as place:
         return _verify(asked, place)
@@ -132,7 +133,7 @@ def _read(tokens: Sequence[str]) -> _VerifyRequest:
     listed = [*_OPTIONS, *_training_options(recipe)]
     command = command_line("verify", target)
     if wants_help(own):
-        show_help(command, _ABOUT, listed)
+        show_help(command, _ABOUT, listed, own)
     if script_args and not is_script:
         raise UsageError("arguments after -- are for a script; a recipe's are options like others")
     # Settings of the training, without those of this command.

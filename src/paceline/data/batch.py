@@ -16,18 +16,21 @@ _SEQUENCES = (tuple, list)
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """One worker's samples of one step, or a piece of them. Not frozen: one is made every step."""
+    """Samples of one part of a step, or a piece of them. Not frozen: one is made every step.
+
+    The part is what one worker has of the step, or with shards one of its shards.
+    """
 
     content: object
     """Tensors whose first dimension is samples, on the worker's device; in tuples, lists and
     dictionaries as the data set gives them. Usually the pair (inputs, targets)."""
     local: int
-    """Samples of this worker. 0 is possible (a short last batch on many workers): the content then
+    """Samples in it. 0 is possible (a short last batch on many workers): the content then
     holds one stand-in sample, so that the model can run, to be weighted with 0."""
     total: int
     """Samples in the global batch, over all workers. In evaluation: the same as `local`."""
     indices: Indices
-    """Indices of this worker's samples in the data set, (local,)."""
+    """Indices of the samples in the data set, (local,)."""
     last: bool = True
     """False for every piece of a step but its last."""
     part: int = 0

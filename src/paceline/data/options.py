@@ -1,6 +1,6 @@
 """Options of the data: how large a batch is, how it is read, how it is packed. Imports no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.errors import UsageError
@@ -14,9 +14,9 @@ DEFAULT_GLOBAL_BATCH = 64
 class DataOptions:
     """How samples become batches; the global batch is the contract, not the number of workers."""
 
-    global_batch: int | None = None
-    """Samples that one optimizer step sees, over all workers together. The default is the recipe's
-    own."""
+    global_batch: int | None = field(default=None, metadata={"aliases": ("batch_size",)})
+    """Samples that one optimizer step sees, over all workers together (`--batch-size` is this, not
+    a worker's share). The default is the recipe's own."""
 
     batch_per_worker: int | None = None
     """Samples of each worker in a step; the global batch is then this times the number of workers.
@@ -39,7 +39,7 @@ class DataOptions:
     drop_last: bool = False
     """Leave out the short batch at the end of an epoch. By default it is used, weighted exactly."""
 
-    loader_workers: int = 2
+    loader_workers: int = field(default=2, metadata={"aliases": ("num_workers",)})
     """Processes per worker that read and transform training samples, and as many for validation
     (0: none). Data sets kept in memory need and use none."""
 

@@ -20,7 +20,7 @@ class WorkerThread:
         Args:
             name: Of the thread.
         """
-        self._errands: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None]
+        self._errands: queue.SimpleQueue[tuple[Callable[[], None], Future[None] | None] | None]
         self._errands = queue.SimpleQueue()
         # A daemon: what it waits for may never come, and the process must be able to end.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -34,6 +34,10 @@ class WorkerThread:
         done: Future[None] = Future()
         self._errands.put((errand, done))
         return done
+
+    def post(self, errand: Callable[[], None]) -> None:
+        """Have something done that nobody waits for. Doesn't block; an error ends the thread."""
+        self._errands.put((errand, None))
 
     def end(self) -> bool:
         """End the thread once all is done, or leave it behind where that takes too long.
@@ -50,8 +54,11 @@ class WorkerThread:
             errand, done = given
             try:
                 errand()
-            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            except BaseException as error:
+                if done is None:
+                    raise
                 done.set_exception(error)
             else:
-                done.set_result(None)
+                if done is not None:
+                    done.set_result(None)
             del given, errand, done  # no tensor is kept until the next errand

@@ -13,10 +13,12 @@ STEPPING = frozenset(("data", "step", "agree"))
 """Operations that make up a step. All others (a snapshot, an evaluation, a script's own code
 between two passes) may rightly last longer."""
 
-_NOTE = struct.Struct("<qqqqddd56s32s")
-_STEP, _BEGUN, _WAITS, _COUNTED, _TOTAL_S, _DATA_S, _WAITING_S = range(7)
-_OPERATION, _COLLECTIVE = slice(56, 112), slice(112, 144)
+_NOTE = struct.Struct("<qqqqddddd56s32s")
+_STEP, _BEGUN, _WAITS, _COUNTED, _TOTAL_S, _DATA_S, _WAITING_S, _LAP_S, _SNAPSHOT_S = range(9)
+_OPERATION, _COLLECTIVE = slice(72, 128), slice(128, 160)
 _NO_STEP = -1
+_UNMEASURED_S = 2.0
+"""For what follows on the last snapshot, such as the summary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,15 @@ class Reading:
     """was spent waiting for data,"""
     waiting_s: float = 0.0
     """and waiting for other workers. The rest was spent computing."""
+    lap_s: float = 0.0
+    """Between the last two exchanges of signals: half a second, or one step that is longer."""
+    snapshot_s: float = 0.0
+    """What the last snapshot took, from its copy in memory to the disk."""
+
+    @property
+    def stop_s(self) -> float:
+        """How long the worker takes to stop, with as much again in reserve."""
+        return 2.0 * (self.lap_s + self.snapshot_s) + _UNMEASURED_S
 
 
 @final
@@ -98,7 +109,7 @@ class StepNote:
         self._numbers[_WAITS] = 0
 
     def count(self, steps: int, total_s: float, data_s: float, waiting_s: float) -> None:
-        """Add finished steps to the sums: their number, and where their time went.
+        """Add the steps of a lap to the sums: their number, and where their time went.
 
         Args:
             steps: How many.
@@ -109,8 +120,18 @@ class StepNote:
         self._numbers[_COUNTED] += steps
         seconds = self._seconds
         seconds[_TOTAL_S] += total_s
+        seconds[_LAP_S] = total_s
         seconds[_DATA_S] += data_s
         seconds[_WAITING_S] += waiting_s
+
+    @property
+    def snapshot_s(self) -> float:
+        """What the last snapshot took, from its copy in memory to the disk."""
+        return self._seconds[_SNAPSHOT_S]
+
+    @snapshot_s.setter
+    def snapshot_s(self, value: float) -> None:
+        self._seconds[_SNAPSHOT_S] = value
 
     def share(self, path: Path) -> None:
         """Keep the note in a file from now on, where the launcher can read it."""
@@ -170,7 +191,8 @@ def decode(content: bytes) -> Reading:
     """Read a note's bytes; too few are an empty one."""
     if len(content) != _NOTE.size:
         return Reading()
-    step, begun, waits, counted, total_s, data_s, waiting_s, operation, name = _NOTE.unpack(content)
+    step, begun, waits, counted, *seconds, operation, name = _NOTE.unpack(content)
+    total_s, data_s, waiting_s, lap_s, snapshot_s = seconds
     return Reading(
         step=None if step == _NO_STEP else step,
         operation=_text(operation),
@@ -180,4 +202,6 @@ def decode(content: bytes) -> Reading:
         total_s=total_s,
         data_s=data_s,
         waiting_s=waiting_s,
+        lap_s=lap_s,
+        snapshot_s=snapshot_s,
     )

@@ -22,7 +22,7 @@ class NodeRun:
     submission: str
     """Told apart from every other submission, also of a job of the same name."""
     run_dir: str
-    """Absolute, on the node."""
+    """On the node: absolute, or relative to the directory in which the node's command starts."""
     host: str = ""
     """Of rank 0, where no variable on the node says it."""
     max_restarts: int | None = None

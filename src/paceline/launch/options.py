@@ -1,6 +1,6 @@
 """Options of launching: how many workers, with how many threads, restarted how often."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from paceline.errors import UsageError
@@ -18,7 +18,7 @@ else:
 class LaunchOptions:
     """Where and how often the worker processes are started."""
 
-    workers: int | None = None
+    workers: int | None = field(default=None, metadata={"aliases": ("num_workers",)})
     """Worker processes to start. Default: one per GPU, or 2 on a machine without (never more than
     its cores). More CPU workers than cores can be asked for; they share the cores."""
 
@@ -36,8 +36,9 @@ class LaunchOptions:
 
     stop_grace_s: float | None = None
     """Seconds that workers have after a request to stop (Ctrl-C, SIGTERM) to finish their step and
-    write a snapshot; then they are killed. Default: 3.5, and 60 on nodes where a service such as
-    Kubernetes has started this process (its own limit has to be longer)."""
+    write a snapshot; then they are killed. Default: twice what a step and the last snapshot took,
+    from 3.5 (60 on nodes where a service such as Kubernetes has started this process; its own limit
+    has to be longer) to 120."""
 
     on: On = "auto"
     """Where workers run: local starts them on this machine, here makes this process the worker,

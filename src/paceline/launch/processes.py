@@ -4,7 +4,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection
@@ -13,6 +13,8 @@ from typing import final
 
 import psutil
 
+from paceline.launch.heartbeat import Reading
+from paceline.launch.restart_policy import StopGrace, stopping_line
 from paceline.launch.watchdog.worker_state import ProcessState
 
 
@@ -57,21 +59,31 @@ class WorkerSupervisor:
 
     It stands beside the elastic agent, whose own time-out in this place is 30 s and can't be set:
     once a worker has ended without a result, the others get PEERS_S; once a stop was requested
-    they all get SIGTERM and the time that was said. After that: SIGKILL.
+    they all get SIGTERM and the time that they need, within limits. After that: SIGKILL.
     """
 
-    def __init__(self, workers: Mapping[int, Worker], delivered: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        workers: Mapping[int, Worker],
+        delivered: Callable[[int], bool],
+        read: Callable[[], Iterable[Reading]] = tuple,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
         """Start watching.
 
         Args:
             workers: By rank.
             delivered: Whether the worker of this rank delivered its result.
+            read: Reads the workers' notes.
+            say: Tells the user what a stop waits for, on the thread.
         """
         self._processes = {rank: find_process(worker.pid) for rank, worker in workers.items()}
         self._sentinels = {worker.sentinel: rank for rank, worker in workers.items()}
         self._delivered = delivered
-        self._deadline_s = _NEVER_S
-        self._stop_by_s: float | None = None
+        self._read = read
+        self._say = say
+        self._deadline_s = self._stop_by_s = _NEVER_S
+        self._stop_request: tuple[float, StopGrace] | None = None
         self._exit_by_s = _NEVER_S
         self._stop_sent = False
         self._kill_now = False
@@ -88,14 +100,14 @@ class WorkerSupervisor:
         """Ranks that had to be killed."""
         return frozenset(self._killed)
 
-    def request_stop(self, since_s: float, stop_s: float) -> None:
+    def request_stop(self, since_s: float, grace: StopGrace) -> None:
         """Ask the workers to stop. Takes no lock: a signal handler may call it.
 
         Args:
             since_s: When the user asked, by `time.monotonic`.
-            stop_s: How much later those that have not ended are killed.
+            grace: How much later those that have not ended are killed.
         """
-        self._stop_by_s = since_s + stop_s
+        self._stop_request = since_s, grace
         self._wake()
 
     def limit_exit(self) -> None:
@@ -124,15 +136,16 @@ class WorkerSupervisor:
     def _watch(self) -> None:
         while not self._closing:
             # Wait for a worker's end, a request through the pipe, or the deadline.
-            left_s = self._deadline_s - time.monotonic()
-            timeout_s = None if self._deadline_s == _NEVER_S else max(0.0, left_s)
+            due_s = min(self._deadline_s, self._stop_by_s)
+            timeout_s = None if due_s == _NEVER_S else max(0.0, due_s - time.monotonic())
             ready = connection.wait([self._wake_r, *self._sentinels], timeout_s)
             if self._wake_r in ready:
                 os.read(self._wake_r, 64)
             # A worker that has ended is waited for no more, and may shorten the others' time.
             ended = [self._sentinels.pop(s) for s in list(self._sentinels) if s in ready]
             self._set_deadline(ended)
-            if time.monotonic() >= self._deadline_s:
+            self._follow_stop()
+            if time.monotonic() >= min(self._deadline_s, self._stop_by_s):
                 self._kill_all()
 
     def _set_deadline(self, ended: Sequence[int]) -> None:
@@ -141,23 +154,43 @@ class WorkerSupervisor:
             self._deadline_s = min(self._deadline_s, time.monotonic() + PEERS_S)
         # results that are all delivered,
         self._deadline_s = min(self._deadline_s, self._exit_by_s)
-        # a request to stop, which SIGTERM announces once,
-        if self._stop_by_s is not None and not self._stop_sent:
-            self._stop_sent = True
-            for process in self._processes.values():
-                _end(process, psutil.Process.terminate)
-            self._deadline_s = min(self._deadline_s, self._stop_by_s)
         # or an order to kill.
         if self._kill_now:
             self._deadline_s = time.monotonic()
             self._kill_now = False
+
+    def _follow_stop(self) -> None:
+        """Pass a request to stop on once, and give those that write a snapshot more time."""
+        if self._stop_request is None or not self._sentinels:
+            return
+        since_s, grace = self._stop_request
+        if not self._stop_sent:
+            self._stop_sent, self._stop_by_s = True, since_s
+            for process in self._processes.values():
+                _end(process, psutil.Process.terminate)
+            self._allow(since_s, grace)
+        if time.monotonic() >= self._stop_by_s:
+            self._allow(since_s, grace, is_late=True)
+
+    def _allow(self, since_s: float, grace: StopGrace, *, is_late: bool = False) -> None:
+        """Settle when those that were asked to stop are killed, and tell the user where it moves.
+
+        Where no step has begun, nothing is saved, and the end takes no time.
+        """
+        readings = list(self._read())
+        before_s = self._stop_by_s
+        self._stop_by_s = max(before_s, since_s + grace.for_workers(readings, is_late=is_late))
+        left_s = self._stop_by_s - time.monotonic()
+        begun = any(reading.step is not None for reading in readings)
+        if begun and left_s > 0 and self._stop_by_s > before_s:
+            self._say(stopping_line(left_s, is_late=is_late))
 
     def _kill_all(self) -> None:
         for rank, process in self._processes.items():
             if _end(process, psutil.Process.kill):
                 self._killed.add(rank)
         # Done: nothing is left to wait for but `close`.
-        self._deadline_s = self._exit_by_s = _NEVER_S
+        self._deadline_s = self._exit_by_s = self._stop_by_s = _NEVER_S
         self._sentinels = {}
 
 

@@ -1,12 +1,62 @@
-"""When a failed training is started again: a pure decision."""
+"""When a failed training is started again, and how long one that is to stop may take: pure."""
 
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from paceline.launch.failures import FailureKind, WorkerFailure
 from paceline.launch.watchdog.hang_detector import HangLimits
 
 STOP_S = 3.5
-"""From a request to stop until workers are killed: time to agree on a step and write a snapshot."""
+"""From a request to stop until workers are killed, at least."""
+MOST_STOP_S = 120.0
+"""And at most, however long steps and snapshots take."""
+
+
+class StoppingWorker(Protocol):
+    """What is seen of a worker that was asked to stop."""
+
+    @property
+    def operation(self) -> str:
+        """What it does."""
+
+    @property
+    def stop_s(self) -> float:
+        """How long it takes to stop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopGrace:
+    """How long workers have from a request to stop until they are killed."""
+
+    least_s: float = STOP_S
+    most_s: float = MOST_STOP_S
+
+    def for_workers(self, workers: Iterable[StoppingWorker], *, is_late: bool = False) -> float:
+        """Settle it by what the workers need.
+
+        Args:
+            workers: All of them.
+            is_late: Whether what this gave before is over: one that is writing a snapshot by then
+                has all the time that there is.
+        """
+        needed = [
+            math.inf if is_late and worker.operation == "snapshot" else worker.stop_s
+            for worker in workers
+        ]
+        return min(self.most_s, max([self.least_s, *needed]))
+
+
+def stopping_line(seconds: float, *, is_late: bool = False) -> str:
+    """Tell the user what a stop waits for, and for how long.
+
+    Args:
+        seconds: From now on, at most.
+        is_late: Whether more time is given than was said before.
+    """
+    doing = "Still writing a snapshot" if is_late else "Finishing the step and writing a snapshot"
+    return f"{doing}, up to {math.ceil(seconds)} s; Ctrl-C again stops at once"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,8 +67,7 @@ class Policy:
     """Restarts allowed in a row without progress."""
     hang: HangLimits | None = None
     """After how long it counts as hanging; None: nobody looks."""
-    stop_s: float = STOP_S
-    """From a request to stop until workers are killed."""
+    stop: StopGrace = field(default_factory=StopGrace)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Protocol, final
 
-from paceline.launch.restart_policy import STOP_S
+from paceline.launch.restart_policy import StopGrace
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Handler = Callable[[int, FrameType | None], None]
@@ -89,12 +89,12 @@ def stop_requests(*, hangup: bool) -> Iterator[StopRequests]:
 class Stoppable(Protocol):
     """What signals are passed on to. A signal handler calls it: it takes no lock."""
 
-    def request_stop(self, since_s: float, stop_s: float) -> None:
+    def request_stop(self, since_s: float, grace: StopGrace) -> None:
         """Ask to stop.
 
         Args:
             since_s: When the user asked, by `time.monotonic`.
-            stop_s: How long those that were asked may take.
+            grace: How long those that were asked may take.
         """
 
     def kill(self) -> None:
@@ -109,13 +109,17 @@ class InterruptedStartError(BaseException):
 class Interrupts:
     """Receives the signals of one launch; the main thread's alone."""
 
-    def __init__(self, stop_s: float = STOP_S) -> None:
+    def __init__(
+        self, grace: StopGrace | None = None, say: Callable[[str], None] = lambda line: None
+    ) -> None:
         """Prepare.
 
         Args:
-            stop_s: How long those that a signal is passed on to may take to stop.
+            grace: How long those that a signal is passed on to may take to stop.
+            say: Tells the user what is waited for then; any thread may call it.
         """
-        self._stop_s = stop_s
+        self._grace = grace or StopGrace()
+        self.say = say
         self._first_s: float | None = None
         self._workers: Stoppable | None = None
         self._starting = False
@@ -172,7 +176,7 @@ class Interrupts:
         self._workers = workers
         self._starting = False
         if self._first_s is not None:
-            workers.request_stop(self._first_s, self._stop_s)
+            workers.request_stop(self._first_s, self._grace)
         if self._abandoned:
             workers.kill()
 
@@ -188,7 +192,7 @@ class Interrupts:
         if self._first_s is None:
             self._first_s = now_s
             if self._workers is not None:
-                self._workers.request_stop(now_s, self._stop_s)
+                self._workers.request_stop(now_s, self._grace)
             elif self._starting:
                 raise InterruptedStartError
         # Second signal, unless it is the first one's echo: kill.

@@ -131,8 +131,12 @@ class Console(ABC):
         """Show what the user has to know, however little else is shown."""
 
     @abstractmethod
+    def is_due(self) -> bool:
+        """Tell whether `advance` would show anything now; asked about twice a second."""
+
+    @abstractmethod
     def advance(self, advance: Advance) -> None:
-        """Show how far the epoch is; called about twice a second."""
+        """Show how far the epoch is."""
 
     @abstractmethod
     def epoch(self, row: EpochRow) -> None:
@@ -153,6 +157,10 @@ class SilentConsole(Console):
     def warn(self, line: str) -> None:
         """Print the line (on ranks other than 0 it goes to the log)."""
         _print(line)
+
+    def is_due(self) -> bool:
+        """Never."""
+        return False
 
     def advance(self, advance: Advance) -> None:
         """Do nothing."""
@@ -180,9 +188,13 @@ class PlainConsole(Console):
         """Print the line."""
         self.say(line)
 
+    def is_due(self) -> bool:
+        """Tell whether nothing was printed for ten seconds."""
+        return monotonic() - self._last_s >= _PLAIN_EVERY_S
+
     def advance(self, advance: Advance) -> None:
         """Print the progress if none was printed for ten seconds."""
-        if monotonic() - self._last_s >= _PLAIN_EVERY_S:
+        if self.is_due():
             place = f"epoch {advance.epoch}/{advance.epochs}  {advance.position()}"
             self.say(f"{place}  {advance.text()}")
             self._last_s = monotonic()
@@ -211,9 +223,12 @@ class BarConsole(Console):
 
     def say(self, line: str) -> None:
         """Print the line above the bar and into the log."""
+        self._say(line)
+
+    def _say(self, line: str, style: str | None = None) -> None:
         with suppress(OSError):  # the terminal is gone
             self._bar().console.print(
-                printable(line), markup=False, highlight=False, soft_wrap=True
+                printable(line), style=style, markup=False, highlight=False, soft_wrap=True
             )
         with suppress(OSError), self._log.open("a") as file:  # a full disk must not end a training
             file.write(line + "\n")
@@ -221,6 +236,10 @@ class BarConsole(Console):
     def warn(self, line: str) -> None:
         """Print the line above the bar and into the log."""
         self.say(line)
+
+    def is_due(self) -> bool:
+        """Always."""
+        return True
 
     def advance(self, advance: Advance) -> None:
         """Redraw the bar."""
@@ -235,8 +254,10 @@ class BarConsole(Console):
 
     def epoch(self, row: EpochRow) -> None:
         """Print the row, under a header the first time."""
-        for line in self._table.lines(row):
-            self.say(line)
+        *header, line = self._table.lines(row)
+        for title in header:
+            self._say(title, style="bold cyan")
+        self.say(line)
 
     def close(self) -> None:
         """Take the bar away."""
@@ -251,7 +272,7 @@ class BarConsole(Console):
             from rich.progress import Progress, TextColumn
 
             self._progress = Progress(
-                TextColumn("{task.description}", markup=False),
+                TextColumn("{task.description}", style="cyan", markup=False),
                 console=RichConsole(file=sys.__stdout__),
                 redirect_stdout=False,
                 redirect_stderr=False,

@@ -148,12 +148,13 @@ class StepCounters:
         losses = torch.stack(self._losses).tolist()
         correct = torch.stack(self._correct).sum(0).tolist() if self._correct else [0]  # (top,)
         bad: int | None = None
+        all_finite = all(map(math.isfinite, losses))
         for (samples, step, part), loss in zip(self._notes, losses, strict=True):
             totals = self._by_part[part - self._parts.start]
             # Losses are means: weighted by their samples they give the mean over all.
             totals.loss += samples * loss
             totals.samples += samples
-            if bad is None and not math.isfinite(loss):
+            if not all_finite and bad is None and not math.isfinite(loss):
                 bad = step
         # Counts of right answers are whole numbers, the same in any order: one part holds all.
         self._by_part[0].top1 += correct[0]

@@ -3,6 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.errors import UsageError
+from paceline.options.durations import parse_duration_s
+from paceline.options.quantities import parse_count
+from paceline.results.run_notes import RunNotes
+
+LOG_LEAST_S = 0.5
+"""The shortest time between two rows: workers exchange their figures about as often."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsOptions:
@@ -10,6 +18,10 @@ class MetricsOptions:
 
     progress: Literal["auto", "bar", "plain", "off"] = "auto"
     """What is shown while training. auto: a progress bar on a terminal, plain lines in a pipe."""
+
+    log_every: int | str = "auto"
+    """How often figures within an epoch are recorded in steps.csv: after a number of steps, such as
+    50, or a time, such as 5s or 1m. auto: about 200 times an epoch, and every 10 s."""
 
     share_run_dir: bool = False
     """Let others read the run directory, as your umask says: a team's. By default nobody but you
@@ -25,3 +37,53 @@ class MetricsOptions:
     tracker_project: str | None = None
     """W&B's project, MLflow's experiment. Default: what the tracker's own variables say, then the
     recipe's name."""
+
+    name: str | None = None
+    """A name for the run, which its directory then has too: runs/NAME-TIME. `paceline runs` shows
+    it."""
+
+    tag: tuple[str, ...] = ()
+    """A word by which `paceline runs --filter tag=WORD` finds the run. Repeat it for each. With
+    --on sagemaker those such as team=vision are the job's as well."""
+
+    note: str | None = None
+    """What you want to remember of the run; `paceline label` changes name, tags and note later."""
+
+    def __post_init__(self) -> None:
+        """Check ranges.
+
+        Raises:
+            UsageError: A value is out of range; the message says which.
+        """
+        self.notes.check()
+        steps, every_s = self.log_every_steps, self.log_every_s
+        if steps is not None and steps < 1:
+            raise UsageError(f"--log-every is {self.log_every}; it must be at least 1 step")
+        if every_s is not None and every_s < LOG_LEAST_S:
+            raise UsageError(
+                f"--log-every is {self.log_every!r}; a time must be at least {LOG_LEAST_S:g} s. "
+                "For more rows give a number of steps, such as 1"
+            )
+
+    @property
+    def log_every_steps(self) -> int | None:
+        """`log_every` where it is a number of steps."""
+        every = self.log_every
+        return every if isinstance(every, int) else parse_count(every)
+
+    @property
+    def log_every_s(self) -> float | None:
+        """`log_every` in seconds where it is a time."""
+        if self.log_every == "auto" or self.log_every_steps is not None:
+            return None
+        if str(self.log_every)[-1:].isdigit():
+            raise UsageError(
+                f"--log-every is {self.log_every!r}. Give auto, a whole number of steps, such as "
+                "50, or a time with its unit, such as 5s"
+            )
+        return parse_duration_s(str(self.log_every), "--log-every")
+
+    @property
+    def notes(self) -> RunNotes:
+        """Name, tags and note together."""
+        return RunNotes(name=self.name or "", tags=self.tag, note=self.note or "")

@@ -3,10 +3,13 @@
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from types import GenericAlias, UnionType
 from typing import Annotated, NoReturn, Union, cast, final, get_args, get_origin
 
-from cyclopts import App, Group, Parameter
+from cyclopts import App, Group, Parameter, Token
+from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Env
 from cyclopts.exceptions import (
     CoercionError,
@@ -17,7 +20,15 @@ from cyclopts.exceptions import (
 )
 
 from paceline.errors import HelpShown, UsageError
-from paceline.options.fields import OptionField, OptionValue, check_values, unknown_name
+from paceline.options.config_file import CONFIG, check_config, read_config
+from paceline.options.fields import (
+    OptionField,
+    OptionValue,
+    accepted_names,
+    check_values,
+    unknown_name,
+)
+from paceline.options.figures import listed as in_words
 from paceline.options.text import printable
 
 
@@ -53,6 +64,7 @@ def plain(value: OptionValue) -> OptionValue:
 
 
 _ENVIRONMENT_PREFIX = "PACELINE_"
+_HELP_ALL = "--help-all"
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
@@ -79,14 +91,42 @@ def parse_options(
         HelpShown: Help was asked for and printed.
         UsageError: Something unknown or unreadable was given.
     """
+    return dict(read_options(command, about, tokens, options, hint).values)
+
+
+@final
+@dataclass(frozen=True)
+class GivenOptions:
+    """Options that were given, and where."""
+
+    values: dict[str, OptionValue]
+    """By name; not the defaults."""
+    sources: Mapping[str, str]
+    """`command line`, `environment`, or a file's line, by name."""
+
+
+def read_options(
+    command: str,
+    about: str,
+    tokens: Sequence[str],
+    options: Iterable[OptionField],
+    hint: str = "",
+) -> GivenOptions:
+    """Read options as `parse_options`, and from a file where they have `--config`.
+
+    What counts most comes first: the command line, the environment, the file.
+    """
     listed = list(options)
-    # cyclopts reads options from a function's signature: one is made for those that are listed.
-    app = App(name=command, help=about, help_flags=["--help", "-h"], version_flags=[])
-    app.config = Env(_ENVIRONMENT_PREFIX, command=False)
+    if wants_help(tokens):
+        show_help(command, about, listed, tokens)
+    app = App(name=command, help_flags=[], version_flags=[])
+    sources: dict[str, str] = {}
+    app.config = (
+        Env(_ENVIRONMENT_PREFIX, command=False),
+        partial(_read_file, listed),
+        partial(_note_sources, sources),
+    )
     app.default(_callable_with(listed))
-    if any(token in ("--help", "-h") for token in tokens):
-        app.help_print([])
-        raise HelpShown
     try:
         _, bound, _ = app.parse_args(list(tokens), exit_on_error=False, print_error=False)
     # Its errors name its own types and functions: said again in the user's words.
@@ -99,7 +139,39 @@ def parse_options(
         raise UsageError(f"{_what_is_wrong(error, tokens, listed)} See {command} --help") from error
     values = {name: plain(value) for name, value in bound.arguments.items()}
     check_values(values, {option.name for option in listed if option.is_own})
-    return values
+    return GivenOptions(values, sources)
+
+
+def _read_file(
+    options: Sequence[OptionField],
+    app: App,
+    commands: tuple[str, ...],
+    arguments: ArgumentCollection,
+) -> None:
+    """Give what stands in the file that `--config` names to the options that have no value yet."""
+    by_name = {argument.field_info.name: argument for argument in arguments}
+    named = by_name.get(CONFIG.name)
+    if named is None or not named.tokens:
+        return
+    found = check_config(read_config(named.tokens[-1].value), options)
+    for name, (where, parts) in found.items():
+        if by_name[name].tokens:
+            continue
+        for place, part in enumerate(parts):
+            token = Token(keyword=f"{where}: {name}", value=part, source=where, index=place)
+            by_name[name].append(token)
+
+
+_SOURCES = {"cli": "command line", "env": "environment"}
+
+
+def _note_sources(
+    sources: dict[str, str], app: App, commands: tuple[str, ...], arguments: ArgumentCollection
+) -> None:
+    """Note where each option is from, once all have been read."""
+    for argument in arguments:
+        for token in argument.tokens[:1]:
+            sources[argument.field_info.name] = _SOURCES.get(token.source, token.source)
 
 
 def snapshot_option(group: str) -> OptionField:
@@ -113,9 +185,21 @@ def snapshot_option(group: str) -> OptionField:
     )
 
 
+def ema_option(group: str) -> OptionField:
+    """The option of commands that take a snapshot's weights."""
+    return OptionField(
+        name="ema",
+        annotation=bool,
+        default=True,
+        help="Take the moving average of the weights where the run has one (--ema); --no-ema takes "
+        "those that were trained.",
+        group=group,
+    )
+
+
 def flag(name: str) -> str:
-    """Write an option's name as a flag."""
-    return f"--{name.replace('_', '-')}"
+    """Write an option's name as a flag: `--batch-size`, and with one letter `-q`."""
+    return f"{'-' if len(name) == 1 else '--'}{name.replace('_', '-')}"
 
 
 def with_defaults(
@@ -123,19 +207,14 @@ def with_defaults(
 ) -> list[OptionField]:
     """Show other defaults in `--help`, a recipe's."""
     return [
-        OptionField(
-            name=option.name,
-            annotation=option.annotation,
-            default=defaults.get(option.name, option.default),
-            help=option.help,
-            group=option.group,
-            is_own=option.is_own,
-        )
+        replace(option, default=defaults.get(option.name, option.default))
         for option in options.values()
     ]
 
 
 def _callable_with(options: Sequence[OptionField]) -> Callable[..., None]:
+    """Make the function whose signature cyclopts reads the options from."""
+    names = accepted_names(options)
     groups = {option.group: Group.create_ordered(option.group) for option in options}
 
     def command(**given: OptionValue) -> None:
@@ -148,7 +227,14 @@ def _callable_with(options: Sequence[OptionField]) -> Callable[..., None]:
             default=option.default,
             annotation=Annotated[
                 strict(option.annotation),
-                Parameter(help=option.help, group=groups[option.group], show_env_var=False),
+                Parameter(
+                    name=[flag(name) for name in names[option.name]],
+                    help=option.help,
+                    group=groups[option.group],
+                    show_env_var=False,
+                    show_default=None if option.default != () else False,
+                    negative_iterable=(),
+                ),
             ],
         )
         for option in options
@@ -159,8 +245,13 @@ def _callable_with(options: Sequence[OptionField]) -> Callable[..., None]:
 
 def _unknown_option(error: UnknownOptionError, options: Sequence[OptionField], command: str) -> str:
     given = str(error.token.keyword or error.token.value) if error.token else "?"
-    text = unknown_name(given, [flag(option.name) for option in options], "option")
-    return f"{text}. See {command} --help"
+    meant = [option for option in options if given in map(flag, option.aliases)]
+    if meant:
+        ways = [f"{flag(o.name)} ({o.summary.partition('. ')[0].rstrip('.')})" for o in meant]
+        return f"{given} may be {in_words(ways, 'or')}: give one of these. See {command} --help"
+    flags = [flag(name) for names in accepted_names(options).values() for name in names]
+    text = unknown_name(given, flags, "option", all_in=f"{command} --help-all lists all")
+    return text if text.endswith("lists all") else f"{text}. See {command} --help"
 
 
 def _what_is_wrong(
@@ -181,7 +272,8 @@ def _what_is_wrong(
 def _without_value(
     error: MissingArgumentError, given: str, tokens: Sequence[str], options: Sequence[OptionField]
 ) -> str:
-    annotation = next((o.annotation for o in options if flag(o.name) == given), None)
+    names = accepted_names(options)
+    annotation = next((o.annotation for o in options if given in map(flag, names[o.name])), None)
     # An option with several values has a tuple somewhere in its annotation.
     pairs = [part for part in (annotation, *get_args(annotation)) if get_origin(part) is tuple]
     several = len(get_args(pairs[0])) if pairs else 1
@@ -202,7 +294,9 @@ def _unexpected(
     error: UnusedCliTokensError, tokens: Sequence[str], options: Sequence[OptionField]
 ) -> str:
     words = list(error.unused_tokens or ())
-    switches = {flag(o.name) for o in options if bool in (o.annotation, *get_args(o.annotation))}
+    names = accepted_names(options)
+    bools = [o for o in options if bool in (o.annotation, *get_args(o.annotation))]
+    switches = {flag(name) for option in bools for name in names[option.name]}
     place = list(tokens).index(words[0]) if words and words[0] in tokens else 0
     before = tokens[place - 1] if place else ""
     if before.replace("--no-", "--", 1) in switches:
@@ -235,14 +329,42 @@ def part_script_args(tokens: Sequence[str]) -> tuple[Sequence[str], tuple[str, .
     return tokens[:place], tuple(tokens[place + 1 :])
 
 
-def show_help(command: str, about: str, options: Iterable[OptionField]) -> NoReturn:
-    """Print a command's help.
+def show_help(
+    command: str, about: str, options: Iterable[OptionField], tokens: Sequence[str] = ()
+) -> NoReturn:
+    """Print a command's help: its basic options in short, or all of them in full.
+
+    Args:
+        command: As for `parse_options`.
+        about: What it says first.
+        options: As for `parse_options`.
+        tokens: The command line, with `--help-all` for all of them.
 
     Raises:
         HelpShown: Always; the command is over.
     """
-    parse_options(command, about, ["--help"], options)
+    listed = list(options)
+    basic = [replace(o, help=o.summary if o.is_own else o.help) for o in listed if o.is_basic]
+    is_short = _HELP_ALL not in tokens and len(basic) < len(listed)
+    shown = basic if is_short else listed
+    app = App(
+        name=command,
+        usage=f"Usage: {command}{'' if '[' in command else ' [OPTIONS]'}",
+        help=about,
+        help_flags=[],
+        version_flags=[],
+        help_epilogue=_where_the_others_are(listed, shown) if is_short else None,
+    )
+    app.default(_callable_with(shown))
+    app.help_print([])
     raise HelpShown
+
+
+def _where_the_others_are(options: Sequence[OptionField], shown: Sequence[OptionField]) -> str:
+    headings = {option.group for option in shown}
+    others = dict.fromkeys(o.group for o in options if o.group not in headings)
+    besides = f", those of {in_words(list(others))} too" if others else ""
+    return f"{_HELP_ALL} shows all {len(options)} options in full{besides}."
 
 
 def read_command(
@@ -262,7 +384,7 @@ def read_command(
         UsageError: Something is missing, unknown or unreadable.
     """
     if wants_help(tokens):
-        show_help(usage, about, options)
+        show_help(usage, about, options, tokens)
     given = []
     for what in words:
         word, tokens = take_word(tokens, usage, what)
@@ -276,8 +398,8 @@ def note(line: str) -> None:
 
 
 def wants_help(tokens: Sequence[str]) -> bool:
-    """Tell whether `--help` stands anywhere on a command line."""
-    return any(token in ("--help", "-h") for token in tokens)
+    """Tell whether help is asked for anywhere on a command line."""
+    return any(token in ("--help", "-h", _HELP_ALL) for token in tokens)
 
 
 def words(given: Mapping[str, OptionValue]) -> list[str]:

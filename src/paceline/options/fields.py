@@ -4,6 +4,8 @@ The command line, `--help`, `run.json` and the check for unknown names are made 
 """
 
 import difflib
+import re
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
@@ -17,6 +19,7 @@ from docstring_parser import parse_from_object
 
 from paceline.errors import UsageError
 from paceline.files import describe_json
+from paceline.options.figures import listed as in_words
 from paceline.options.text import shortened
 
 LARGEST_NUMBER = 1e9
@@ -29,6 +32,7 @@ OptionValue = str | int | float | bool | tuple[object, ...] | None
 
 
 Shape = TypeVar("Shape")
+_SENTENCE = re.compile(r"(?<=\.) (?=[A-Z0-9])")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,23 @@ class OptionField:
     """Heading under which `--help` lists it."""
     is_own: bool = True
     """Whether it is an option of Paceline; an argument of a recipe means what its author says."""
+    is_basic: bool = True
+    """Whether `--help` shows it; `--help-all` shows every option."""
+    shown: str = ""
+    """The name that `--help` shows first, where it isn't `name`."""
+    aliases: tuple[str, ...] = ()
+    """Other names that people type. One that several options have is refused, and these named."""
+
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        """Its names on the command line, in the environment and in files, without aliases."""
+        return tuple(name for name in (self.shown, self.name) if name)
+
+    @property
+    def summary(self) -> str:
+        """What it does in one sentence, and the default where it is said in words."""
+        first, *others = _SENTENCE.split(self.help)
+        return " ".join([first, *(other for other in others if other.startswith("Default:"))])
 
 
 @cache  # docstrings are read from source text, which takes a tenth of a second a component
@@ -51,7 +72,8 @@ def option_fields(component: type, group: str) -> tuple[OptionField, ...]:
 
     Args:
         component: A frozen dataclass whose fields all have defaults and docstrings. What is known
-            at run time alone comes after the docstring, from a field's metadata `help`.
+            at run time alone comes after the docstring, from a field's metadata `help`; `shown`
+            and `aliases` are from there, too.
         group: The heading for `--help`.
 
     Raises:
@@ -71,9 +93,26 @@ def option_fields(component: type, group: str) -> tuple[OptionField, ...]:
                 default=field.default,
                 help=text,
                 group=group,
+                shown=field.metadata.get("shown", ""),
+                aliases=field.metadata.get("aliases", ()),
             )
         )
     return tuple(listed)
+
+
+def accepted_names(options: Iterable[OptionField]) -> dict[str, tuple[str, ...]]:
+    """Give the names that each option goes by among these, the one to show first.
+
+    An alias that is another option's name, or that several of them have, isn't among them.
+
+    Returns:
+        By the option's Python name.
+    """
+    listed = list(options)
+    held = Counter(name for o in listed for name in {*o.own_names, *o.aliases})
+    return {
+        o.name: (*o.own_names, *(alias for alias in o.aliases if held[alias] == 1)) for o in listed
+    }
 
 
 def check_names(given: Iterable[str], known: Iterable[str], what: str) -> None:
@@ -254,9 +293,43 @@ def describe_type(annotation: object) -> str:
     return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
 
-def unknown_name(name: str, known: Iterable[str], what: str) -> str:
-    """Say that a name is unknown, with the closest known one and then all of them."""
+def unknown_name(name: str, known: Iterable[str], what: str, all_in: str = "") -> str:
+    """Say that a name is unknown, with the closest known ones, and where all of them are.
+
+    Args:
+        name: As it was given.
+        known: Names that it might have been.
+        what: Kind of name.
+        all_in: What lists them all, where they are too many to be listed here.
+    """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"unknown {what} {name!r}.{hint} Known: {', '.join(names)}"
+    close = in_words([repr(match) for match in closest_names(name, names)], "or")
+    hint = f" Did you mean {close}?" if close else ""
+    every = all_in if all_in and len(names) > _MOST_LISTED else f"Known: {', '.join(names)}"
+    return f"unknown {what} {name!r}.{hint} {every}"
+
+
+_MOST_LISTED = 20
+_LIKE = 0.75
+"""Alike from here on, from 0 to 1: a slip or two in a word, and not another word of its length."""
+
+
+def closest_names(name: str, known: Iterable[str]) -> list[str]:
+    """List the known names that a misspelt one may stand for: three at most, the likeliest first.
+
+    These are alike in their letters, or one has the other as its last words (`max-epochs` for
+    `epochs`), or goes on after it (`warmup` for `warmup-epochs`).
+    """
+    likeness = {other: _likeness(_bare(name), _bare(other)) for other in sorted(known)}
+    likely = [other for other in likeness if likeness[other] >= _LIKE]
+    return sorted(likely, key=likeness.__getitem__, reverse=True)[:3]
+
+
+def _bare(name: str) -> str:
+    return name.lstrip("-").replace("_", "-").lower()
+
+
+def _likeness(given: str, known: str) -> float:
+    alike = difflib.SequenceMatcher(None, given, known).ratio()
+    is_part = known.startswith(f"{given}-") or known.endswith(f"-{given}")
+    return max(alike, _LIKE) if is_part or given.endswith(f"-{known}") else alike

@@ -144,9 +144,9 @@ def plural(amount: int, noun: str) -> str:
     return f"{amount:,} {noun}" if amount == 1 else f"{amount:,} {noun}s"
 
 
-def listed(words: Sequence[str]) -> str:
-    """Write `one`, `one and two`, `one, two and three`."""
-    return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
+def listed(words: Sequence[str], last: str = "and") -> str:
+    """Write `one`, `one and two`, `one, two and three`, or another word before the last."""
+    return f" {last} ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
 def _short(value: float, digits: int) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from paceline.options import figures
@@ -25,9 +25,11 @@ class Series:
     role: Role
     """Chooses colour and stroke."""
     values: tuple[float, ...]
-    """One for each point of the chart's `epochs`; NaN leaves a gap."""
+    """One for each place; NaN leaves a gap."""
     last: str
     """The newest value as text, for the legend."""
+    places: tuple[float, ...] | None = None
+    """Where the values stand along the bottom; None: at the chart's places."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +37,13 @@ class Mark:
     """A vertical line where an attempt began."""
 
     epoch: float
+    step: int
     label: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """One picture: lines over epochs, with the training time along the top."""
+    """One picture: lines over epochs or steps, with the training time along the top."""
 
     slug: str
     """Unique on the page; prefixes the ids inside the picture."""
@@ -48,12 +51,14 @@ class Chart:
     scale: Scale
     from_zero: bool
     large: bool
-    epochs: tuple[float, ...]
+    places: tuple[float, ...]
+    """Epochs or steps, in ascending order."""
     times_s: tuple[float, ...]
     series: tuple[Series, ...]
     marks: tuple[Mark, ...]
     highlight: tuple[float, float] | None
-    """A point (epoch, value) to ring: the best epoch."""
+    """A point (place, value) to ring: the best epoch."""
+    axis: Literal["epoch", "step"] = "epoch"
 
     @property
     def logarithmic(self) -> bool:
@@ -68,7 +73,7 @@ class Chart:
         """The chart in one sentence, for those who don't see it."""
         unit = " %" if self.scale == "percent" else ""
         parts = [f"{s.label} {_span(s.values, unit)}" for s in self.series]
-        return f"{self.title} by epoch: {'; '.join(parts)}"
+        return f"{self.title} by {self.axis}: {'; '.join(parts)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +132,16 @@ _PLANS = (
         factor=1000,
     ),
     _Plan(slug="rate", title="Learning rate", columns=(("lr", "rate", "single"),), from_zero=True),
+    _Plan(
+        slug="communication",
+        title="Communication",
+        columns=(
+            ("exposed_comm", "not hidden", "single"),
+            ("waiting", "waiting for the slowest", "part"),
+        ),
+        scale="percent",
+        from_zero=True,
+    ),
 )
 
 
@@ -135,10 +150,17 @@ def choose_charts(report: RunReport) -> tuple[Chart, ...]:
     metrics = report.metrics
     marks = find_marks(report)
     best = best_position(report)
+    alone = number(section(report.run, "derived"), "world_size") == 1
     return tuple(
-        _chart(plan, metrics, marks, best)
+        _step_chart(plan, report, marks, best)
+        if plan.large and report.steps.has(plan.columns[0][0])
+        else _chart(plan, metrics, marks, best)
         for plan in _PLANS
-        if any(metrics.has(name) for name, _, _ in plan.columns)
+        if (
+            any(metrics.has(name) for name, _, _ in plan.columns)
+            or (plan.large and report.steps.has(plan.columns[0][0]))
+        )
+        and not (alone and plan.slug == "communication")
     )
 
 
@@ -173,11 +195,12 @@ def find_marks(report: RunReport) -> tuple[Mark, ...]:
     for entry in entries(report.run, "history"):
         reason = text(entry, "reason")
         step = whole(entry, "from_step")
-        if reason in ("resume", "restart") and step is not None and len(report.metrics):
+        known = len(report.metrics) or len(report.steps)
+        if reason in ("resume", "restart") and step is not None and known:
             label = "resumed" if reason == "resume" else "restarted"
             # Snapshots may lie within an epoch.
             epoch = _epoch_of_step(report.metrics, step)
-            marks.append(Mark(epoch=epoch, label=f"{label} at step {step:,}"))
+            marks.append(Mark(epoch=epoch, step=step, label=f"{label} at step {step:,}"))
     return tuple(marks)
 
 
@@ -194,7 +217,7 @@ def _chart(plan: _Plan, metrics: Metrics, marks: tuple[Mark, ...], best: int | N
         scale=plan.scale,
         from_zero=plan.from_zero,
         large=plan.large,
-        epochs=tuple(epochs[i] for i in rows),
+        places=tuple(epochs[i] for i in rows),
         times_s=tuple(metrics.column("time_s")[i] for i in rows),
         series=tuple(
             _series(plan, metrics, column, rows)
@@ -206,6 +229,35 @@ def _chart(plan: _Plan, metrics: Metrics, marks: tuple[Mark, ...], best: int | N
     )
 
 
+def _step_chart(plan: _Plan, report: RunReport, marks: tuple[Mark, ...], best: int | None) -> Chart:
+    """Draw training over its steps, and each epoch's validation as a point at its last step."""
+    steps, metrics = report.steps, report.metrics
+    rows = thin(len(steps), MAX_POINTS)
+    trained = _series(plan, steps, plan.columns[0], rows)
+    series = [replace(trained, places=tuple(steps.column("step")[i] for i in rows))]
+    highlight = None
+    if metrics.has(plan.columns[1][0]):
+        epochs = thin(len(metrics), MAX_POINTS, () if best is None else (best,))
+        judged = _series(plan, metrics, plan.columns[1], epochs)
+        series.append(replace(judged, places=tuple(metrics.column("step")[i] for i in epochs)))
+        if best is not None:
+            place, value = metrics.column("step")[best], metrics.column(plan.columns[1][0])[best]
+            highlight = None if math.isnan(place + value) else (place, value)
+    return Chart(
+        slug=plan.slug,
+        title=plan.title,
+        scale=plan.scale,
+        from_zero=plan.from_zero,
+        large=plan.large,
+        places=series[0].places or (),
+        times_s=tuple(steps.column("time_s")[i] for i in rows),
+        series=tuple(series),
+        marks=marks,
+        highlight=highlight,
+        axis="step",
+    )
+
+
 _LAST_VALUE = {
     "loss": figures.dashed(figures.show_loss),
     "accuracy": figures.show_percent,
@@ -213,6 +265,7 @@ _LAST_VALUE = {
     "speed": figures.show_speed,
     "batch-time": figures.show_milliseconds,
     "rate": figures.dashed(figures.show_rate),
+    "communication": figures.show_percent,
 }
 
 
@@ -233,6 +286,8 @@ def _epoch_of_step(metrics: Metrics, step: int) -> float:
     """Interpolate between the ends of epochs; before the first one by the first one's length."""
     epochs = metrics.column("epoch")
     ends = metrics.column("step")
+    if not epochs:
+        return 0.0
     before = (epochs[0] - 1, 0.0)
     for epoch, end in zip(epochs, ends, strict=True):
         if math.isnan(end):

@@ -10,32 +10,37 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.files import write_atomic, write_json
+from paceline.files import write_atomic
+from paceline.results.confusion import Confusion, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COUNTS_UP_TO = 20  # More classes than this leave no room for numbers in the cells.
 _MOST_LABELS = 34
-_LABEL_LENGTH = 16
 
 _RIGHT = np.array([11, 92, 173]) / 255
 _WRONG = np.array([196, 66, 8]) / 255
 _INK, _MUTED, _LINE = "#1a1d21", "#5b646d", "#c9cdcb"
 
 
-def write_confusion(matrix: np.ndarray, class_names: Sequence[str], png: Path, json: Path) -> None:
+def write_confusion(
+    matrix: np.ndarray, class_names: Sequence[str], png: Path, json: Path, snapshot: str = ""
+) -> Confusion:
     """Write a confusion matrix as PNG and JSON; called by one process, not a collective.
 
     In the picture a cell's strength is the root of its share of the row, so that one mistake in a
-    hundred can be seen; right answers are blue, mistakes orange. The JSON holds `classes`,
-    `counts` and `per_class_accuracy` (None for a class without samples).
+    hundred can be seen; right answers are blue, mistakes orange.
 
     Args:
         matrix: Counts, shape (classes, classes), integers; rows are the truth, columns the answers.
         class_names: One for each class; equal ones get a number.
         png: Where the picture goes.
-        json: Where the numbers go.
+        json: Where the numbers go; see `results/confusion.py`.
+        snapshot: The name of the snapshot that was evaluated.
+
+    Returns:
+        What the JSON holds.
 
     Raises:
         ValueError: The shape isn't (classes, classes) for the names given, or a count is negative.
@@ -51,20 +56,12 @@ def write_confusion(matrix: np.ndarray, class_names: Sequence[str], png: Path, j
     if (counts < 0).any():
         raise ValueError("a confusion matrix holds counts; at least one is negative")
     names = distinct(class_names)
-    content = {
-        "classes": names,
-        "counts": counts.tolist(),
-        "per_class_accuracy": dict(zip(names, per_class_accuracy(counts), strict=True)),
-    }
-    write_json(json, content)
+    confusion = Confusion(
+        classes=tuple(names), counts=tuple(map(tuple, counts.tolist())), snapshot=snapshot
+    )
+    confusion.write(json)
     write_atomic(png, draw_confusion(counts, names))
-
-
-def per_class_accuracy(counts: np.ndarray) -> list[float | None]:
-    """Give each class's share of right answers; None for a class without samples."""
-    totals = counts.sum(axis=1).tolist()
-    right = counts.diagonal().tolist()
-    return [r / total if total else None for r, total in zip(right, totals, strict=True)]
+    return confusion
 
 
 def distinct(names: Sequence[str]) -> list[str]:
@@ -82,12 +79,6 @@ def distinct(names: Sequence[str]) -> list[str]:
         taken.add(candidate)
         result.append(candidate)
     return result
-
-
-def shorten(name: str) -> str:
-    """Make a class name fit beside the picture, on one line."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in name).split())
-    return line if len(line) <= _LABEL_LENGTH else f"{line[: _LABEL_LENGTH - 1]}…"
 
 
 def draw_confusion(counts: np.ndarray, names: Sequence[str]) -> bytes:

@@ -31,6 +31,8 @@ _COLOUR: dict[Role, str] = {
 }
 _STROKE: dict[Role, float] = {"train": 1.4, "validation": 2.0, "single": 1.8, "part": 1.4}
 
+_MOST_MARKERS = 60
+"""More points are a line without markers."""
 _NICE_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200)
 _DAY_S = 86400
 
@@ -64,22 +66,22 @@ def clock(seconds: int) -> str:
 
 def _draw_series(axes: "Axes", chart: Chart, series: Series) -> None:
     colour = _COLOUR[series.role]
-    # A point between gaps has no line: it gets a marker.
+    # A point between gaps has no line: it gets a marker, as each epoch has among the steps.
+    among_steps = chart.axis == "step" and series.role == "validation"
     lone = [i for i in range(len(series.values)) if _stands_alone(series.values, i)]
+    places = chart.places if series.places is None else series.places
     axes.plot(
-        chart.epochs,
+        places,
         series.values,
         color=colour,
         linewidth=_STROKE[series.role],
-        marker="o" if lone else "",
+        marker="o" if lone or among_steps else "",
         markersize=4,
-        markevery=lone,
+        markevery=None if among_steps and len(places) <= _MOST_MARKERS else lone,
         solid_joinstyle="round",
     )
     if chart.from_zero:
-        axes.fill_between(
-            chart.epochs, series.values, color=colour, alpha=0.1, linewidth=0, zorder=1
-        )
+        axes.fill_between(places, series.values, color=colour, alpha=0.1, linewidth=0, zorder=1)
 
 
 def _stands_alone(values: Sequence[float], position: int) -> bool:
@@ -90,7 +92,8 @@ def _stands_alone(values: Sequence[float], position: int) -> bool:
 
 
 def _set_range(axes: "Axes", chart: Chart) -> None:
-    first, last = chart.epochs[0], chart.epochs[-1]
+    ends = [(s.places or chart.places)[i] for s in chart.series for i in (0, -1)]
+    first, last = min(ends), max(ends)
     margin = 0.02 * (last - first) if last > first else 1.0
     axes.set_xlim(first - margin, last + margin)
     if chart.logarithmic:
@@ -129,18 +132,18 @@ def _label_values(axes: "Axes", scale: Scale) -> None:
 def _draw_marks(axes: "Axes", chart: Chart) -> None:
     low, high = axes.get_xlim()
     for mark in chart.marks:
-        place = min(max(mark.epoch, low), high)
+        place = min(max(mark.step if chart.axis == "step" else mark.epoch, low), high)
         axes.axvline(place, color=MUTED, linewidth=1, dashes=(2, 3), zorder=1)
 
 
 def _label_times(axes: "Axes", chart: Chart) -> None:
-    """Write the training time along the top, where round times fall between the epochs."""
+    """Write the training time along the top, where round times fall between epochs or steps."""
     low, high = axes.get_xlim()
-    for time_s, epoch in _time_places(chart):
-        if low <= epoch <= high:
+    for time_s, place in _time_places(chart):
+        if low <= place <= high:
             axes.annotate(
                 clock(time_s),
-                (epoch, 1),
+                (place, 1),
                 xycoords=("data", "axes fraction"),
                 xytext=(0, 9),
                 textcoords="offset points",
@@ -148,7 +151,7 @@ def _label_times(axes: "Axes", chart: Chart) -> None:
                 color=MUTED,
             )
             axes.plot(
-                [epoch, epoch],
+                [place, place],
                 [1.0, 1.02],
                 transform=axes.get_xaxis_transform(),
                 color=MUTED,
@@ -158,12 +161,12 @@ def _label_times(axes: "Axes", chart: Chart) -> None:
 
 
 def _time_places(chart: Chart) -> list[tuple[int, float]]:
-    """Round times with the epochs at which they had passed; none where times don't grow."""
-    known = [(t, e) for t, e in zip(chart.times_s, chart.epochs, strict=True) if not math.isnan(t)]
+    """Round times with the places at which they had passed; none where times don't grow."""
+    known = [(t, e) for t, e in zip(chart.times_s, chart.places, strict=True) if not math.isnan(t)]
     if not known or any(b[0] <= a[0] for a, b in pairwise(known)):
         return []
-    # Time 0 is the beginning of the first epoch.
-    points = [(0.0, chart.epochs[0] - 1), *known]
+    # Time 0 is the beginning of the first epoch, or step 0.
+    points = [(0.0, 0.0 if chart.axis == "step" else chart.places[0] - 1), *known]
     return [(time_s, _interpolate(points, time_s)) for time_s in choose_times(known[-1][0])]
 
 

@@ -17,8 +17,9 @@ from paceline.results.json_object import (
     text,
     whole,
 )
-from paceline.results.metrics_table import Metrics, read_metrics
+from paceline.results.metrics_table import STEPS, Metrics, read_metrics
 from paceline.results.run_directory import RunDirectory
+from paceline.results.run_notes import RunNotes
 
 _ATTEMPT = re.compile(r"attempt-(\d+)-")
 
@@ -38,7 +39,11 @@ class RunReport:
 
     path: Path
     run: JsonObject
+    notes: RunNotes
     metrics: Metrics
+    """A row an epoch."""
+    steps: Metrics
+    """Rows within the epochs; none of a run that an older Paceline trained."""
     summary: JsonObject
     """Empty while the training runs, and after a resume until it ends again."""
     failures: tuple[WorkerFailure, ...]
@@ -48,6 +53,10 @@ class RunReport:
     snapshots: tuple[SnapshotEntry, ...]
     locked: bool
     """A process owns the run directory: the training runs."""
+    read_at: datetime
+    """When all this was read, UTC."""
+    epoch_at: datetime | None
+    """When the newest row of metrics.csv was written; None where there is no such file."""
     problems: tuple[str, ...]
     """One sentence for each file that couldn't be read."""
 
@@ -66,12 +75,16 @@ def read_run(run: RunDirectory) -> RunReport:
     return RunReport(
         path=run.path,
         run=description,
+        notes=RunNotes.read(run, description, problems),
         metrics=read_metrics(run.metrics_csv, problems),
+        steps=read_metrics(run.steps_csv, problems, STEPS),
         summary=summary,
         failures=failures,
         earlier_failures=earlier,
         snapshots=_list_snapshots(run.snapshots, problems),
         locked=run.is_locked(),
+        read_at=datetime.now(UTC),
+        epoch_at=_written_at(run.metrics_csv),
         problems=tuple(problems),
     )
 
@@ -94,6 +107,13 @@ def _since(path: Path, since_s: float | None) -> bool:
         return since_s is None or path.stat().st_mtime >= since_s
     except OSError:
         return True
+
+
+def _written_at(path: Path) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    except (OSError, OverflowError, ValueError):
+        return None
 
 
 def _read_failures(

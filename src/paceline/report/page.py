@@ -1,32 +1,48 @@
 """Puts a run's sentence, figures, curves and tables into one self-contained HTML page."""
 
-import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from markupsafe import Markup
 
 from paceline.files import write_atomic
+from paceline.options.shell import command_line
 from paceline.report import sections
 from paceline.report.charts import Chart, choose_charts, find_marks
 from paceline.report.curves import draw_chart
 from paceline.report.load_run import RunReport, read_run
 from paceline.report.run_outcome import describe_ending, describe_failure
+from paceline.report.scaling.bars import draw_bars
+from paceline.report.step_time import read_profile, time_pictures, time_table
 from paceline.report.templating import fill_template
-from paceline.results.json_object import text, texts
+from paceline.results.confusion import Confusion
+from paceline.results.json_object import text
 from paceline.results.run_directory import RunDirectory
 
 
 def render_page(report: RunReport) -> str:
     """Render a run as HTML that needs no network and no script; the same run, the same text."""
+    problems = list(report.problems)
+    run = RunDirectory(report.path)
+    ending = describe_ending(report)
+    profile = read_profile(run.profile_json, problems)
+    pictures = time_pictures(profile) if profile else ()
+    confusion = Confusion.read(run.path / "evaluation" / "confusion.json", problems)
     return fill_template(
         "run.html",
-        recipe=text(report.run, "recipe") or text(report.summary, "recipe") or report.path.name,
+        name=sections.run_name(report),
+        recipe=text(report.run, "recipe") or text(report.summary, "recipe"),
+        about=sections.facts_table(report, running=ending.state == "running"),
+        again=command_line("report", report.path),
         paceline=text(report.run, "paceline"),
         directory=str(report.path),
-        ending=describe_ending(report),
+        ending=ending,
         figures=sections.key_figures(report),
         charts=[(chart, _picture(chart)) for chart in choose_charts(report)],
         marks=find_marks(report),
+        times=[(picture, Markup(draw_bars(picture))) for picture in pictures],
+        time_numbers=time_table(pictures),
+        confusion=_confusion(confusion),
         epochs=sections.epochs_table(report),
         settings=sections.settings_table(report),
         outcome=sections.outcome_table(report),
@@ -37,9 +53,19 @@ def render_page(report: RunReport) -> str:
         earlier_failures=[(describe_failure(f), f.traceback) for f in report.earlier_failures],
         snapshots=report.snapshots,
         weights=text(report.summary, "weights_sha256"),
-        command=shlex.join(texts(report.run, "command")),
-        problems=report.problems,
+        problems=problems,
     )
+
+
+def _confusion(confusion: Confusion | None) -> Mapping[str, object] | None:
+    if confusion is None:
+        return None
+    return {
+        "says": sections.describe_confusion(confusion),
+        "rows": sections.confusion_rows(confusion),
+        "classes": sections.classes_table(confusion),
+        "mistakes": sections.mistakes_table(confusion),
+    }
 
 
 def _picture(chart: Chart) -> Markup:

@@ -21,6 +21,19 @@ _CLOSING = {
 }
 
 
+RunState = Literal["running", "finished", "stopped", "failed", "died"]
+"""How it stands with a run: `stopped` by a signal, in order; `died` without a word."""
+
+
+def find_state(report: "RunReport") -> RunState:
+    """Say how it stands with a run: its summary counts first; then whether a process owns it."""
+    if report.summary:
+        return "stopped" if text(report.summary, "stopped_because") == "signal" else "finished"
+    if report.locked:
+        return "running"
+    return "failed" if report.failures else "died"
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunOutcome:
     """How a run ended."""

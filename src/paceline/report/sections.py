@@ -1,18 +1,29 @@
 """The page's figures and tables as plain text cells; no HTML here."""
 
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from heapq import nlargest
 
+from paceline.errors import UsageError
 from paceline.options import figures
-from paceline.options.durations import format_duration
+from paceline.options.durations import format_duration, parse_duration_s
 from paceline.options.figures import plural
 from paceline.report.charts import best_position, thin
 from paceline.report.load_run import RunReport
-from paceline.results.json_object import JsonObject, entries, number, section, text, whole
+from paceline.results.confusion import Confusion, shorten, strength
+from paceline.results.json_object import JsonObject, entries, number, section, text, texts, whole
 
 MAX_TABLE_ROWS = 250
 """More epochs than this are thinned in the table; `metrics.csv` has them all."""
+MOST_HOSTS = 4
+"""Named at the top of the page; the others are counted."""
+MOST_CLASSES = 25
+"""With more the confusion matrix isn't a table: its mistakes are listed."""
+MOST_MISTAKES = 30
+_LONGEST_S = 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +54,62 @@ class Table:
     marked: int | None = None
     """The row to stress."""
     note: str = ""
+    figures_from: int | None = None
+    """From this column on there are figures; none where all is text."""
+
+
+def run_name(report: RunReport) -> str:
+    """What the run is called: the name that its user gave, else its directory's."""
+    return text(section(report.run, "settings"), "name") or report.path.name
+
+
+def facts_table(report: RunReport, *, running: bool) -> tuple[Setting, ...]:
+    """List what says which run this is, and how far it is while it runs."""
+    start = facts(
+        started_at=text(report.run, "started_at"),
+        hosts=[text(host, "host") for host in entries(report.run, "hosts")],
+        command=texts(report.run, "command"),
+    )
+    return (*start, *_progress(report)) if running else start
+
+
+def facts(*, started_at: str, hosts: Sequence[str], command: Sequence[str]) -> tuple[Setting, ...]:
+    """Lay out what stands at the top of a page: start, hosts and command."""
+    more = f" and {len(hosts) - MOST_HOSTS:,} more" if len(hosts) > MOST_HOSTS else ""
+    rows = (
+        ("Started", moment(started_at)),
+        ("Hosts" if len(hosts) > 1 else "Host", ", ".join(hosts[:MOST_HOSTS]) + more),
+        ("Command", shlex.join(command)),
+    )
+    return tuple(Setting(name=name, value=value) for name, value in rows if value)
+
+
+def _progress(report: RunReport) -> tuple[Setting, ...]:
+    """Say when this was read, and when the training will be through."""
+    facts = [Setting(name="Written", value=moment(report.read_at.isoformat()))]
+    left_s = remaining_s(report)
+    if left_s is not None and report.epoch_at is not None:
+        ends = max(report.epoch_at + timedelta(seconds=left_s), report.read_at)
+        left = format_duration((ends - report.read_at).total_seconds())
+        facts.append(Setting(name="ETA", value=f"{moment(ends.isoformat())}, in {left} at most"))
+    return tuple(facts)
+
+
+def remaining_s(report: RunReport) -> float | None:
+    """Say how long the epochs that are planned take from the newest one's end, as those before.
+
+    A time budget may end it earlier. None where no epoch is done or nothing says how many come.
+    """
+    settings = section(report.run, "settings")
+    planned, done = number(settings, "epochs"), report.metrics.last("epoch")
+    spent_s = report.metrics.last("time_s")
+    if not planned or not done or not spent_s or done < 1:
+        return None
+    left_s = max(planned - done, 0.0) * spent_s / done
+    with suppress(UsageError):
+        budget_s = parse_duration_s(text(settings, "time_budget"))
+        left_s = min(left_s, max(budget_s - spent_s, 0.0))
+    return left_s if left_s < _LONGEST_S else None
 
 
 def key_figures(report: RunReport) -> tuple[KeyFigure, ...]:
@@ -86,8 +153,7 @@ def environment_table(report: RunReport) -> tuple[Setting, ...]:
     rule = derived.pop("lr_rule", None)
     if rule:
         derived["lr"] = rule
-    rows = [("started", moment(text(report.run, "started_at")))]
-    rows += [(name.replace("_", " "), _derived(v)) for name, v in derived.items()]
+    rows = [(name.replace("_", " "), _derived(v)) for name, v in derived.items()]
     rows += [(name, figures.show_value(v)) for name, v in section(report.run, "versions").items()]
     return tuple(Setting(name=name, value=content) for name, content in rows if content)
 
@@ -138,7 +204,108 @@ def epochs_table(report: RunReport) -> Table:
         header=tuple(title for _, title, _ in shown),
         rows=rows,
         marked=positions.index(best) if best is not None else None,
+        figures_from=0,
         note=f"{len(rows)} of {len(metrics):,} epochs; metrics.csv has all" if thinned else "",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One cell of a confusion matrix."""
+
+    count: str
+    strength: str
+    """How strongly to colour it, as CSS's percentage: the root of its share of the row."""
+    right: bool
+    told: str
+    """What it says, in a sentence."""
+
+
+def confusion_rows(confusion: Confusion) -> tuple[tuple[str, tuple[Cell, ...]], ...]:
+    """Lay out a confusion matrix: each class's name with its cells; none for too many classes."""
+    if len(confusion.classes) > MOST_CLASSES:
+        return ()
+    return tuple(
+        (
+            shorten(confusion.classes[truth]),
+            tuple(_cell(confusion, truth, answer) for answer in range(len(row))),
+        )
+        for truth, row in enumerate(confusion.counts)
+    )
+
+
+def _cell(confusion: Confusion, truth: int, answer: int) -> Cell:
+    row, names = confusion.counts[truth], confusion.classes
+    share = f"{figures.show_count(row[answer])} of {sum(row):,} samples of {names[truth]}"
+    verdict = "answered right" if truth == answer else f"taken for {names[answer]}"
+    part = f" ({figures.show_whole_percent(row[answer] / sum(row))})" if sum(row) else ""
+    return Cell(
+        count=figures.show_count(row[answer]),
+        strength=f"{100 * strength(row[answer], row):.0f}%",
+        right=truth == answer,
+        told=f"{share} {verdict}{part}",
+    )
+
+
+def mistakes_table(confusion: Confusion) -> Table:
+    """List the most frequent mistakes."""
+    mistakes = [
+        (count, truth, answer)
+        for truth, row in enumerate(confusion.counts)
+        for answer, count in enumerate(row)
+        if count and truth != answer
+    ]
+    largest = nlargest(MOST_MISTAKES, mistakes, key=lambda mistake: mistake[0])
+    rows = tuple(
+        (
+            confusion.classes[truth],
+            confusion.classes[answer],
+            figures.show_count(count),
+            figures.show_whole_percent(count / sum(confusion.counts[truth])),
+        )
+        for count, truth, answer in largest
+    )
+    return Table(
+        header=("class", "taken for", "samples", "share of the class"),
+        figures_from=2,
+        rows=rows,
+        note=f"the {len(rows)} most frequent of {plural(len(mistakes), 'pair')}",
+    )
+
+
+def classes_table(confusion: Confusion) -> Table:
+    """List recall, precision and F1 of each class, and their means; worst first where many."""
+    listed = list(confusion.per_class)
+    if len(listed) > MOST_CLASSES:
+        listed.sort(key=lambda each: -1.0 if each.f1 is None else each.f1)
+    shown = listed[:MAX_TABLE_ROWS]
+    rows = tuple(
+        (
+            each.name,
+            figures.show_percent(each.recall),
+            figures.show_percent(each.precision),
+            figures.show_percent(each.f1),
+            figures.show_count(each.samples),
+        )
+        for each in (*shown, confusion.mean)
+    )
+    cut = len(shown) < len(listed)
+    return Table(
+        header=("class", "recall", "precision", "F1", "samples"),
+        figures_from=1,
+        rows=rows,
+        marked=len(rows) - 1,
+        note=f"the {len(shown)} with the lowest F1 of {len(listed):,} classes" if cut else "",
+    )
+
+
+def describe_confusion(confusion: Confusion) -> str:
+    """Say what was evaluated, and how many answers were right."""
+    of = f" of snapshot {confusion.snapshot}" if confusion.snapshot else ""
+    share = confusion.right / confusion.samples if confusion.samples else None
+    return (
+        f"Evaluation{of}: {confusion.right:,} of {plural(confusion.samples, 'sample')} right "
+        f"({figures.show_percent(share)})."
     )
 
 

@@ -3,7 +3,7 @@
 from paceline.options.text import printable
 
 
-def fill_template(name: str, **values: object) -> str:
+def fill_template(name: str, /, **values: object) -> str:
     """Fill one of the templates; text is escaped, and a value that is missing is an error."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

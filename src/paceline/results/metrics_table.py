@@ -1,6 +1,7 @@
-"""`metrics.csv`: a row an epoch."""
+"""`metrics.csv`, a row an epoch, and `steps.csv`, rows within the epochs."""
 
 import csv
+import errno
 import io
 import math
 import os
@@ -53,11 +54,55 @@ class EpochRow:
     """Figures of the script's own; each becomes one more column."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepRow:
+    """Figures over all workers of the steps since the row before; None where they have no meaning.
+
+    The row before is of the same epoch; the first row of an epoch is about all its steps so far.
+    """
+
+    epoch: int
+    """Counted from 1."""
+    step: int
+    """Optimizer steps since the start of the training."""
+    time_s: float
+    """Training time so far, evaluation and snapshots included, interruptions not."""
+    samples: int | None = None
+    """Training samples so far, over all epochs."""
+    train_loss: float | None = None
+    """Mean over the samples since the row before."""
+    train_accuracy: float | None = None
+    lr: float = 0.0
+    """Learning rate of the last step."""
+    images_per_s: float | None = None
+    """Training samples a second over all workers, evaluation not counted."""
+    exposed_comm: float | None = None
+    """Share of the steps' time in which the slowest worker waited for communication; of several
+    workers."""
+    waiting: float | None = None
+    """Share in which the workers waited for the slowest, on average."""
+
+
 TABLE_MAX_BYTES = 64 << 20
-"""A table of 250,000 epochs."""
-_EPOCH = re.compile(r"[0-9]{1,15}")
+"""A table of 250,000 epochs, or 600,000 rows within epochs; no more is written or read."""
+_COUNT = re.compile(r"[0-9]{1,15}")
 COLUMNS = tuple(f.name for f in fields(EpochRow) if f.name != "extra")
 
+
+@dataclass(frozen=True, kw_only=True)
+class TableFormat:
+    """What tells one table from the other."""
+
+    key: str
+    """The column that has another number in each row, in ascending order."""
+    columns: tuple[str, ...]
+    """Those of each such table; there may be more."""
+
+
+EPOCHS = TableFormat(key="epoch", columns=COLUMNS)
+"""Of `metrics.csv`."""
+STEPS = TableFormat(key="step", columns=tuple(f.name for f in fields(StepRow)))
+"""Of `steps.csv`."""
 
 Cells = Mapping[str, str]
 """A row as it is written, by column."""
@@ -65,22 +110,22 @@ Cells = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Begun:
-    """What became of the rows of the epochs that a training has behind it."""
+    """What became of the rows of what a training has behind it."""
 
     rebuilt: int
     """Rows that were missing or damaged, and came back from a snapshot."""
     missing: int
-    """Epochs without a row."""
+    """Epochs (or steps) without a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """The table by columns; one value an epoch, NaN for an empty cell."""
+    """A table by columns; one value a row, NaN for an empty cell."""
 
     columns: Mapping[str, tuple[float, ...]]
 
     def __len__(self) -> int:
-        return len(self.columns.get("epoch", ()))
+        return len(next(iter(self.columns.values()), ()))
 
     def column(self, name: str) -> tuple[float, ...]:
         """Give a column's values; all NaN where the file has no such column."""
@@ -96,62 +141,73 @@ class Metrics:
         return numbers[-1] if numbers else None
 
 
-def start_table(path: Path, completed_epochs: int, saved: Iterable[Cells] = ()) -> Begun:
-    """Prepare the table: the header, and the rows of epochs that a resumed training has behind it.
+def start_table(
+    path: Path, completed: int, saved: Iterable[Cells] = (), table: TableFormat = EPOCHS
+) -> Begun:
+    """Prepare a table: the header, and the rows of what a resumed training has behind it.
 
-    Rows beyond `completed_epochs` (they will be trained again) and a row that a crash cut short
-    are dropped: a power cut may leave less of the table than of the snapshots, or zeros.
+    Rows beyond `completed` (they will be trained again) and a row that a crash cut short are
+    dropped: a power cut may leave less of the table than of the snapshots, or zeros.
 
     Args:
         path: Of the table.
-        completed_epochs: How many the training has behind it.
+        completed: How many epochs (or steps) the training has behind it.
         saved: Their rows, as the snapshot has them; they count before those of the table.
+        table: Which one it is.
     """
-    found = {epoch: row for row in read_table(path) if (epoch := int(row["epoch"]))}
-    known = {int(row["epoch"]): row for row in saved if _has_epoch(row)}
+    found = {key: row for row in read_table(path, table) if (key := int(row[table.key]))}
+    known = {int(row[table.key]): row for row in saved if _has_key(row, table)}
     # The snapshot's rows count before the table's, which a crash may have damaged.
-    rebuilt = [epoch for epoch, row in known.items() if not _holds(found.get(epoch), row)]
-    # In order of epochs, and none of those that are trained again.
-    kept = dict(sorted((found | {epoch: known[epoch] for epoch in rebuilt}).items()))
-    rows = [row for epoch, row in kept.items() if epoch <= completed_epochs]
-    write_atomic(path, _text(rows, _columns(rows), header=True).encode())
-    return Begun(rebuilt=len(rebuilt), missing=max(0, completed_epochs - len(rows)))
+    rebuilt = [key for key, row in known.items() if not _holds(found.get(key), row)]
+    # In order, and none of those that are trained again.
+    kept = dict(sorted((found | {key: known[key] for key in rebuilt}).items()))
+    rows = [row for key, row in kept.items() if key <= completed]
+    write_atomic(path, _text(rows, _columns(rows, table), header=True).encode())
+    return Begun(rebuilt=len(rebuilt), missing=max(0, completed - len(rows)))
 
 
 def _holds(found: Cells | None, row: Cells) -> bool:
     return found is not None and all(found.get(name, "") == cell for name, cell in row.items())
 
 
-def cells_of(row: EpochRow) -> Cells:
+def cells_of(row: EpochRow | StepRow) -> Cells:
     """Give a row as it is written."""
-    own = {name: _cell(getattr(row, name)) for name in COLUMNS}
-    return own | {name: _cell(value) for name, value in row.extra.items()}
+    listed = STEPS.columns if isinstance(row, StepRow) else COLUMNS
+    own = {name: _cell(getattr(row, name)) for name in listed}
+    extra = {} if isinstance(row, StepRow) else row.extra
+    return own | {name: _cell(value) for name, value in extra.items()}
 
 
-def append_rows(path: Path, new: Sequence[Cells], *, synced: bool = False) -> None:
+def append_rows(
+    path: Path, new: Sequence[Cells], *, synced: bool = False, table: TableFormat = EPOCHS
+) -> None:
     """Add rows, all of them or none.
 
     Args:
         path: Of the table.
         new: The rows.
         synced: Wait until they, and all before them, survive a power cut.
+        table: Which one it is.
 
     Raises:
-        OSError: The disk is full; the table is as it was.
+        OSError: The disk is full, or the table as large as it may get; it is as it was.
     """
     with open_plain(path) as file:
         header = file.readline(TABLE_MAX_BYTES).decode(errors="replace")
-    columns = next(csv.reader([header]), list(COLUMNS))
+    columns = next(csv.reader([header]), list(table.columns))
     # A new column changes every row: the table is written anew.
     if any(name not in columns for row in new for name in row):
-        everything = [*read_table(path), *new]
-        write_atomic(path, _text(everything, _columns(everything), header=True).encode())
+        everything = [*read_table(path, table), *new]
+        write_atomic(path, _text(everything, _columns(everything, table), header=True).encode())
         return
+    content = _text(new, columns).encode()
     with path.open("ab") as file:
         # Appended; a full disk mustn't leave half a row.
         before = file.tell()
+        if before + len(content) > TABLE_MAX_BYTES:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
         try:
-            file.write(_text(new, columns).encode())
+            file.write(content)
             file.flush()
             if synced:
                 os.fsync(file.fileno())
@@ -160,7 +216,7 @@ def append_rows(path: Path, new: Sequence[Cells], *, synced: bool = False) -> No
             raise
 
 
-def read_table(path: Path) -> list[Mapping[str, str]]:
+def read_table(path: Path, table: TableFormat = EPOCHS) -> list[Mapping[str, str]]:
     """Read the complete rows; none where the file doesn't exist."""
     try:
         content = read_plain(path, TABLE_MAX_BYTES)
@@ -169,15 +225,15 @@ def read_table(path: Path) -> list[Mapping[str, str]]:
     except ValueError as error:
         raise UsageError(
             f"{path} can't be read: {error}. Move it out of the way: the training goes on without "
-            "the epochs that it holds"
+            f"the {table.key}s that it holds"
         ) from error
     rows = parse_rows(content.decode(errors="replace"))
     width = max(map(len, rows), default=0)
-    return [row for row in rows if len(row) == width and _has_epoch(row)]
+    return [row for row in rows if len(row) == width and _has_key(row, table)]
 
 
-def _has_epoch(row: Cells) -> bool:
-    return _EPOCH.fullmatch(row.get("epoch", "")) is not None
+def _has_key(row: Cells, table: TableFormat) -> bool:
+    return _COUNT.fullmatch(row.get(table.key, "")) is not None
 
 
 def parse_rows(text: str) -> list[Mapping[str, str]]:
@@ -194,32 +250,33 @@ def parse_rows(text: str) -> list[Mapping[str, str]]:
     return rows
 
 
-def parse_metrics(content: str) -> Metrics:
-    """Read the text of a `metrics.csv` that may be growing or torn.
+def parse_metrics(content: str, table: TableFormat = EPOCHS) -> Metrics:
+    """Read the text of a table that may be growing or torn.
 
-    A last line without its end is dropped, so is a row without an epoch; of two rows for one epoch
-    the later one counts. What isn't a finite number becomes NaN.
+    A last line without its end is dropped, so is a row without its epoch (or step); of two rows for
+    one the later one counts. What isn't a finite number becomes NaN.
     """
     # A later row replaces an earlier one of the same epoch.
-    rows = {_figure(row.get("epoch")): row for row in parse_rows(content)}
-    ordered = [rows[epoch] for epoch in sorted(filter(math.isfinite, rows))]
+    rows = {_figure(row.get(table.key)): row for row in parse_rows(content)}
+    ordered = [rows[key] for key in sorted(filter(math.isfinite, rows))]
     names = dict.fromkeys(name for row in ordered for name in row)
     return Metrics(columns={n: tuple(_figure(row.get(n)) for row in ordered) for n in names})
 
 
-def read_metrics(path: Path, problems: list[str]) -> Metrics:
-    """Read the table by columns, whole or not; see `parse_metrics`.
+def read_metrics(path: Path, problems: list[str], table: TableFormat = EPOCHS) -> Metrics:
+    """Read a table by columns, whole or not; see `parse_metrics`.
 
     Args:
         path: Of the table.
         problems: Gets a sentence where the file can't be read.
+        table: Which one it is.
     """
-    return parse_metrics(read_text(path, problems, TABLE_MAX_BYTES))
+    return parse_metrics(read_text(path, problems, TABLE_MAX_BYTES), table)
 
 
-def _columns(rows: Iterable[Mapping[str, str]]) -> list[str]:
+def _columns(rows: Iterable[Mapping[str, str]], table: TableFormat) -> list[str]:
     """Name the usual columns and those that some row has besides, in order of appearance."""
-    return list(dict.fromkeys([*COLUMNS, *(name for row in rows for name in row)]))
+    return list(dict.fromkeys([*table.columns, *(name for row in rows for name in row)]))
 
 
 def _text(

@@ -9,12 +9,21 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 
 from paceline.errors import UsageError
-from paceline.files import describe_json, read_json_object, storing, why_unreadable, write_json
+from paceline.files import (
+    describe_json,
+    read_json_object,
+    read_plain,
+    storing,
+    why_unreadable,
+    write_atomic,
+    write_json,
+)
 from paceline.options.shell import command_line
 
 RUN_FORMAT = 1
@@ -44,9 +53,19 @@ def log_path(log_dir: Path, rank: int) -> Path:
     return log_dir / f"rank-{rank}.log"
 
 
+def usual_name(name: str, moment: datetime) -> str:
+    """Name the directory of a run: NAME-TIME, in local time."""
+    return f"{fit_name(name)}-{moment.astimezone():%Y%m%d-%H%M%S}"
+
+
+def fit_name(name: str) -> str:
+    """Put a dash for what had better not stand in a directory's name."""
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name).lstrip(".")
+
+
 _LEFT = re.compile(
     r"\.(run|summary|profile|workers|tracker-.+|(.+-)?failure-rank-\d+)\.json\.[0-9a-f]{8}"
-    r"|\.(metrics\.csv|report\.html)\.[0-9a-f]{8}|\.{1,2}probe-.+"
+    r"|\.((metrics|steps)\.csv|report\.html)\.[0-9a-f]{8}|\.{1,2}probe-.+"
 )
 """Names under which files are written before they get their own."""
 
@@ -68,11 +87,60 @@ class RunDirectory:
     def usual(name: str, moment: datetime) -> "RunDirectory":
         """Name the run directory of a training that the user gave none: runs/NAME-TIME.
 
+        Another one may have the same name: see `claim`.
+
         Args:
-            name: Of the training, fit for a directory's name.
+            name: Of the training; what can't stand in a directory's name becomes a dash.
             moment: When it was started.
         """
-        return RunDirectory.named(Path("runs") / f"{name}-{moment.astimezone():%Y%m%d-%H%M%S}")
+        return RunDirectory.named(Path("runs") / usual_name(name, moment))
+
+    def claim(self, starter: str = "", *, again: bool = False) -> "RunDirectory":
+        """Make a new directory for a training that has no other name: this one, or NAME-2, NAME-3.
+
+        Making it settles whose it is: of several that begin at once, also on other machines, each
+        gets another one. One process of a training calls it; the others learn the path.
+
+        Args:
+            starter: What starts the workers, where it may start them again after a failure.
+            again: They have been started before: take the directory that was claimed then.
+
+        Raises:
+            UsageError: None can be made.
+        """
+        if again and (found := self.claimed_by(starter)):
+            return found
+        for run in self._numbered():
+            try:
+                run.path.mkdir(run.directory_mode, parents=True)
+                if starter:
+                    write_atomic(run._claim_file, starter.encode())
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise run._unwritable(error) from error
+            return run
+        raise AssertionError("names never end")
+
+    def claimed_by(self, starter: str) -> "RunDirectory | None":
+        """Give the newest directory of this name that a starter's first worker has claimed."""
+        found = None
+        for run in self._numbered():
+            if not run.path.is_dir():
+                return found
+            with suppress(OSError, ValueError):
+                if read_plain(run._claim_file) == starter.encode():
+                    found = run
+        return found
+
+    def _numbered(self) -> Iterator["RunDirectory"]:
+        yield self
+        for number in count(2):
+            yield replace(self, path=self.path.with_name(f"{self.path.name}-{number}"))
+
+    @property
+    def _claim_file(self) -> Path:
+        return self.path / ".started-by"
 
     @property
     def run_json(self) -> Path:
@@ -83,6 +151,11 @@ class RunDirectory:
     def metrics_csv(self) -> Path:
         """A row an epoch."""
         return self.path / "metrics.csv"
+
+    @property
+    def steps_csv(self) -> Path:
+        """Rows within the epochs."""
+        return self.path / "steps.csv"
 
     @property
     def summary_json(self) -> Path:
@@ -102,6 +175,11 @@ class RunDirectory:
     def profile_json(self) -> Path:
         """Where the time of a step goes; see `results/profile.py`."""
         return self.path / "profile.json"
+
+    @property
+    def notes_json(self) -> Path:
+        """Name, tags and note as the user has changed them; see `results/run_notes.py`."""
+        return self.path / "notes.json"
 
     @property
     def snapshots(self) -> Path:
@@ -268,9 +346,11 @@ class RunDirectory:
     def _is_leftover(self) -> bool:
         """Tell whether nothing is here but what a training left that failed before it began."""
         # What a training makes before it begins, and names under which files are being written.
-        ours = {self.snapshots.name, self.logs.name, self.slurm.name, self._lock_file.name}
-        if self._lock_file.exists() and self._table_is_empty():
-            ours.add(self.metrics_csv.name)  # it is begun before run.json is written
+        ours = {self.snapshots.name, self.logs.name, self.slurm.name}
+        ours |= {self._lock_file.name, self._claim_file.name}
+        if self._lock_file.exists():
+            tables = (self.metrics_csv, self.steps_csv)  # begun before run.json is written
+            ours |= {table.name for table in tables if _is_empty(table)}
         here = {
             path.name
             for path in self.path.iterdir()
@@ -281,14 +361,6 @@ class RunDirectory:
     def _has_snapshots(self) -> bool:
         return self.snapshots.is_dir() and any(self.snapshots.glob("*step-*"))
 
-    def _table_is_empty(self) -> bool:
-        """Tell whether the table is there and has a header alone."""
-        try:
-            with self.metrics_csv.open("rb") as file:
-                return file.readline().startswith(b"epoch,step,") and not file.read(1)
-        except OSError:
-            return False
-
     def discard(self) -> None:
         """Remove what `create` made, of a training that failed before it began.
 
@@ -298,7 +370,7 @@ class RunDirectory:
             return
         for directory in (self.snapshots, self.logs):
             shutil.rmtree(directory, ignore_errors=True)
-        for file in (self._lock_file, *self.path.glob(f"{_TOKEN}*")):
+        for file in (self._lock_file, self._claim_file, *self.path.glob(f"{_TOKEN}*")):
             file.unlink(missing_ok=True)
         with suppress(OSError):  # not empty: it holds something of the user's
             self.path.rmdir()
@@ -371,6 +443,15 @@ class RunDirectory:
             yield
         finally:
             os.close(descriptor)
+
+
+def _is_empty(table: Path) -> bool:
+    """Tell whether a table is there and has a header alone."""
+    try:
+        with table.open("rb") as file:
+            return file.readline().startswith(b"epoch,step,") and not file.read(1)
+    except OSError:
+        return False
 
 
 def _check_run(content: Mapping[str, object]) -> None:

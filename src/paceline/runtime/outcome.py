@@ -32,18 +32,25 @@ _REASONS = {
 _MIXED = "the bits come from different hardware or settings: see numerics in run.json"
 
 
-def announce(run: RunDirectory, outcome: "LaunchOutcome", again: Sequence[str] = ()) -> int:
+def announce(
+    run: RunDirectory,
+    outcome: "LaunchOutcome",
+    again: Sequence[str] = (),
+    *,
+    quiet: bool = False,
+) -> int:
     """Say how a launch ended. Returns the exit code.
 
     Args:
         run: The run directory.
         outcome: Of the launch.
         again: Options that a command to go on needs besides the run directory.
+        quiet: Print no summary.
     """
     interrupted, failures = outcome.interrupted, outcome.failures
     if failures and not interrupted:
         return announce_failure(run, failures, again=again)
-    return announce_end(run, interrupted=interrupted, failures=failures, again=again)
+    return announce_end(run, interrupted=interrupted, failures=failures, again=again, quiet=quiet)
 
 
 def announce_end(
@@ -53,6 +60,7 @@ def announce_end(
     failures: Sequence[WorkerFailure] = (),
     write: WriteReport = write_report,
     again: Sequence[str] = (),
+    quiet: bool = False,
 ) -> int:
     """Write the report and print the summary. Returns the exit code.
 
@@ -62,6 +70,7 @@ def announce_end(
         failures: Of workers that didn't stop in order when they were asked to.
         write: How the report is written.
         again: Options that a command to go on needs besides the run directory.
+        quiet: Print no summary.
     """
     if not (interrupted or run.run_json.exists()):
         run.discard()  # a script that trained nothing: what there was to say, it has said
@@ -77,7 +86,8 @@ def announce_end(
             write(run)
         return ExitCode.RESUMABLE
     write(run)
-    print(printable(_summary_text(summary, run)), flush=True)
+    if not quiet:
+        print(printable(_summary_text(summary, run)), flush=True)
     return ExitCode.DONE
 
 

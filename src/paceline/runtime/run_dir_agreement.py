@@ -1,6 +1,7 @@
-"""Workers that were started one by one agree on the run directory before anything is written."""
+"""The run directory is made by one process, before anything is written; the others take it over."""
 
 import json
+import time
 from dataclasses import replace
 
 from paceline.errors import InfrastructureError, UsageError
@@ -8,6 +9,51 @@ from paceline.results.run_directory import RunDirectory
 from paceline.runtime.spec import Launch
 
 _KEY = "run-directory"
+WAIT_FOR_RUN_DIR_S = 60.0
+
+
+def make_run(launch: Launch) -> Launch:
+    """Make the run directory of a new training, under a name that no other has.
+
+    One process of a training calls it, and this is the one place that decides the name. It goes on
+    in the directory that there is where the workers have been started before.
+
+    Raises:
+        UsageError: It can't be made, or holds something else.
+    """
+    place = launch.place
+    if launch.is_new and not launch.is_named:
+        launch = with_run(launch, launch.run.claim(place.starter(), again=place.attempt > 0))
+    if launch.makes:
+        launch.run.create()
+    return launch
+
+
+def find_run(launch: Launch) -> Launch | None:
+    """Take over the run directory that the node's first worker makes; None where one is in the way.
+
+    Raises:
+        InfrastructureError: It was not made.
+    """
+    if not launch.is_new:
+        return launch
+    if launch.is_named:
+        taken = launch.makes and launch.run.run_json.exists()  # written once all workers have met
+        return None if taken else launch
+    deadline_s = time.monotonic() + WAIT_FOR_RUN_DIR_S
+    while (found := launch.run.claimed_by(launch.place.starter())) is None:
+        if time.monotonic() > deadline_s:
+            raise InfrastructureError(
+                f"{launch.run.path} was not made by the first worker of this node"
+            )
+        time.sleep(0.05)
+    return with_run(launch, found)
+
+
+def with_run(launch: Launch, run: RunDirectory) -> Launch:
+    """Give a launch the run directory that was settled."""
+    launch.settled(run)
+    return replace(launch, run=run, request=replace(launch.request, run_dir=str(run.path)))
 
 
 def agree_on_run(launch: Launch) -> Launch:
@@ -38,7 +84,7 @@ def agree_on_run(launch: Launch) -> Launch:
     rank, timeout_s = placement.rank, options.timeout_s
     store = open_store(address, rank, placement.world_size, timeout_s, options.interface)
     # Rank 0 makes the directory before it publishes the name, so that its failure is known to all.
-    problem = _make(launch) if rank == 0 else ""
+    launch, problem = _make(launch) if rank == 0 else (launch, "")
     own = json.dumps({"path": str(launch.run.path), "problem": problem})
     own_store = of_attempt(store, placement.attempt)
     # Agree: rank 0 writes its text, the others wait for it.
@@ -56,7 +102,7 @@ def agree_on_run(launch: Launch) -> Launch:
     path = launch.run.path if launch.is_named else agreed["path"]
     run = replace(RunDirectory.named(path), shared=launch.run.shared)
     make_on_this_node(run)
-    return replace(launch, run=run, request=replace(launch.request, run_dir=str(run.path)))
+    return with_run(launch, run)
 
 
 def make_on_this_node(run: RunDirectory) -> None:
@@ -74,12 +120,9 @@ def make_on_this_node(run: RunDirectory) -> None:
         ) from error
 
 
-def _make(launch: Launch) -> str:
-    """Make the run directory of a new training. Returns what stands in the way."""
-    if not launch.makes:
-        return ""
+def _make(launch: Launch) -> tuple[Launch, str]:
+    """Make the run directory of a new training. Returns also what stands in the way."""
     try:
-        launch.run.create()
+        return make_run(launch), ""
     except UsageError as error:
-        return str(error)
-    return ""
+        return launch, str(error)

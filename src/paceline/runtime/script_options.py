@@ -1,6 +1,7 @@
 """What a script and the command line say about a training, put together."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from paceline.errors import UsageError
 from paceline.optim.options import OptimOptions
@@ -16,9 +17,14 @@ _OF_RECIPES = (
 def script_options() -> Mapping[str, OptionField]:
     """Options of a training that a script of one's own has as well.
 
-    Not those of optimizer, learning rate and loss: these the script makes itself.
+    Not those of optimizer, learning rate and loss: these the script makes itself. And no aliases:
+    `--batch-size` would most likely be meant for the script.
     """
-    return {n: option for n, option in training_options().items() if n not in _OF_RECIPES}
+    return {
+        name: replace(option, aliases=())
+        for name, option in training_options().items()
+        if name not in _OF_RECIPES
+    }
 
 
 def from_environment() -> dict[str, OptionValue]:

@@ -1,6 +1,8 @@
 """A training about to start: what is trained, with which options, and where its workers run."""
 
 import os
+import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -39,12 +41,24 @@ class Place:
 
     def started_at(self) -> datetime:
         """When the training was started; the same for all workers of a node."""
-        if not self.here or self.workers == 1:
-            return datetime.now(UTC)
-        import psutil
+        return started_by()[1] if self._has_starter else datetime.now(UTC)
 
-        starter = os.getppid() or os.getpid()  # 0: it is outside of this container
-        return datetime.fromtimestamp(psutil.Process(starter).create_time(), UTC)
+    def starter(self) -> str:
+        """What has started the workers of this node, the same for all; empty where this process."""
+        return started_by()[0] if self._has_starter else ""
+
+    @property
+    def _has_starter(self) -> bool:
+        return self.here and self.workers > 1
+
+
+def started_by() -> tuple[str, datetime]:
+    """Say what has started this worker, and may start it again after a failure, and when."""
+    import psutil
+
+    starter = os.getppid() or os.getpid()  # 0: it is outside of this container
+    moment = datetime.fromtimestamp(psutil.Process(starter).create_time(), UTC)
+    return f"process {starter} on {socket.gethostname()}", moment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +75,10 @@ class Launch:
     """Whether the user has named the run directory."""
     paths: tuple[str, ...] = ()
     """Names of the recipe's arguments that are paths."""
+    quiet: bool = False
+    """Whether the summary isn't printed."""
+    settled: Callable[[RunDirectory], object] = id
+    """Called once the run directory has got another name than `run`, which others had taken."""
 
     @property
     def entry(self) -> str:

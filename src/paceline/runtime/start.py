@@ -14,15 +14,13 @@ from paceline.launch.error_records import describe
 from paceline.launch.signals import signals_raised
 from paceline.metrics.tensorboard import require_tensorboard
 from paceline.runtime.outcome import announce, announce_end, announce_failure
-from paceline.runtime.run_dir_agreement import agree_on_run
+from paceline.runtime.run_dir_agreement import WAIT_FOR_RUN_DIR_S, agree_on_run, find_run, make_run
 from paceline.runtime.spec import PRELOAD, Launch, Place
 from paceline.runtime.start_node import start_on_node
 from paceline.runtime.start_ssh import start_on_hosts
 from paceline.runtime.tracking import tracked
 from paceline.runtime.write_report import write_report_apart
 from paceline.tracking.registry import require_trackers
-
-_WAIT_FOR_RUN_DIR_S = 60.0
 
 
 def warn_of_no_effect(place: Place, given: Collection[str]) -> None:
@@ -58,11 +56,10 @@ def start(launch: Launch) -> int:
 def _start_local(launch: Launch) -> int:
     from paceline.launch.local.launcher import launch_local, prepare
 
-    run, place = launch.run, launch.place
     # Make and own the run directory before anything slow.
-    if launch.makes:
-        run.create()
-    with run.lock(), run.swept(), tracked(run, launch.config.metrics):
+    launch = make_run(launch)
+    run, place = launch.run, launch.place
+    with run.lock(), run.swept(), tracked(run, launch.config.metrics, quiet=launch.quiet):
         run.remove_summary()
         try:
             with signals_raised():  # until the launch catches them itself
@@ -79,14 +76,18 @@ def _start_local(launch: Launch) -> int:
                 )
         except KeyboardInterrupt:
             return announce_end(run, interrupted=True)
-        return announce(run, outcome)
+        return announce(run, outcome, quiet=launch.quiet)
 
 
 def _start_here(launch: Launch) -> int:
     # Agree on a run directory: over the store, or else by the node's first worker making it.
     if launch.place.started_apart:
         launch = agree_on_run(launch)
-    elif not _made_on_one_node(launch):
+    elif launch.place.local_rank == 0:
+        launch = make_run(launch)
+    elif (found := find_run(launch)) is not None:
+        launch = found
+    else:
         return ExitCode.USAGE  # the first worker says why
     run, place = launch.run, launch.place
     _wait_for(run.logs)
@@ -95,7 +96,7 @@ def _start_here(launch: Launch) -> int:
         if place.rank == 0:
             owned.enter_context(run.lock())
             run.remove_summary()
-            owned.enter_context(tracked(run, launch.config.metrics))
+            owned.enter_context(tracked(run, launch.config.metrics, quiet=launch.quiet))
         try:
             stopped_because = _work_here(launch)
         except Exception as error:  # noqa: BLE001  # the process boundary: told and recorded
@@ -104,19 +105,10 @@ def _start_here(launch: Launch) -> int:
         # Only a signal leaves something to resume.
         interrupted = stopped_because == "signal"
         if place.rank == 0:
-            return announce_end(run, interrupted=interrupted, write=write_report_apart)
+            return announce_end(
+                run, interrupted=interrupted, write=write_report_apart, quiet=launch.quiet
+            )
         return ExitCode.RESUMABLE if interrupted else ExitCode.DONE
-
-
-def _made_on_one_node(launch: Launch) -> bool:
-    """Have the node's first worker make the run directory; False where an old one is in the way."""
-    run, place = launch.run, launch.place
-    if not launch.makes:
-        return True
-    if place.local_rank == 0:
-        run.create()
-        return True
-    return not run.run_json.exists()  # it is written once all workers have met
 
 
 def _work_here(launch: Launch) -> object:
@@ -135,7 +127,7 @@ def _work_here(launch: Launch) -> object:
 
 def _wait_for(directory: Path) -> None:
     """Wait for the run directory, which the first worker of the node makes."""
-    deadline_s = time.monotonic() + _WAIT_FOR_RUN_DIR_S
+    deadline_s = time.monotonic() + WAIT_FOR_RUN_DIR_S
     while not directory.is_dir():
         if time.monotonic() > deadline_s:
             raise InfrastructureError(f"{directory} was not made by the first worker of this node")

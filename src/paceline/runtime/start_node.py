@@ -33,12 +33,11 @@ def start_on_node(launch: Launch, node: NodePlacement) -> int:
     rendezvous = _rendezvous(launch.config, node)
     launch = agree_on_run(launch)
     run, leads = launch.run, node.node_rank == 0
-    given_s = launch.config.launch.stop_grace_s
     with ExitStack() as owned:
         if leads:
             owned.enter_context(run.lock())
             run.remove_summary()
-            owned.enter_context(tracked(run, launch.config.metrics))
+            owned.enter_context(tracked(run, launch.config.metrics, quiet=launch.quiet))
         outcome = launch_node(
             launch.entry,
             launch.request.to_json(),
@@ -46,12 +45,12 @@ def start_on_node(launch: Launch, node: NodePlacement) -> int:
             threads=launch.place.threads,
             log_dir=run.logs,
             rendezvous=rendezvous,
-            stop_s=given_s if given_s is not None else _STOP_S,
+            stop=launch.config.stop_grace(least_s=_STOP_S),
             preload=PRELOAD,
         )
         # The first node tells the end; every node tells of failures of its own workers.
         if leads and not outcome.failures:
-            return announce_end(run, interrupted=_was_stopped(outcome))
+            return announce_end(run, interrupted=_was_stopped(outcome), quiet=launch.quiet)
         if outcome.failures and not outcome.interrupted:
             if leads:
                 return announce_failure(run, outcome.failures)

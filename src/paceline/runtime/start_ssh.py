@@ -13,6 +13,7 @@ from paceline.options.command_line import words
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.outcome import announce
 from paceline.runtime.placement import check_workers
+from paceline.runtime.run_dir_agreement import make_run
 from paceline.runtime.spec import PRELOAD, Launch
 from paceline.runtime.tracking import tracked
 from paceline.training.config import TrainConfig, TrainRequest
@@ -31,11 +32,10 @@ def start_on_hosts(launch: Launch, options: HostsOptions) -> int:
     Raises:
         PacelineError: It could not be started; the message names the host.
     """
-    run = launch.run
     _check(launch, options)
-    if launch.makes:
-        run.create()
-    with run.lock(), tracked(run, launch.config.metrics):
+    launch = make_run(launch)
+    run = launch.run
+    with run.lock(), tracked(run, launch.config.metrics, quiet=launch.quiet):
         run.remove_summary()
         for stale in run.logs.glob("*failure-rank-*.json"):
             stale.unlink(missing_ok=True)
@@ -44,7 +44,7 @@ def start_on_hosts(launch: Launch, options: HostsOptions) -> int:
         except PacelineError:
             _forget(run)
             raise
-        return announce(run, outcome, _again(options))
+        return announce(run, outcome, _again(options), quiet=launch.quiet)
 
 
 def _check(launch: Launch, options: HostsOptions) -> None:
@@ -85,7 +85,7 @@ def _launched(launch: Launch, options: HostsOptions) -> "LaunchOutcome":
                 "reference": request.reference,
                 "recipe_arguments": dict(request.arguments),
             },
-            stop_s=policy.stop_s,
+            stop=policy.stop,
             hang=policy.hang,
         )
         return launch_on_hosts(

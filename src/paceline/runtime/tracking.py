@@ -26,7 +26,7 @@ Processes = Mapping[str, "subprocess.Popen[bytes]"]
 
 
 @contextmanager
-def tracked(run: RunDirectory, options: MetricsOptions) -> Iterator[None]:
+def tracked(run: RunDirectory, options: MetricsOptions, *, quiet: bool = False) -> Iterator[None]:
     """Have the run shown at trackers while the block runs, and wait at its end for what is left.
 
     Called by the one process that owns the run directory. Does nothing without `--tracker`.
@@ -34,17 +34,21 @@ def tracked(run: RunDirectory, options: MetricsOptions) -> Iterator[None]:
     Args:
         run: The run directory; made, and locked. A summary of an earlier start is removed.
         options: Which trackers; `require_trackers` has passed them.
+        quiet: Say only what goes wrong.
     """
     processes: dict[str, subprocess.Popen[bytes]] = {}
     try:
         if options.tracker:
             run.remove_summary()  # to them it is the end
         for name in dict.fromkeys(options.tracker):
-            processes[name] = _start(BESIDE, run, name, options)
+            try:
+                processes[name] = _start(BESIDE, run, name, options, *(["quiet"] if quiet else []))
+            except OSError as error:  # no memory, too many processes: the training goes on
+                _say(f"paceline: --tracker {name} can't be fed: {error.strerror}")
         yield
     finally:
         if processes:
-            _finish(run, processes)
+            _finish(run, processes, quiet=quiet)
 
 
 def track(run: RunDirectory, options: MetricsOptions) -> Sequence[str]:
@@ -61,10 +65,10 @@ def track(run: RunDirectory, options: MetricsOptions) -> Sequence[str]:
 
 
 def _start(
-    how: str, run: RunDirectory, name: str, options: MetricsOptions
+    how: str, run: RunDirectory, name: str, options: MetricsOptions, *more: str
 ) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own: the terminal's Ctrl-C is the training's."""
-    words = (how, str(run.path), name, options.tracker_project or "", str(LIMIT_S))
+    words = (how, str(run.path), name, options.tracker_project or "", str(LIMIT_S), *more)
     return subprocess.Popen(
         [sys.executable, "-m", "paceline.tracking", *words],
         stdin=subprocess.PIPE if how == BESIDE else subprocess.DEVNULL,
@@ -72,7 +76,7 @@ def _start(
     )
 
 
-def _finish(run: RunDirectory, processes: Processes) -> None:
+def _finish(run: RunDirectory, processes: Processes, *, quiet: bool) -> None:
     """Wait for the processes, and say what isn't delivered."""
     for process in processes.values():
         assert process.stdin is not None
@@ -82,7 +86,10 @@ def _finish(run: RunDirectory, processes: Processes) -> None:
         with cut_short_by_signals():
             if not _wait(processes, _SAY_AFTER_S) and trained:
                 listed = " and ".join(n for n, p in processes.items() if p.poll() is None)
-                _say(f"Sending the rest to {listed}, for at most {LIMIT_S:g} s (Ctrl-C ends it)")
+                if not quiet:
+                    _say(
+                        f"Sending the rest to {listed}, for at most {LIMIT_S:g} s (Ctrl-C ends it)"
+                    )
                 _wait(processes, LIMIT_S + _SPARE_S - _SAY_AFTER_S)
     except CutShortError:
         pass

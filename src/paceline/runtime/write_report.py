@@ -13,7 +13,7 @@ from paceline.launch.signals import STOP_SIGNALS, stops_handled
 from paceline.options.shell import command_line
 from paceline.results.run_directory import RunDirectory
 
-WriteReport = Callable[[RunDirectory], None]
+WriteReport = Callable[[RunDirectory], object]
 
 _MOST_S = 120.0
 
@@ -40,19 +40,21 @@ def cut_short_by_signals() -> Iterator[None]:
         yield
 
 
-def write_report(run: RunDirectory) -> None:
-    """Write the report in this process."""
+def write_report(run: RunDirectory) -> bool:
+    """Write the report in this process; tell whether that went well."""
     try:
         with cut_short_by_signals():
             from paceline.report.page import write_run_report  # takes a while
 
             write_run_report(run)
+            return True
     except CutShortError as signalled:
         _tell(run, f"{signalled} came meanwhile")
     except OSError as error:
         _tell(run, str(error))
     except Exception:  # noqa: BLE001  # a fault of ours must not cost the training its end
         _tell(run, traceback.format_exc())
+    return False
 
 
 def write_report_apart(run: RunDirectory) -> None:

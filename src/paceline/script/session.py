@@ -1,17 +1,14 @@
 """`paceline.session()`: a script becomes a worker of a training, alone or one of many."""
 
 import json
-import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Literal
-
-import psutil
 
 from paceline.distributed.cpu_threads import share_cores
 from paceline.distributed.device import pick_device, resolve_backend
@@ -32,6 +29,7 @@ from paceline.results.run_directory import RunDirectory
 from paceline.runtime.outcome import announce_end
 from paceline.runtime.run_dir_agreement import make_on_this_node
 from paceline.runtime.script_options import from_environment, settled
+from paceline.runtime.spec import started_by
 from paceline.runtime.tracking import tracked
 from paceline.runtime.write_report import write_report_apart
 from paceline.script.ending import check_no_other, opened
@@ -49,6 +47,8 @@ from paceline.training.sync.validation import check_method, check_reproducible, 
 from paceline.training.worker import announce, facts_here, finish, set_up_torch
 
 Resume = bool | Literal["auto"]
+_Make = Callable[[RunDirectory, Placement], RunDirectory]
+"""Makes the run directory, or finds the old one."""
 
 
 def session(
@@ -80,14 +80,15 @@ def session(
     # Before anything is opened: this may replace the process.
     pin_from_start(config, sys._getframe(1))
     is_alone = handed_request() is None
-    context = _opened(request, config, resume, is_launched=not is_alone)
+    make = None
+    if is_alone:
+        make = partial(_make, resume=resume, is_named=run_dir is not None)
+    context = _opened(request, config, make)
     return opened(context, ends_with_process=is_alone)
 
 
 @contextmanager
-def _opened(
-    request: TrainRequest, config: TrainConfig, resume: Resume, *, is_launched: bool
-) -> Iterator[Session]:
+def _opened(request: TrainRequest, config: TrainConfig, make: _Make | None) -> Iterator[Session]:
     # Check what can be checked without the others.
     placement = current_placement(config.dist)
     device = pick_device(config.dist, placement)
@@ -109,8 +110,8 @@ def _opened(
         # Settle the run directory together; under a launcher it is settled already.
         named = RunDirectory.named(request.run_dir)
         run = replace(named, shared=config.metrics.share_run_dir)
-        if not is_launched:
-            run = _agree_on_run(run, resume, group)
+        if make is not None:
+            run = _agree_on_run(run, make, group)
             stack.enter_context(_closing(run, group.rank, config.metrics))
         request = replace(request, run_dir=str(run.path))
         # Seed. Random numbers that the script has drawn before can't be reproduced: noted first.
@@ -196,15 +197,17 @@ def _request(run_dir: str | Path | None, settings: dict[str, OptionValue]) -> Tr
     # Started by something else, or alone: the request is made here.
     given = from_environment()
     script = Path(sys.argv[0] or "session")
-    moment = _started_at()
-    run = RunDirectory.named(run_dir) if run_dir else RunDirectory.usual(script.stem, moment)
+    _, moment = _started()
+    chosen = settled(settings, given)
+    name = str(chosen.get("name") or script.stem)
+    run = RunDirectory.named(run_dir) if run_dir else RunDirectory.usual(name, moment)
     return TrainRequest(
         kind="script",
         recipe=script.name,
         reference=str(script.absolute()),
         arguments={},
         script_args=tuple(sys.argv[1:]),
-        settings=settled(settings, given),
+        settings=chosen,
         given=tuple(given),
         run_dir=str(run.path),
         command=("python", *sys.argv),
@@ -212,21 +215,25 @@ def _request(run_dir: str | Path | None, settings: dict[str, OptionValue]) -> Tr
     )
 
 
-def _started_at() -> datetime:
-    """Say when the workers were started: what started them may start them again after a failure."""
+def _started() -> tuple[str, datetime]:
+    """Say what has started the workers, and may start them again after a failure, and when."""
     if not detect_launchers(surroundings()).started:
-        return datetime.now(UTC)
-    starter = os.getppid() or os.getpid()  # 0: it is outside of this container
-    return datetime.fromtimestamp(psutil.Process(starter).create_time(), UTC)
+        return "", datetime.now(UTC)
+    return started_by()
 
 
-def _agree_on_run(run: RunDirectory, resume: Resume, group: Group) -> RunDirectory:
+def _agree_on_run(run: RunDirectory, make: _Make, group: Group) -> RunDirectory:
     """Have rank 0 make the run directory, and every other worker take its name over. Collective.
 
     Raises:
         UsageError: It can't be used; every worker says so.
     """
-    problem = _make(run, resume, group.placement) if group.rank == 0 else ""
+    problem = ""
+    if group.rank == 0:
+        try:
+            run = make(run, group.placement)
+        except UsageError as error:
+            problem = str(error).replace("--run-dir", "run_dir=...")
     answer = json.loads(group.broadcast_text(json.dumps([str(run.path), problem])))
     if answer[1]:
         raise UsageError(answer[1])
@@ -235,18 +242,23 @@ def _agree_on_run(run: RunDirectory, resume: Resume, group: Group) -> RunDirecto
     return agreed
 
 
-def _make(run: RunDirectory, resume: Resume, placement: Placement) -> str:
-    """Make the run directory, or find the old one. Returns what stands in the way."""
-    exists = run.run_json.exists()
-    if exists and (resume or placement.attempt):
-        return ""
+def _make(
+    run: RunDirectory, placement: Placement, *, resume: Resume, is_named: bool
+) -> RunDirectory:
+    """Make the run directory, or find the old one.
+
+    Raises:
+        UsageError: There is none to go on with, or it can't be made.
+    """
+    again = placement.attempt > 0
+    if not is_named and resume is not True:
+        run = run.claim(_started()[0], again=again)
+    if run.run_json.exists() and (resume or again):
+        return run
     if resume is True:
-        return f"there is no training in {run.path} to go on with"
-    try:
-        run.create()
-    except UsageError as error:
-        return str(error).replace("--run-dir", "run_dir=...")
-    return ""
+        raise UsageError(f"there is no training in {run.path} to go on with")
+    run.create()
+    return run
 
 
 @contextmanager

@@ -46,7 +46,7 @@ class _End:
 
 def main(arguments: list[str]) -> int:
     """Feed a tracker; 0 once all is delivered, 1 where it isn't."""
-    how, path, name, project, limit_s = arguments
+    how, path, name, project, limit_s, *quiet = arguments
     run, beside = RunDirectory.named(path), how == BESIDE
     os.nice(_NICENESS)  # a training on the same cores comes first
     if beside:
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
     first = above_progress("")
-    screen = os.dup(1)
+    screen = os.dup(2)  # standard output may be one JSON object
     log = os.open(run.tracker_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for descriptor in (1, 2):  # whatever a tracker's package and its processes print
         os.dup2(log, descriptor)
@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
             os.close(screen)  # whoever reads it needn't wait for this process
 
     with alone(run, name):
-        follower = Follower(run, name, project or None, say)
+        follower = Follower(run, name, project or None, say, quiet=bool(quiet))
         try:
             done = follow(follower, run, _End(run, beside, float(limit_s)), patient=beside)
         finally:

@@ -62,15 +62,22 @@ class Follower:
     """What is delivered of one run to one tracker."""
 
     def __init__(
-        self, run: RunDirectory, name: str, project: str | None, say: Callable[[str], None]
+        self,
+        run: RunDirectory,
+        name: str,
+        project: str | None,
+        say: Callable[[str], None],
+        *,
+        quiet: bool = False,
     ) -> None:
         """Args:
         run: The run directory.
         name: Of the tracker.
         project: As `--tracker-project` says it.
         say: Tells the user where the run can be seen, or why it can't be yet; called once.
+        quiet: Don't tell where it can be seen.
         """
-        self._run, self._name, self._project = run, name, project
+        self._run, self._name, self._project, self._quiet = run, name, project, quiet
         self._entry: SinkEntry = trackers()[name]
         self._say: Callable[[str], None] | None = say
         self._sink: Sink | None = None
@@ -125,7 +132,8 @@ class Follower:
         self._note = TrackerNote(id=opened.id, where=opened.where, cursor=cursor)
         self._put()
         self._rows, self._pending = NewRows(self._run, cursor, opened.last_step), []
-        self._tell(opened.where)
+        if not self._quiet:
+            self._tell(opened.where)
         return sink
 
     def _advance(self, batch: list[Row]) -> None:

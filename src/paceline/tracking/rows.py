@@ -3,25 +3,24 @@
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import final
 
 from paceline.files import open_plain
+from paceline.metrics.tags import EPOCH_TAGS, EPOCHS_ALONE_TAGS, POSITION, STEP_TAGS, tag_of
 from paceline.report.load_run import read_run
-from paceline.report.run_outcome import describe_ending
-from paceline.results.json_object import JsonObject, section, text, texts
+from paceline.report.run_outcome import find_state
+from paceline.results.json_object import JsonObject, section, text
 from paceline.results.metrics_table import Cells, parse_rows
 from paceline.results.run_directory import RunDirectory
+from paceline.results.run_notes import RunNotes
 from paceline.tracking.base import Ending, Row, RunInfo
 from paceline.training.config import training_options
 
 _MOST_BYTES = 8 << 20
 """Of a table that are read at once; the rest comes the next time."""
-_PROGRESS = ("epoch", "time_s", "samples")
-_OF_STEPS = frozenset({"lr", "images_per_s", "exposed_comm", "waiting"})
-"""Columns of both tables, beside those of training."""
 _BESIDE_TRAINING = frozenset({"tracker", "tracker_project", "name", "tag", "note"})
 """Options that say nothing of what is trained."""
 
@@ -53,7 +52,7 @@ class NewRows:
             through the same steps once more.
         last_step: The newest step that it says it has itself; what is newer isn't left out.
         """
-        self._steps = _GrowingTable(run.path / "steps.csv")
+        self._steps = _GrowingTable(run.steps_csv)
         self._epochs = _GrowingTable(run.metrics_csv)
         self._cursor = cursor
         self._newest = math.inf if last_step is None else last_step
@@ -63,8 +62,9 @@ class NewRows:
         # The steps first: a row of an epoch is written before the next epoch's steps, so that none
         # comes later than rows of steps that lie behind it.
         steps, epochs = self._steps.read(), self._epochs.read()
-        rows = [_row(cells, step_tags(cells)) for cells in steps]
-        rows += [_row(cells, epoch_tags(cells, self._steps.seen), of=True) for cells in epochs]
+        rows = [_row(cells, STEP_TAGS) for cells in steps]
+        tags = EPOCH_TAGS if self._steps.seen else EPOCHS_ALONE_TAGS
+        rows += [_row(cells, tags, is_epoch=True) for cells in epochs]
         new = [row for row in rows if row is not None and self._is_new(row)]
         return sorted(new, key=lambda row: (row.step, row.epoch is not None))
 
@@ -75,35 +75,7 @@ class NewRows:
         return not known or row.step > self._newest
 
 
-def step_tags(cells: Cells) -> dict[str, str]:
-    """Name the tag of each column of a row of `steps.csv`."""
-    return {name: _tag(name) for name in cells}
-
-
-def epoch_tags(cells: Cells, has_steps: bool) -> dict[str, str]:
-    """Name the tag of each column of a row of `metrics.csv`.
-
-    Args:
-        cells: The row.
-        has_steps: Whether steps have points of the same figures; an epoch's mean over them then has
-            another tag.
-    """
-    return {
-        name: f"epoch/{name}"
-        if has_steps and (name in _OF_STEPS or name.startswith("train_"))
-        else _tag(name)
-        for name in cells
-    }
-
-
-def _tag(column: str) -> str:
-    for part in ("train", "val"):
-        if column.startswith(f"{part}_"):
-            return f"{part}/{column.removeprefix(f'{part}_')}"
-    return f"progress/{column}" if column in _PROGRESS else column
-
-
-def _row(cells: Cells, tags: Mapping[str, str], *, of: bool = False) -> Row | None:
+def _row(cells: Cells, tags: Mapping[str, str], *, is_epoch: bool = False) -> Row | None:
     """Make a row of cells; None where it has no step (or epoch)."""
     found = {name: _figure(cell) for name, cell in cells.items()}
     figures = {n: v for n, v in found.items() if v is not None}
@@ -112,8 +84,12 @@ def _row(cells: Cells, tags: Mapping[str, str], *, of: bool = False) -> Row | No
     return Row(
         step=int(figures["step"]),
         time_s=figures.get("time_s", 0.0),
-        figures={tags[name]: value for name, value in figures.items() if name != "step"},
-        epoch=int(figures["epoch"]) if of else None,
+        figures={
+            f"progress/{name}" if name in POSITION else tags.get(name) or tag_of(name): value
+            for name, value in figures.items()
+            if name != "step"
+        },
+        epoch=int(figures["epoch"]) if is_epoch else None,
     )
 
 
@@ -174,16 +150,16 @@ def describe(run: RunDirectory, project: str | None) -> RunInfo:
         UsageError: `run.json` can't be read.
     """
     content = run.read_run()
-    settings = section(content, "settings")
+    notes = RunNotes.read(run, content, [])
     recipe = text(content, "recipe").rpartition("/")[2].replace(".py", "")
     return RunInfo(
         path=run.path,
-        name=text(settings, "name") or run.path.name,
+        name=notes.name or run.path.name,
         project=project or recipe.replace(":", "-") or "paceline",
         is_project_given=project is not None,
         config=_config(content),
-        tags=texts(settings, "tag"),
-        note=text(settings, "note"),
+        tags=notes.tags,
+        note=notes.note,
         started_s=_seconds(text(content, "started_at")),
     )
 
@@ -222,8 +198,12 @@ def _seconds(moment: str) -> float:
 
 def ending_of(run: RunDirectory) -> Ending:
     """Say how a training ended that runs no more."""
-    state = describe_ending(read_run(run)).state
-    return "finished" if state == "finished" else "failed" if state == "failed" else "stopped"
+    report = read_run(run)
+    # Whoever owns the run still does where this process runs beside the training: it waits for it.
+    state = find_state(replace(report, locked=False))
+    if state == "finished" or state == "failed":  # noqa: PLR1714  # which mypy understands
+        return state
+    return "stopped"
 
 
 def summary_of(run: RunDirectory) -> dict[str, float]:

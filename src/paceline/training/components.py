@@ -4,7 +4,7 @@ A model is brought to its device first: laid out, normalised and compiled as the
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import final
 
@@ -22,6 +22,7 @@ from paceline.gradient_sync.replica import Forward
 from paceline.training.batches.loader import EvalLoader, Loader
 from paceline.training.options import ComputeOptions
 from paceline.training.snapshots.script_state import KeptValues, PerPartState, State, Stateful
+from paceline.training.weight_average import WeightAverage
 
 
 @final
@@ -43,6 +44,8 @@ class Components:
     """Whether images and convolutions are laid out channels-last."""
     unseeded: list[str] = field(default_factory=list)
     """Names of models whose first weights were drawn without a seed, before the session."""
+    average: WeightAverage | None = None
+    """The moving average of the weights, with `--ema`; evaluations take it."""
 
     @property
     def model(self) -> nn.Module:
@@ -55,6 +58,10 @@ class Components:
     def train_loader(self) -> Loader | None:
         """The loader whose steps are counted: the first one to train on."""
         return next((loader for loader in self.loaders if isinstance(loader, Loader)), None)
+
+    def evaluated_weights(self) -> AbstractContextManager[None]:
+        """Put the weights that are evaluated into the models for a block. Local to the worker."""
+        return nullcontext() if self.average is None else self.average.in_place()
 
     def check_name(self, name: str) -> None:
         """Refuse a name that a further model can't have.

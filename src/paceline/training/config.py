@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Literal, Self
 
@@ -12,7 +12,7 @@ from paceline.distributed.options import DistOptions
 from paceline.errors import UsageError
 from paceline.gradient_sync.options import SyncOptions, without_other_methods
 from paceline.launch.options import LaunchOptions
-from paceline.launch.restart_policy import STOP_S, Policy
+from paceline.launch.restart_policy import STOP_S, Policy, StopGrace
 from paceline.launch.watchdog.hang_detector import COMPILING_LEAST_S, LEAST_S, HangLimits
 from paceline.metrics.options import MetricsOptions
 from paceline.optim.options import SCHEDULE_DEFAULTS, OptimOptions
@@ -39,6 +39,13 @@ _COMPONENTS: Mapping[str, tuple[str, type]] = {
     "launch": ("Workers", LaunchOptions),
     "dist": ("Workers", DistOptions),
 }
+
+_BASIC = frozenset(
+    "epochs target_accuracy patience early_stopping time_budget seed global_batch shards "
+    "loader_workers optimizer lr momentum weight_decay warmup_epochs schedule precision "
+    "snapshot_every progress tensorboard workers device".split()
+)
+"""What `--help` shows: what most trainings are given, and each heading's first questions."""
 
 _ONE_OF = (("global_batch", "batch_per_worker"), ("warmup_epochs", "warmup_steps"))
 """Options that say the same thing in two ways: giving one overrides the recipe's other."""
@@ -93,11 +100,21 @@ class TrainConfig:
 
     def policy(self) -> Policy:
         """Say how often workers are started again, and after how long they hang."""
-        given_s = self.launch.stop_grace_s
         return Policy(
-            max_restarts=self.launch.max_restarts,
-            hang=self.hang_limits(),
-            stop_s=STOP_S if given_s is None else given_s,
+            max_restarts=self.launch.max_restarts, hang=self.hang_limits(), stop=self.stop_grace()
+        )
+
+    def stop_grace(self, least_s: float = STOP_S) -> StopGrace:
+        """Say how long workers may take to stop.
+
+        Args:
+            least_s: Without `--stop-grace-s`, where their steps and snapshots take no longer.
+        """
+        given_s = self.launch.stop_grace_s
+        return (
+            StopGrace(least_s=least_s)
+            if given_s is None
+            else StopGrace(least_s=given_s, most_s=given_s)
         )
 
     def hang_limits(self) -> HangLimits | None:
@@ -116,7 +133,7 @@ def training_options() -> Mapping[str, OptionField]:
         for option in option_fields(component, heading):
             if option.name in listed:
                 raise TypeError(f"two components have an option {option.name!r}")
-            listed[option.name] = option
+            listed[option.name] = replace(option, is_basic=option.name in _BASIC)
     return listed
 
 

@@ -27,13 +27,9 @@ from paceline.training.context import OpenStep, TrainingContext
 from paceline.training.evaluation.distributed_mean import BatchMetrics, Metrics
 from paceline.training.evaluation.evaluator import eval_mode, time_batches
 from paceline.training.hooks.base import overrides
-from paceline.training.hooks.metrics_logger import (
-    describe_advance,
-    epoch_row,
-    last_lr,
-    with_validation,
-)
+from paceline.training.hooks.metrics_logger import epoch_row, last_lr, with_validation
 from paceline.training.optimizer_step import WITHOUT_UPDATE
+from paceline.training.options import LoopOptions
 from paceline.training.progress import describe_too_long
 from paceline.training.snapshots.manager import SnapshotManager
 from paceline.training.status_exchange import (
@@ -45,6 +41,8 @@ from paceline.training.status_exchange import (
     agree_on_pause,
 )
 from paceline.training.sync.base import GradientSync
+from paceline.training.sync.validation import check_method
+from paceline.training.weight_average import WeightAverage
 
 _TIMING_S = 2.0
 """For timing an evaluation by its first batches, at most, or one batch."""
@@ -135,9 +133,20 @@ class Engine:
 
     def set_epochs(self, count: int) -> None:
         """Settle how long to train. Local to the worker."""
+        self._settle(replace(self.context.config.loop, epochs=count))
+
+    def set_ema(self, decay: float) -> None:
+        """Settle that there is a moving average of the weights. Local to the worker.
+
+        Raises:
+            UsageError: The decay is out of range, or each worker has weights of its own.
+        """
+        self._settle(replace(self.context.config.loop, ema=decay))
+        check_method(self.context.config)
+
+    def _settle(self, loop: LoopOptions) -> None:
         context = self.context
-        context.progress.loop = replace(context.config.loop, epochs=count)
-        context.config = replace(context.config, loop=context.progress.loop)
+        context.progress.loop, context.config = loop, replace(context.config, loop=loop)
 
     def before_collective(self, call: str) -> None:
         """End a pass that was left; refuse what all do together between two shards of a step."""
@@ -162,6 +171,9 @@ class Engine:
         self.note.operation = "restore"
         # Where the training stands: at its first step, or where the snapshot was taken.
         progress.begin()
+        if (decay := context.config.loop.ema) is not None:
+            components.average = WeightAverage(components.model, decay)
+            context.hooks.after_step.append(components.average.after_step)
         context.buffer_averager.reset()  # the models may have been changed since they came in
         components.per_part.begin(context.division.parts_of(context.group.rank))
         with storing(context.run.path):
@@ -397,11 +409,9 @@ class Engine:
         if agreed.bad is not None:
             raise NonFiniteLossError(progress.describe_bad(*agreed.bad, self.snapshots.advice()))
         steps = progress.advance(agreed)
-        if steps:
-            spent = context.profiler.count(agreed, status, steps, progress)
-            lr = last_lr(progress, context.components.optimizers)
-            shown = describe_advance(progress, agreed, steps, lr, spent, top=self.counters.top)
-            context.console.advance(shown)
+        spent = context.profiler.count(agreed, status, steps, progress) if steps else None
+        for after_exchange in context.hooks.after_exchange:
+            after_exchange(agreed, steps, spent, self.counters.top)
         return agreed
 
     def snapshot(self, *, best: bool = False, must: bool = False) -> None:
@@ -429,6 +439,7 @@ class Engine:
         with (
             context.buffer_averager.averaged_buffers(),
             self.sync.averaged_weights(),
+            context.components.evaluated_weights(),
             torch.no_grad(),
             eval_mode(context.components.model),
         ):

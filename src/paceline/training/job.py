@@ -37,7 +37,7 @@ class Job:
 
     num_classes: int | None = None
     """Number of classes; None for a task that isn't classification (then no accuracy is taken).
-    Taken from `train` where that is `TensorData`."""
+    Taken from `train` where that is `Labelled`, as `TensorData` is."""
 
     augment: tuple[Augment, ...] = ()
     """Changes of training images on the device, random or not: for `TensorData` and for data sets

@@ -1,6 +1,6 @@
 """Options of the training loop, and of how a step is computed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.errors import UsageError
@@ -22,7 +22,7 @@ class LoopOptions:
     """Stop once the validation accuracy (0 to 1) has reached this; `none` turns a recipe's own
     target off."""
 
-    patience: int = 1
+    patience: int = field(default=1, metadata={"shown": "target_epochs"})
     """How many epochs in a row must meet the target accuracy."""
 
     early_stopping: int | None = None
@@ -40,6 +40,10 @@ class LoopOptions:
     label_smoothing: float = 0.0
     """Share of the target probability spread over all classes."""
 
+    ema: float | None = None
+    """Keep an exponential moving average of the weights with this decay (0.999, say), which
+    evaluations, the best snapshot and export take. `none` turns a recipe's own off."""
+
     seed: int = 0
     """Settles the weights at the start, the order of the samples, augmentation and dropout."""
 
@@ -49,7 +53,7 @@ class LoopOptions:
 
     def __post_init__(self) -> None:
         _at_least_1("--epochs", self.epochs)
-        _at_least_1("--patience", self.patience)
+        _at_least_1("--target-epochs", self.patience)
         _at_least_1("--early-stopping", self.early_stopping)
         if self.check_every is not None and self.check_every < 0:
             raise UsageError(f"--check-every must be at least 0, not {self.check_every}")
@@ -63,6 +67,8 @@ class LoopOptions:
             raise UsageError(
                 f"--label-smoothing must be at least 0 and below 1, not {self.label_smoothing}"
             )
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise UsageError(f"--ema is a decay above 0 and below 1, such as 0.999, not {self.ema}")
         if self.time_budget is not None:
             parse_duration_s(self.time_budget, "--time-budget")
         if not 0 <= self.seed < 2**63:

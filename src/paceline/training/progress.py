@@ -36,6 +36,8 @@ class TrainingProgress:
     loop: LoopOptions
     snapshot_every_steps: int | None
     snapshot_every_s: float | None
+    log_every_steps: int | None = None
+    """The workers exchange their status after each so many steps at least."""
     plan: TrainPlan | None = None
     """How an epoch is cut into steps; None until there is a training loader."""
     val_samples: int = 0
@@ -172,6 +174,8 @@ class TrainingProgress:
             self._check_clock(self._until_next_s(agreed.lap_s, steps))
         self._last_agreement = state.step
         self.next_agreement = state.step + steps_to_next(agreed.lap_s, steps)
+        if every := self.log_every_steps:
+            self.next_agreement = min(self.next_agreement, (state.step // every + 1) * every)
         return steps
 
     def add_pause(self, lap_s: float) -> None:

@@ -122,6 +122,7 @@ def summarize(engine: Engine, recipe: str) -> dict[str, object]:
         "best_val_loss": state.best_val_loss,
         "best_epoch": state.best_epoch,
         "val_samples": context.progress.val_samples,
+        "evaluated_weights": "model" if context.components.average is None else "ema",
         "figures": {name: finite(value) for name, value in engine.figures.items()},
         "stopped_because": state.ended or context.progress.stopping,
         "weights_sha256": engine.snapshots.fingerprint(),
@@ -161,6 +162,8 @@ def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDir
     if context.progress.rate is not None:
         schedule = context.config.optim.schedule
         lines.append(f"  lr        {derived['lr_rule']}, {schedule} schedule")
+    if context.config.loop.ema is not None:
+        lines.append(f"  ema       decay {context.config.loop.ema:g}, evaluated and exported")
     if method_of(context.config) not in ("allreduce", "ordered"):
         lines.append(f"  sync      {derived['sync']}")
     each = "" if context.shared else " here; each other node keeps its own"

@@ -171,6 +171,17 @@ class Session:
         self._context.optimizer_step.add_optimizer(optimizer, self.engine.update_by_script)
         return optimizer
 
+    def ema(self, decay: float) -> None:
+        """Keep a moving average of all models' weights, as the option `ema` does.
+
+        It is updated after each step, as torch's `AveragedModel`; buffers are those of training.
+
+        Raises:
+            UsageError: It isn't between 0 and 1, or each worker has weights of its own.
+        """
+        self._before_begin("s.ema")
+        self.engine.set_ema(self._settle("ema", decay))
+
     def scheduler(self, scheduler: Scheduler) -> Scheduler:
         """Have a learning-rate scheduler's state in the snapshots; the script steps it itself."""
         self._before_begin("s.scheduler")
@@ -236,7 +247,7 @@ class Session:
             global_batch: Samples of one step over all workers; the same on any number of them.
             shuffle: Whether each epoch has an order of its own; yes by default.
             drop_last: Leave out the short batch at the end of an epoch.
-            augment: Random changes on the device, for `TensorData`.
+            augment: Random changes on the device, for `TensorData` and other `RawImages`.
 
         Raises:
             UsageError: Script and command line disagree; a second loader with shards.
@@ -285,14 +296,14 @@ class Session:
         Args:
             data: As for `loader`.
             batch_size: Samples of one worker's batch; settles memory and speed, never the result.
-            evaluate_with: Changes on the device that aren't random, for `TensorData`: a resize.
+            evaluate_with: Changes on the device that aren't random, for data as with `augment`:
+                a resize.
         """
         served = describe_data(data)
         made = self._eval_loader(served, batch_size or served.batch_size, evaluate_with)
         compare_data(served, self._context.group)
-        self._context.progress.val_samples = (
-            self._context.progress.val_samples or served.num_samples()
-        )
+        progress = self._context.progress
+        progress.val_samples = progress.val_samples or served.num_samples()
         return made
 
     def _eval_loader(
@@ -384,11 +395,9 @@ class Session:
         self._context.components.check_optimizers()
         plan = self._context.progress.plan
         if plan is not None:
-            sync, optimizers = (
-                self.config.compute.sync_batchnorm,
-                self._context.components.optimizers,
-            )
-            check_plan(plan, self.config.data, sync_batchnorm=sync, optimizers=len(optimizers))
+            sync = self.config.compute.sync_batchnorm
+            optimizers = len(self._context.components.optimizers)
+            check_plan(plan, self.config.data, sync_batchnorm=sync, optimizers=optimizers)
         self.engine.begin()
 
     def step(
@@ -538,11 +547,8 @@ class Session:
             case LRScheduler():
                 return self.scheduler(component)
             case DataLoader():
-                return (
-                    self.loader(component)
-                    if self._trains(component)
-                    else self.eval_loader(component)
-                )
+                make = self.loader if self._trains(component) else self.eval_loader
+                return make(component)
         raise UsageError(
             f"s.prepare takes models, optimizers, schedulers and DataLoaders, not a "
             f"{type(component).__name__}"

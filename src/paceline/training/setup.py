@@ -126,7 +126,7 @@ def _build(
         context=context,
         sync=sync,
         counters=counters,
-        snapshots=SnapshotManager(context, sync, counters),
+        snapshots=SnapshotManager(context, sync, counters, note),
         stop_flag=stop_flag,
         note=note,
         announce=announce,
@@ -164,6 +164,7 @@ def _context(
             loop=config.loop,
             snapshot_every_steps=config.snapshots.snapshot_every_steps,
             snapshot_every_s=config.snapshots.every_s,
+            log_every_steps=config.metrics.log_every_steps,
         ),
         profiler=Profiler(
             path=run.profile_json,
@@ -216,10 +217,7 @@ def _hooks(context: TrainingContext, sync: GradientSync, opened: ExitStack) -> I
     if config.data.balance and group.world_size > 1:
         most = config.data.max_batch_per_worker
         yield LoadBalancer(context.progress, group, most, say.say)
-    writes = group.rank == 0
-    events = context.run.path / "tensorboard" if writes and config.metrics.tensorboard else None
-    table = context.run.metrics_csv if writes else None
-    logger = MetricsLogger(table, events, say, agree or str)
+    logger = MetricsLogger(context, agree or str)
     opened.callback(logger.close)
     yield logger
 

@@ -31,7 +31,7 @@ NOTHING = torch.empty(0, dtype=torch.float64)
 
 
 _PATIENCE_S = 1.5
-"""Launchers kill a few seconds after the signal; ours after 3.5."""
+"""Launchers kill a few seconds after the signal; ours after 3.5 at the earliest."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 """SIGUSR2 is what Open MPI's mpirun passes on without ending its workers a second later."""
 

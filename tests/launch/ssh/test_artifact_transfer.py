@@ -33,6 +33,7 @@ def test_files_come_over_in_pieces_and_whole(
     there.logs.mkdir(parents=True)
     there.run_json.write_text("{}")
     there.metrics_csv.write_bytes(LONG * 20)  # longer than a log may be
+    there.steps_csv.write_bytes(LONG * 20)
     there.summary_json.touch()
     there.rank_log(3).write_bytes(LONG)
     there.rank_log(4).write_text("not this host's")
@@ -43,7 +44,13 @@ def test_files_come_over_in_pieces_and_whole(
     longest = max(len(str(message["text"]).encode()) for message in told)
     assert longest <= 64 * 1024 + 3  # with the rest of a character
     assert keep(home, told) == []
-    assert files_in(home.path) == ["logs/rank-3.log", "metrics.csv", "run.json", "summary.json"]
+    assert files_in(home.path) == [
+        "logs/rank-3.log",
+        "metrics.csv",
+        "run.json",
+        "steps.csv",
+        "summary.json",
+    ]
     for name in files_in(home.path):
         assert (home.path / name).read_bytes() == (there.path / name).read_bytes()
 

@@ -41,6 +41,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from paceline.errors import InfrastructureError
 from paceline.launch.failures import WorkerExits
+from paceline.launch.heartbeat import read_note
 from paceline.launch.local.worker import NodeRendezvous, WorkerTask, note_path, result_path, work
 from paceline.launch.processes import Worker, WorkerSupervisor
 from paceline.launch.signals import InterruptedStartError, Interrupts
@@ -175,16 +176,18 @@ class _Agent(LocalElasticAgent):
         started = self._pcontext._pc.processes  # type: ignore[union-attr]
         self.processes = {w.global_rank: started[w.local_rank] for w in worker_group.workers}
         scratch = self._task.scratch
+        notes = {rank: note_path(scratch, rank) for rank in self.processes}
         # No reference back to the agent, which would keep its semaphores until a collection: one
         # within multiprocessing's resource tracker can't remove them (Python 3.11 to 3.13).
         self.supervisor = WorkerSupervisor(
             {rank: Worker(p.pid or 0, p.sentinel) for rank, p in self.processes.items()},
             delivered=lambda rank: result_path(scratch, rank).exists(),
+            read=lambda: map(read_note, notes.values()),
+            say=self._interrupts.say,
         )
         # A signal that came during the start reaches the workers now, and later ones directly.
         self._interrupts.pass_on(self.supervisor)
         if self._watch is not None:
-            notes = {rank: note_path(self._task.scratch, rank) for rank in self.processes}
             pid_of = {rank: p.pid or 0 for rank, p in self.processes.items()}
             self.watching = self._watch(WorkerPoller(notes, pid_of), self.supervisor.kill)
         return pids

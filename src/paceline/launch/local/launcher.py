@@ -16,10 +16,10 @@ from paceline.launch.local import forkserver
 from paceline.launch.local.attempt import WorkerGroup, attempt_here
 from paceline.launch.local.worker import NodeRendezvous, WorkerTask
 from paceline.launch.process_tree import adopt_orphans
-from paceline.launch.restart_policy import Policy, RestartBudget
+from paceline.launch.restart_policy import Policy, RestartBudget, StopGrace
 from paceline.launch.scratch import scratch_directory
 from paceline.launch.signals import Interrupts
-from paceline.launch.watchdog.local_watchdog import watch_locally
+from paceline.launch.watchdog.local_watchdog import above_progress, watch_locally
 from paceline.options.figures import plural
 from paceline.options.text import printable
 
@@ -89,7 +89,7 @@ def launch_local(
     for stale in log_dir.glob("*failure-rank-*.json"):
         stale.unlink(missing_ok=True)
     # Signals are caught first and released last, so that clean-up isn't cut off by one.
-    caught = Interrupts(policy.stop_s).caught()
+    caught = Interrupts(policy.stop, quietly(lambda line: say(above_progress(line)))).caught()
     with caught as interrupts, scratch_directory() as scratch, orphans_adopted():
         group = WorkerGroup.of(
             WorkerTask(entry=entry, payload=payload, log_dir=log_dir, scratch=scratch),
@@ -193,7 +193,7 @@ def launch_node(
     threads: int,
     log_dir: Path,
     rendezvous: NodeRendezvous,
-    stop_s: float,
+    stop: StopGrace,
     preload: Sequence[str] = (),
 ) -> LaunchOutcome:
     """Run a function in every worker of this node, once: the service restarts what failed.
@@ -207,7 +207,7 @@ def launch_node(
         threads: CPU threads per worker.
         log_dir: For `rank-<n>.log` and `failure-rank-<n>.json`.
         rendezvous: This node's place, and the store, which somebody keeps already.
-        stop_s: From a request to stop until workers are killed.
+        stop: From a request to stop until workers are killed.
         preload: Modules that the entry will need.
 
     Returns:
@@ -217,7 +217,7 @@ def launch_node(
         InfrastructureError: The nodes didn't meet, or workers could not be started.
     """
     forkserver.prepare(preload, threads)
-    caught = Interrupts(stop_s).caught()
+    caught = Interrupts(stop, quietly(to_stderr)).caught()
     with scratch_directory() as scratch, orphans_adopted(), caught as interrupts:
         task = WorkerTask(
             entry=entry, payload=payload, log_dir=log_dir, scratch=scratch, shows_each_node=True

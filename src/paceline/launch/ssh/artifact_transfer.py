@@ -18,6 +18,8 @@ from paceline.results.run_directory import RunDirectory
 EVERY_S = 2.0
 _LONGEST_LOG_BYTES = 4 * 1024 * 1024
 """Of a longer log the end is brought."""
+_OFTEN_BYTES = 4 * 1024 * 1024
+"""A larger file comes at the end alone: each time it is sent whole."""
 _PIECE_BYTES = 64 * 1024
 """What else there is to say goes between two pieces."""
 _IN_LOGS = re.compile(r"rank-[0-9]+\.log|failure-rank-[0-9]+\.json")
@@ -36,7 +38,8 @@ class ArtifactTransfer:
             leads: Whether rank 0 is among them, which writes what all have in common.
         """
         self._path = run.path
-        common = [run.run_json, run.metrics_csv, run.profile_json] if leads else []
+        written = [run.run_json, run.metrics_csv, run.steps_csv, run.profile_json]
+        common = written if leads else []
         self._often = common
         self._logs = [run.rank_log(rank) for rank in ranks]
         failures = [failure_path(run.logs, rank) for rank in ranks]
@@ -60,7 +63,8 @@ class ArtifactTransfer:
     def _repeat(self) -> None:
         while not self._over.wait(EVERY_S):
             for path in self._often:
-                self._send(path)
+                if is_small(path):
+                    self._send(path)
 
     def _send(self, path: Path) -> None:
         with suppress(OSError):
@@ -72,6 +76,14 @@ class ArtifactTransfer:
                 for message in pieces(str(path.relative_to(self._path)), content):
                     agent_io.send(message)
                 self._sent[path] = state
+
+
+def is_small(path: Path) -> bool:
+    """Tell whether a file is there, and may be sent whole each time that it has changed."""
+    try:
+        return path.stat().st_size <= _OFTEN_BYTES
+    except OSError:
+        return False
 
 
 def end_of_log(path: Path, longest_bytes: int = _LONGEST_LOG_BYTES) -> bytes:
@@ -121,7 +133,7 @@ def keep_file(run: RunDirectory, message: Message) -> str:
 
 
 def _place(run: RunDirectory, name: str) -> Path | None:
-    ours = (run.run_json, run.metrics_csv, run.profile_json, run.summary_json)
+    ours = (run.run_json, run.metrics_csv, run.steps_csv, run.profile_json, run.summary_json)
     top = {path.name: path for path in ours}
     folder, _, last = name.rpartition("/")
     if folder == run.logs.name and _IN_LOGS.fullmatch(last):

@@ -177,7 +177,9 @@ class AttemptCoordinator:
                 failed = any(self._has_failed(member) for member in self._members)
                 if not failed and self._hangs():
                     send_all(self._members, {"kill": True})
-                end.advance(self._members, self._stop, failed=failed or bool(self._hang))
+                seen = None if self._watchdog is None else self._watchdog.poll().own
+                over = failed or bool(self._hang)
+                end.advance(self._members, self._stop, failed=over, workers=seen)
         finally:
             if self._watchdog is not None:
                 self._watchdog.end()

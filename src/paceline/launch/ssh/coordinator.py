@@ -63,11 +63,11 @@ def launch_on_hosts(
     Raises:
         PacelineError: The training could not be started: a host is not there, or not as it should.
     """
-    stop = StopState()
+    stop = StopState(quietly(say))
     with ExitStack() as stack:
         store = stack.enter_context(kept_store())
         # Connect. Until workers run, a signal breaks this off.
-        interrupts = stack.enter_context(Interrupts(policy.stop_s).caught())
+        interrupts = stack.enter_context(Interrupts(policy.stop).caught())
         try:
             with interrupts.starting():
                 quietly(say)(f"Connecting to {plural(len(options.read()), 'host')}")

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from paceline.files import read_json_object, read_plain, write_json
-from paceline.launch.restart_policy import STOP_S
+from paceline.launch.restart_policy import StopGrace
+from paceline.launch.ssh.artifact_transfer import is_small
 from paceline.launch.ssh.connection import Connection
 from paceline.launch.ssh.protocol import Message
 from paceline.launch.watchdog.hang_detector import HangLimits
@@ -33,7 +34,7 @@ class LaunchSpec:
     """Names of arguments in the payload that are paths."""
     home: Mapping[str, object]
     """Entries of `run.json` that hold this machine's paths; hosts have theirs in them."""
-    stop_s: float = STOP_S
+    stop: StopGrace = field(default_factory=StopGrace)
     """From a request to stop until workers are killed."""
     hang: HangLimits | None = None
     """After how long the training hangs; None: nobody looks."""
@@ -50,7 +51,7 @@ class LaunchSpec:
             "is_new": self.is_new and attempt == 0,
             "preload": list(self.preload),
             "paths": list(self.paths),
-            "stop_s": self.stop_s,
+            "stop": asdict(self.stop),
             "hang": None if self.hang is None else asdict(self.hang),
             "attempt": attempt,
             "workers": connection.host.slots,
@@ -62,8 +63,10 @@ class LaunchSpec:
         """Give what the launcher has of the run, for a host that leads it from now on."""
         if attempt == 0 and self.is_new:
             return {}
-        paths = (self.run.run_json, self.run.metrics_csv)
-        return {path.name: read_plain(path).decode() for path in paths if path.exists()}
+        run = self.run
+        paths = [path for path in (run.run_json, run.metrics_csv) if path.exists()]
+        paths += [run.steps_csv] if is_small(run.steps_csv) else []
+        return {path.name: read_plain(path).decode() for path in paths}
 
     def bring_home(self) -> None:
         """Put this machine's paths back into `run.json`, which a host has written."""

@@ -25,6 +25,7 @@ from paceline.launch.local import forkserver
 from paceline.launch.local.attempt import WorkerGroup, attempt_here
 from paceline.launch.local.launcher import orphans_adopted
 from paceline.launch.local.worker import NodeRendezvous, WorkerTask
+from paceline.launch.restart_policy import StopGrace
 from paceline.launch.scratch import scratch_directory
 from paceline.launch.signals import Interrupts
 from paceline.launch.ssh import agent_io
@@ -84,7 +85,9 @@ def main() -> None:
     """Be one host's part of one attempt."""
     spec = agent_io.payload()
     quiet_sockets()
-    interrupts = Interrupts(float(str(spec["stop_s"])))
+    stop = spec["stop"]
+    assert isinstance(stop, dict)
+    interrupts = Interrupts(StopGrace(**stop))
     with interrupts.caught():  # to the end: what is told last must not be cut off
         try:
             _take_part(spec, LauncherMessages(interrupts), interrupts)

@@ -1,17 +1,18 @@
 """The hosts' parts in one attempt: how they are ended in order, and which of them is at fault."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
 from paceline.errors import ExitCode, InfrastructureError, JobError, PacelineError, UsageError
 from paceline.launch.failures import WorkerFailure, root_cause
 from paceline.launch.processes import PEERS_S
-from paceline.launch.restart_policy import STOP_S
+from paceline.launch.restart_policy import StopGrace, stopping_line
 from paceline.launch.ssh.connection import RemoteProcess
 from paceline.launch.ssh.protocol import Message
 from paceline.launch.ssh.rank_assignment import HostInfo, first_ranks
+from paceline.launch.watchdog.worker_state import WorkerState
 
 _KILL_S = 5.0
 """From an order to kill until a host's agent does it."""
@@ -48,15 +49,19 @@ class Participant:
 class StopState:
     """The user's wish to stop, as a launch's `Interrupts` passes it on. Takes no locks."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None] = lambda line: None) -> None:
+        """Args:
+        say: Tells the user what is waited for.
+        """
         self.requested = False
         self.kill_now = False
-        self.stop_s = STOP_S
+        self.grace = StopGrace()
         """How long hosts may take."""
+        self.say = say
 
-    def request_stop(self, since_s: float, stop_s: float) -> None:
+    def request_stop(self, since_s: float, grace: StopGrace) -> None:
         """Ask to stop."""
-        self.stop_s = stop_s
+        self.grace = grace
         self.requested = True
 
     def kill(self) -> None:
@@ -71,11 +76,26 @@ class GracefulShutdown:
     def __init__(self) -> None:
         self._began_s: float | None = None
         self._grace_s = 0.0
+        self._stops = False
         self._ordered_kill = False
         self._killed = False
 
-    def advance(self, members: Sequence[Participant], stop: StopState, *, failed: bool) -> None:
-        """Do what is due now."""
+    def advance(
+        self,
+        members: Sequence[Participant],
+        stop: StopState,
+        *,
+        failed: bool,
+        workers: Sequence[WorkerState] | None = (),
+    ) -> None:
+        """Do what is due now.
+
+        Args:
+            members: The hosts' parts.
+            stop: The user's wish.
+            failed: Whether a part has failed, or the training hangs.
+            workers: What the hosts have reported last of their workers; None: they don't report.
+        """
         now_s = time.monotonic()
         # It begins with a request to stop or with the first failure.
         if self._began_s is None:
@@ -85,7 +105,11 @@ class GracefulShutdown:
                 return
             self._began_s = now_s
             # Settled here: a request that follows on a failure must not delay the end.
-            self._grace_s = stop.stop_s + PEERS_S if stop.requested else PEERS_S
+            self._stops, self._grace_s = stop.requested, PEERS_S
+            self._allow(stop, workers)
+        # A host gives its workers more time where they write a snapshot by then.
+        if now_s - self._began_s >= self._grace_s:
+            self._allow(stop, workers, is_late=True)
         # Each stage is due at its time after that: the hosts' own grace,
         late_s = now_s - self._began_s - (0.0 if stop.kill_now else self._grace_s)
         # then an order to kill the workers,
@@ -102,6 +126,21 @@ class GracefulShutdown:
         if late_s > 2 * _KILL_S:  # its agent lives, and can't kill it
             for member in members:
                 member.ended = True
+
+    def _allow(
+        self, stop: StopState, workers: Sequence[WorkerState] | None, *, is_late: bool = False
+    ) -> None:
+        """Settle how long a stop may take, and tell the user."""
+        if not self._stops:
+            return
+        before_s, grace = self._grace_s, stop.grace
+        allowed_s = grace.most_s
+        if workers is not None:
+            allowed_s = grace.for_workers(workers, is_late=is_late)
+        self._grace_s = max(before_s, allowed_s + PEERS_S)
+        if self._grace_s > before_s and any(worker.step is not None for worker in workers or ()):
+            left_s = self._grace_s - before_s if is_late else allowed_s
+            stop.say(stopping_line(left_s, is_late=is_late))
 
 
 def send_all(members: Sequence[Participant], message: Mapping[str, object]) -> None:

@@ -86,6 +86,7 @@ class WorkerPoller:
             total_s=reading.total_s,
             data_s=reading.data_s,
             waiting_s=reading.waiting_s,
+            stop_s=reading.stop_s,
         )
 
 

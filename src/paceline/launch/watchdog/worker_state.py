@@ -41,6 +41,8 @@ class WorkerState:
     """was spent waiting for data,"""
     waiting_s: float = 0.0
     """and waiting for other workers."""
+    stop_s: float = 0.0
+    """How long it takes to stop, see `Reading`."""
 
     @property
     def name(self) -> str:

@@ -18,17 +18,18 @@ _ROW, _TOP, _BOTTOM = 26.0, 8.0, 30.0
 _LETTER = 6.9  # The width of a letter where the page is narrow and text is largest.
 _LONGEST = 24
 _UNKNOWN = "unknown"
+_WHOLE = ("compute", "steps")
 
 _STAND_INS = {
     f"#0f00{place:02x}": f"var(--p-{name})"
-    for place, name in enumerate([*PART_NAMES, *FIXED_NAMES, _UNKNOWN], 16)
+    for place, name in enumerate([*PART_NAMES, *FIXED_NAMES, _UNKNOWN, *_WHOLE], 16)
 }
 _PLACES = {name[len("var(--p-") : -1]: colour for colour, name in _STAND_INS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """One size."""
+    """One bar: a size of a study, or what a run's time is looked at by."""
 
     label: str
     parts: Mapping[str, float]

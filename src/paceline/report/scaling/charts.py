@@ -30,7 +30,7 @@ MOST_BANDS = 3
 """With more methods, bands of those that weren't measured would hide each other."""
 
 Stroke = Literal["measured", "predicted", "ideal"]
-Across = Literal["workers", "time", "samples"]
+Across = Literal["workers", "time", "samples", "step"]
 _LEARNING: dict[Across, str] = {"time": "training time", "samples": "samples seen"}
 _STROKES: tuple[Stroke, ...] = ("measured", "predicted", "ideal")
 Interval = tuple[float, float, float]

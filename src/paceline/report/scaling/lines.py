@@ -18,7 +18,7 @@ _LETTER = 7.4  # The width of a digit where the page is narrow and text is large
 _STAND_INS = {f"#0f000{place}": f"var(--s{place})" for place in range(COLOURS_THERE)}
 _LINES = tuple(_STAND_INS)
 _ROUND_S = (1, 10, 60, 600, 3600, 6 * 3600, 86400, 10 * 86400, 100 * 86400)
-_NAMES = {"workers": "workers", "time": "training time", "samples": "samples"}
+_NAMES = {"workers": "workers", "time": "training time", "samples": "samples", "step": "steps"}
 
 
 def draw_lines(picture: Picture) -> str:

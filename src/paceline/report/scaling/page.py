@@ -1,8 +1,8 @@
 """Puts a study's sentences, pictures and tables into one self-contained HTML page."""
 
 import re
-import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from markupsafe import Markup
@@ -20,6 +20,7 @@ from paceline.report.scaling.charts import (
 )
 from paceline.report.scaling.lines import draw_lines
 from paceline.report.scaling.status import describe_state, find_gaps
+from paceline.report.sections import facts
 from paceline.report.templating import fill_template
 from paceline.results.study import Study, read_study
 
@@ -43,7 +44,7 @@ def render_page(study: Study, directory: Path, problems: Sequence[str] = ()) -> 
         recipe=study.recipe or directory.name,
         paceline=study.paceline,
         directory=str(directory),
-        command=shlex.join(study.command),
+        about=facts(started_at=study.started_at, hosts=study.hosts, command=study.command),
         state=describe_state(study),
         problems=problems,
         figures=tables.key_figures(study),
@@ -68,8 +69,8 @@ def _with_lines(picture: Picture) -> tuple[Picture, str, Markup]:
     return picture, _unbroken(picture.caption), Markup(draw_lines(picture))
 
 
-def _with_bars(picture: BarPicture) -> tuple[BarPicture, str, Markup]:
-    return picture, _unbroken(picture.caption), Markup(draw_bars(picture))
+def _with_bars(picture: BarPicture) -> tuple[BarPicture, Markup]:
+    return replace(picture, caption=_unbroken(picture.caption)), Markup(draw_bars(picture))
 
 
 def _unbroken(sentence: str) -> str:

@@ -1,6 +1,6 @@
 """The page's figures and tables of a study as plain text cells; no HTML here."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from paceline.options import figures
@@ -15,12 +15,10 @@ from paceline.report.scaling.series import (
     size_name,
     speed_up_of,
 )
-from paceline.report.sections import KeyFigure, Setting, Table, moment
+from paceline.report.sections import KeyFigure, Setting, Table
 from paceline.results.json_object import number, text
 from paceline.results.profile import Spread
 from paceline.results.study import SizeResult, Study, Trained
-
-_MOST_HOSTS = 8
 
 Cell = Callable[[Study, SizeResult], str]
 
@@ -135,8 +133,6 @@ def settings_table(study: Study) -> tuple[Setting, ...]:
         ("measured for", figures.show_length(study.seconds or None)),
         ("device", study.device),
         ("cores", figures.show_count(study.cores)),
-        ("hosts", _hosts(study.hosts)),
-        ("started", moment(study.started_at)),
     ]
     rows += list(study.versions.items())
     return tuple(
@@ -144,11 +140,6 @@ def settings_table(study: Study) -> tuple[Setting, ...]:
         for name, value in rows
         if value not in ("", figures.NOTHING)
     )
-
-
-def _hosts(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_HOSTS:,} more" if len(names) > _MOST_HOSTS else ""
-    return ", ".join(names[:_MOST_HOSTS]) + more
 
 
 def _of_largest(study: Study, size: SizeResult) -> list[KeyFigure]:

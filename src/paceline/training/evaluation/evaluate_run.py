@@ -27,7 +27,7 @@ from paceline.training.previous_run import PreviousRun
 from paceline.training.recipe import load_recipe
 from paceline.training.recipe_session import count_top, number_of_classes
 from paceline.training.rng import seed_everything
-from paceline.training.snapshots.model_weights import load_weights
+from paceline.training.snapshots.model_weights import evaluated_weights, load_weights
 
 _BATCH = 256
 
@@ -69,6 +69,8 @@ def evaluate_run(
     path: Path,
     arguments: Mapping[str, OptionValue] | None = None,
     device_kind: DeviceKind = "auto",
+    *,
+    ema: bool = True,
 ) -> EvaluationResult:
     """Evaluate a snapshot's model on the recipe's validation set, each sample once.
 
@@ -77,6 +79,7 @@ def evaluate_run(
         path: The snapshot, see `find_snapshot`.
         arguments: The recipe's arguments that differ from the run's, such as `data_dir`.
         device_kind: Where to compute, whatever the run was trained on.
+        ema: Judge the moving average of the weights where the snapshot has one.
 
     Raises:
         UsageError: No such run or argument.
@@ -93,7 +96,8 @@ def evaluate_run(
     layout = takes_channels_last(job.model, config.compute)
     if layout:
         job.model.to(memory_format=torch.channels_last)
-    load_weights(job.model, snapshot.tensors.get("model", {}))
+    of_model = snapshot.tensors.get("model", {})
+    load_weights(job.model, evaluated_weights(snapshot.tensors) if ema else of_model)
     source = make_source(
         describe_data(job.validation), config, group, layout, evaluate_with=job.evaluate_with
     )

@@ -14,9 +14,11 @@ from typing import final
 from torch import Tensor
 
 from paceline.data.batch import Batch
+from paceline.metrics.console import Communication
 from paceline.results.metrics_table import EpochRow
 from paceline.training.components import Components
 from paceline.training.snapshots.train_state import TrainState
+from paceline.training.status_exchange import Agreement
 
 
 class StepHook(ABC):
@@ -61,6 +63,18 @@ class StepHook(ABC):
             step: Optimizer steps done.
         """
 
+    def after_exchange(
+        self, agreed: Agreement, steps: int, spent: Communication | None, top: int | None
+    ) -> None:
+        """The workers have exchanged their status, about twice a second. Local to the worker.
+
+        Args:
+            agreed: What they know now, the same on each.
+            steps: Steps since the exchange before.
+            spent: What these steps spent on communication; None of a single worker.
+            top: 5 or 1 where right guesses are counted.
+        """
+
     def after_evaluation(self, metrics: Mapping[str, float], samples: int) -> None:
         """An evaluation over all workers is over; `metrics` are the same on each. Local."""
 
@@ -98,6 +112,9 @@ class StepHooks:
         self.begin_step: list[Callable[[int, Batch | None], None]] = []
         self.before_backward: list[Callable[[Tensor, float], None]] = []
         self.after_step: list[Callable[[int], None]] = []
+        self.after_exchange: list[
+            Callable[[Agreement, int, Communication | None, int | None], None]
+        ] = []
         self.after_evaluation: list[Callable[[Mapping[str, float], int], None]] = []
         self.end_epoch: list[Callable[[EpochRow], None]] = []
         self.end_training: list[Callable[[int], None]] = []

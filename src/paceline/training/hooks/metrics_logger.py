@@ -1,79 +1,132 @@
-"""An epoch's figures, and where they go: metrics.csv, TensorBoard, the console.
+"""A training's figures, and where they go: metrics.csv, steps.csv, TensorBoard, the console.
 
-Rank 0 alone writes.
+Rank 0 alone writes; rows within an epoch on a thread, so that a slow disk holds no step up.
 """
 
 import json
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import final
 
 from torch.optim import Optimizer
 
 from paceline.files import storing
+from paceline.gradient_sync.worker_thread import WorkerThread
 from paceline.metrics.console import Advance, Communication, Console
 from paceline.metrics.counters import Totals
 from paceline.metrics.tensorboard import TensorBoardLog
 from paceline.options.figures import plural
 from paceline.results.metrics_table import (
+    EPOCHS,
+    STEPS,
     Begun,
     Cells,
     EpochRow,
+    TableFormat,
     append_rows,
     cells_of,
     start_table,
 )
 from paceline.training.components import Components
+from paceline.training.context import TrainingContext
 from paceline.training.hooks.base import StepHook
+from paceline.training.hooks.step_rows import StepMark, StepRows, row_between
 from paceline.training.progress import TrainingProgress
 from paceline.training.snapshots.train_state import TrainState
 from paceline.training.status_exchange import Agreement
 
 _SAVED_ROWS = 1000
 """Rows that a snapshot holds: some 200 kB."""
+_KEPT_ROWS = 10_000
+"""Rows that wait for room on a full disk; the oldest are given up."""
+
+
+@final
+class TableFile:
+    """A table that grows; what can't be written is kept for the next time."""
+
+    def __init__(self, path: Path, table: TableFormat, console: Console) -> None:
+        """Args:
+        path: Of the table, which `start` makes.
+        table: Which one it is.
+        console: Is told where rows can't be written.
+        """
+        self._path = path
+        self._table = table
+        self._console = console
+        self._unwritten: deque[Cells] = deque(maxlen=_KEPT_ROWS)
+
+    def start(self, completed: int, saved: Sequence[Cells] = ()) -> Begun:
+        """Prepare the table; see `start_table`."""
+        return start_table(self._path, completed, saved, self._table)
+
+    def append(self, row: Cells, *, synced: bool = False) -> None:
+        """Add a row; where the disk is full, keep it. By one thread alone."""
+        self._unwritten.append(row)
+        try:
+            append_rows(self._path, tuple(self._unwritten), synced=synced, table=self._table)
+        except (OSError, ValueError) as error:
+            self._report(error)
+        else:
+            self._unwritten.clear()
+
+    def _report(self, error: OSError | ValueError) -> None:
+        """Say it of an epoch each time, and of rows within epochs at twice as many each time."""
+        rows = len(self._unwritten)
+        if self._table is EPOCHS or rows & (rows - 1) == 0:
+            self._console.warn(
+                f"{rows} rows of {self._path.name} could not be written: "
+                f"{getattr(error, 'strerror', None) or error}; training goes on"
+            )
 
 
 @final
 class MetricsLogger(StepHook):
-    """Records epochs; on ranks other than 0 it shows and writes nothing."""
+    """Records epochs and what is within them; only rank 0's shows and writes."""
 
-    def __init__(
-        self,
-        table: Path | None,
-        events: Path | None,
-        console: Console,
-        agree: Callable[[str], str] = str,
-    ) -> None:
+    def __init__(self, context: TrainingContext, agree: Callable[[str], str] = str) -> None:
         """Name the sinks; `setup` opens them.
 
         Args:
-            table: metrics.csv; None on ranks other than 0.
-            events: The directory of TensorBoard's event files, where they are wanted.
-            console: Shows each epoch's row.
+            context: Of the training.
             agree: Gives rank 0's text instead of a worker's own, where several of them write
                 snapshots: these have to be the same. Collective.
         """
         self._saved: tuple[Cells, ...] = ()
         """The newest rows, for the snapshots: a power cut may cost the table what it has last."""
         self._agree = agree
-        self._table = table
-        self._events = events
-        self._console = console
+        self._context = context
+        self._console = context.console
+        self._rows = StepRows(context.config.metrics, context.progress)
+        self._agreed: Agreement | None = None
+        self._top: int | None = None
+        self._epochs: TableFile | None = None
+        self._steps: TableFile | None = None
         self._tensorboard: TensorBoardLog | None = None
-        self._unwritten: list[Cells] = []
+        self._thread: WorkerThread | None = None
+        if context.group.rank == 0:
+            self._epochs = TableFile(context.run.metrics_csv, EPOCHS, self._console)
+            self._steps = TableFile(context.run.steps_csv, STEPS, self._console)
 
     def setup(
         self, components: Components, position: TrainState, saved: Mapping[str, object]
     ) -> None:
         """Open the sinks: rows of an earlier start beyond this position are dropped."""
         self._saved = _rows_of(saved.get("rows"))[-_SAVED_ROWS:]
-        if self._table is not None:
-            with storing(self._table):
-                begun = start_table(self._table, position.epoch, self._saved)
-                self._report_lost_rows(self._table, begun)
-                if self._events is not None:
-                    self._tensorboard = TensorBoardLog(self._events, first_step=position.step)
+        self._rows.begin(saved.get("step_mark"))
+        run = self._context.run
+        if self._epochs is None or self._steps is None:
+            return
+        with storing(run.path):
+            self._report_lost_rows(run.metrics_csv, self._epochs.start(position.epoch, self._saved))
+            self._steps.start(position.step)
+            if self._context.config.metrics.tensorboard:
+                events = run.path / "tensorboard"
+                self._tensorboard = TensorBoardLog(events, first_step=position.step)
+        self._thread = WorkerThread("paceline-metrics")
 
     def _report_lost_rows(self, table: Path, begun: Begun) -> None:
         if begun.rebuilt:
@@ -87,38 +140,58 @@ class MetricsLogger(StepHook):
                 "report"
             )
 
+    def after_exchange(
+        self, agreed: Agreement, steps: int, spent: Communication | None, top: int | None
+    ) -> None:
+        """Show how far the training is, and record a row where one is due."""
+        self._agreed, self._top = agreed, top
+        context = self._context
+        if steps and self._console.is_due():
+            lr = last_lr(context.progress, context.components.optimizers)
+            shown = describe_advance(context.progress, agreed, steps, lr, spent, top=top)
+            self._console.advance(shown)
+        if self._rows.is_due():
+            lr = last_lr(context.progress, context.components.optimizers)
+            before = self._rows.last
+            self._record(before, self._rows.take(agreed, lr, context.profiler.epoch_waits()))
+
+    def _record(self, before: StepMark, after: StepMark) -> None:
+        """Have a row made and written by the thread, in order."""
+        if self._thread is not None:
+            sized = self._context.progress.plan is not None
+            self._thread.post(partial(self._write, before, after, bool(self._top), sized))
+
+    def _write(self, before: StepMark, after: StepMark, accurate: bool, sized: bool) -> None:
+        row = row_between(before, after, accurate=accurate, sized=sized)
+        if self._steps is not None:
+            self._steps.append(cells_of(row))
+        if self._tensorboard is not None:
+            self._tensorboard.add(row)
+
     def end_epoch(self, row: EpochRow) -> None:
         """Record the epoch. Collective where there is an `agree`."""
+        before = self._rows.last
+        if self._agreed is not None and (rest := self._rows.take_rest(self._agreed, row)):
+            self._record(before, rest)
+        self._rows.end_epoch()
         cells = cells_of(row)
         agreed = json.loads(self._agree(json.dumps(cells)))
         self._saved = (*self._saved, agreed)[-_SAVED_ROWS:]
-        if self._table is not None:
-            self._append(self._table, cells)
+        if self._epochs is not None:
+            # Of what snapshots don't hold any more all is on disk.
+            self._epochs.append(cells, synced=row.epoch % (_SAVED_ROWS // 2) == 0)
         if self._tensorboard is not None:
             self._tensorboard.add(row)
         self._console.epoch(row)
 
     def state_dict(self) -> Mapping[str, object]:
-        """Give the newest rows."""
-        return {"rows": [dict(row) for row in self._saved]}
-
-    def _append(self, table: Path, row: Cells) -> None:
-        """Add a row to the table; where the disk is full, keep it for the next time."""
-        self._unwritten.append(row)
-        # Of what snapshots don't hold any more all is on disk.
-        synced = int(row["epoch"]) % (_SAVED_ROWS // 2) == 0
-        try:
-            append_rows(table, self._unwritten, synced=synced)
-        except OSError as error:
-            self._console.warn(
-                f"{len(self._unwritten)} rows of {table.name} could not be written: "
-                f"{error.strerror}; training goes on"
-            )
-        else:
-            self._unwritten = []
+        """Give the newest rows, and from where the next one within the epoch counts."""
+        return {"rows": [dict(row) for row in self._saved], "step_mark": self._rows.last.to_json()}
 
     def close(self) -> None:
-        """Close the sinks."""
+        """Write what is left, and close the sinks."""
+        if self._thread is not None:
+            self._thread.end()
         if self._tensorboard is not None:
             self._tensorboard.close()
 

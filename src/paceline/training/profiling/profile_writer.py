@@ -242,6 +242,13 @@ class Profiler:
         epoch, self._epoch = self._epoch, _Sums()
         return self._communication(epoch)
 
+    def epoch_waits(self) -> tuple[float, float, float]:
+        """Give the time of the epoch's steps since this start, and of it how long the slowest
+        worker waited for communication, and how long all waited on average. Local.
+        """
+        epoch = self._epoch
+        return epoch.lap_s, epoch.exposed_s, epoch.waited_s
+
     def total(self) -> Communication | None:
         """Give what all steps of the newest method spent on communication. Local."""
         return self._communication(self._all if self._all.steps else self._lap)

@@ -19,6 +19,7 @@ from paceline.checkpoint.store import SnapshotStore
 from paceline.checkpoint.streaming import parse_sent
 from paceline.distributed.group import Group
 from paceline.errors import SnapshotError
+from paceline.training.snapshots.model_weights import evaluated_weights
 from paceline.training.snapshots.transfer import transfer_snapshot
 
 Report = Callable[[str], None]
@@ -169,7 +170,7 @@ def find_origin(store: SnapshotStore, group: Group, report: Report, *, shared: b
 def best_weights(
     store: SnapshotStore, group: Group, report: Report, *, shared: bool
 ) -> BestWeights | None:
-    """Read the model's tensors of the best snapshot, where it is. Collective.
+    """Read the weights that the best snapshot was judged by, where it is. Collective.
 
     Args:
         store: On a shared file system, or this node's own; then the latest of all nodes' best ones
@@ -190,7 +191,7 @@ def best_weights(
         except SnapshotError as error:
             report(f"the best snapshot can't be read: {error}")
         else:
-            step, tensors = found.step, found.tensors.get("model", {})
+            step, tensors = found.step, evaluated_weights(found.tensors)
     steps = group.gather_rows(torch.tensor([step]))[:, 0].tolist()
     if max(steps) == NONE:
         return None

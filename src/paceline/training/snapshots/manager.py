@@ -3,6 +3,7 @@
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import final
 
 import torch
@@ -16,6 +17,7 @@ from paceline.checkpoint.store import SnapshotStore
 from paceline.checkpoint.writer import SnapshotWriter
 from paceline.data.order import ORDER_VERSION
 from paceline.errors import NonFiniteLossError, SnapshotError
+from paceline.launch.heartbeat import StepNote
 from paceline.metrics.counters import StepCounters
 from paceline.training.context import TrainingContext
 from paceline.training.snapshots.discovery import best_weights, find_origin
@@ -32,12 +34,17 @@ class SnapshotManager:
     """Saves and restores what a worker trains with. One worker writes, or one of each node."""
 
     def __init__(
-        self, context: TrainingContext, sync: GradientSync, counters: StepCounters
+        self,
+        context: TrainingContext,
+        sync: GradientSync,
+        counters: StepCounters,
+        note: StepNote,
     ) -> None:
         """Args:
         context: Of the training; its models may still grow until the first snapshot.
         sync: Combines gradients; its state is saved as well.
         counters: The epoch's sums, saved as well.
+        note: Where others see how long a snapshot takes.
         """
         self._store = SnapshotStore(context.run.snapshots, context.config.snapshots.keep_last)
         self._report = context.console.warn
@@ -48,7 +55,11 @@ class SnapshotManager:
         self._buffer_averager = context.buffer_averager
         self._counters = counters
         self._sync = sync
-        self._writer = SnapshotWriter(self._store, self._report) if context.writes else None
+        self._note = note
+        self._writer: SnapshotWriter | None = None
+        if context.writes:
+            self._writer = SnapshotWriter(self._store, self._report, self._note_written)
+        self._copied_s = 0.0
         self.restored: Mapping[str, object] = {}
         """JSON of the snapshot that was gone back to."""
         self._generation, self._start = 1, ""
@@ -90,12 +101,14 @@ class SnapshotManager:
         Raises:
             NonFiniteLossError: A weight is NaN or infinite; on every worker.
         """
+        began_s = perf_counter()
         model, scaler = self._components.model, self._context.scaler
         named = list(model.named_parameters())  # once: walking the modules costs more than sums
         self._check_finite(named, state.step)
         sync = self._sync.state_dict()
         own = self._gathered_own()
         if self._writer is None:
+            self._note.snapshot_s = perf_counter() - began_s
             return
         tensors: dict[str, Mapping[str, Tensor]] = {
             "model": self._model_tensors(model, agreed.more) | dict(sync.model),
@@ -112,6 +125,7 @@ class SnapshotManager:
             tensors["sync"] = dict(sync.tensors)
         if own.tensors:
             tensors["own"] = dict(own.tensors)
+        tensors |= self._average_tensors()
         of_hooks: dict[str, object] = {}
         for state_dict in self._context.hooks.state_dict:
             of_hooks |= state_dict()
@@ -136,6 +150,7 @@ class SnapshotManager:
             },
         )
         self._writer.offer(snapshot, best=best, wait=must)
+        self._copied_s = perf_counter() - began_s
 
     def restore_newest(self) -> TrainState | None:
         """Go back to the newest snapshot that verifies. Collective.
@@ -157,7 +172,9 @@ class SnapshotManager:
         return None if found.snapshot is None else self._restore(found.snapshot)
 
     def load_best(self) -> bool:
-        """Put the best snapshot's weights into the model; nothing else. Collective.
+        """Put the weights that the best snapshot was judged by into the model. Collective.
+
+        Evaluations take these from then on.
 
         Returns:
             False where there is none.
@@ -170,6 +187,7 @@ class SnapshotManager:
             load_weights(model, found.tensors)
         for tensor in model.state_dict().values():
             group.broadcast_(tensor.detach(), found.rank)
+        self._components.average = None
         return True
 
     def advice(self) -> str:
@@ -185,6 +203,9 @@ class SnapshotManager:
         """Wait until what was saved is on disk, or has failed (which was said)."""
         if self._writer:
             self._writer.flush()
+
+    def _note_written(self, seconds: float) -> None:
+        self._note.snapshot_s = self._copied_s + seconds
 
     def _check_finite(self, named: Sequence[tuple[str, nn.Parameter]], step: int) -> None:
         """Refuse weights that aren't finite. Collective where weights may differ.
@@ -248,12 +269,27 @@ class SnapshotManager:
         """Hash the rest: optimizers' state and the running statistics of all parts. Collective."""
         model = self._components.model
         tensors = {"buffers": self._buffer_averager.gathered()}
+        for average in self._average_tensors().values():
+            tensors |= {f"ema/{name}": tensor for name, tensor in average.items()}
         for number, optimizer in enumerate(self._components.optimizers):
             slots, values = flatten_optimizer(optimizer, model.named_parameters())
             tensors |= {f"{_optimizer_file(number)}/{name}": slot for name, slot in slots.items()}
             text = json.dumps(values, sort_keys=True).encode()
             tensors[f"{_optimizer_file(number)}/values"] = torch.tensor(list(text))
         return weights_sha256(tensors)
+
+    def _average_tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Give the average of the weights for a snapshot; empty where there is none."""
+        average = self._components.average
+        found = average.tensors() if average is not None else {}
+        return {"ema": found} if found else {}
+
+    def _restore_average(self, snapshot: Snapshot) -> None:
+        average, found = self._components.average, snapshot.tensors.get("ema")
+        if average is not None and found:
+            average.restore(found)
+        elif average is not None and snapshot.step:
+            self._report("The snapshot has no average of the weights (--ema): it begins here")
 
     def _gathered_own(self) -> RankState:
         """Collect what each worker has a state of its own of. Collective where there is any."""
@@ -299,6 +335,7 @@ class SnapshotManager:
         if scaler is not None and saved_scaler is not None:
             scaler.load_state_dict(dict(_mapping(saved_scaler)))
         self._restore_own(snapshot)
+        self._restore_average(snapshot)
         self._restore_sync(snapshot)
         self.restored = state
         return TrainState.from_json(state.get("position"))

@@ -17,6 +17,18 @@ def are_finite(parameters: list[Tensor]) -> bool:
     return all(bool(parameter.isfinite().all()) for parameter in parameters)
 
 
+def evaluated_weights(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Choose what a snapshot's model is judged by: with `--ema` the average of its weights.
+
+    Args:
+        tensors: All of the snapshot's.
+
+    Returns:
+        By the names of the model's state dict; buffers are those of training.
+    """
+    return {**tensors.get("model", {}), **tensors.get("ema", {})}
+
+
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Put a snapshot's weights into a model, in the model's own memory format.
 

@@ -117,8 +117,8 @@ def refuse_idle(config: TrainConfig, given: Collection[str]) -> None:
             raise _without_effect(name, method)
     if "patience" in effective and config.loop.target_accuracy is None:
         raise UsageError(
-            "--patience has no effect without --target-accuracy: it says how many epochs in a row "
-            "must meet it. To stop when nothing improves, give --early-stopping"
+            "--target-epochs has no effect without --target-accuracy: it says how many epochs in a "
+            "row must meet it. To stop when nothing improves, give --early-stopping"
         )
     if "allow_different_hardware" in effective and config.data.shards is None:
         raise UsageError(
@@ -187,6 +187,11 @@ def _check_own_weights(config: TrainConfig, method: SyncMethod) -> None:
         raise UsageError(
             f"--check-every compares the workers' weights, and with --sync {method} each worker "
             "has its own between two averages. Leave one of the two out"
+        )
+    if config.loop.ema is not None:
+        raise UsageError(
+            f"--ema (s.ema) averages over the steps of one training, and with --sync {method} each "
+            "worker has weights of its own between two averages. Leave one of the two out"
         )
     if config.compute.sync_batchnorm:
         raise UsageError(

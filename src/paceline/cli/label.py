@@ -1,0 +1,83 @@
+"""`paceline label RUN_DIR`: names a run, tags it, and notes what is to be remembered of it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from paceline.errors import ExitCode, UsageError
+from paceline.files import storing
+from paceline.options.command_line import read_command
+from paceline.options.fields import OptionField
+from paceline.options.text import printable
+from paceline.results.run_directory import RunDirectory
+from paceline.results.run_notes import RunNotes
+
+_ABOUT = (
+    "Change a run's name, tags and note, also while it runs; without options, show them. "
+    "`paceline train --name ... --tag ... --note ...` gives them from the start."
+)
+_OPTIONS = (
+    OptionField(
+        name="name",
+        annotation=None | str,
+        default=None,
+        help="The run's name; `none` takes it away. The directory keeps its own.",
+        group="Label",
+    ),
+    OptionField(
+        name="tag",
+        annotation=tuple[str, ...],
+        default=(),
+        help="A tag to add. Repeat it for each.",
+        group="Label",
+    ),
+    OptionField(
+        name="untag",
+        annotation=tuple[str, ...],
+        default=(),
+        help="A tag to take away. Repeat it for each.",
+        group="Label",
+    ),
+    OptionField(
+        name="note",
+        annotation=None | str,
+        default=None,
+        help="The run's note; `none` takes it away.",
+        group="Label",
+    ),
+)
+
+
+def main(tokens: Sequence[str]) -> int:
+    """Run the command."""
+    (where,), given = read_command(
+        "paceline label RUN_DIR", _ABOUT, tokens, _OPTIONS, "the run directory"
+    )
+    run = RunDirectory.named(where)
+    problems: list[str] = []
+    before = RunNotes.read(run, run.read_run(), problems)
+    if problems and not given:
+        raise UsageError(f"{run.path}: {problems[0]}")
+    # What was given over what there is.
+    texts = {name: str(given[name] or "") for name in ("name", "note") if name in given}
+    added, taken = _words(given.get("tag")), _words(given.get("untag"))
+    for tag in taken:
+        if tag not in before.tags:
+            known = ", ".join(before.tags) or "none"
+            raise UsageError(f"--untag {tag}: the run has no such tag. It has: {known}")
+    kept = [tag for tag in before.tags if tag not in taken]
+    notes = replace(before, **texts, tags=tuple(dict.fromkeys([*kept, *added])))
+    notes.check()
+    if given:
+        with storing(run.path):
+            notes.write(run)
+    for label, value in (
+        ("name", notes.name),
+        ("tags", ", ".join(notes.tags)),
+        ("note", notes.note),
+    ):
+        print(printable(f"{label}  {value or 'none'}"))
+    return ExitCode.DONE
+
+
+def _words(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, tuple) else ()

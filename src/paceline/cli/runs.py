@@ -1,0 +1,86 @@
+"""`paceline runs [DIR]`: lists the runs below a folder; reads them only."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from paceline.errors import ExitCode, UsageError
+from paceline.options.command_line import note, parse_options, show_help, wants_help
+from paceline.options.fields import OptionField
+from paceline.results.find_runs import MOST_FOLDERS, MOST_LEVELS
+
+USUAL = "runs"
+_USAGE = "paceline runs [DIR]"
+_ABOUT = (
+    "List the runs below a folder, by default runs: how each stands, its best validation result "
+    "(accuracy, or with --best-by val_loss the loss), epochs, speed, workers, and when it was "
+    "started. Nothing is changed."
+)
+_OPTIONS = (
+    OptionField(
+        name="sort",
+        annotation=str,
+        default="started",
+        help="Column: name, recipe, state, best, epochs, images-per-s, workers or started; the "
+        "best, largest and newest come first.",
+        group="List",
+    ),
+    OptionField(
+        name="reverse", annotation=bool, default=False, help="The other way round.", group="List"
+    ),
+    OptionField(
+        name="filter",
+        annotation=tuple[str, ...],
+        default=(),
+        help="Only runs with NAME=VALUE: name, recipe, state (running, finished, stopped, failed, "
+        "died, damaged), tag, workers, or any setting or recipe argument, such as lr=0.1. * and ? "
+        "stand for any letters. Repeat it: all have to hold.",
+        group="List",
+    ),
+    OptionField(
+        name="json", annotation=bool, default=False, help="Write JSON: a list.", group="Output"
+    ),
+)
+
+
+def main(tokens: Sequence[str]) -> int:
+    """Run the command."""
+    if wants_help(tokens):
+        show_help(_USAGE, _ABOUT, _OPTIONS)
+    is_named = bool(tokens) and not tokens[0].startswith("-")
+    given = parse_options(_USAGE, _ABOUT, tokens[1:] if is_named else tokens, _OPTIONS)
+    root = Path(tokens[0] if is_named else USUAL).expanduser().absolute()
+    if is_named and not root.is_dir():
+        raise UsageError(f"{root} is no folder")
+    from paceline.report.runs.listing import filter_runs, list_runs, sort_runs
+    from paceline.report.runs.table import table_lines
+
+    found = list_runs(root)
+    conditions = given.get("filter")
+    kept = filter_runs(found.entries, conditions if isinstance(conditions, tuple) else ())  # type: ignore[arg-type]
+    kept = sort_runs(kept, str(given.get("sort", "started")))
+    if given.get("reverse"):
+        kept.reverse()
+    listed = replace(found, entries=tuple(kept))
+    if not found.whole:
+        note(
+            f"{root} is larger than what is looked through ({MOST_FOLDERS:,} folders, "
+            f"{MOST_LEVELS} levels): name a folder within it to see all runs there"
+        )
+    if given.get("json"):
+        print(json.dumps([entry.to_json() for entry in listed.entries], indent=2))
+    elif not listed.entries:
+        which = "No run matches" if found.entries else "There are no runs"
+        note(f"{which} in {root}")
+    else:
+        for line in table_lines(listed, datetime.now(UTC), terminal_width()):
+            print(line)
+    return ExitCode.DONE
+
+
+def terminal_width() -> int | None:
+    """Give the characters of a line; None where what is printed goes to a file or a program."""
+    return shutil.get_terminal_size((0, 0)).columns or None

@@ -1,0 +1,1 @@
+"""Several runs: their list, and what differs between them."""

@@ -1,0 +1,234 @@
+"""What differs between runs: their settings, their final figures, and which runs are compared."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import UsageError
+from paceline.options import figures
+from paceline.options.durations import format_duration
+from paceline.options.figures import plural
+from paceline.report.runs.listing import (
+    RunEntry,
+    arguments_of,
+    list_runs,
+    read_entry,
+    sort_runs,
+)
+from paceline.results.find_runs import is_run
+from paceline.results.json_object import JsonObject, entries, number, section, text
+from paceline.results.run_directory import RunDirectory
+
+MOST_SHOWN = 8
+"""More columns or lines beside each other than these nobody can read."""
+
+_LEFT_OUT = frozenset(
+    "name tag note progress share_run_dir tensorboard on init_method rank local_rank world_size "
+    "interface workers max_restarts hang_after_s stop_grace_s batch_per_worker".split()
+)
+"""Settings that say nothing about what was trained, or that follow from others."""
+_FOLLOWING = {
+    "world_size": "workers",
+    "nodes": "nodes",
+    "train_samples": "training samples",
+    "val_samples": "validation samples",
+    "parameters": "parameters",
+    "model": "model",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One thing that is compared, a value for each run; None where a run has none."""
+
+    name: str
+    values: tuple[object, ...]
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Runs beside each other."""
+
+    runs: tuple[RunEntry, ...]
+    given: int
+    """How many were to be compared; the newest are shown."""
+    settings: tuple[Row, ...]
+    """Those that differ: settings, recipe arguments, versions and hosts."""
+    figures: tuple[Row, ...]
+    """How each run ended."""
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """A, B and so on: what the columns are called."""
+        return tuple(chr(ord("A") + place) for place in range(len(self.runs)))
+
+    @property
+    def left_out(self) -> str:
+        """Say which runs aren't shown; empty where all are."""
+        if self.given <= len(self.runs):
+            return ""
+        return (
+            f"Of {self.given} runs the {len(self.runs)} newest are shown. Name others to see "
+            "them, or use --json"
+        )
+
+
+def choose_runs(places: Sequence[str], usual: Path) -> tuple[RunEntry, ...]:
+    """Find the runs that a user names: directories, folders of runs, or names of runs.
+
+    Args:
+        places: As the user writes them.
+        usual: Where runs with such a name or directory's name are.
+
+    Raises:
+        UsageError: Something names no run, or several; or there are fewer than two runs.
+    """
+    chosen: dict[Path, RunEntry] = {}
+    for place in places:
+        for entry in _named(place, usual):
+            chosen.setdefault(entry.report.path, entry)
+    if len(chosen) < 2:
+        raise UsageError(
+            f"{plural(len(chosen), 'run')} to compare: name at least two run directories, or a "
+            "folder that holds them"
+        )
+    return tuple(chosen.values())
+
+
+def compare(runs: Sequence[RunEntry], most: int | None = MOST_SHOWN) -> Comparison:
+    """Put runs side by side.
+
+    Args:
+        runs: At least one.
+        most: With more runs the newest are taken; None takes all.
+    """
+    newest = sort_runs(runs, "started")[:most]
+    shown = tuple(entry for entry in runs if entry in newest)
+    return Comparison(
+        runs=shown,
+        given=len(runs),
+        settings=_differences([entry.report.run for entry in shown]),
+        figures=_final_figures(shown),
+    )
+
+
+def _named(place: str, usual: Path) -> Sequence[RunEntry]:
+    path = Path(place).expanduser().absolute()
+    if is_run(path):
+        return [read_entry(RunDirectory(path), path.name)]
+    if path.is_dir():
+        found = [entry for entry in list_runs(path).entries if entry.state != "damaged"]
+        if not found:
+            raise UsageError(f"{path} holds no training, and no folder in it does")
+        return found
+    listed = list_runs(usual).entries
+    same = [e for e in listed if place in (e.label, e.report.path.name, e.report.notes.name)]
+    if len(same) > 1:
+        paths = ", ".join(str(entry.report.path) for entry in same)
+        raise UsageError(f"{len(same)} runs are called {place!r}: {paths}. Name the directory")
+    if not same:
+        raise UsageError(
+            f"there is no run directory {place}, and no run below {usual} is called so. "
+            "`paceline runs` lists them"
+        )
+    return same
+
+
+def _differences(runs: Sequence[JsonObject]) -> tuple[Row, ...]:
+    """List what isn't the same in all runs: the recipe first, versions and hosts last."""
+    described = [_described(run) for run in runs]
+    names = dict.fromkeys(name for one in described for name in one)
+    rows = []
+    for name in names:
+        values = tuple(one.get(name) for one in described)
+        if any(value != values[0] for value in values[1:]):
+            cells = tuple(
+                figures.show_value(one[name]) if name in one else figures.NOTHING
+                for one in described
+            )
+            rows.append(Row(name=name, values=values, cells=cells))
+    return tuple(rows)
+
+
+def _described(run: JsonObject) -> Mapping[str, object]:
+    """Give what may differ between two runs, by the name under which it is shown."""
+    derived = section(run, "derived")
+    followed = {label: derived[name] for name, label in _FOLLOWING.items() if name in derived}
+    arguments = {n: v for n, v in arguments_of(run).items() if n not in _LEFT_OUT}
+    if "shards" in arguments:  # left open, it is the number of workers
+        arguments["shards"] = section(run, "settings").get("shards")
+    script = {"script arguments": run["script_args"]} if run.get("script_args") else {}
+    hosts = {"hosts": [_host(host) for host in entries(run, "hosts")]}
+    named = {"recipe": run["recipe"]} if "recipe" in run else {}
+    return {**named, **script, **arguments, **followed, **section(run, "versions"), **hosts}
+
+
+def _host(host: JsonObject) -> str:
+    return ", ".join(part for part in (text(host, "host"), text(host, "device")) if part)
+
+
+_Read = Callable[[RunEntry], float | None]
+_Write = Callable[[float | None], str]
+
+
+def _of_summary(name: str) -> _Read:
+    return lambda entry: number(entry.report.summary, name)
+
+
+def _or_newest(name: str) -> _Read:
+    """Read a figure of the summary, or the newest epoch's while there is none."""
+
+    def read(entry: RunEntry) -> float | None:
+        found = number(entry.report.summary, name)
+        return entry.report.metrics.last(name) if found is None else found
+
+    return read
+
+
+def _time(entry: RunEntry) -> float | None:
+    found = number(entry.report.summary, "train_time_s")
+    return entry.report.metrics.last("time_s") if found is None else found
+
+
+def _steps(entry: RunEntry) -> float | None:
+    found = number(entry.report.summary, "steps")
+    return entry.report.metrics.last("step") if found is None else found
+
+
+def _best(column: str) -> _Read:
+    return lambda entry: entry.best if entry.best_by == column else None
+
+
+_loss = figures.dashed(figures.show_loss)
+_own = figures.dashed(lambda value: f"{value:.4g}")
+_FIGURES: Sequence[tuple[str, _Read, _Write]] = (
+    ("best accuracy", _best("val_accuracy"), figures.show_percent),
+    ("lowest loss", _best("val_loss"), _loss),
+    ("validation accuracy", _or_newest("val_accuracy"), figures.show_percent),
+    ("validation top-5", _or_newest("val_top5_accuracy"), figures.show_percent),
+    ("validation loss", _or_newest("val_loss"), _loss),
+    ("test accuracy", _of_summary("test_accuracy"), figures.show_percent),
+    ("test loss", _of_summary("test_loss"), _loss),
+    ("training loss", _or_newest("train_loss"), _loss),
+    ("epochs", lambda entry: entry.epochs, figures.show_count),
+    ("steps", _steps, figures.show_count),
+    ("training time", _time, figures.dashed(format_duration)),
+    ("images/s", lambda entry: entry.images_per_s, figures.show_speed),
+)
+
+
+def _final_figures(runs: Sequence[RunEntry]) -> tuple[Row, ...]:
+    """List how the runs ended: their state, the usual figures, and those of scripts' own."""
+    states = tuple(entry.state for entry in runs)
+    rows = [Row(name="state", values=states, cells=states)]
+    for name, read, write in _FIGURES:
+        values = tuple(read(entry) for entry in runs)
+        cells = tuple(write(value) for value in values)
+        rows.append(Row(name=name, values=values, cells=cells))
+    own = [section(entry.report.summary, "figures") for entry in runs]
+    for name in dict.fromkeys(name for one in own for name in one):
+        values = tuple(number(one, name) for one in own)
+        cells = tuple(map(_own, values))
+        rows.append(Row(name=name, values=values, cells=cells))
+    return tuple(row for row in rows if any(value is not None for value in row.values))

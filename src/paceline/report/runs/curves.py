@@ -1,0 +1,174 @@
+"""Curves of several runs over each other: by step, by training time and by samples."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.errors import UsageError
+from paceline.options import figures
+from paceline.options.fields import unknown_name
+from paceline.report.charts import MAX_POINTS, thin
+from paceline.report.curves import choose_times
+from paceline.report.runs.comparison import Comparison, Row
+from paceline.report.runs.listing import RunEntry
+from paceline.report.scaling.charts import Across, Line, Picture
+from paceline.results.json_object import number, section
+
+WAYS: Mapping[Across, str] = {"step": "step", "time": "training time", "samples": "samples seen"}
+"""What curves are drawn over, and how it is called."""
+METRICS = {
+    "train_loss": "Training loss",
+    "val_loss": "Validation loss",
+    "val_accuracy": "Validation accuracy",
+}
+_ROWS = 6
+_NOT_CURVES = {"epoch", "step", "time_s"}
+_WHERE: Mapping[Across, Callable[[float], str]] = {
+    "step": figures.show_count,
+    "time": figures.show_seconds,
+    "samples": figures.show_count,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveTable:
+    """One figure of all runs at some places along the way."""
+
+    title: str
+    across: str
+    rows: tuple[Row, ...]
+    """Named by the place; a cell is the newest value up to there."""
+
+
+def curve(run: RunEntry, metric: str, across: Across) -> tuple[tuple[float, float], ...]:
+    """Give the points at which a run's figure is known; none where it has no such figure.
+
+    Args:
+        run: The run.
+        metric: A column of `metrics.csv`.
+        across: What the first number of a point is: steps, seconds or samples.
+    """
+    values = run.report.metrics.column(metric)
+    places = _places(run, across)
+    points = zip(places, values, strict=True)
+    return tuple(p for p in points if not any(map(math.isnan, p)))
+
+
+def choose_metric(runs: Sequence[RunEntry], asked: str | None) -> str:
+    """Choose the figure to show: the one asked for, or the one that most runs have.
+
+    Args:
+        runs: The runs.
+        asked: A column of `metrics.csv`; None for what the first run's `--best-by` says.
+
+    Raises:
+        UsageError: No run has what was asked for.
+    """
+    columns = [name for run in runs for name in run.report.metrics.columns]
+    known = dict.fromkeys(name for name in columns if name not in _NOT_CURVES)
+    if asked is not None:
+        name = asked.replace("-", "_")
+        if name not in known:
+            raise UsageError(unknown_name(asked, known, "figure"))
+        return name
+    wanted = [runs[0].best_by, *METRICS]
+    return max(wanted, key=lambda name: sum(run.report.metrics.has(name) for run in runs))
+
+
+def curve_tables(shown: Comparison, metric: str) -> list[CurveTable]:
+    """Tabulate a figure along each way that the runs have gone; none where there are no values."""
+    write = figures.show_percent if _is_share(metric) else figures.dashed(figures.show_loss)
+    tables = []
+    for across, name in WAYS.items():
+        curves = [curve(run, metric, across) for run in shown.runs]
+        ends = [points[-1][0] for points in curves if points]
+        if not ends:
+            continue
+        rows = []
+        for place in _choose_places(ends, across):
+            values = tuple(_value_at(points, place) for points in curves)
+            cells = tuple("" if value is None else write(value) for value in values)
+            rows.append(Row(name=_WHERE[across](place), values=values, cells=cells))
+        title = f"{METRICS.get(metric, metric)} by {name}"
+        tables.append(CurveTable(title=title, across=across, rows=tuple(rows)))
+    return tables
+
+
+def curve_pictures(shown: Comparison, across: Across) -> list[Picture]:
+    """Choose the pictures of one way: a line for each run that has the figure."""
+    pictures = []
+    for metric, title in METRICS.items():
+        lines = tuple(
+            line
+            for colour in range(len(shown.runs))
+            if (line := _line(shown, colour, metric, across)).points
+        )
+        if lines:
+            picture = Picture(
+                slug=f"{metric.replace('_', '-')}-{across}",
+                title=title,
+                caption="",
+                across=across,
+                lines=lines,
+                percent=_is_share(metric),
+                log_up=not _is_share(metric) and _spans_decades(lines),
+            )
+            pictures.append(picture)
+    return pictures
+
+
+def _line(shown: Comparison, place: int, metric: str, across: Across) -> Line:
+    points = curve(shown.runs[place], metric, across)
+    points = tuple(points[i] for i in thin(len(points), MAX_POINTS))
+    write = figures.show_percent if _is_share(metric) else figures.show_loss
+    return Line(
+        label=shown.letters[place],
+        value=write(points[-1][1]) if points else "",
+        colour=place,
+        points=points,
+    )
+
+
+def _places(run: RunEntry, across: Across) -> Sequence[float]:
+    metrics, derived = run.report.metrics, section(run.report.run, "derived")
+    if across == "time":
+        return metrics.column("time_s")
+    if across == "step":
+        return metrics.column("step")
+    each, batch = number(derived, "train_samples"), number(derived, "global_batch")
+    if each:
+        return [epoch * each for epoch in metrics.column("epoch")]
+    return [step * (batch or math.nan) for step in metrics.column("step")]
+
+
+def _value_at(points: Sequence[tuple[float, float]], place: float) -> float | None:
+    """Give the newest value up to a place; None before the first one, and after the run's end."""
+    before = [y for x, y in points if x <= place]
+    return before[-1] if before and place <= points[-1][0] else None
+
+
+def _choose_places(ends: Sequence[float], across: Across) -> list[float]:
+    """Choose round places up to where the last run ends, and the place where each ends."""
+    end = max(ends)
+    step = _round_up(end / _ROWS)
+    places = [step * number for number in range(1, _ROWS + 1)]
+    if across == "time" and end >= 60:
+        places = [float(time_s) for time_s in choose_times(end, most=_ROWS)]
+    apart = [place for place in places if all(abs(place - each) > 0.02 * end for each in ends)]
+    return sorted({place for place in apart if place < end} | set(ends))
+
+
+def _round_up(value: float) -> float:
+    """Round to one digit of 1, 2 and 5, and to 2.5 where that is whole."""
+    power = 10.0 ** math.floor(math.log10(value)) if value > 0 else 1.0
+    factors = (1, 2, 2.5, 5, 10) if power >= 10 else (1, 2, 5, 10)
+    return next(factor * power for factor in factors if factor * power >= value)
+
+
+def _is_share(metric: str) -> bool:
+    return metric.endswith("accuracy")
+
+
+def _spans_decades(lines: Sequence[Line]) -> bool:
+    values = [y for line in lines for _, y in line.points]
+    return min(values) > 0 and max(values) / min(values) > 50

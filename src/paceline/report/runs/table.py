@@ -1,0 +1,107 @@
+"""A list of runs as the cells of a table, and as lines that fit a terminal."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from paceline.options import figures
+from paceline.options.text import aligned, printable
+from paceline.report.runs.listing import RunEntry, RunList
+from paceline.results.run_directory import fit_name
+
+HEADER = ("run", "recipe", "state", "best", "epochs", "images/s", "workers", "started")
+_LEFT = (0, 1, 2)
+_GAP = 2
+_LEAST_NAME = 10
+_UNCOUNTED = 100_000
+"""So many epochs mean no limit: a measurement's, or one that something else ends."""
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+def table_lines(listed: RunList, now: datetime, width: int | None) -> list[str]:
+    """Lay out a list for a terminal, with what is wrong with damaged runs below it.
+
+    Args:
+        listed: The runs, in order.
+        now: Until when ages are counted.
+        width: Characters of a line; None where lines may be of any length.
+    """
+    rows = [[*map(printable, cells_of(entry, now))] for entry in listed.entries]
+    rows, header = _fit(rows, width)
+    lines = aligned([header, *rows], left=range(len(header) - 5))
+    for entry in listed.entries:
+        lines += [f"{printable(entry.label)}: {printable(p)}" for p in problems_of(entry)]
+    return lines
+
+
+def cells_of(entry: RunEntry, now: datetime) -> tuple[str, ...]:
+    """Write one run, a cell for each column of `HEADER`."""
+    return (
+        _named(entry),
+        entry.recipe or figures.NOTHING,
+        entry.state,
+        show_best(entry.best, entry.best_by),
+        show_epochs(entry),
+        figures.show_speed(entry.images_per_s),
+        figures.show_count(entry.workers),
+        show_age(entry.started_at, now),
+    )
+
+
+def _named(entry: RunEntry) -> str:
+    """Give the run's place, after its name where that says something else."""
+    named = entry.name not in entry.label and fit_name(entry.name) not in entry.label
+    return f"{entry.name} ({entry.label})" if named else entry.label
+
+
+def problems_of(entry: RunEntry) -> Sequence[str]:
+    """Say what can't be read of a run; nothing of one that has just begun."""
+    just_begun = entry.state == "running" and not entry.report.run
+    return () if just_begun else entry.report.problems
+
+
+def show_best(value: float | None, column: str) -> str:
+    """Write the best figure: an accuracy in percent, a loss without a unit."""
+    write = figures.dashed(figures.show_loss) if column == "val_loss" else figures.show_percent
+    return write(value)
+
+
+def show_epochs(entry: RunEntry) -> str:
+    """Write `3/10`, or `3` where nobody knows of how many, or nobody counts them."""
+    planned = entry.planned_epochs
+    counted = planned is not None and planned < _UNCOUNTED
+    return f"{entry.epochs:,}/{planned:,}" if counted else f"{entry.epochs:,}"
+
+
+def show_age(moment: datetime | None, now: datetime) -> str:
+    """Write how long ago something was, in its largest unit: `5 min ago`."""
+    if moment is None:
+        return figures.NOTHING
+    age_s = max(0, int((now - moment).total_seconds()))
+    unit = next(((size, name) for size, name in _UNITS if age_s >= size), (1, "s"))
+    return f"{age_s // unit[0]:,} {unit[1]} ago"
+
+
+def _fit(rows: list[list[str]], width: int | None) -> tuple[list[list[str]], list[str]]:
+    """Leave out the recipe where it says nothing new, and shorten long names, to fit a width."""
+    header = list(HEADER)
+    if width is None or _width([header, *rows]) <= width:
+        return rows, header
+    if len({row[1] for row in rows}) == 1 or all(row[0].startswith(row[1]) for row in rows):
+        rows, header = [[row[0], *row[2:]] for row in rows], [header[0], *header[2:]]
+    else:
+        rows = [[row[0], _shortened(row[1], _LEAST_NAME), *row[2:]] for row in rows]
+    room = width - _width([["", *row[1:]] for row in [header, *rows]])
+    return [[_shortened(row[0], max(room, _LEAST_NAME)), *row[1:]] for row in rows], header
+
+
+def _width(rows: Sequence[Sequence[str]]) -> int:
+    columns = list(zip(*rows, strict=True))
+    return sum(max(map(len, column)) for column in columns) + _GAP * (len(columns) - 1)
+
+
+def _shortened(name: str, room: int) -> str:
+    """Cut a name in its middle: its end tells runs of one recipe apart."""
+    if len(name) <= room:
+        return name
+    end = (room - 1) * 2 // 3
+    return f"{name[: room - 1 - end]}…{name[len(name) - end :]}"

@@ -1,0 +1,89 @@
+"""`--config` and `--print-config`: settings in a file, and what they come to."""
+
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.app import main
+from paceline.errors import ExitCode
+from paceline.training.config import training_options
+
+_GOLDEN = Path(__file__).parents[1] / "results" / "golden" / "run" / "run.json"
+Printed = Callable[..., str]
+
+
+@pytest.fixture
+def printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Printed:
+    """Gives what `paceline train ... --print-config` prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> str:
+        assert main(["train", *words, "--print-config"]) == ExitCode.DONE, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "digits --learning-rate 0.02 --batch-size 32 --dropout 0.3 --shift 0 --seed 7",
+        "digits --target-accuracy none --optimizer adam --betas 0.8 0.9 --schedule constant",
+        "mnist --data-dir files --no-download --time-budget 1h30m --sync powersgd --warmup-steps 3",
+        "synthetic --shards 4 --threads 1 --workers 2 --tensorboard --progress off",
+    ],
+)
+@pytest.mark.core_cases(2)
+def test_what_is_printed_is_read_again(line: str, printed: Printed, tmp_path: Path) -> None:
+    text = printed(*line.split())
+    (tmp_path / "job.toml").write_text(text)
+    assert printed("--config", "job.toml") == text
+    assert list(tmp_path.iterdir()) == [tmp_path / "job.toml"], "nothing else is made"
+    # Each option is there, set or as a comment.
+    names = {part.split(" = ")[0].removeprefix("# ") for part in text.splitlines()[1:]}
+    options = training_options().values()
+    assert {o.own_names[0].replace("_", "-") for o in options} <= names
+
+
+def test_the_values_are_those_that_count(printed: Printed, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text('recipe = "mnist"\nepochs = 3\nbatch-size = 32\n')
+    found = tomllib.loads(printed("--config=job.toml", "--epochs", "4", "--lr", "0.5"))
+    assert found["recipe"] == "mnist"
+    assert (found["epochs"], found["global-batch"], found["lr"]) == (4, 32, 0.5)
+    assert "powersgd-rank" not in found
+
+
+def test_a_run_can_be_repeated(printed: Printed, tmp_path: Path) -> None:
+    run = json.loads(_GOLDEN.read_text())
+    found = tomllib.loads(printed("--config", str(_GOLDEN)))
+    assert found["recipe"] == run["recipe"]
+    for name in ("epochs", "lr", "momentum", "schedule", "target_accuracy", "global_batch"):
+        assert found[name.replace("_", "-")] == run["settings"][name]
+    assert found["shift"] == run["recipe_arguments"]["shift"]
+    assert main(["train", "synthetic", "--config", str(_GOLDEN), "--print-config"]) == 2
+
+
+def test_settings_of_a_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").touch()
+    Path("job.toml").write_text('precision = "bf16"\nglobal-batch = 12\n')
+    assert main(["run", "mine.py", "--config", "job.toml", "--print-config"]) == ExitCode.DONE
+    found = tomllib.loads(capsys.readouterr().out)
+    assert found == {"precision": "bf16", "global-batch": 12}
+    Path("job.toml").write_text("lr = 0.1\n")
+    assert main(["run", "mine.py", "--config", "job.toml"]) == ExitCode.USAGE
+    assert "job.toml:1: unknown setting 'lr'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["resume", "scale"])
+def test_other_commands_read_it_too(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    target = str(_GOLDEN.parent) if command == "resume" else "digits"
+    assert main([command, target, "--config", "nowhere.toml"]) == ExitCode.USAGE
+    assert "--config nowhere.toml can't be read" in capsys.readouterr().err

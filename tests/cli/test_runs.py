@@ -1,0 +1,134 @@
+"""`paceline runs`, `label` and `resume` without a path, on run directories that are there."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.app import main
+from paceline.errors import ExitCode
+from paceline.results.run_directory import RunDirectory
+from tests.cli.conftest import Paceline, summary
+
+GOLDEN = Path(__file__).parents[1] / "results" / "golden"
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory's runs: one that has finished, and a study's."""
+    shutil.copytree(GOLDEN / "run", tmp_path / "runs" / "digits-20260302-101500")
+    shutil.copytree(GOLDEN / "study", tmp_path / "runs" / "scale-digits-20260302-101600")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path / "runs"
+
+
+def test_runs_are_listed_and_nothing_is_changed(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("*")}
+    assert main(["runs", "--filter", "recipe=digits", "--sort", "name"]) == ExitCode.DONE
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split()[:3] == ["digits-20260302-101500", "finished", "94.65"]
+    assert len(lines) == 8
+    assert max(map(len, lines)) <= 80
+    assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
+
+
+def test_runs_as_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", str(runs / "digits-20260302-101500"), "--json"]) == ExitCode.DONE
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["state"], found["epochs"], found["workers"]) == ("finished", 2, 2)
+    assert main(["runs", str(runs), "--json", "--filter", "state=failed"]) == ExitCode.DONE
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_an_empty_list_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["runs"]) == ExitCode.DONE
+    assert capsys.readouterr().err == f"There are no runs in {tmp_path}/runs\n"
+    assert main(["runs", "nowhere"]) == ExitCode.USAGE
+    assert "nowhere is no folder" in capsys.readouterr().err
+
+
+def test_labels_change_beside_run_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunDirectory(runs / "digits-20260302-101500")
+    before = run.run_json.read_bytes()
+    assert main(["label", str(run.path), "--name", "base", "--tag", "a", "--tag", "b"]) == 0
+    assert main(["label", str(run.path), "--untag", "a", "--note", "to beat"]) == 0
+    capsys.readouterr()
+    assert main(["label", str(run.path)]) == ExitCode.DONE
+    assert capsys.readouterr().out == "name  base\ntags  b\nnote  to beat\n"
+    assert main(["runs", "--filter", "tag=b"]) == ExitCode.DONE
+    assert "\nbase (di…20260302-101500)  finished" in capsys.readouterr().out
+    assert main(["label", str(run.path), "--name", "none", "--note", "none"]) == ExitCode.DONE
+    assert json.loads(run.notes_json.read_text()) == {"name": "", "tags": ["b"], "note": ""}
+    assert run.run_json.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--untag", "x"], "the run has no such tag. It has: none"),
+        (["--name", "a\nb"], "should be a line of text"),
+        (["--tag", " a"], "has a space at an end"),
+        (["--name", 200 * "x"], "has more than 150 bytes"),
+    ],
+)
+def test_a_label_that_says_nothing_is_refused(
+    words: list[str], told: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(runs / "digits-20260302-101500")
+    assert main(["label", str(run.path), *words]) == ExitCode.USAGE
+    assert told in capsys.readouterr().err
+    assert not run.notes_json.exists()
+
+
+def test_resume_without_a_path_refuses_a_running_one(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(runs / "digits-20260302-101500")
+    run.summary_json.unlink()
+    with run.lock():
+        assert main(["resume"]) == ExitCode.USAGE
+    said = capsys.readouterr().err
+    assert "runs/digits-20260302-101500, the newest that isn't finished, is still running" in said
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_a_named_training_is_found_by_its_labels_and_gone_on_with(paceline: Paceline) -> None:
+    name = ("--name", "lr/0.1 try", "--tag", "a", "--tag", "b c", "--note", "a first one")
+    short = ("--workers", "1", "--epochs", "1", "--target-accuracy", "none")
+    done = paceline.run("train", "digits", *name, *short)
+    assert done.code == 0, done.err
+    (run,) = (paceline.directory / "runs").iterdir()
+    assert run.name.startswith("lr-0.1-try-2")
+    (found,) = json.loads(paceline.run("runs", "--json", "--filter", "tag=b c").out)
+    assert (found["name"], found["tags"]) == ("lr/0.1 try", ["a", "b c"])
+    assert found["note"] == "a first one"
+    assert paceline.run("resume").code == ExitCode.USAGE  # it has finished
+    (run / "summary.json").unlink()  # as where it was killed
+    again = paceline.run("resume", "--epochs", "2", "--allow-change", "epochs")
+    assert again.code == 0, again.err
+    assert f"Resuming runs/{run.name}" in again.err
+    assert summary(run)["epochs"] == 2
+
+
+def test_runs_are_compared(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, trained = "digits-20260302-101500", "scale-digits-20260302-101600/trained/2-local"
+    assert main(["compare", first, f"runs/{trained}", "--metric", "val_loss"]) == ExitCode.DONE
+    out = capsys.readouterr().out
+    assert f"A  {runs / first}\nB  {runs / trained}\n" in out
+    assert "\nsync  " in out
+    assert "\nValidation loss by training time\n" in out
+    assert max(map(len, out.splitlines()[2:])) <= 80
+    assert main(["compare", first, trained, "--json"]) == ExitCode.DONE
+    found = json.loads(capsys.readouterr().out)["runs"]
+    assert [run["settings"]["sync"] for run in found] == ["allreduce", "local"]
+    assert found[0]["curves"]["step"] == [23, 46]
+    assert main(["compare", first]) == ExitCode.USAGE
+    assert "name at least two run directories" in capsys.readouterr().err

@@ -1,0 +1,151 @@
+"""Runs side by side: what differs, how each ended, and their curves over each other."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import UsageError
+from paceline.report.runs.comparison import MOST_SHOWN, Comparison, choose_runs, compare
+from paceline.report.runs.curves import choose_metric, curve, curve_pictures, curve_tables
+from paceline.report.runs.text import comparison_lines
+from paceline.results.run_directory import RunDirectory
+from tests.report.runs.conftest import MakeRun, change
+
+
+def compared(*runs: RunDirectory) -> Comparison:
+    return compare(choose_runs([str(run.path) for run in runs], Path("nowhere")))
+
+
+def settings(shown: Comparison) -> dict[str, tuple[object, ...]]:
+    return {row.name: row.values for row in shown.settings}
+
+
+def write_metrics(run: RunDirectory, *columns: str, rows: Sequence[tuple[object, ...]]) -> None:
+    lines = [",".join(columns), *(",".join(map(str, row)) for row in rows)]
+    run.metrics_csv.write_text("\n".join(lines) + "\n")
+
+
+def test_only_what_differs_is_shown(make_run: MakeRun) -> None:
+    first = make_run("a", run={"settings": {"name": "one", "workers": 1, "shards": None}})
+    second = make_run(
+        "b",
+        run={
+            "settings": {"lr": 0.1, "workers": None},
+            "recipe_arguments": {"shift": 4},
+            "derived": {"world_size": 4, "shards": 4, "lr": 0.1},
+            "versions": {"torch": "2.16.0"},
+            "hosts": [{"host": "node-2", "device": "CPU"}],
+        },
+    )
+    assert settings(compared(first, second)) == {
+        "shift": (1, 4),
+        "lr": (0.05, 0.1),
+        "workers": (2, 4),
+        "torch": ("2.15.0", "2.16.0"),
+        "hosts": (["node-1, CPU (x86_64, AVX512)"], ["node-2, CPU"]),
+    }
+    assert settings(compared(first, make_run("c"))) == {}
+
+
+def test_what_was_left_open_counts_as_what_it_came_to(make_run: MakeRun) -> None:
+    first = make_run("a", run={"settings": {"global_batch": None}})
+    second = make_run("b")
+    third = make_run("c", run={"settings": {"global_batch": None}, "derived": {"global_batch": 8}})
+    assert settings(compared(first, second, third)) == {"global_batch": (64, 64, 8)}
+
+
+def test_runs_of_other_figures_leave_cells_empty(make_run: MakeRun) -> None:
+    usual = make_run("recipe")
+    script = make_run(
+        "script",
+        run={"kind": "script", "recipe": "train.py", "recipe_arguments": {}},
+        summary={"val_accuracy": None, "val_loss": None, "figures": {"val_bleu": 31.25}},
+    )
+    write_metrics(script, "epoch", "step", "time_s", "val_bleu", rows=[(1, 10, 1.0, 31.25)])
+    shown = compared(usual, script)
+    cells = {row.name: row.cells for row in shown.figures}
+    assert cells["best accuracy"] == ("94.65 %", "–")  # noqa: RUF001
+    assert cells["val_bleu"] == ("–", "31.25")  # noqa: RUF001
+    assert choose_metric(shown.runs, None) == "val_accuracy"
+    assert choose_metric(shown.runs, "val-bleu") == "val_bleu"
+    with pytest.raises(UsageError, match="unknown figure 'bleu'"):
+        choose_metric(shown.runs, "bleu")
+    (by_step, *_) = curve_tables(shown, "val_accuracy")
+    assert {row.cells[1] for row in by_step.rows} == {""}
+    assert [len(picture.lines) for picture in curve_pictures(shown, "step")] == [1, 1, 1]
+
+
+def test_curves_go_by_step_time_and_samples(make_run: MakeRun) -> None:
+    run = make_run("a", run={"derived": {"train_samples": 100}})
+    write_metrics(
+        *(run, "epoch", "step", "time_s", "val_loss"),
+        rows=[(1, 10, 2.5, 3.0), (2, 20, 5.0, ""), (3, 30, 7.5, 1.0)],
+    )
+    entry = compared(run, make_run("b")).runs[0]
+    assert curve(entry, "val_loss", "step") == ((10, 3.0), (30, 1.0))
+    assert curve(entry, "val_loss", "time") == ((2.5, 3.0), (7.5, 1.0))
+    assert curve(entry, "val_loss", "samples") == ((100, 3.0), (300, 1.0))
+    assert curve(entry, "nothing", "step") == ()
+
+
+def test_a_table_has_the_newest_value_up_to_each_place(make_run: MakeRun) -> None:
+    short, long = make_run("short"), make_run("long")
+    rows = [(epoch, 10 * epoch, epoch, 1 - 0.05 * epoch) for epoch in range(1, 13)]
+    columns = ("epoch", "step", "time_s", "val_loss")
+    write_metrics(short, *columns, rows=rows[:3])
+    write_metrics(long, *columns, rows=rows)
+    by_step, by_time, by_samples = curve_tables(compared(short, long), "val_loss")
+    assert [(row.name, *row.cells) for row in by_step.rows] == [
+        ("20", "0.9000", "0.9000"),
+        ("30", "0.8500", "0.8500"),  # where the first one ends
+        ("40", "", "0.8000"),
+        ("60", "", "0.7000"),
+        ("80", "", "0.6000"),
+        ("100", "", "0.5000"),
+        ("120", "", "0.4000"),
+    ]
+    assert by_time.rows[-1].name == "12 s"
+    assert by_samples.rows[-1].name == f"{12 * 1442:,}"
+
+
+def test_more_runs_than_fit_are_said_to_be_left_out(make_run: MakeRun, folder: Path) -> None:
+    for day in range(1, MOST_SHOWN + 3):
+        make_run(f"run-{day:02}", day=day)
+    make_run("lost").run_json.unlink()
+    shown = compare(choose_runs([str(folder)], folder))
+    assert [run.label for run in shown.runs] == [f"run-{day:02}" for day in range(3, 11)]
+    lines = list(comparison_lines(shown, curve_tables(shown, "val_loss"), 60))
+    assert max(len(line) for line in lines if str(folder) not in line) <= 60 + len(shown.left_out)
+    assert any(line.startswith("Of 10 runs the 8 newest are shown") for line in lines)
+    assert any(line.split() == ["result", "A", "B", "C", "D"] for line in lines)
+    assert any(line.split() == ["result", "E", "F", "G", "H"] for line in lines)
+    assert "No setting differs." in lines
+
+
+def test_runs_are_found_by_their_names(make_run: MakeRun, folder: Path) -> None:
+    first = make_run("digits-1", run={"settings": {"name": "base"}})
+    second = make_run("digits-2")
+    (a, b) = choose_runs(["base", "digits-2"], folder)
+    assert [a.report.path, b.report.path] == [first.path, second.path]
+    second.notes_json.write_text(json.dumps({"name": "base"}))
+    with pytest.raises(UsageError, match="2 runs are called 'base'"):
+        choose_runs(["base", "digits-2"], folder)
+    with pytest.raises(UsageError, match=r"no run below .* is called so"):
+        choose_runs(["digits-1", "digits-3"], folder)
+    with pytest.raises(UsageError, match="1 run to compare: name at least two"):
+        choose_runs(["digits-1", str(first.path)], folder)
+    with pytest.raises(UsageError, match="holds no training, and no folder in it does"):
+        choose_runs([str(first.snapshots)], folder)
+
+
+def test_a_running_one_is_compared_by_what_it_has(make_run: MakeRun) -> None:
+    running, done = make_run("running", ended=None), make_run("done")
+    change(done.summary_json, images_per_s=1.0)
+    with running.lock():
+        shown = compared(running, done)
+    cells = {row.name: row.values for row in shown.figures}
+    assert cells["state"] == ("running", "finished")
+    assert cells["steps"] == (46, 46)
+    assert cells["images/s"] == (pytest.approx(8011.42307), 1.0)

@@ -1,0 +1,181 @@
+"""The list of runs: which there are, how each stands, and how the list is sorted and filtered."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import UsageError
+from paceline.report.runs.listing import (
+    RunList,
+    filter_runs,
+    list_runs,
+    newest_unfinished,
+    sort_runs,
+)
+from paceline.report.runs.table import table_lines
+from paceline.results.find_runs import MOST_LEVELS, find_runs
+from tests.report.runs.conftest import MakeRun, change
+
+NOW = datetime(2026, 3, 3, 9, 15, tzinfo=UTC)
+
+
+def labels(listed: RunList) -> dict[str, str]:
+    return {entry.label: entry.state for entry in listed.entries}
+
+
+def test_each_run_is_listed_with_how_it_stands(make_run: MakeRun, folder: Path) -> None:
+    make_run("done")
+    make_run("stopped", ended="signal")
+    make_run("killed", ended=None)
+    failed = make_run("failed", ended=None)
+    failed.logs.mkdir()
+    record = {"rank": 1, "kind": "job", "error_type": "ValueError", "message": "wrong"}
+    (failed.logs / "failure-rank-1.json").write_text(json.dumps(record))
+    running = make_run("running", ended=None)
+    starting = make_run("starting", ended=None)
+    starting.run_json.unlink()
+    with running.lock(), starting.lock():
+        found = list_runs(folder)
+    assert labels(found) == {
+        "done": "finished",
+        "failed": "failed",
+        "killed": "died",
+        "running": "running",
+        "starting": "running",
+        "stopped": "stopped",
+    }
+
+
+def test_what_is_damaged_is_listed_with_what_is_wrong(make_run: MakeRun, folder: Path) -> None:
+    make_run("whole")
+    make_run("cut").run_json.write_text('{"recipe": "dig')
+    make_run("gone").run_json.unlink()
+    make_run("table").metrics_csv.write_bytes(b"\0" * 100)
+    (folder / "whole" / "notes.json").write_text("[1]")
+    found = list_runs(folder)
+    assert labels(found)["cut"] == labels(found)["gone"] == "damaged"
+    lines = table_lines(found, NOW, None)
+    assert (
+        len([line for line in lines if line.startswith(("cut ", "gone ", "table ", "whole "))]) == 4
+    )
+    assert any(line.startswith("cut: run.json isn't valid JSON") for line in lines)
+    assert "gone: run.json is missing or empty" in lines
+    assert "whole: notes.json should hold a JSON object" in lines
+
+
+def test_runs_are_found_in_studies_and_not_in_runs(make_run: MakeRun, folder: Path) -> None:
+    make_run("study/trained/2-allreduce")
+    outer = make_run("outer")
+    make_run("outer/snapshots/inner")
+    make_run(".hidden/run")
+    (folder / "link").symlink_to(outer.path)
+    deep = "/".join("d" * (MOST_LEVELS + 1))
+    make_run(deep)
+    found = find_runs(folder)
+    assert [str(run.path.relative_to(folder)) for run in found.runs] == [
+        "outer",
+        "study/trained/2-allreduce",
+    ]
+    assert not found.whole
+    assert find_runs(outer.path).whole
+    assert [run.path for run in find_runs(outer.path).runs] == [outer.path]
+    assert find_runs(folder / "nothing").runs == ()
+
+
+def test_a_list_fits_80_columns(make_run: MakeRun, folder: Path) -> None:
+    make_run("digits-20260302-101500")
+    make_run("digits-20260302-101501", run={"settings": {"best_by": "val_loss"}})
+    lines = table_lines(list_runs(folder), NOW, 80)
+    assert max(map(len, lines)) <= 80
+    assert lines[1].split() == [
+        *("digits-20260302-101500", "finished", "94.65", "%", "2/2", "6,914", "2", "2", "d", "ago")
+    ]
+    assert lines[2].split()[2] == "0.2857"
+    make_run("a-sweep/of-many/learning-rates/cifar100-wideresnet-20260302-101500")
+    make_run("x", run={"recipe": "cifar100-wideresnet"})
+    lines = table_lines(list_runs(folder), NOW, 80)
+    assert max(map(len, lines)) <= 80
+    assert len({line.split()[0] for line in lines}) == len(lines)  # still told apart
+
+
+def test_names_tags_and_settings_filter(make_run: MakeRun, folder: Path) -> None:
+    make_run("a", run={"settings": {"name": "first", "tag": ["good", "old"]}})
+    make_run("b", run={"settings": {"lr": 0.1}}).notes_json.write_text(
+        json.dumps({"name": "", "tags": ["new"], "note": "n"})
+    )
+    make_run("c", ended="signal", run={"recipe": "mnist", "recipe_arguments": {"shift": 4}})
+    listed = list_runs(folder).entries
+    for conditions, expected in (
+        (["tag=good"], "a"),
+        (["tag=new"], "b"),
+        (["name=fir*"], "a"),
+        (["recipe=mnist"], "c"),
+        (["state=finished"], "ab"),
+        (["state=finished", "lr=0.10"], "b"),
+        (["shift=1"], "ab"),
+        (["workers=2"], "abc"),
+        (["global_batch=64", "global-batch=64"], "abc"),
+        (["lr=7"], ""),
+    ):
+        assert "".join(e.label for e in filter_runs(listed, conditions)) == expected, conditions
+
+
+@pytest.mark.parametrize(
+    ("condition", "told"),
+    [
+        ("finished", "NAME=VALUE"),
+        ("state=ended", "running, finished, stopped, failed, died, damaged"),
+        ("larning_rate=1", "name, recipe, state, tag, workers, and every setting"),
+    ],
+)
+def test_a_wrong_filter_is_refused(
+    condition: str, told: str, make_run: MakeRun, folder: Path
+) -> None:
+    make_run("a")
+    with pytest.raises(UsageError, match=told):
+        filter_runs(list_runs(folder).entries, [condition])
+
+
+def test_sorted_by_any_column_with_what_is_unknown_last(make_run: MakeRun, folder: Path) -> None:
+    make_run("c", day=1, summary={"images_per_s": 10.0})
+    make_run("b", day=3, summary={"images_per_s": 30.0})
+    make_run("a", day=2, summary={"images_per_s": 20.0})
+    make_run("lost", day=9).run_json.unlink()
+    listed = list_runs(folder).entries
+
+    def order(column: str) -> list[str]:
+        return [entry.label for entry in sort_runs(listed, column)]
+
+    assert order("name") == ["a", "b", "c", "lost"]
+    assert order("started") == ["b", "a", "c", "lost"]
+    assert order("images-per-s")[-2:] == ["a", "c"]
+    assert order("workers")[-1] == "lost"
+    with pytest.raises(UsageError, match="unknown column 'speed'"):
+        order("speed")
+
+
+def test_the_best_goes_by_what_the_run_goes_by(make_run: MakeRun, folder: Path) -> None:
+    make_run("accuracy")
+    make_run("loss", run={"settings": {"best_by": "val_loss"}})
+    figures = {entry.label: entry.to_json() for entry in list_runs(folder).entries}
+    assert figures["accuracy"]["best"] == pytest.approx(0.946478873)
+    assert figures["loss"]["best"] == pytest.approx(0.285669532)
+    assert figures["loss"]["best_by"] == "val_loss"
+
+
+def test_the_newest_unfinished_run_goes_by_its_newest_start(
+    make_run: MakeRun, folder: Path
+) -> None:
+    make_run("older", ended="signal", day=1)
+    make_run("newer", ended=None, day=2)
+    make_run("finished", day=5)
+    newest = newest_unfinished(list_runs(folder).entries)
+    assert newest is not None
+    assert newest.label == "newer"
+    change(folder / "older" / "run.json", history=[{"started_at": "2026-03-04T00:00:00+00:00"}])
+    resumed = newest_unfinished(list_runs(folder).entries)
+    assert resumed is not None
+    assert resumed.label == "older"
+    assert newest_unfinished(()) is None

@@ -13,6 +13,7 @@ from paceline.errors import ExitCode, InfrastructureError
 from paceline.launch.error_records import describe
 from paceline.launch.signals import signals_raised
 from paceline.metrics.tensorboard import require_tensorboard
+from paceline.options.figures import plural
 from paceline.runtime.copying import copied_by
 from paceline.runtime.outcome import announce, announce_end, announce_failure
 from paceline.runtime.run_dir_agreement import WAIT_FOR_RUN_DIR_S, agree_on_run, find_run, make_run
@@ -33,6 +34,12 @@ def warn_of_no_effect(place: Place, given: Collection[str]) -> None:
             file=sys.stderr,
             flush=True,
         )
+
+
+def say_starting(place: Place, progress: str) -> None:
+    """Tell a person at a terminal at once what happens: importing torch takes seconds."""
+    if progress != "off" and sys.stderr is not None and sys.stderr.isatty():
+        print(f"Starting {plural(place.workers, 'worker')}", file=sys.stderr, flush=True)
 
 
 def start(launch: Launch) -> int:
@@ -60,6 +67,7 @@ def _start_local(launch: Launch) -> int:
     # Make and own the run directory before anything slow.
     launch = make_run(launch)
     run, place = launch.run, launch.place
+    say_starting(place, launch.config.metrics.progress)
     tracks = tracked(run, launch.config.metrics, quiet=launch.quiet)
     with run.lock(), run.swept(), copied_by(launch), tracks:
         run.remove_summary()

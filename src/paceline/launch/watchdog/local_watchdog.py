@@ -80,4 +80,5 @@ def watch_locally(
 
 def above_progress(text: str) -> str:
     """Have a text take the place of a worker's progress line on a terminal, which is redrawn."""
-    return f"\r\x1b[2K{text}" if sys.stderr.isatty() else text
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    return f"\r\x1b[2K{text}" if terminal else text

@@ -89,7 +89,7 @@ def launch_local(
     for stale in log_dir.glob("*failure-rank-*.json"):
         stale.unlink(missing_ok=True)
     # Signals are caught first and released last, so that clean-up isn't cut off by one.
-    caught = Interrupts(policy.stop, quietly(lambda line: say(above_progress(line)))).caught()
+    caught = Interrupts(policy.stop, quietly(say)).caught()
     with caught as interrupts, scratch_directory() as scratch, orphans_adopted():
         group = WorkerGroup.of(
             WorkerTask(entry=entry, payload=payload, log_dir=log_dir, scratch=scratch),
@@ -182,7 +182,7 @@ def orphans_adopted() -> Iterator[None]:
 
 def to_stderr(line: str) -> None:
     """Tell the user a line."""
-    print(printable(line), file=sys.stderr, flush=True)
+    print(above_progress(printable(line)), file=sys.stderr, flush=True)
 
 
 def launch_node(

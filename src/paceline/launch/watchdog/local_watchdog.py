@@ -58,7 +58,7 @@ def watch_locally(
     """
 
     def warn(line: str) -> None:
-        say(above_progress(line))
+        say(line)
         with suppress(OSError), log_path(log_dir, 0).open("a") as file:
             file.write(line + "\n")
 
@@ -72,9 +72,7 @@ def watch_locally(
         return failures is not None
 
     workers = _LocalWorkers(poller, log_dir)
-    watchdog = Watchdog(
-        workers, limits, log_dir, attempt, lambda text: say(above_progress(text)), warn=warn
-    )
+    watchdog = Watchdog(workers, limits, log_dir, attempt, say, warn=warn)
     return PeriodicThread(poll_every_s(limits), is_done, watchdog.close)
 
 

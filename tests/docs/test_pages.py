@@ -17,6 +17,7 @@ import paceline
 from paceline.cli import (
     aws,
     compare,
+    copy,
     doctor,
     evaluate,
     export,
@@ -39,6 +40,7 @@ from paceline.errors import ExitCode
 from paceline.options.config_file import CONFIG, PRINT_CONFIG
 from paceline.options.fields import option_fields
 from paceline.recipes.registry import BUILT_IN
+from paceline.results.run_directory import RunDirectory
 from paceline.runtime.spec import Place
 from paceline.scaling.options import ScaleOptions
 from paceline.training.config import training_options
@@ -145,6 +147,7 @@ FOREIGN = (
         "master-addr",
         "help",
         "help-all",
+        "completion",
         "no-",
         "quick",
         "check",
@@ -198,6 +201,8 @@ def test_commands_work(
     monkeypatch.setattr(verify, "_verify", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(scale, "_in_its_directory", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(aws, "_act", lambda *_: ExitCode.DONE)
+    monkeypatch.setattr(copy, "_copy", lambda *_: None)  # nor are the stores
+    monkeypatch.setattr(copy, "fetch", lambda url, _: (url, RunDirectory.named("runs/first")))
     monkeypatch.setattr(doctor, "_examine", lambda *_: ExitCode.DONE)  # the hosts aren't there
     for words in commands(page):
         for exported in inside.glob("*.safetensors"):

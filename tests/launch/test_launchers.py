@@ -156,7 +156,7 @@ def python(*words: str, site: Path, cwd: Path) -> "subprocess.CompletedProcess[s
 
 def test_another_packages_launcher_is_in_the_help(tmp_path: Path) -> None:
     install(PLUGIN, tmp_path / "site")
-    shown = python("train", "--help", site=tmp_path / "site", cwd=tmp_path).stdout
+    shown = python("train", "--help-all", site=tmp_path / "site", cwd=tmp_path).stdout
     choices = re.search(r"\[choices: (auto, local, .*?)\]", " ".join(shown.split()))
     assert choices is not None
     assert {*registry.launcher_names(), "parallel"} <= set(choices[1].split(", "))

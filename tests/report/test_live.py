@@ -105,7 +105,7 @@ def test_a_training_that_ends_while_it_is_read_has_not_died(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(because="epochs")
-    ended = read_run(run, steps=False)
+    ended = read_run(run, with_steps=False)
     reports = [replace(ended, summary={}), ended]
     monkeypatch.setattr(live, "read_run", lambda run, steps: reports.pop(0))
     assert RunFollower(run).read().state == "finished"

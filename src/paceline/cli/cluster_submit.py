@@ -43,12 +43,21 @@ class ClusterChoice:
         if on in launchers() and self.hosts.named:
             raise UsageError(f"--on {on} and --hosts can't be combined")
         useful = {field.name for field in fields(HostsOptions)} if self.hosts.named else set()
+        useful |= {"dry_run"}
         if on in launchers():
             useful = {field.name for field in fields(ClusterOptions)}
             useful |= {option.name for option in _own_options(on)}
         for name in self.given:
             if name not in useful:
                 raise UsageError(f"{flag(name)} has no effect without {_needed(name)}")
+
+    def plans_alone(self, on: str) -> bool:
+        """Tell whether `--dry-run` was given for a training that no cluster is to start.
+
+        Args:
+            on: `--on`.
+        """
+        return self.cluster.dry_run and on not in launchers()
 
 
 @cache
@@ -68,7 +77,9 @@ def cluster_options() -> tuple[OptionField, ...]:
                     "taken: uninstall its package"
                 )
             listed.append(option)
-    return tuple(replace(option, is_basic=False) for option in listed)
+    hidden = {option.name: replace(option, is_basic=False) for option in listed}
+    hidden["dry_run"] = replace(hidden["dry_run"], is_basic=True, group="Output")  # for all
+    return tuple(hidden.values())
 
 
 def take_cluster_choice(given: dict[str, OptionValue]) -> ClusterChoice:

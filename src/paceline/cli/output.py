@@ -13,7 +13,7 @@ from paceline.launch.local.streams import why_lost
 from paceline.options.command_line import flag, note
 from paceline.options.fields import OptionField, OptionValue
 from paceline.options.figures import show_value
-from paceline.options.text import aligned
+from paceline.options.text import aligned, printable
 from paceline.results.run_directory import RunDirectory
 from paceline.training.config import TrainRequest, training_options
 
@@ -105,17 +105,27 @@ class Output:
             summary = {}
         print_json({"run_dir": str(run.path), "exit_code": int(code), **summary})
 
-    def tell_settings(self, request: TrainRequest, given: Mapping[str, str]) -> None:
-        """With `--verbose`, say which settings aren't the defaults.
+    def tell_settings(
+        self, request: TrainRequest, given: Mapping[str, str], *, dry_run: bool = False
+    ) -> None:
+        """With `--verbose` or `--dry-run`, say which settings aren't the defaults.
 
         Args:
             request: The training.
             given: Where each option that was given is from, by name; the others are the recipe's.
+            dry_run: They are a part of what the command is for.
+
+        Raises:
+            UsageError: `--json` was given as well.
         """
-        if not self.verbose:
-            return
-        for line in changed_settings(request, given):
-            note(line)
+        if dry_run and self.json:
+            raise UsageError("--json has no effect with --dry-run: there will be no summary")
+        lines = changed_settings(request, given) if dry_run or self.verbose else []
+        for line in lines:
+            if dry_run:
+                print(printable(line))
+            else:
+                note(line)
 
 
 ALL_IS_SAID = Output()

@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline.cli.cluster_submit import cluster_options, take_cluster_choice
+from paceline.cli.output import ALL_IS_SAID
 from paceline.cli.train import RUN_DIR, begin, print_config
 from paceline.errors import ExitCode, UsageError
 from paceline.options.command_line import (
-    parse_options,
     part_script_args,
+    read_options,
     show_help,
     wants_help,
 )
@@ -38,7 +39,8 @@ def main(tokens: Sequence[str]) -> int:
     script, own = _take_script(own)
     command = shlex.join(("paceline", "run", script))
     hint = f". Arguments of the script itself come after --: {command} -- ..."
-    given = parse_options(command, _ABOUT, own, options, hint)
+    found = read_options(command, _ABOUT, own, options, hint)
+    given = found.values
     given.pop("config", None)
     prints = given.pop("print_config", False)
     choice, where = take_cluster_choice(given), given.pop("run_dir", None)
@@ -57,7 +59,10 @@ def main(tokens: Sequence[str]) -> int:
     if prints:
         print_config(request)
         return ExitCode.DONE
-    return begin(script, request, TrainConfig.from_settings(given), choice, given, where)
+    config = TrainConfig.from_settings(given)
+    plans = choice.plans_alone(config.launch.on)
+    ALL_IS_SAID.tell_settings(request, found.sources, dry_run=plans)
+    return begin(script, request, config, choice, given, where)
 
 
 def _take_script(tokens: Sequence[str]) -> tuple[str, Sequence[str]]:

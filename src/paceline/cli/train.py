@@ -12,6 +12,7 @@ from paceline.cli.cluster_submit import (
     submit,
     take_cluster_choice,
 )
+from paceline.cli.dry_run import show_plan
 from paceline.cli.output import ALL_IS_SAID, TRAIN_OUTPUT, Output
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.registry import launchers
@@ -87,7 +88,8 @@ def main(tokens: Sequence[str]) -> int:
     if prints:
         print_config(request)
         return ExitCode.DONE
-    output.tell_settings(request, sources)
+    plans = choice.plans_alone(config.launch.on)
+    output.tell_settings(request, sources, dry_run=plans)
     paths = tuple(sorted(recipe.paths_among(arguments)))
     return begin(name, request, config, choice, given, where, paths, output)
 
@@ -144,6 +146,8 @@ def begin(
             quiet=output.quiet,
             settled=runs.append,
         )
+        if choice.plans_alone(config.launch.on):
+            return show_plan(launch) if place.rank == 0 else ExitCode.DONE
         code = start(launch)
     if place.rank == 0:
         output.tell_end(runs[-1], code)

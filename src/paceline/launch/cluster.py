@@ -33,7 +33,8 @@ class ClusterOptions:
     """Return once the job is submitted, instead of following it to its end."""
 
     dry_run: bool = False
-    """Print what would be submitted, and submit nothing."""
+    """Print what would be started or submitted (settings, steps an epoch, memory, workers), and
+    start nothing."""
 
     resume: bool = False
     """Resume the training that the run directory holds already, where the nodes see it."""

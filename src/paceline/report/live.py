@@ -91,9 +91,9 @@ class RunFollower:
 
     def read(self) -> RunStatus:
         """Read how the run stands now."""
-        report = read_run(self._run, steps=False)
+        report = read_run(self._run, with_steps=False)
         if not report.summary and not report.locked:
-            report = read_run(self._run, steps=False)  # it may have ended between two files
+            report = read_run(self._run, with_steps=False)  # it may have ended between two files
         with suppress(OSError, ValueError):  # none, or not ours: the epochs have to do
             self._follow()
         epochs = report.metrics

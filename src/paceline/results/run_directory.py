@@ -64,7 +64,7 @@ def fit_name(name: str) -> str:
 
 
 _LEFT = re.compile(
-    r"\.(run|summary|profile|workers|(.+-)?failure-rank-\d+)\.json\.[0-9a-f]{8}"
+    r"\.(run|summary|profile|copy|workers|(.+-)?failure-rank-\d+)\.json\.[0-9a-f]{8}"
     r"|\.((metrics|steps)\.csv|report\.html)\.[0-9a-f]{8}|\.{1,2}probe-.+"
 )
 """Names under which files are written before they get their own."""
@@ -175,6 +175,11 @@ class RunDirectory:
     def profile_json(self) -> Path:
         """Where the time of a step goes; see `results/profile.py`."""
         return self.path / "profile.json"
+
+    @property
+    def copy_json(self) -> Path:
+        """Where its copies are, with `--copy-to`; see `checkpoint/remote/record.py`."""
+        return self.path / "copy.json"
 
     @property
     def notes_json(self) -> Path:
@@ -338,7 +343,7 @@ class RunDirectory:
         """Tell whether nothing is here but what a training left that failed before it began."""
         # What a training makes before it begins, and names under which files are being written.
         ours = {self.snapshots.name, self.logs.name, self.slurm.name}
-        ours |= {self._lock_file.name, self._claim_file.name}
+        ours |= {self._lock_file.name, self._claim_file.name, self.copy_json.name}
         if self._lock_file.exists():
             tables = (self.metrics_csv, self.steps_csv)  # begun before run.json is written
             ours |= {table.name for table in tables if _is_empty(table)}
@@ -361,7 +366,12 @@ class RunDirectory:
             return
         for directory in (self.snapshots, self.logs):
             shutil.rmtree(directory, ignore_errors=True)
-        for file in (self._lock_file, self._claim_file, *self.path.glob(f"{_TOKEN}*")):
+        for file in (
+            self._lock_file,
+            self._claim_file,
+            self.copy_json,
+            *self.path.glob(f"{_TOKEN}*"),
+        ):
             file.unlink(missing_ok=True)
         with suppress(OSError):  # not empty: it holds something of the user's
             self.path.rmdir()

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Collection, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from paceline.errors import ExitCode, InfrastructureError
 from paceline.launch.error_records import describe
 from paceline.launch.signals import signals_raised
 from paceline.metrics.tensorboard import require_tensorboard
+from paceline.runtime.copying import copied_by
 from paceline.runtime.outcome import announce, announce_end, announce_failure
 from paceline.runtime.run_dir_agreement import WAIT_FOR_RUN_DIR_S, agree_on_run, find_run, make_run
 from paceline.runtime.spec import PRELOAD, Launch, Place
@@ -56,7 +57,7 @@ def _start_local(launch: Launch) -> int:
     # Make and own the run directory before anything slow.
     launch = make_run(launch)
     run, place = launch.run, launch.place
-    with run.lock(), run.swept():
+    with run.lock(), run.swept(), copied_by(launch):
         run.remove_summary()
         try:
             with signals_raised():  # until the launch catches them itself
@@ -89,8 +90,10 @@ def _start_here(launch: Launch) -> int:
     run, place = launch.run, launch.place
     _wait_for(run.logs)
     # Rank 0 owns the directory, and tells how the training ended.
-    with run.lock() if place.rank == 0 else nullcontext():
+    with ExitStack() as owned:
         if place.rank == 0:
+            owned.enter_context(run.lock())
+            owned.enter_context(copied_by(launch))
             run.remove_summary()
         try:
             stopped_because = _work_here(launch)

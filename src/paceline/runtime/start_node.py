@@ -1,12 +1,13 @@
 """Starts this node's workers where a service has started one process on each of several nodes."""
 
 import json
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from paceline.distributed.placement import NodePlacement
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.local.worker import NodeRendezvous
+from paceline.runtime.copying import copied_by
 from paceline.runtime.outcome import announce_end, announce_failure
 from paceline.runtime.run_dir_agreement import agree_on_run
 from paceline.runtime.spec import PRELOAD, Launch
@@ -32,8 +33,10 @@ def start_on_node(launch: Launch, node: NodePlacement) -> int:
     rendezvous = _rendezvous(launch.config, node)
     launch = agree_on_run(launch)
     run, leads = launch.run, node.node_rank == 0
-    with run.lock() if leads else nullcontext():
+    with ExitStack() as owned:
         if leads:
+            owned.enter_context(run.lock())
+            owned.enter_context(copied_by(launch))
             run.remove_summary()
         outcome = launch_node(
             launch.entry,

@@ -55,6 +55,11 @@ def _check(launch: Launch, options: HostsOptions) -> None:
     hosts, dist = options.read(), launch.config.dist
     if options.min_hosts > len(hosts):
         raise UsageError(f"--min-hosts is {options.min_hosts}, and {len(hosts)} hosts are named")
+    if launch.config.snapshots.copy_url is not None:
+        raise UsageError(
+            "--copy-to copies from the machine that starts the workers, and with --hosts snapshots "
+            "are on the hosts, each of which has them all. Leave it out"
+        )
     if dist.rank is not None or dist.init_method is not None:
         raise UsageError(
             "--rank, --world-size and --init-method are for workers that you start by hand; with "

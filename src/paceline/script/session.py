@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from paceline.checkpoint.options import SnapshotOptions
 from paceline.distributed.cpu_threads import share_cores
 from paceline.distributed.device import pick_device, resolve_backend
 from paceline.distributed.environment import (
@@ -25,6 +26,7 @@ from paceline.launch.error_records import describe, record
 from paceline.options.fields import OptionValue
 from paceline.options.shell import command_line
 from paceline.results.run_directory import RunDirectory
+from paceline.runtime.copying import copied
 from paceline.runtime.outcome import announce_end
 from paceline.runtime.run_dir_agreement import make_on_this_node
 from paceline.runtime.script_options import from_environment, settled
@@ -108,7 +110,7 @@ def _opened(request: TrainRequest, config: TrainConfig, make: _Make | None) -> I
         run = replace(named, shared=config.metrics.share_run_dir)
         if make is not None:
             run = _agree_on_run(run, make, group)
-            stack.enter_context(_closing(run, group.rank))
+            stack.enter_context(_closing(run, group.rank, config.snapshots))
         request = replace(request, run_dir=str(run.path))
         # Seed. Random numbers that the script has drawn before can't be reproduced: noted first.
         unseeded = has_drawn_unseeded()
@@ -183,6 +185,10 @@ def _request(run_dir: str | Path | None, settings: dict[str, OptionValue]) -> Tr
                 f"directory {asked.run_dir}: leave it out in the script, or give the same one with "
                 "--run-dir"
             )
+        if settings.get("copy_to") not in (None, asked.settings.get("copy_to")):
+            raise UsageError(
+                "the script says copy_to=..., and what started it copies: give it --copy-to there"
+            )
         return replace(asked, settings=settled(settings, asked.settings))
     # Started by something else, or alone: the request is made here.
     given = from_environment()
@@ -252,12 +258,12 @@ def _make(
 
 
 @contextmanager
-def _closing(run: RunDirectory, rank: int) -> Iterator[None]:
-    """Hold the run directory on rank 0, and tell how the training ended."""
+def _closing(run: RunDirectory, rank: int, options: SnapshotOptions) -> Iterator[None]:
+    """Hold the run directory on rank 0, have it copied, and tell how the training ended."""
     if rank != 0:
         yield
         return
-    with run.lock():
+    with run.lock(), copied(run, options, is_new=not run.run_json.exists()):
         run.remove_summary()
         try:
             yield

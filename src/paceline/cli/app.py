@@ -44,6 +44,7 @@ COMMANDS: Mapping[str, Command] = {
     "label": Command("paceline.cli.label", "Change a run's name, tags and note."),
     "watch": Command("paceline.cli.watch", "Follow a training in the terminal.", True),
     "copy": Command("paceline.cli.copy", "Copy a run to a place elsewhere, or from there."),
+    "track": Command("paceline.cli.track", "Send a run to W&B, MLflow or another tracker."),
     "workers": Command("paceline.cli.workers", "Show a running training's workers, live.", True),
     "evaluate": Command(
         "paceline.cli.evaluate", "Evaluate a trained model on its validation set.", True

@@ -196,9 +196,10 @@ HEAVY = {"torch", "numpy", "matplotlib", "torchvision", "rich", "jinja2", "panda
         ("from paceline.cli.app import main; main(['train', '--help'])", HEAVY - {"rich"}),
         ("from paceline.cli.app import main; main(['recipes'])", HEAVY - {"rich"}),
         ("import paceline.training.config, paceline.recipes.digits", HEAVY),
+        ("import paceline.runtime.copying, paceline.checkpoint.remote.__main__", HEAVY),
         ("import paceline.launch.local.launcher, paceline.launch.local.worker", HEAVY),
     ],
-    ids=["package", "help", "train-help", "recipes", "options", "launch"],
+    ids=["package", "help", "train-help", "recipes", "options", "copies", "launch"],
 )
 @pytest.mark.core_cases(3)
 def test_what_needs_no_torch_imports_none(code: str, heavy: set[str]) -> None:

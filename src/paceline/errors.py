@@ -57,6 +57,10 @@ class StorageError(InfrastructureError):
     """The run directory can't be written: starting again there at once would fail the same way."""
 
 
+class StoreError(InfrastructureError):
+    """A place elsewhere failed, or keeps something else than what was sent."""
+
+
 class InterruptedTraining(SystemExit):  # not an error: a wish, and the exit code for it
     """A signal asked the training to stop; its snapshot is saved. Ends the process with 75."""
 

@@ -105,6 +105,7 @@ def test_thousands_of_epochs_are_thinned(make_run: MakeRun) -> None:
 @pytest.mark.slow
 def test_the_users_settings_come_first_and_the_others_are_folded(make_run: MakeRun) -> None:
     page = page_of(make_run())
+    assert "1a2b3c4d5e6f, with changes" in page
     given = re.findall(r'<tr class="given"><th scope="row">(\w+)', page)
     assert given == ["epochs", "lr", "workers"]
     own, _, folded = page.partition('<details class="rest">')

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from paceline.checkpoint.remote.url import OFF, check_url
 from paceline.errors import UsageError
-from paceline.options.durations import parse_duration_s
+from paceline.options.durations import MOST_WAIT_S, parse_duration_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,15 @@ class SnapshotOptions:
     keep_last: int = 3
     """How many of the newest snapshots are kept, besides the best one; at least 2, so that one
     damaged on disk leaves another to go on from."""
+
+    copy_to: str | None = None
+    """Copy each snapshot and the run's small files to a place below this URL, in the background:
+    s3://bucket/prefix (extra: paceline[s3]), file:///directory, or any that fsspec has a driver
+    for. `paceline resume URL/RUN` goes on from there on a machine that has nothing. none: no
+    more."""
+
+    copy_wait_s: float = 120.0
+    """Seconds that the end of the training waits for the last copies (Ctrl-C ends the wait)."""
 
     def __post_init__(self) -> None:
         """Check ranges.
@@ -37,6 +47,19 @@ class SnapshotOptions:
                 f"keep_last is {self.keep_last}; it must be at least 2, "
                 "so that a damaged snapshot leaves one to go on from"
             )
+
+        if self.copy_to not in (None, OFF):
+            check_url(self.copy_to, "--copy-to")
+        if not 0 <= self.copy_wait_s <= MOST_WAIT_S:
+            raise UsageError(
+                f"--copy-wait-s is {self.copy_wait_s}; it must be a number of seconds from 0 to "
+                f"{MOST_WAIT_S:,.0f}"
+            )
+
+    @property
+    def copy_url(self) -> str | None:
+        """Where copies go, without a slash at its end; None where none are made."""
+        return None if self.copy_to in (None, OFF) else check_url(self.copy_to, "--copy-to")
 
     @property
     def every_s(self) -> float | None:

@@ -5,6 +5,7 @@ Written by one process at a time (the owner of the run directory's lock); read b
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -372,7 +373,7 @@ class SnapshotStore:
         old = [step for step in self.steps()[: -self.keep_last] if step != just_published]
         best = self.best() if old else None
         for path in map(self.path_of, old):
-            if path == best:
+            if path == best or _is_being_copied(path):
                 continue
             trash = self._temporary(_TRASH, path)
             # The new snapshot is in place: one that stays too long is no failure, the next time
@@ -392,6 +393,23 @@ def _remove(path: Path) -> None:
             path.unlink(missing_ok=True)
     else:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_being_copied(path: Path) -> bool:
+    """Tell whether another process holds a snapshot while it copies it (by `--copy-to`)."""
+    try:
+        descriptor = os.open(path / MANIFEST, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks: the copier notices what changes
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _set_aside(path: Path, why: str) -> str:

@@ -6,26 +6,31 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
+from paceline.checkpoint.remote.url import is_url, without_secrets
 from paceline.cli.cluster_submit import ClusterChoice, cluster_options, submit, take_cluster_choice
 from paceline.cli.dry_run import show_plan
 from paceline.cli.output import ALL_IS_SAID, TRAIN_OUTPUT, Output
 from paceline.cli.train import file_name, read_recipe_options
 from paceline.distributed.environment import detect_launchers, surroundings
+from paceline.distributed.options import DistOptions
 from paceline.errors import ExitCode, UsageError
 from paceline.gradient_sync.options import without_other_methods
+from paceline.launch.options import LaunchOptions
 from paceline.launch.registry import launchers
 from paceline.options.command_line import (
     note,
     parse_options,
     show_help,
+    take_option,
     wants_help,
     with_defaults,
     words,
 )
 from paceline.options.config_file import CONFIG
 from paceline.options.fields import OptionField, OptionValue
+from paceline.options.shell import command_line
 from paceline.results.run_directory import RunDirectory
-from paceline.runtime.placement import choose_place
+from paceline.runtime.placement import choose_place, worker_here
 from paceline.runtime.spec import Launch
 from paceline.runtime.start import start, warn_of_no_effect
 from paceline.training.config import TrainConfig, TrainRequest, training_options
@@ -42,10 +47,20 @@ _ALLOW = OptionField(
     group="Resuming",
 )
 
+_RUN_DIR = OptionField(
+    name="run_dir",
+    annotation=str | None,
+    default=None,
+    help="With a URL: the directory that the run is fetched into; must be new or empty. "
+    "Default: runs/RUN.",
+    group="Resuming",
+)
+
 _ABOUT = (
     "Resume exactly where a training stopped, in the middle of an epoch as well: without RUN_DIR, "
     "the newest below runs/ that isn't finished. Options are the run's own; those that change what "
-    "is trained need --allow-change."
+    "is trained need --allow-change. RUN_DIR may be the URL of copies that --copy-to made: the run "
+    "is fetched first."
 )
 _USAGE = "paceline resume [RUN_DIR] [OPTIONS]"
 _RUNS = Path("runs")
@@ -58,6 +73,8 @@ def main(tokens: Sequence[str]) -> int:
     if not tokens or tokens[0].startswith("-"):
         tokens = (_newest_unfinished(tokens), *tokens)
     where, rest = tokens[0], tokens[1:]
+    if is_url(where):
+        where, rest = _fetched(where, rest)
     run = RunDirectory.named(where)
     past = PreviousRun.read(run)
     if past.kind == "script":
@@ -100,8 +117,9 @@ def main(tokens: Sequence[str]) -> int:
 def _show_help(tokens: Sequence[str]) -> NoReturn:
     """Show the options, with a run's values as their defaults where one is named."""
     named = [token for token in tokens if not wants_help((token,))][:1]
-    if not named or named[0].startswith("-"):
-        options = [*training_options().values(), _ALLOW, CONFIG, *TRAIN_OUTPUT, *cluster_options()]
+    if not named or named[0].startswith("-") or is_url(named[0]):
+        own = [_ALLOW, _RUN_DIR, CONFIG, *TRAIN_OUTPUT, *cluster_options()]
+        options = [*training_options().values(), *own]
         show_help(_USAGE, _ABOUT, options, tokens)
     past = PreviousRun.read(RunDirectory.named(named[0]))
     if past.kind == "script":
@@ -153,6 +171,32 @@ def _newest_unfinished(tokens: Sequence[str]) -> str:
         )
     note(f"Resuming {where}")
     return where
+
+
+def _fetched(url: str, tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Fetch a run from its copies.
+
+    Args:
+        url: As the user gave it.
+        tokens: The command line after it.
+
+    Returns:
+        The run directory, and the command line without `--run-dir`; copies go on to the same place
+        unless it says otherwise.
+    """
+    from paceline.cli.copy import fetch
+
+    where, rest = take_option(tokens, "--run-dir")
+    found = worker_here(LaunchOptions(), DistOptions())
+    if found is not None and found.world_size > 1:
+        raise UsageError(
+            "several workers were started, each of which would fetch the run: fetch it first, by "
+            f"{command_line('copy', without_secrets(url), 'RUN_DIR')}, and resume RUN_DIR"
+        )
+    url, run = fetch(url, where)
+    if not any(token.partition("=")[0] == "--copy-to" for token in rest):
+        rest = [*rest, "--copy-to", url.rpartition("/")[0]]
+    return str(run.path), rest
 
 
 def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Sequence[str]) -> int:

@@ -95,11 +95,12 @@ class Aws:
         return self._services[service]
 
 
-def connect(region: str | None) -> Aws:
+def connect(region: str | None, usual_region: str | None = None) -> Aws:
     """Read the user's AWS configuration. Nothing is called yet.
 
     Args:
         region: Instead of the configuration's.
+        usual_region: Where the configuration has none; None: one has to be there.
 
     Raises:
         UsageError: boto3 isn't installed, or there is no region, profile or credentials.
@@ -119,9 +120,10 @@ def connect(region: str | None) -> Aws:
         raise UsageError(f"your AWS configuration can't be used: {error}") from error
     if credentials is None:
         raise UsageError(f"no AWS credentials were found: {_CREDENTIALS}")
-    if session.region_name is None:
+    region = session.region_name or usual_region
+    if region is None:
         raise UsageError("no AWS region is set: give --region, or set AWS_REGION")
-    return Aws(session, session.region_name)
+    return Aws(session, region)
 
 
 def permission_named(text: str) -> str | None:

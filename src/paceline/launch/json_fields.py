@@ -53,5 +53,9 @@ class Answer:
         """Give the member `Tags`, a list of keys with values, by key."""
         return {tag.text("Key"): tag.text("Value") for tag in self["Tags"]}
 
+    def raw(self, name: str) -> object:
+        """Give a member as boto3 does, such as a stream."""
+        return self._member(name)
+
     def _member(self, name: str) -> object:
         return self._content.get(name) if isinstance(self._content, dict) else None

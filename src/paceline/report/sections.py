@@ -153,7 +153,11 @@ def environment_table(report: RunReport) -> tuple[Setting, ...]:
     rule = derived.pop("lr_rule", None)
     if rule:
         derived["lr"] = rule
-    rows = [(name.replace("_", " "), _derived(v)) for name, v in derived.items()]
+    rows = []
+    if commit := section(report.run, "git"):
+        changed = ", with changes" if commit.get("dirty") is True else ""
+        rows.append(("commit", f"{text(commit, 'commit')[:12]}{changed}"))
+    rows += [(name.replace("_", " "), _derived(v)) for name, v in derived.items()]
     rows += [(name, figures.show_value(v)) for name, v in section(report.run, "versions").items()]
     return tuple(Setting(name=name, value=content) for name, content in rows if content)
 

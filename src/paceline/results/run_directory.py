@@ -64,7 +64,7 @@ def fit_name(name: str) -> str:
 
 
 _LEFT = re.compile(
-    r"\.(run|summary|profile|workers|(.+-)?failure-rank-\d+)\.json\.[0-9a-f]{8}"
+    r"\.(run|summary|profile|copy|workers|tracker-.+|(.+-)?failure-rank-\d+)\.json\.[0-9a-f]{8}"
     r"|\.((metrics|steps)\.csv|report\.html)\.[0-9a-f]{8}|\.{1,2}probe-.+"
 )
 """Names under which files are written before they get their own."""
@@ -177,6 +177,11 @@ class RunDirectory:
         return self.path / "profile.json"
 
     @property
+    def copy_json(self) -> Path:
+        """Where its copies are, with `--copy-to`; see `checkpoint/remote/record.py`."""
+        return self.path / "copy.json"
+
+    @property
     def notes_json(self) -> Path:
         """Name, tags and note as the user has changed them; see `results/run_notes.py`."""
         return self.path / "notes.json"
@@ -190,6 +195,15 @@ class RunDirectory:
     def logs(self) -> Path:
         """`rank-<n>.log` and, where a worker failed, its error record."""
         return self.path / "logs"
+
+    @property
+    def tracker_log(self) -> Path:
+        """What the processes that feed trackers have said."""
+        return self.logs / "tracker.log"
+
+    def tracker_json(self, name: str) -> Path:
+        """Name the file that says which run of a tracker this is, and how much of it is there."""
+        return self.path / f"tracker-{name}.json"
 
     @property
     def slurm(self) -> Path:
@@ -338,7 +352,7 @@ class RunDirectory:
         """Tell whether nothing is here but what a training left that failed before it began."""
         # What a training makes before it begins, and names under which files are being written.
         ours = {self.snapshots.name, self.logs.name, self.slurm.name}
-        ours |= {self._lock_file.name, self._claim_file.name}
+        ours |= {self._lock_file.name, self._claim_file.name, self.copy_json.name}
         if self._lock_file.exists():
             tables = (self.metrics_csv, self.steps_csv)  # begun before run.json is written
             ours |= {table.name for table in tables if _is_empty(table)}
@@ -361,7 +375,12 @@ class RunDirectory:
             return
         for directory in (self.snapshots, self.logs):
             shutil.rmtree(directory, ignore_errors=True)
-        for file in (self._lock_file, self._claim_file, *self.path.glob(f"{_TOKEN}*")):
+        for file in (
+            self._lock_file,
+            self._claim_file,
+            self.copy_json,
+            *self.path.glob(f"{_TOKEN}*"),
+        ):
             file.unlink(missing_ok=True)
         with suppress(OSError):  # not empty: it holds something of the user's
             self.path.rmdir()

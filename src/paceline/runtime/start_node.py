@@ -1,15 +1,17 @@
 """Starts this node's workers where a service has started one process on each of several nodes."""
 
 import json
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from paceline.distributed.placement import NodePlacement
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.local.worker import NodeRendezvous
+from paceline.runtime.copying import copied_by
 from paceline.runtime.outcome import announce_end, announce_failure
 from paceline.runtime.run_dir_agreement import agree_on_run
 from paceline.runtime.spec import PRELOAD, Launch
+from paceline.runtime.tracking import tracked
 from paceline.training.config import TrainConfig
 
 _STOP_S = 60.0
@@ -32,9 +34,12 @@ def start_on_node(launch: Launch, node: NodePlacement) -> int:
     rendezvous = _rendezvous(launch.config, node)
     launch = agree_on_run(launch)
     run, leads = launch.run, node.node_rank == 0
-    with run.lock() if leads else nullcontext():
+    with ExitStack() as owned:
         if leads:
+            owned.enter_context(run.lock())
+            owned.enter_context(copied_by(launch))
             run.remove_summary()
+            owned.enter_context(tracked(run, launch.config.metrics, quiet=launch.quiet))
         outcome = launch_node(
             launch.entry,
             launch.request.to_json(),

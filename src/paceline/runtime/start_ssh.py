@@ -15,6 +15,7 @@ from paceline.runtime.outcome import announce
 from paceline.runtime.placement import check_workers
 from paceline.runtime.run_dir_agreement import make_run
 from paceline.runtime.spec import PRELOAD, Launch
+from paceline.runtime.tracking import tracked
 from paceline.training.config import TrainConfig, TrainRequest
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def start_on_hosts(launch: Launch, options: HostsOptions) -> int:
     _check(launch, options)
     launch = make_run(launch)
     run = launch.run
-    with run.lock():
+    with run.lock(), tracked(run, launch.config.metrics, quiet=launch.quiet):
         run.remove_summary()
         for stale in run.logs.glob("*failure-rank-*.json"):
             stale.unlink(missing_ok=True)
@@ -55,6 +56,11 @@ def _check(launch: Launch, options: HostsOptions) -> None:
     hosts, dist = options.read(), launch.config.dist
     if options.min_hosts > len(hosts):
         raise UsageError(f"--min-hosts is {options.min_hosts}, and {len(hosts)} hosts are named")
+    if launch.config.snapshots.copy_url is not None:
+        raise UsageError(
+            "--copy-to copies from the machine that starts the workers, and with --hosts snapshots "
+            "are on the hosts, each of which has them all. Leave it out"
+        )
     if dist.rank is not None or dist.init_method is not None:
         raise UsageError(
             "--rank, --world-size and --init-method are for workers that you start by hand; with "

@@ -18,13 +18,13 @@ WriteReport = Callable[[RunDirectory], object]
 _MOST_S = 120.0
 
 
-class _CutShortError(BaseException):
+class CutShortError(BaseException):
     """A signal came while the report was written; named by it."""
 
 
 @contextmanager
-def _cut_short_by_signals() -> Iterator[None]:
-    """Have a signal break the block off, by _CutShortError: the training is over, and its exit code
+def cut_short_by_signals() -> Iterator[None]:
+    """Have a signal break the block off, by CutShortError: the training is over, and its exit code
     stands. In another thread than the main one, and where they are ignored, signals do nothing new.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -34,7 +34,7 @@ def _cut_short_by_signals() -> Iterator[None]:
     def cut_short(number: int, frame: FrameType | None) -> None:
         for each in STOP_SIGNALS:
             signal.signal(each, signal.SIG_IGN)  # the end is near: one is enough
-        raise _CutShortError(signal.Signals(number).name)
+        raise CutShortError(signal.Signals(number).name)
 
     with stops_handled(cut_short):
         yield
@@ -43,12 +43,12 @@ def _cut_short_by_signals() -> Iterator[None]:
 def write_report(run: RunDirectory) -> bool:
     """Write the report in this process; tell whether that went well."""
     try:
-        with _cut_short_by_signals():
+        with cut_short_by_signals():
             from paceline.report.page import write_run_report  # takes a while
 
             write_run_report(run)
             return True
-    except _CutShortError as signalled:
+    except CutShortError as signalled:
         _tell(run, f"{signalled} came meanwhile")
     except OSError as error:
         _tell(run, str(error))
@@ -61,7 +61,7 @@ def write_report_apart(run: RunDirectory) -> None:
     """Write the report in a process of its own: what draws it would swell this worker's memory."""
     command = [sys.executable, "-m", "paceline", "report", str(run.path)]
     try:
-        with _cut_short_by_signals():
+        with cut_short_by_signals():
             done = subprocess.run(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -73,7 +73,7 @@ def write_report_apart(run: RunDirectory) -> None:
                 start_new_session=True,  # Ctrl-C is for the training
             )
     # subprocess.run has killed the child on its way out.
-    except _CutShortError as signalled:
+    except CutShortError as signalled:
         _tell(run, f"{signalled} came meanwhile")
         return
     except (OSError, subprocess.SubprocessError) as error:

@@ -3,13 +3,16 @@
 Prints its port. Added: placement groups, key pairs and route tables in stacks, the price list,
 quotas, and AWS's own parameters. `POST /faults` with JSON says what goes wrong from then on:
 `hold` keeps stacks in the making, `fail` gives the reason why they fail, `deny` lists operations
-that aren't permitted, `quota` is the answer for every quota, `console` what consoles show.
+that aren't permitted, `quota` is the answer for every quota, `console` what consoles show. With
+`s3`, requests about objects whose names end with `on` `fail` or `hang`, or the bytes that they send
+are changed (`corrupt`).
 """
 
 import base64
 import io
 import json
 import re
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import parse_qs
@@ -150,6 +153,8 @@ class Front:
             self._faults = json.loads(body)
             return _answer(start, b"{}")
         environ["wsgi.input"] = io.BytesIO(body)
+        if environ["PATH_INFO"].endswith(self._faults.get("on", "\0")):
+            return self._spoilt(environ, body, start)
         service, operation, fields = _asked(environ, body)
         own = self._own(service, operation, fields)
         if own is not None:
@@ -157,6 +162,17 @@ class Front:
             kind = "text/xml" if content.startswith(b"<") else "application/x-amz-json-1.1"
             return _answer(start, content, status, kind)
         return self._changed(operation, environ, start)
+
+    def _spoilt(self, environ: Environ, body: bytes, start: Start) -> Iterable[bytes]:
+        """Answer a request about an object of S3 as a bad store does."""
+        if self._faults["s3"] == "hang":
+            threading.Event().wait()
+        if self._faults["s3"] == "fail":
+            error = b"<Error><Code>ServiceUnavailable</Code><Message>no</Message></Error>"
+            return _answer(start, error, "501 Not Implemented", "text/xml")
+        if environ["REQUEST_METHOD"] == "PUT":  # and "corrupt"
+            environ["wsgi.input"] = io.BytesIO(body[:-1] + bytes([body[-1] ^ 1]))
+        return self._moto(environ, start)
 
     def _own(
         self, service: str, operation: str, fields: dict[str, list[str]]

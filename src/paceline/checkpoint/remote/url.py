@@ -1,0 +1,87 @@
+"""URLs of places elsewhere, without secrets; and messages about them without secrets."""
+
+import re
+
+from paceline.errors import UsageError
+
+OFF = "none"
+"""What `--copy-to` is given to copy nothing any more."""
+
+_URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
+_IN_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^\s/@]*@)?([^\s?#\"'<>]*)([?#][^\s\"'<>]*)?")
+_NAMED = re.compile(
+    r"(?i)([\w-]*(?:secret|token|password|passwd|signature|credential|access.?key)[\w-]*"
+    r"[\"']?\s*[=:]\s*[\"']?)[^\s,;&\"'<>]+"
+)
+_AUTHORIZATION = re.compile(r"(?i)\b(bearer|basic)\s+[\w+/=.~-]{8,}")
+_UNFIT = re.compile(r"[^A-Za-z0-9._-]")
+_MOST_CHARACTERS = 300
+
+
+def is_url(text: str) -> bool:
+    """Tell whether a user means a place elsewhere rather than a local path."""
+    return _URL.fullmatch(text) is not None
+
+
+def check_url(text: str, option: str) -> str:
+    """Check a URL that a user gives.
+
+    Args:
+        text: Such as `s3://bucket/prefix`, `gs://bucket/prefix` or `file:///mnt/disk`.
+        option: Whose value it is, for the message.
+
+    Returns:
+        The URL without a slash at its end.
+
+    Raises:
+        UsageError: It can't be one, or holds what may be a secret; the message doesn't repeat that.
+    """
+    shown, found = without_secrets(text), _URL.fullmatch(text)
+    if found is None:
+        raise UsageError(
+            f"{option} is {shown!r}, not a URL. Write for example s3://bucket/prefix, "
+            "gs://bucket/prefix or file:///mnt/disk"
+        )
+    scheme, rest = found[1], found[2].rstrip("/")
+    user, at, _ = rest.partition("/")[0].rpartition("@")
+    if at and ":" in user:
+        raise UsageError(
+            f"{option} holds a password ({shown}): it would stand in run.json and in logs. Leave "
+            "it out; the store's own configuration or environment variables have credentials"
+        )
+    if any(mark in rest for mark in "?#"):
+        raise UsageError(
+            f"{option} is {shown!r} and something after it: what stands behind ? or # may be a "
+            "secret and isn't taken. Leave it out"
+        )
+    parts = rest.split("/")
+    is_absolute = parts[0] == "" if scheme == "file" else parts[0] != ""
+    if not is_absolute or ".." in parts or not rest.isprintable() or any(map(str.isspace, rest)):
+        what = "three slashes and a path" if scheme == "file" else "a bucket's or host's name"
+        raise UsageError(
+            f"{option} is {shown!r}; after {scheme}: it needs {what}, without spaces and '..'"
+        )
+    return f"{scheme}://{rest}"
+
+
+def copies_of(url: str, name: str) -> str:
+    """Name the place of one run's copies.
+
+    Args:
+        url: What `--copy-to` says.
+        name: Of the run directory.
+    """
+    return f"{url}/{_UNFIT.sub('-', name)}"
+
+
+def without_secrets(text: str) -> str:
+    """Leave out of a text what may be a secret: passwords and queries in URLs, `token=...`."""
+    text = _IN_URL.sub(lambda found: f"{found[1]}{found[3]}", text)
+    text = _AUTHORIZATION.sub(r"\1 ***", text)
+    return _NAMED.sub(r"\1***", text)
+
+
+def reason_of(error: BaseException) -> str:
+    """Say in one short line, without secrets, what a store's library raised."""
+    said = " ".join(without_secrets(str(error)).split())[:_MOST_CHARACTERS]
+    return said or type(error).__name__

@@ -106,7 +106,9 @@ def _finish(run: RunDirectory, process: "_Process", url: str, limit_s: float) ->
     except CutShortError:
         cut_short = True
     process.end()
-    record = CopyRecord.read(run) or CopyRecord(url=url)
+    record = CopyRecord(url=url)
+    with suppress(UsageError):  # whatever became of it, the training's end stands
+        record = CopyRecord.read(run) or record
     if said is not None:
         return True
     note_in_summary(run, replace(record, complete=False))

@@ -195,11 +195,23 @@ HEAVY = {"torch", "numpy", "matplotlib", "torchvision", "rich", "jinja2", "panda
         ("from paceline.cli.app import main; main(['--help'])", HEAVY - {"rich"}),
         ("from paceline.cli.app import main; main(['train', '--help'])", HEAVY - {"rich"}),
         ("from paceline.cli.app import main; main(['recipes'])", HEAVY - {"rich"}),
+        ("from paceline.cli.app import main; main(['runs'])", HEAVY),
+        ("from paceline.cli.app import main; main(['--completion', 'bash'])", HEAVY - {"rich"}),
         ("import paceline.training.config, paceline.recipes.digits", HEAVY),
         ("import paceline.runtime.copying, paceline.checkpoint.remote.__main__", HEAVY),
         ("import paceline.launch.local.launcher, paceline.launch.local.worker", HEAVY),
     ],
-    ids=["package", "help", "train-help", "recipes", "options", "copies", "launch"],
+    ids=[
+        "package",
+        "help",
+        "train-help",
+        "recipes",
+        "runs",
+        "completion",
+        "options",
+        "copies",
+        "launch",
+    ],
 )
 @pytest.mark.core_cases(3)
 def test_what_needs_no_torch_imports_none(code: str, heavy: set[str]) -> None:

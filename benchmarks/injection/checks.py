@@ -77,6 +77,15 @@ def problems_of_table(run_dir: Path, epochs: int) -> list[str]:
     return [] if found == wanted else [f"metrics.csv has the epochs {found}"]
 
 
+def problems_of_steps(run_dir: Path) -> list[str]:
+    """Say what is wrong with `steps.csv`: no step stands twice, and there is nothing but text."""
+    content = (run_dir / "steps.csv").read_bytes()
+    if b"\0" in content:
+        return ["steps.csv has NUL bytes"]
+    found = [int(row["step"]) for row in csv.DictReader(content.decode().splitlines())]
+    return [] if found == sorted(set(found)) else [f"steps.csv has the steps {found}"]
+
+
 def problems_at_the_end(run_dir: Path, wanted: str | None, epochs: int) -> list[str]:
     """Say what is wrong with a training that has ended with 0.
 
@@ -93,7 +102,7 @@ def problems_at_the_end(run_dir: Path, wanted: str | None, epochs: int) -> list[
         found.append(f"{summary['epochs']} epochs, stopped because {summary['stopped_because']}")
     if newest_weights_sha256(run_dir) != summary["weights_sha256"]:
         found.append("the newest snapshot doesn't hold the final weights")
-    found += problems_of_table(run_dir, epochs)
+    found += problems_of_table(run_dir, epochs) + problems_of_steps(run_dir)
     found += [f"not whole: {name}" for name in broken_snapshots(run_dir)]
     found += [f"not documented: {name}" for name in undocumented(run_dir)]
     return found

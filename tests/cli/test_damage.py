@@ -187,9 +187,11 @@ def test_study_json(spoil: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_files_without_which_a_command_goes_on(
     spoil: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("summary.json", "snapshots/best.json", "logs/workers.json", "metrics.csv"):
+    places = ("summary.json", "snapshots/best.json", "logs/workers.json", "profile.json")
+    for name in (*places, "metrics.csv", "steps.csv"):
         NOT_JSON[spoil](run / name)
     assert main(["report", str(run)]) == ExitCode.DONE
+    assert main(["watch", str(run)]) == ExitCode.DONE
     assert main(["workers", str(run), "--once"]) == ExitCode.DONE
     assert main(["export", str(run), str(run / "x.safetensors")]) == ExitCode.DONE
     assert "Traceback" not in capsys.readouterr().err

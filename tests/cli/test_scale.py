@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.scale_options import read
+from paceline.cli import scale
+from paceline.cli.scale_options import ScaleRequest, read
 from paceline.errors import ExitCode, UsageError
 from tests.cli.conftest import Paceline, wait_until
 from tests.script.scripts import RUN, write_script
@@ -51,6 +52,24 @@ def test_a_study_is_interrupted_and_gone_on_with(paceline: Paceline, tmp_path: P
     assert len((place / "study.csv").read_text().splitlines()) == 3
     assert not list(place.glob("runs/*/snapshots"))
     assert (place / "runs" / "2-allreduce-1" / "profile.json").exists()
+
+
+def test_two_studies_of_one_second_have_directories_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = read(("digits", "--workers", "1"))
+    places = []
+
+    def note_place(request: ScaleRequest) -> int:
+        assert request.commands.hostfiles == request.place.path / "hosts"
+        places.append(request.place.path.name)
+        return ExitCode.DONE
+
+    monkeypatch.setattr(scale, "_scale", note_place)
+    assert [scale._in_its_directory(asked) for _ in range(2)] == [ExitCode.DONE] * 2
+    name = asked.place.path.name
+    assert places == [name, f"{name}-2"]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from paceline.cli import (
     resume,
     runs,
     scale,
+    track,
     train,
     verify,
     workers,
@@ -147,6 +148,7 @@ FOREIGN = (
         "master-addr",
         "help",
         "help-all",
+        "completion",
         "no-",
         "quick",
         "check",
@@ -176,7 +178,12 @@ def test_flags_exist(page: Path) -> None:
     more += [*preview._OPTIONS, *pack._OPTIONS, *doctor._OPTIONS, *verify._OPTIONS]
     more += [CONFIG, PRINT_CONFIG, *TRAIN_OUTPUT]
     more += [*runs._OPTIONS, *label._OPTIONS, *compare._OPTIONS]
-    more += [*workers._OPTIONS, *predict._OPTIONS, *option_fields(ScaleOptions, "")]
+    more += [
+        *workers._OPTIONS,
+        *track._OPTIONS,
+        *predict._OPTIONS,
+        *option_fields(ScaleOptions, ""),
+    ]
     more += cluster_options()
     more += [option for each in aws._OPTIONS.values() for option in each]
     every = (*training_options().values(), *more)
@@ -202,6 +209,8 @@ def test_commands_work(
     monkeypatch.setattr(aws, "_act", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(copy, "_copy", lambda *_: None)  # nor are the stores
     monkeypatch.setattr(copy, "fetch", lambda url, _: (url, RunDirectory.named("runs/first")))
+    monkeypatch.setattr(track, "require_trackers", lambda *_: None)  # these needn't be installed
+    monkeypatch.setattr(track, "track", lambda *_: ())
     monkeypatch.setattr(doctor, "_examine", lambda *_: ExitCode.DONE)  # the hosts aren't there
     for words in commands(page):
         for exported in inside.glob("*.safetensors"):

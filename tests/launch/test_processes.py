@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -172,3 +173,20 @@ def test_reaping_spares_what_was_there_and_finds_orphans(children: list[Child]) 
         adopt_orphans(False)
     assert not alive(orphan)
     assert children[0].process.poll() is None
+
+
+def test_reaping_spares_what_those_have_started_meanwhile(tmp_path: Path) -> None:
+    go, code = tmp_path / "go", "import subprocess, sys, time, pathlib\n"
+    code += f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\n"
+    code += "subprocess.run([sys.executable, '-c', 'import time; time.sleep(300)'])"
+    with subprocess.Popen([sys.executable, "-c", code]) as parent:
+        spared = descendants()
+        go.touch()
+        until(lambda: len(descendants() - spared) == 1)
+        (child,) = descendants() - spared
+        reap(spared)
+        assert alive(child)
+        # A fork server's are the workers: these are what reaping is for.
+        reap(spared, parent.pid)
+        assert not alive(child)
+        parent.kill()

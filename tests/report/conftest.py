@@ -93,6 +93,7 @@ def describe_run(epochs: int) -> dict[str, object]:
             "parameters": 73418,
             "optimizer": "SGD(momentum=0.9, nesterov=True)",
         },
+        "git": {"commit": "1a2b3c4d5e6f" + 28 * "0", "dirty": True},
         "versions": {"python": "3.11.7", "torch": "2.15.0", "numpy": "2.4.0", "paceline": "0.1.0"},
         "hosts": [
             {

@@ -5,11 +5,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from selenium.webdriver import Chrome
+from selenium.webdriver import ActionChains, Chrome, Keys
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
 
 from paceline.report.page import write_run_report
 from paceline.results.run_directory import RunDirectory
 from tests.report.browsing import CONTRAST, open_file, requested
+from tests.report.conftest import metrics_row
 from tests.report.screenshots import RUNS, write_pages
 
 pytestmark = pytest.mark.browser
@@ -115,6 +118,47 @@ def test_print_shows_the_folded_parts(browser: Chrome, make_run: MakeRun) -> Non
     printed = browser.execute_script(rows)
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
     assert printed > 100
+
+
+READOUT = """const shown = document.querySelector('.readout');
+    return [shown.hidden, shown.innerText.split('\\n')]"""
+STILL = """return [...document.querySelector('svg[data-chart]').children].map(
+    part => part.style.display === 'none')"""
+
+
+def first_chart(browser: Chrome, run: RunDirectory) -> WebElement:
+    open_page(browser, run, width=1200)
+    return browser.find_element(By.CSS_SELECTOR, "svg[data-chart]")
+
+
+def test_the_pointer_shows_values_and_zooms(browser: Chrome, make_run: MakeRun) -> None:
+    run = make_run()
+    chart = first_chart(browser, run)
+    middle = ActionChains(browser).move_to_element_with_offset(chart, 0, 0)
+    middle.perform()
+    _, (epoch, training, validation) = browser.execute_script(READOUT)
+    number = int(epoch.removeprefix("epoch "))
+    assert 5 <= number <= 7  # of twelve
+    row = metrics_row(number, 20)
+    assert training == f"training {row['train_loss']:.4g}"
+    assert validation == f"validation {row['val_loss']:.4g}"
+    ActionChains(browser).click_and_hold().move_by_offset(100, 0).release().perform()
+    assert True in browser.execute_script(STILL)
+    assert browser.get_log("browser") == []  # also what the page's policy refuses
+    ActionChains(browser).double_click().perform()
+    assert True not in browser.execute_script(STILL)
+
+
+def test_keys_show_values_and_zoom(browser: Chrome, make_run: MakeRun) -> None:
+    chart = first_chart(browser, make_run())
+    chart.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_LEFT)
+    hidden, (epoch, *_) = browser.execute_script(READOUT)
+    assert (hidden, epoch) == (False, "epoch 1")
+    chart.send_keys("+")
+    assert True in browser.execute_script(STILL)
+    chart.send_keys(Keys.ESCAPE)
+    assert True not in browser.execute_script(STILL)
+    assert browser.execute_script(READOUT)[0] is True
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,14 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
+from html import unescape
 
 import pytest
 
 from paceline.report.charts import MAX_POINTS, choose_charts, find_marks, thin
-from paceline.report.curves import choose_times, clock, draw_chart
+from paceline.report.curves import HEIGHT, WIDTH, choose_times, clock, draw_chart
 from paceline.report.load_run import read_run
 from paceline.report.page import render_page
 from paceline.results.run_directory import RunDirectory
@@ -116,6 +118,24 @@ def test_times_that_run_backwards_are_left_out(make_run: MakeRun) -> None:
     assert math.isnan(chart.times_s[2])
 
 
+def test_a_picture_carries_its_values_for_the_script(make_run: MakeRun) -> None:
+    run = make_run(done=3)
+    _, accuracy, *_ = choose_charts(read_run(run))
+    (found,) = re.findall(r'data-chart="(.*?)"', draw_chart(accuracy))
+    content = json.loads(unescape(found))
+    left, top, width, height = content["box"]
+    assert 0 < left < WIDTH - width
+    assert 0 < top < HEIGHT - height
+    assert content["x"]["name"] == "epoch"
+    assert content["x"]["low"] < 1 < 3 < content["x"]["high"]
+    assert content["y"]["percent"] is True
+    training, validation = content["lines"]
+    assert (training["label"], training["x"]) == ("training", [1, 2, 3])
+    assert validation["y"] == pytest.approx(accuracy.series[1].values, rel=1e-4)
+    assert validation["colour"] == "var(--accent)"
+    assert ">accuracy</text>" in draw_chart(accuracy)
+
+
 def write_steps(run: RunDirectory, steps: range) -> None:
     lines = ["epoch,step,time_s,samples,train_loss,train_accuracy,lr"]
     lines += [f"1,{n},{0.1 * n},{64 * n},{2.5 - 0.01 * n},{0.001 * n},0.1" for n in steps]
@@ -150,7 +170,8 @@ def test_a_training_of_23_steps_has_a_curve(make_run: MakeRun) -> None:
     assert [len(chart.series) for chart in (loss, accuracy)] == [1, 1]
     assert " s<" in draw_chart(loss)  # times along the top
     assert [mark.step for mark in loss.marks] == [12]
-    assert "Along the bottom: epochs; steps for what is measured" in render_page(report)
+    page = render_page(report)
+    assert page.count(">step</text>") == 2
 
 
 def test_more_steps_than_a_screen_shows_are_thinned(make_run: MakeRun) -> None:

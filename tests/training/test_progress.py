@@ -91,6 +91,18 @@ def test_exchanges_come_about_twice_a_second() -> None:
     assert progress.next_agreement == 1 + 4
 
 
+def test_an_exchange_comes_with_each_row_that_was_asked_for() -> None:
+    progress = make_progress()
+    progress.log_every_steps = 3
+    exchanged = []
+    while progress.state.step < 9:
+        go(progress, 1)
+        if progress.state.step >= progress.next_agreement:
+            exchanged.append(progress.state.step)
+            progress.advance(agreement(0.001))  # fast: half a second would be 500 steps
+    assert exchanged == [1, 3, 6, 9]
+
+
 def test_a_snapshot_is_due_by_time_since_the_last_one_pauses_included() -> None:
     progress = make_progress(every_s=10.0)
     go(progress, 1)

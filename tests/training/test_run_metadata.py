@@ -1,11 +1,16 @@
 """What the opening lines say of a batch."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
+import torch
 
 from paceline.data.options import DataOptions
+from paceline.distributed.group import Group
 from paceline.distributed.work_division import Division
 from paceline.training.batches.plan import make_plan
-from paceline.training.run_metadata import describe_batch
+from paceline.training.run_metadata import _peak_gpu_memory, describe_batch
 
 
 @pytest.mark.parametrize(
@@ -46,3 +51,17 @@ def test_how_a_batch_is_cut(
 ) -> None:
     plan = make_plan(options, Division.of(options.shards, world_size), samples)
     assert describe_batch(plan) == f"global batch 64 {told}".rstrip()
+
+
+def test_the_memory_of_each_workers_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 << 30)
+    other = torch.tensor([[5 << 30]])
+
+    def group(device: str) -> Group:
+        both = SimpleNamespace(
+            device=torch.device(device), gather_rows=lambda own: torch.cat([own[None], other])
+        )
+        return cast(Group, both)
+
+    assert _peak_gpu_memory(group("cuda")) == [3 << 30, 5 << 30]
+    assert _peak_gpu_memory(group("cpu")) is None

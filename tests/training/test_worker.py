@@ -128,6 +128,7 @@ def check_run_json(content: dict[str, object], world_size: int, asked: TrainRequ
     assert host["ranks"] == list(range(world_size))
     assert host.keys() >= {"device", "cpu", "cores"}
     assert content["versions"].keys() >= {"python", "torch", "numpy", "paceline"}  # type: ignore[attr-defined]
+    assert "git" in content
     (start,) = history
     assert start["reason"] == "start"
     assert (start["world_size"], start["from_step"], start["from_epoch"]) == (world_size, 0, 0)
@@ -145,6 +146,8 @@ def check_summary(content: dict[str, object], world_size: int) -> None:
         "samples_seen": 2 * 1442,
         "val_samples": 355,
         "stopped_because": "epochs",
+        "evaluated_weights": "model",
+        "peak_gpu_memory_bytes": None,
         "snapshots_written": 2,
         "final_snapshot": f"step-{2 * STEPS:012d}",
         "snapshots_skipped": 0,

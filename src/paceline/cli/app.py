@@ -11,7 +11,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from paceline._version import __version__
-from paceline.errors import ExitCode, HelpShown, PacelineError
+from paceline.errors import ExitCode, HelpShown, PacelineError, UsageError
 from paceline.launch.error_records import exit_code_of, kind_of, message_of
 from paceline.options.fields import unknown_name
 from paceline.options.text import printable, shortened
@@ -42,7 +42,9 @@ COMMANDS: Mapping[str, Command] = {
     "runs": Command("paceline.cli.runs", "List runs: state, best result, speed, when.", True),
     "compare": Command("paceline.cli.compare", "Show runs side by side, and what differs.", True),
     "label": Command("paceline.cli.label", "Change a run's name, tags and note."),
+    "watch": Command("paceline.cli.watch", "Follow a training in the terminal.", True),
     "copy": Command("paceline.cli.copy", "Copy a run to a place elsewhere, or from there."),
+    "track": Command("paceline.cli.track", "Send a run to W&B, MLflow or another tracker."),
     "workers": Command("paceline.cli.workers", "Show a running training's workers, live.", True),
     "evaluate": Command(
         "paceline.cli.evaluate", "Evaluate a trained model on its validation set.", True
@@ -53,12 +55,15 @@ COMMANDS: Mapping[str, Command] = {
     "pack": Command("paceline.cli.pack", "Pack an image folder, to be read at memory speed."),
     "doctor": Command("paceline.cli.doctor", "Find what would stop or slow a training.", True),
     "aws": Command("paceline.cli.aws", "Make nodes on AWS to train on, and delete them again."),
+    "init": Command("paceline.cli.init", "Write a small project to begin with.", True),
     "recipes": Command("paceline.cli.recipes", "List the built-in recipes.", True),
 }
 
+_COMPLETION = "--completion"
 _ABOUT = (
     "Data-parallel PyTorch training, the same on any number of workers. "
-    "`paceline COMMAND --help` tells more; `paceline train` alone trains the embedded digits."
+    "`paceline COMMAND --help` tells more; `paceline train` alone trains the embedded digits. "
+    "`paceline --completion SHELL` (bash, zsh, fish) completes commands and options."
 )
 
 
@@ -124,6 +129,9 @@ def _dispatch(tokens: list[str]) -> int:
     if tokens[0] in ("--version", "-V"):
         print(__version__)
         return ExitCode.DONE
+    if tokens[0] == _COMPLETION:
+        print(_completion(tokens[1:]))
+        return ExitCode.DONE
     name, *rest = tokens
     if name not in COMMANDS:
         text = printable(shortened(unknown_name(name, COMMANDS, "command")))
@@ -134,6 +142,14 @@ def _dispatch(tokens: list[str]) -> int:
     with suppress(HelpShown):
         code = run(rest)
     return code
+
+
+def _completion(tokens: Sequence[str]) -> str:
+    from paceline.cli.completion import completion_script
+
+    if len(tokens) != 1:
+        raise UsageError(f"name the shell: paceline {_COMPLETION} bash, zsh or fish")
+    return completion_script(tokens[0], {n: (c.module, c.help) for n, c in COMMANDS.items()})
 
 
 def _print_help() -> None:

@@ -59,7 +59,7 @@ def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     usage = f"{_COMMAND} {'|'.join(_OPTIONS)}"
     if wants_help(tokens) and tokens[0] not in _OPTIONS:
-        show_help(usage, _ABOUT, ())
+        show_help(usage, _ABOUT, (), tokens)
     action, rest = take_word(tokens, usage, "what to do")
     if action not in _OPTIONS:
         raise UsageError(unknown_name(action, _OPTIONS, "action"))

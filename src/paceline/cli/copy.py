@@ -18,14 +18,14 @@ _ABOUT = (
     "Copy a run. From a run directory to a place below the URL TO, as --copy-to does while it "
     "trains; without TO to where it was copied before, what isn't there yet. From the URL of a "
     "run's copies into the run directory TO, runs/RUN by default; `paceline resume URL` does that "
-    "and goes on. Bytes are verified by SHA-256."
+    "and resumes. Bytes are verified by SHA-256."
 )
 
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     if wants_help(tokens):
-        show_help(_USAGE, _ABOUT, ())
+        show_help(_USAGE, _ABOUT, (), tokens)
     source, rest = take_word(tokens, _USAGE, "the run directory, or the URL of a run's copies")
     target = None
     if rest and not rest[0].startswith("-"):
@@ -33,7 +33,7 @@ def main(tokens: Sequence[str]) -> int:
     parse_options(_USAGE, _ABOUT, rest, ())
     if is_url(source):
         _, run = fetch(source, target)
-        print(printable(f"Go on with it: {command_line('resume', run.path)}"))
+        print(printable(f"Resume it: {command_line('resume', run.path)}"))
     else:
         _copy(RunDirectory.named(source), target)
     return ExitCode.DONE

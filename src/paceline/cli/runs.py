@@ -10,6 +10,7 @@ from pathlib import Path
 from paceline.errors import ExitCode, UsageError
 from paceline.options.command_line import note, parse_options, show_help, wants_help
 from paceline.options.fields import OptionField
+from paceline.options.text import printable
 from paceline.results.find_runs import MOST_FOLDERS, MOST_LEVELS
 
 USUAL = "runs"
@@ -17,7 +18,7 @@ _USAGE = "paceline runs [DIR]"
 _ABOUT = (
     "List the runs below a folder, by default runs: how each stands, its best validation result "
     "(accuracy, or with --best-by val_loss the loss), epochs, speed, workers, and when it was "
-    "started. Nothing is changed."
+    "started. No run is changed."
 )
 _OPTIONS = (
     OptionField(
@@ -41,6 +42,13 @@ _OPTIONS = (
         group="List",
     ),
     OptionField(
+        name="html",
+        annotation=bool,
+        default=False,
+        help="Write DIR/index.html: the list as a page, with links to the runs' reports.",
+        group="Output",
+    ),
+    OptionField(
         name="json", annotation=bool, default=False, help="Write JSON: a list.", group="Output"
     ),
 )
@@ -49,7 +57,7 @@ _OPTIONS = (
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     if wants_help(tokens):
-        show_help(_USAGE, _ABOUT, _OPTIONS)
+        show_help(_USAGE, _ABOUT, _OPTIONS, tokens)
     is_named = bool(tokens) and not tokens[0].startswith("-")
     given = parse_options(_USAGE, _ABOUT, tokens[1:] if is_named else tokens, _OPTIONS)
     root = Path(tokens[0] if is_named else USUAL).expanduser().absolute()
@@ -70,7 +78,11 @@ def main(tokens: Sequence[str]) -> int:
             f"{root} is larger than what is looked through ({MOST_FOLDERS:,} folders, "
             f"{MOST_LEVELS} levels): name a folder within it to see all runs there"
         )
-    if given.get("json"):
+    if given.get("html"):
+        from paceline.report.runs.pages import write_index
+
+        print(printable(str(write_index(listed, datetime.now(UTC)))))
+    elif given.get("json"):
         print(json.dumps([entry.to_json() for entry in listed.entries], indent=2))
     elif not listed.entries:
         which = "No run matches" if found.entries else "There are no runs"

@@ -17,6 +17,7 @@ from paceline.launch.signals import signals_raised
 from paceline.options.command_line import show_help, wants_help
 from paceline.options.shell import command_line
 from paceline.options.text import printable
+from paceline.results.run_directory import RunDirectory
 from paceline.results.study import Study
 from paceline.scaling.options import PLAIN
 from paceline.scaling.plan import make_plan, method_settings
@@ -36,8 +37,10 @@ def main(tokens: Sequence[str]) -> int:
 
 
 def _in_its_directory(asked: ScaleRequest) -> int:
-    was_there = asked.place.path.is_dir()
+    was_there = asked.place.path.is_dir() and asked.options.study_dir is not None
     shared = asked.commands.given.get("share_run_dir") is True
+    if asked.options.study_dir is None:
+        asked = _claimed(asked, shared=shared)
     is_new = asked.place.prepare(asked.settled, asked.methods, shared=shared)
     with asked.place.lock():
         try:
@@ -46,6 +49,16 @@ def _in_its_directory(asked: ScaleRequest) -> int:
             if is_new:
                 asked.place.discard(keep=was_there)
             raise
+
+
+def _claimed(asked: ScaleRequest, *, shared: bool) -> ScaleRequest:
+    """Give a study whose user named no directory one that no other study has."""
+    try:
+        path = RunDirectory(asked.place.path, shared=shared).claim().path
+    except UsageError as error:
+        raise UsageError(str(error).replace("--run-dir", "--study-dir")) from error
+    commands = replace(asked.commands, hostfiles=path / "hosts")
+    return replace(asked, place=StudyDirectory(path), commands=commands)
 
 
 def _scale(asked: ScaleRequest) -> int:

@@ -194,13 +194,16 @@ class WorkerSupervisor:
         self._sentinels = {}
 
 
-def reap(spared: set[int]) -> None:
+def reap(spared: set[int], server: int = 0) -> None:
     """Kill all descendants of this process, orphans it adopted included, and wait for their end.
 
     Args:
-        spared: Process ids to leave alone: what was there before, the fork server and its helper.
+        spared: Process ids to leave alone, with all that they have started: what was there before,
+            the fork server and its helper.
+        server: The fork server's, which has started the workers: these are not left alone.
     """
     descendants = psutil.Process().children(recursive=True)
+    spared = spared | _started_by(spared - {server})
     doomed = [process for process in descendants if process.pid not in spared]
     # Looked up first: of a process that is gone nobody can say which directory it had.
     directories = [path for process in doomed for path in manager_directories(process)]
@@ -208,6 +211,15 @@ def reap(spared: set[int]) -> None:
         _end(process, psutil.Process.kill)
     psutil.wait_procs(doomed, timeout=_REAP_S)
     remove_directories(directories)
+
+
+def _started_by(parents: set[int]) -> set[int]:
+    """List the descendants of these processes."""
+    found = set()
+    for pid in parents:
+        with suppress(psutil.NoSuchProcess):
+            found |= {process.pid for process in psutil.Process(pid).children(recursive=True)}
+    return found
 
 
 def find_process(pid: int) -> psutil.Process | None:

@@ -30,6 +30,14 @@ class MetricsOptions:
     tensorboard: bool = False
     """Also write TensorBoard event files into the run directory (extra: paceline[tensorboard])."""
 
+    tracker: tuple[str, ...] = ()
+    """Also show the run at a tracker: wandb, mlflow (extras paceline[wandb], paceline[mlflow]), or
+    one that another package adds. Repeat it for several."""
+
+    tracker_project: str | None = None
+    """W&B's project, MLflow's experiment. Default: what the tracker's own variables say, then the
+    recipe's name."""
+
     name: str | None = None
     """A name for the run, which its directory then has too: runs/NAME-TIME. `paceline runs` shows
     it."""

@@ -5,24 +5,8 @@ from pathlib import Path
 from typing import final
 
 from paceline.errors import UsageError
-from paceline.results.metrics_table import COLUMNS, STEPS, EpochRow, StepRow
-
-_POSITION = ("epoch", "step", "time_s", "samples")
-
-
-def _tag(name: str) -> str:
-    if name.startswith("val_"):
-        return f"val/{name.removeprefix('val_')}"
-    return f"train/{name.removeprefix('train_')}"
-
-
-_STEP_TAGS = {name: _tag(name) for name in STEPS.columns if name not in _POSITION}
-_EPOCH_TAGS = {
-    # What steps have points of already has another tag for the mean of an epoch.
-    name: f"epoch/{name}" if name in _STEP_TAGS else _tag(name)
-    for name in COLUMNS
-    if name not in _POSITION
-}
+from paceline.metrics.tags import EPOCH_TAGS, STEP_TAGS, tag_of
+from paceline.results.metrics_table import EpochRow, StepRow
 
 
 def require_tensorboard() -> None:
@@ -47,16 +31,14 @@ class TensorBoardLog:
 
     def add(self, row: EpochRow | StepRow) -> None:
         """Record a row at its global step; of an epoch with the script's own figures."""
-        tags = _STEP_TAGS if isinstance(row, StepRow) else _EPOCH_TAGS
+        tags = STEP_TAGS if isinstance(row, StepRow) else EPOCH_TAGS
         for name, tag in tags.items():
             value = getattr(row, name)
             if value is not None:
                 self._writer.add_scalar(tag, value, row.step)
         if isinstance(row, EpochRow):
             for name, value in row.extra.items():
-                self._writer.add_scalar(
-                    _tag(name) if name.startswith("val_") else name, value, row.step
-                )
+                self._writer.add_scalar(tag_of(name), value, row.step)
             self._writer.flush()
 
     def close(self) -> None:

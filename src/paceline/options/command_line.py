@@ -65,6 +65,8 @@ def plain(value: OptionValue) -> OptionValue:
 
 _ENVIRONMENT_PREFIX = "PACELINE_"
 _HELP_ALL = "--help-all"
+LIST_OPTIONS = "--list-options"
+"""Has a command give its options instead of help: for completion in shells, not for users."""
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
@@ -126,7 +128,7 @@ def read_options(
         partial(_read_file, listed),
         partial(_note_sources, sources),
     )
-    app.default(_callable_with(listed))
+    app.default(callable_with(listed))
     try:
         _, bound, _ = app.parse_args(list(tokens), exit_on_error=False, print_error=False)
     # Its errors name its own types and functions: said again in the user's words.
@@ -212,8 +214,12 @@ def with_defaults(
     ]
 
 
-def _callable_with(options: Sequence[OptionField]) -> Callable[..., None]:
-    """Make the function whose signature cyclopts reads the options from."""
+def callable_with(options: Sequence[OptionField]) -> Callable[..., None]:
+    """Make a function whose signature cyclopts reads options from; it is never called.
+
+    Args:
+        options: What becomes its keywords.
+    """
     names = accepted_names(options)
     groups = {option.group: Group.create_ordered(option.group) for option in options}
 
@@ -355,7 +361,7 @@ def part_script_args(tokens: Sequence[str]) -> tuple[Sequence[str], tuple[str, .
 
 
 def show_help(
-    command: str, about: str, options: Iterable[OptionField], tokens: Sequence[str] = ()
+    command: str, about: str, options: Iterable[OptionField], tokens: Sequence[str]
 ) -> NoReturn:
     """Print a command's help: its basic options in short, or all of them in full.
 
@@ -366,9 +372,11 @@ def show_help(
         tokens: The command line, with `--help-all` for all of them.
 
     Raises:
-        HelpShown: Always; the command is over.
+        HelpShown: Always; the command is over. For `LIST_OPTIONS` it holds the options.
     """
     listed = list(options)
+    if LIST_OPTIONS in tokens:
+        raise HelpShown(*listed)
     basic = [replace(o, help=o.summary if o.is_own else o.help) for o in listed if o.is_basic]
     is_short = _HELP_ALL not in tokens and len(basic) < len(listed)
     shown = basic if is_short else listed
@@ -380,7 +388,7 @@ def show_help(
         version_flags=[],
         help_epilogue=_where_the_others_are(listed, shown) if is_short else None,
     )
-    app.default(_callable_with(shown))
+    app.default(callable_with(shown))
     app.help_print([])
     raise HelpShown
 
@@ -424,7 +432,7 @@ def note(line: str) -> None:
 
 def wants_help(tokens: Sequence[str]) -> bool:
     """Tell whether help is asked for anywhere on a command line."""
-    return any(token in ("--help", "-h", _HELP_ALL) for token in tokens)
+    return any(token in ("--help", "-h", _HELP_ALL, LIST_OPTIONS) for token in tokens)
 
 
 def words(given: Mapping[str, OptionValue]) -> list[str]:

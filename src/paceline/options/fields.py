@@ -306,7 +306,7 @@ def unknown_name(name: str, known: Iterable[str], what: str, all_in: str = "") -
     close = in_words([repr(match) for match in closest_names(name, names)], "or")
     hint = f" Did you mean {close}?" if close else ""
     every = all_in if all_in and len(names) > _MOST_LISTED else f"Known: {', '.join(names)}"
-    return f"unknown {what} {name!r}.{hint} {every}"
+    return f"unknown {what} {name!r}.{hint} {every}" if names else f"unknown {what} {name!r}"
 
 
 _MOST_LISTED = 20

@@ -14,14 +14,25 @@ from paceline.report.svg import (
     TRAIN,
     figure_to_svg,
     make_axes,
+    name_axes,
     plain,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WIDTH, HEIGHT = 420.0, 236.0  # Points of the view box; the picture is as wide as its place.
-_MARGINS = (54.0, 14.0, 24.0, 26.0)
+WIDTH, HEIGHT = 420.0, 250.0  # Points of the view box; the picture is as wide as its place.
+_MARGINS = (54.0, 14.0, 24.0, 40.0)
+_UP = {
+    "loss": "loss",
+    "accuracy": "accuracy",
+    "top5": "top-5",
+    "speed": "images/s",
+    "batch-time": "ms",
+    "rate": "rate",
+    "communication": "of the time",
+}
+"""What goes up, by the chart's slug."""
 
 _COLOUR: dict[Role, str] = {
     "train": TRAIN,
@@ -44,6 +55,7 @@ def draw_chart(chart: Chart) -> str:
         _draw_series(axes, chart, series)
     _set_range(axes, chart)
     _label_values(axes, chart.scale)
+    name_axes(axes, _MARGINS, across=chart.axis, up=_UP.get(chart.slug, chart.slug))
     _draw_marks(axes, chart)
     _label_times(axes, chart)
     return figure_to_svg(figure, slug=chart.slug, label=chart.description, colours=COLOURS)
@@ -73,6 +85,7 @@ def _draw_series(axes: "Axes", chart: Chart, series: Series) -> None:
     axes.plot(
         places,
         series.values,
+        label=series.label,
         color=colour,
         linewidth=_STROKE[series.role],
         marker="o" if lone or among_steps else "",

@@ -61,11 +61,12 @@ class RunReport:
     """One sentence for each file that couldn't be read."""
 
 
-def read_run(run: RunDirectory) -> RunReport:
+def read_run(run: RunDirectory, *, with_steps: bool = True) -> RunReport:
     """Read what there is of a run; blocks for a few small files only.
 
     Args:
         run: The run directory; any of its files may be missing or partial.
+        with_steps: Whether to read the rows within the epochs, which may be many.
     """
     problems: list[str] = []
     description = read_object(run.run_json, problems, expected=True)
@@ -77,7 +78,7 @@ def read_run(run: RunDirectory) -> RunReport:
         run=description,
         notes=RunNotes.read(run, description, problems),
         metrics=read_metrics(run.metrics_csv, problems),
-        steps=read_metrics(run.steps_csv, problems, STEPS),
+        steps=read_metrics(run.steps_csv, problems, STEPS) if with_steps else Metrics(columns={}),
         summary=summary,
         failures=failures,
         earlier_failures=earlier,

@@ -14,14 +14,14 @@ from paceline.report.load_run import RunReport, read_run
 from paceline.report.run_outcome import describe_ending, describe_failure
 from paceline.report.scaling.bars import draw_bars
 from paceline.report.step_time import read_profile, time_pictures, time_table
-from paceline.report.templating import fill_template
+from paceline.report.templating import fill_template, read_script
 from paceline.results.confusion import Confusion
 from paceline.results.json_object import text
 from paceline.results.run_directory import RunDirectory
 
 
 def render_page(report: RunReport) -> str:
-    """Render a run as HTML that needs no network and no script; the same run, the same text."""
+    """Render a run as HTML that needs no network; the same run, the same text."""
     problems = list(report.problems)
     run = RunDirectory(report.path)
     ending = describe_ending(report)
@@ -32,6 +32,8 @@ def render_page(report: RunReport) -> str:
         "run.html",
         name=sections.run_name(report),
         recipe=text(report.run, "recipe") or text(report.summary, "recipe"),
+        notes=report.notes,
+        script=read_script("chart.js"),
         about=sections.facts_table(report, running=ending.state == "running"),
         again=command_line("report", report.path),
         paceline=text(report.run, "paceline"),
@@ -68,7 +70,10 @@ def _confusion(confusion: Confusion | None) -> Mapping[str, object] | None:
     }
 
 
-def _picture(chart: Chart) -> Markup:
+def _picture(chart: Chart) -> Markup | None:
+    """Draw a chart; none where the legend already says the one point that it has."""
+    if all(len(series.places or chart.places) < 2 for series in chart.series):
+        return None
     return Markup(draw_chart(chart))  # Ours, and its label was escaped by the XML writer.
 
 

@@ -60,7 +60,7 @@ class Table:
 
 def run_name(report: RunReport) -> str:
     """What the run is called: the name that its user gave, else its directory's."""
-    return text(section(report.run, "settings"), "name") or report.path.name
+    return report.notes.name or report.path.name
 
 
 def facts_table(report: RunReport, *, running: bool) -> tuple[Setting, ...]:
@@ -153,7 +153,11 @@ def environment_table(report: RunReport) -> tuple[Setting, ...]:
     rule = derived.pop("lr_rule", None)
     if rule:
         derived["lr"] = rule
-    rows = [(name.replace("_", " "), _derived(v)) for name, v in derived.items()]
+    rows = []
+    if commit := section(report.run, "git"):
+        changed = ", with changes" if commit.get("dirty") is True else ""
+        rows.append(("commit", f"{text(commit, 'commit')[:12]}{changed}"))
+    rows += [(name.replace("_", " "), _derived(v)) for name, v in derived.items()]
     rows += [(name, figures.show_value(v)) for name, v in section(report.run, "versions").items()]
     return tuple(Setting(name=name, value=content) for name, content in rows if content)
 

@@ -1,14 +1,18 @@
 """Pictures of the pages: quiet axes, and a matplotlib figure as SVG with the page's colours."""
 
 import io
+import json
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
+import numpy as np
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 # Stand-ins: figure_to_svg puts the page's colours in their place.
 COLOURS = {
@@ -19,6 +23,9 @@ COLOURS = {
     "#0e0000": "var(--paper)",
 }
 TRAIN, ACCENT, MUTED, LINE, PAPER = COLOURS
+
+_WHOLE = ("epoch", "step", "steps", "workers", "samples")
+"""What is counted in whole numbers along the bottom."""
 
 Margins = tuple[float, float, float, float]
 """Left, right, top and bottom of the axes, in points."""
@@ -35,6 +42,16 @@ def make_axes(width: float, height: float, margins: Margins) -> "tuple[Figure, A
     axes = figure.add_axes((left / width, bottom / height, *size))
     _quieten(axes)
     return figure, axes
+
+
+def name_axes(axes: "Axes", margins: Margins, *, across: str, up: str) -> None:
+    """Write what is along the bottom at its right end, and what goes up above its upper end."""
+    left, _, _, bottom = margins
+    box = axes.get_window_extent()  # in points, since a figure of ours has 72 dots an inch
+    axes.set_xlabel(across, ha="right", va="baseline", color=MUTED)
+    axes.xaxis.set_label_coords(1, (4 - bottom) / box.height)
+    axes.set_ylabel(up, rotation=0, ha="left", va="baseline", color=MUTED)
+    axes.yaxis.set_label_coords(-left / box.width, 1 + 9 / box.height)
 
 
 def plain(value: float) -> str:
@@ -78,8 +95,59 @@ def figure_to_svg(figure: "Figure", *, slug: str, label: str, colours: Mapping[s
         _round(element)
     width, height = (float(n) for n in root.attrib["viewBox"].split()[2:])
     root.attrib.clear()
+    if chart := _describe(figure, width, height, colours):
+        root.attrib["data-chart"] = json.dumps(chart, separators=(",", ":"))
     root.attrib.update({"viewBox": f"0 0 {width:g} {height:g}", "role": "img", "aria-label": label})
     return ElementTree.tostring(root, encoding="unicode")
+
+
+def _describe(
+    figure: "Figure", width: float, height: float, colours: Mapping[str, str]
+) -> dict[str, object]:
+    """Say what the page's script needs to show values and to zoom: box, axes and labelled lines.
+
+    Lines without a label of ours aren't listed. Empty where there is none, so that nothing can be
+    shown.
+    """
+    axes = figure.axes[0]
+    lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
+    listed = [found for line in lines if (found := _points(line, colours))["x"]]
+    if not listed:
+        return {}
+    box = axes.get_position()
+    place = (box.x0 * width, (1 - box.y1) * height, box.width * width, box.height * height)
+    across = axes.get_xlabel()
+    return {
+        "box": [round(number, 2) for number in place],
+        "x": _axis(axes.get_xlim(), axes.get_xscale(), across)
+        | {"unit": " s" if "time" in across else "", "whole": across in _WHOLE},
+        "y": _axis(axes.get_ylim(), axes.get_yscale(), axes.get_ylabel())
+        | {"percent": axes.yaxis.get_major_formatter()(0.5, 0).endswith("%")},
+        "lines": listed,
+    }
+
+
+def _axis(limits: tuple[float, float], scale: str, name: str) -> dict[str, object]:
+    low, high = (float(f"{limit:.6g}") for limit in limits)
+    return {"name": name, "low": low, "high": high, "log": scale == "log"}
+
+
+def _points(line: "Line2D", colours: Mapping[str, str]) -> dict[str, object]:
+    x, y = (np.asarray(line.get_data(orig=True)[i], float) for i in (0, 1))
+    known = np.isfinite(x) & np.isfinite(y)
+    colour = str(line.get_color())
+    return {
+        "label": str(line.get_label()),
+        "colour": colours.get(colour, colour),
+        "x": [_digits(value, 8) for value in x[known].tolist()],
+        "y": [_digits(value, 5) for value in y[known].tolist()],
+    }
+
+
+def _digits(value: float, digits: int) -> float:
+    """Round to as many digits as anybody reads; a whole number is written without a point."""
+    rounded = float(f"{value:.{digits}g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
 
 
 def _draw(figure: "Figure", slug: str) -> str:

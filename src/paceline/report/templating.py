@@ -1,6 +1,29 @@
 """Fills the pages' templates."""
 
+import base64
+import hashlib
+from dataclasses import dataclass
+from importlib.resources import files
+
+from markupsafe import Markup
+
 from paceline.options.text import printable
+
+
+@dataclass(frozen=True)
+class InlineScript:
+    """A script of ours as it stands in a page, and what lets the page run it alone."""
+
+    text: Markup
+    policy: str
+    """A source of the Content-Security-Policy's `script-src`."""
+
+
+def read_script(name: str) -> InlineScript:
+    """Read one of the scripts beside the templates."""
+    text = files("paceline.report").joinpath("templates", name).read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return InlineScript(Markup(text), f"sha256-{digest}")
 
 
 def fill_template(name: str, /, **values: object) -> str:

@@ -64,7 +64,7 @@ def fit_name(name: str) -> str:
 
 
 _LEFT = re.compile(
-    r"\.(run|summary|profile|copy|workers|(.+-)?failure-rank-\d+)\.json\.[0-9a-f]{8}"
+    r"\.(run|summary|profile|copy|workers|tracker-.+|(.+-)?failure-rank-\d+)\.json\.[0-9a-f]{8}"
     r"|\.((metrics|steps)\.csv|report\.html)\.[0-9a-f]{8}|\.{1,2}probe-.+"
 )
 """Names under which files are written before they get their own."""
@@ -195,6 +195,15 @@ class RunDirectory:
     def logs(self) -> Path:
         """`rank-<n>.log` and, where a worker failed, its error record."""
         return self.path / "logs"
+
+    @property
+    def tracker_log(self) -> Path:
+        """What the processes that feed trackers have said."""
+        return self.logs / "tracker.log"
+
+    def tracker_json(self, name: str) -> Path:
+        """Name the file that says which run of a tracker this is, and how much of it is there."""
+        return self.path / f"tracker-{name}.json"
 
     @property
     def slurm(self) -> Path:

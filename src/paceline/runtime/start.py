@@ -19,7 +19,9 @@ from paceline.runtime.run_dir_agreement import WAIT_FOR_RUN_DIR_S, agree_on_run,
 from paceline.runtime.spec import PRELOAD, Launch, Place
 from paceline.runtime.start_node import start_on_node
 from paceline.runtime.start_ssh import start_on_hosts
+from paceline.runtime.tracking import tracked
 from paceline.runtime.write_report import write_report_apart
+from paceline.tracking.registry import require_trackers
 
 
 def warn_of_no_effect(place: Place, given: Collection[str]) -> None:
@@ -44,6 +46,7 @@ def start(launch: Launch) -> int:
     launch = replace(launch, run=run)
     if launch.config.metrics.tensorboard:
         require_tensorboard()
+    require_trackers(launch.config.metrics.tracker)
     if launch.place.hosts is not None:
         return start_on_hosts(launch, launch.place.hosts)
     if launch.place.node is not None:
@@ -57,7 +60,8 @@ def _start_local(launch: Launch) -> int:
     # Make and own the run directory before anything slow.
     launch = make_run(launch)
     run, place = launch.run, launch.place
-    with run.lock(), run.swept(), copied_by(launch):
+    tracks = tracked(run, launch.config.metrics, quiet=launch.quiet)
+    with run.lock(), run.swept(), copied_by(launch), tracks:
         run.remove_summary()
         try:
             with signals_raised():  # until the launch catches them itself
@@ -95,6 +99,7 @@ def _start_here(launch: Launch) -> int:
             owned.enter_context(run.lock())
             owned.enter_context(copied_by(launch))
             run.remove_summary()
+            owned.enter_context(tracked(run, launch.config.metrics, quiet=launch.quiet))
         try:
             stopped_because = _work_here(launch)
         except Exception as error:  # noqa: BLE001  # the process boundary: told and recorded

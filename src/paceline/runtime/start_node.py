@@ -11,6 +11,7 @@ from paceline.runtime.copying import copied_by
 from paceline.runtime.outcome import announce_end, announce_failure
 from paceline.runtime.run_dir_agreement import agree_on_run
 from paceline.runtime.spec import PRELOAD, Launch
+from paceline.runtime.tracking import tracked
 from paceline.training.config import TrainConfig
 
 _STOP_S = 60.0
@@ -38,6 +39,7 @@ def start_on_node(launch: Launch, node: NodePlacement) -> int:
             owned.enter_context(run.lock())
             owned.enter_context(copied_by(launch))
             run.remove_summary()
+            owned.enter_context(tracked(run, launch.config.metrics, quiet=launch.quiet))
         outcome = launch_node(
             launch.entry,
             launch.request.to_json(),

@@ -15,6 +15,7 @@ from paceline.runtime.outcome import announce
 from paceline.runtime.placement import check_workers
 from paceline.runtime.run_dir_agreement import make_run
 from paceline.runtime.spec import PRELOAD, Launch
+from paceline.runtime.tracking import tracked
 from paceline.training.config import TrainConfig, TrainRequest
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def start_on_hosts(launch: Launch, options: HostsOptions) -> int:
     _check(launch, options)
     launch = make_run(launch)
     run = launch.run
-    with run.lock():
+    with run.lock(), tracked(run, launch.config.metrics, quiet=launch.quiet):
         run.remove_summary()
         for stale in run.logs.glob("*failure-rank-*.json"):
             stale.unlink(missing_ok=True)

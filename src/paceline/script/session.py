@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from paceline.checkpoint.options import SnapshotOptions
 from paceline.distributed.cpu_threads import share_cores
 from paceline.distributed.device import pick_device, resolve_backend
 from paceline.distributed.environment import (
@@ -31,9 +30,11 @@ from paceline.runtime.outcome import announce_end
 from paceline.runtime.run_dir_agreement import make_on_this_node
 from paceline.runtime.script_options import from_environment, settled
 from paceline.runtime.spec import started_by
+from paceline.runtime.tracking import tracked
 from paceline.runtime.write_report import write_report_apart
 from paceline.script.ending import check_no_other, opened
 from paceline.script.pinning import pin_from_start
+from paceline.tracking.registry import require_trackers
 from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.engine import Engine
 from paceline.training.hooks.base import ADDED_HOOKS
@@ -95,6 +96,7 @@ def _opened(request: TrainRequest, config: TrainConfig, make: _Make | None) -> I
     check_reproducible(config, placement.world_size)
     check_method(config)
     refuse_idle(config, request.given)
+    require_trackers(config.metrics.tracker)
     set_up_torch(config)
     facts = facts_here(request, config, device, backend)
     with ExitStack() as stack:
@@ -110,7 +112,7 @@ def _opened(request: TrainRequest, config: TrainConfig, make: _Make | None) -> I
         run = replace(named, shared=config.metrics.share_run_dir)
         if make is not None:
             run = _agree_on_run(run, make, group)
-            stack.enter_context(_closing(run, group.rank, config.snapshots))
+            stack.enter_context(_closing(run, group.rank, config))
         request = replace(request, run_dir=str(run.path))
         # Seed. Random numbers that the script has drawn before can't be reproduced: noted first.
         unseeded = has_drawn_unseeded()
@@ -189,6 +191,12 @@ def _request(run_dir: str | Path | None, settings: dict[str, OptionValue]) -> Tr
             raise UsageError(
                 "the script says copy_to=..., and what started it copies: give it --copy-to there"
             )
+        for name in ("tracker", "tracker_project"):
+            if settings.get(name) not in (None, asked.settings.get(name)):
+                raise UsageError(
+                    f"the script says {name}=..., and what started it feeds the trackers: give it "
+                    f"--{name.replace('_', '-')} there"
+                )
         return replace(asked, settings=settled(settings, asked.settings))
     # Started by something else, or alone: the request is made here.
     given = from_environment()
@@ -258,12 +266,13 @@ def _make(
 
 
 @contextmanager
-def _closing(run: RunDirectory, rank: int, options: SnapshotOptions) -> Iterator[None]:
-    """Hold the run directory on rank 0, have it copied, and tell how the training ended."""
+def _closing(run: RunDirectory, rank: int, config: TrainConfig) -> Iterator[None]:
+    """Hold the run directory on rank 0, have it copied and tracked, and tell how it all ended."""
     if rank != 0:
         yield
         return
-    with run.lock(), copied(run, options, is_new=not run.run_json.exists()):
+    copies = copied(run, config.snapshots, is_new=not run.run_json.exists())
+    with run.lock(), copies, tracked(run, config.metrics):
         run.remove_summary()
         try:
             yield

@@ -4,6 +4,7 @@ import json
 import platform
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 
@@ -22,7 +23,9 @@ from paceline.results.run_directory import RUN_FORMAT, RunDirectory
 from paceline.training.batches.plan import TrainPlan
 from paceline.training.config import TrainRequest
 from paceline.training.engine import Engine
+from paceline.training.hooks.base import ADDED_HOOKS
 from paceline.training.numerics import describe, numerics_of_all
+from paceline.training.revision import find_revision
 from paceline.training.snapshots.train_state import finite
 from paceline.training.sync.validation import describe_method, method_of
 
@@ -32,7 +35,8 @@ _LIBRARIES = ("torch", "torchvision", "numpy", "safetensors", "pytorch-optimizer
 def describe_run(engine: Engine, request: TrainRequest) -> dict[str, object]:
     """Describe a training as it starts: settings, what follows from them, versions, hosts.
 
-    Collective: every worker tells about its host; the result is the same on each.
+    Collective: every worker tells about its host. The result is the same on each, but for the
+    commit, which rank 0 alone looks up.
     """
     context = engine.context
     settings = context.config.settings()
@@ -50,11 +54,20 @@ def describe_run(engine: Engine, request: TrainRequest) -> dict[str, object]:
         "versions": {"python": platform.python_version(), "paceline": __version__}
         | {name: version(name) for name in _LIBRARIES},
         "numerics": describe(context.group.device),
+        "git": _revision(request, context.group),
         "hosts": _hosts(context.group),
         "placement": describe_placement(context.group),
         "command": list(request.command),
         "started_at": request.started_at,
     }
+
+
+def _revision(request: TrainRequest, group: Group) -> dict[str, object] | None:
+    """Say which commit the training's code is of; asked once, by rank 0, which writes it."""
+    if group.rank != 0 or ADDED_HOOKS.get():  # watched by `verify`: no program, nothing is kept
+        return None
+    found = find_revision(request.reference)
+    return None if found is None else asdict(found)
 
 
 def write_run(run: RunDirectory, description: Mapping[str, object], start: object) -> None:
@@ -128,10 +141,19 @@ def summarize(engine: Engine, recipe: str) -> dict[str, object]:
         "weights_sha256": engine.snapshots.fingerprint(),
         "state_sha256": engine.snapshots.state_fingerprint(),
         "final_snapshot": engine.snapshots.snapshot_of(state.step),
+        "peak_gpu_memory_bytes": _peak_gpu_memory(group),
         "snapshots_written": engine.snapshots.written,
         "snapshots_skipped": engine.snapshots.skipped,
         "restarts": group.placement.attempt,
     }
+
+
+def _peak_gpu_memory(group: Group) -> list[int] | None:
+    """List the most that tensors took of each worker's GPU, by rank. Collective."""
+    if group.device.type != "cuda":
+        return None
+    own = torch.tensor([torch.cuda.max_memory_allocated(group.device)])
+    return [int(row) for row in group.gather_rows(own)[:, 0]]
 
 
 def _communication(engine: Engine) -> dict[str, object]:

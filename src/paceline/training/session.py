@@ -470,10 +470,8 @@ class Session:
         """
         engine, loader = self.engine, self._eval_loader_of(loader)
         with engine.evaluation():
-            batches = engine.stop_flag.until_signal(loader.batches())
-            figures, samples = average(
-                judge, batches, engine.context.group, engine.context.division
-            )
+            batches, context = engine.stop_flag.until_signal(loader.batches()), engine.context
+            figures, samples = average(judge, batches, context.group, context.division)
         if loader.num_samples not in (0, samples):
             raise RuntimeError(f"evaluated {samples} of {loader.num_samples} samples")
         engine.note_validation(figures, samples)

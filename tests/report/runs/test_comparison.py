@@ -90,6 +90,23 @@ def test_curves_go_by_step_time_and_samples(make_run: MakeRun) -> None:
     assert curve(entry, "nothing", "step") == ()
 
 
+def test_what_was_recorded_within_epochs_counts_first(make_run: MakeRun) -> None:
+    stopped, usual = make_run("stopped", ended="signal"), make_run("usual")
+    stopped.metrics_csv.unlink()
+    change(stopped.summary_json, train_loss=None, steps=None, train_time_s=None)
+    stopped.steps_csv.write_text(
+        "epoch,step,time_s,samples,train_loss,lr\n1,5,0.5,320,2.5,0.1\n1,9,1.5,576,2.0,0.1\n"
+    )
+    shown = compared(stopped, usual)
+    entry = shown.runs[0]
+    assert curve(entry, "train_loss", "step") == ((5, 2.5), (9, 2.0))
+    assert curve(entry, "train_loss", "time") == ((0.5, 2.5), (1.5, 2.0))
+    assert curve(entry, "train_loss", "samples") == ((320, 2.5), (576, 2.0))
+    values = {row.name: row.values[0] for row in shown.figures}
+    assert (values["training loss"], values["steps"], values["training time"]) == (2.0, 9, 1.5)
+    assert choose_metric(shown.runs, "lr") == "lr"
+
+
 def test_a_table_has_the_newest_value_up_to_each_place(make_run: MakeRun) -> None:
     short, long = make_run("short"), make_run("long")
     rows = [(epoch, 10 * epoch, epoch, 1 - 0.05 * epoch) for epoch in range(1, 13)]

@@ -35,7 +35,7 @@ def test_a_page_is_self_contained(
     page = page_of(tmp_path, study_record(workers, methods, train=more, predict=more))
     found = outline(page)
     assert found.tags.count("svg") == pictures
-    assert "script" not in found.tags
+    assert found.tags.count("script") == 1
     assert len(found.ids) == len(set(found.ids))
     assert all(link.startswith(("#", "data:")) for link in found.links)
     assert {link[1:] for link in found.links if link.startswith("#")} <= set(found.ids)
@@ -71,7 +71,7 @@ def test_everything_is_escaped(tmp_path: Path) -> None:
     prediction |= {"text": [NASTY], "link": {"source": NASTY}}
     cast("list[Record]", prediction["methods"])[0]["method"] = NASTY + "2"
     page = page_of(tmp_path, record)
-    assert "<script" not in page
+    assert page.count("<script") == 1  # ours
     assert "&lt;script&gt;alert(1)" in page
 
 

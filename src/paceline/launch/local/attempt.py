@@ -140,7 +140,7 @@ def attempt_here(
         raise InfrastructureError("the fork server ended while workers were started") from error
     finally:
         # The reaped processes must be gone before their shared memory is freed.
-        reap(set(group.spared | {server}))
+        reap(set(group.spared | {server}), server)
         free_shared(scratch)
     # Collect what they left: results, or else failures.
     results = _results(scratch, ending.exit_codes)

@@ -1,13 +1,14 @@
 """What differs between runs: their settings, their final figures, and which runs are compared."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import UsageError
 from paceline.options import figures
 from paceline.options.durations import format_duration
 from paceline.options.figures import plural
+from paceline.report.load_run import read_run
 from paceline.report.runs.listing import (
     RunEntry,
     arguments_of,
@@ -23,8 +24,8 @@ MOST_SHOWN = 8
 """More columns or lines beside each other than these nobody can read."""
 
 _LEFT_OUT = frozenset(
-    "name tag note progress share_run_dir tensorboard on init_method rank local_rank world_size "
-    "interface workers max_restarts hang_after_s stop_grace_s batch_per_worker".split()
+    "name tag note progress log_every share_run_dir tensorboard on init_method rank local_rank "
+    "world_size interface workers max_restarts hang_after_s stop_grace_s batch_per_worker".split()
 )
 """Settings that say nothing about what was trained, or that follow from others."""
 _FOLLOWING = {
@@ -104,7 +105,7 @@ def compare(runs: Sequence[RunEntry], most: int | None = MOST_SHOWN) -> Comparis
         most: With more runs the newest are taken; None takes all.
     """
     newest = sort_runs(runs, "started")[:most]
-    shown = tuple(entry for entry in runs if entry in newest)
+    shown = tuple(_with_steps(entry) for entry in runs if entry in newest)
     return Comparison(
         runs=shown,
         given=len(runs),
@@ -133,6 +134,11 @@ def _named(place: str, usual: Path) -> Sequence[RunEntry]:
             "`paceline runs` lists them"
         )
     return same
+
+
+def _with_steps(entry: RunEntry) -> RunEntry:
+    """Read what the run has recorded within its epochs, too."""
+    return replace(entry, report=read_run(RunDirectory(entry.report.path)))
 
 
 def _differences(runs: Sequence[JsonObject]) -> tuple[Row, ...]:
@@ -172,28 +178,19 @@ _Read = Callable[[RunEntry], float | None]
 _Write = Callable[[float | None], str]
 
 
-def _of_summary(name: str) -> _Read:
-    return lambda entry: number(entry.report.summary, name)
-
-
-def _or_newest(name: str) -> _Read:
-    """Read a figure of the summary, or the newest epoch's while there is none."""
+def _of_summary(name: str, column: str = "") -> _Read:
+    """Read a figure of the summary, or the newest one of the tables while there is none."""
 
     def read(entry: RunEntry) -> float | None:
-        found = number(entry.report.summary, name)
-        return entry.report.metrics.last(name) if found is None else found
+        report = entry.report
+        # Steps and time go on within an epoch; other figures are an epoch's, where there is one.
+        tables = [report.metrics, report.steps]
+        if column in ("step", "time_s"):
+            tables.reverse()
+        found = [number(report.summary, name), *(table.last(column) for table in tables)]
+        return next((value for value in found if value is not None), None)
 
     return read
-
-
-def _time(entry: RunEntry) -> float | None:
-    found = number(entry.report.summary, "train_time_s")
-    return entry.report.metrics.last("time_s") if found is None else found
-
-
-def _steps(entry: RunEntry) -> float | None:
-    found = number(entry.report.summary, "steps")
-    return entry.report.metrics.last("step") if found is None else found
 
 
 def _best(column: str) -> _Read:
@@ -205,16 +202,20 @@ _own = figures.dashed(lambda value: f"{value:.4g}")
 _FIGURES: Sequence[tuple[str, _Read, _Write]] = (
     ("best accuracy", _best("val_accuracy"), figures.show_percent),
     ("lowest loss", _best("val_loss"), _loss),
-    ("validation accuracy", _or_newest("val_accuracy"), figures.show_percent),
-    ("validation top-5", _or_newest("val_top5_accuracy"), figures.show_percent),
-    ("validation loss", _or_newest("val_loss"), _loss),
+    ("validation accuracy", _of_summary("val_accuracy", "val_accuracy"), figures.show_percent),
+    (
+        "validation top-5",
+        _of_summary("val_top5_accuracy", "val_top5_accuracy"),
+        figures.show_percent,
+    ),
+    ("validation loss", _of_summary("val_loss", "val_loss"), _loss),
     ("test accuracy", _of_summary("test_accuracy"), figures.show_percent),
     ("test loss", _of_summary("test_loss"), _loss),
-    ("training loss", _or_newest("train_loss"), _loss),
+    ("training loss", _of_summary("train_loss", "train_loss"), _loss),
     ("epochs", lambda entry: entry.epochs, figures.show_count),
-    ("steps", _steps, figures.show_count),
-    ("training time", _time, figures.dashed(format_duration)),
-    ("images/s", lambda entry: entry.images_per_s, figures.show_speed),
+    ("steps", _of_summary("steps", "step"), figures.show_count),
+    ("training time", _of_summary("train_time_s", "time_s"), figures.dashed(format_duration)),
+    ("images/s", _of_summary("images_per_s", "images_per_s"), figures.show_speed),
 )
 
 

@@ -21,8 +21,9 @@ METRICS = {
     "val_loss": "Validation loss",
     "val_accuracy": "Validation accuracy",
 }
+_COLUMNS: Mapping[Across, str] = {"step": "step", "time": "time_s", "samples": "samples"}
 _ROWS = 6
-_NOT_CURVES = {"epoch", "step", "time_s"}
+_NOT_CURVES = {"epoch", "step", "time_s", "samples"}
 _WHERE: Mapping[Across, Callable[[float], str]] = {
     "step": figures.show_count,
     "time": figures.show_seconds,
@@ -43,13 +44,19 @@ class CurveTable:
 def curve(run: RunEntry, metric: str, across: Across) -> tuple[tuple[float, float], ...]:
     """Give the points at which a run's figure is known; none where it has no such figure.
 
+    What was recorded within the epochs counts before the epochs' own figures.
+
     Args:
         run: The run.
-        metric: A column of `metrics.csv`.
+        metric: A column of `metrics.csv` or `steps.csv`.
         across: What the first number of a point is: steps, seconds or samples.
     """
-    values = run.report.metrics.column(metric)
-    places = _places(run, across)
+    steps, metrics = run.report.steps, run.report.metrics
+    places: Sequence[float]
+    if steps.has(metric):
+        values, places = steps.column(metric), steps.column(_COLUMNS[across])
+    else:
+        values, places = metrics.column(metric), _places(run, across)
     points = zip(places, values, strict=True)
     return tuple(p for p in points if not any(map(math.isnan, p)))
 
@@ -59,12 +66,14 @@ def choose_metric(runs: Sequence[RunEntry], asked: str | None) -> str:
 
     Args:
         runs: The runs.
-        asked: A column of `metrics.csv`; None for what the first run's `--best-by` says.
+        asked: A column of `metrics.csv` or `steps.csv`; None for what the first run's `--best-by`
+            says.
 
     Raises:
         UsageError: No run has what was asked for.
     """
-    columns = [name for run in runs for name in run.report.metrics.columns]
+    tables = [table for run in runs for table in (run.report.metrics, run.report.steps)]
+    columns = [name for table in tables for name in table.columns]
     known = dict.fromkeys(name for name in columns if name not in _NOT_CURVES)
     if asked is not None:
         name = asked.replace("-", "_")
@@ -72,7 +81,7 @@ def choose_metric(runs: Sequence[RunEntry], asked: str | None) -> str:
             raise UsageError(unknown_name(asked, known, "figure"))
         return name
     wanted = [runs[0].best_by, *METRICS]
-    return max(wanted, key=lambda name: sum(run.report.metrics.has(name) for run in runs))
+    return max(wanted, key=lambda name: sum(table.has(name) for table in tables))
 
 
 def curve_tables(shown: Comparison, metric: str) -> list[CurveTable]:

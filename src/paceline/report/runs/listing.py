@@ -99,7 +99,7 @@ def read_entry(run: RunDirectory, label: str) -> RunEntry:
         run: The run directory; any of its files may be missing or partial.
         label: What it is called in the list.
     """
-    report = read_run(run)
+    report = read_run(run, with_steps=False)
     derived, settings = section(report.run, "derived"), section(report.run, "settings")
     best, best_by = best_figure(report)
     done = whole(report.summary, "epochs")

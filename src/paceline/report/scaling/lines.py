@@ -6,13 +6,22 @@ from typing import TYPE_CHECKING
 
 from paceline.report.curves import choose_times, clock
 from paceline.report.scaling.charts import COLOURS_THERE, Interval, Line, Picture
-from paceline.report.svg import COLOURS, LINE, MUTED, PAPER, figure_to_svg, make_axes, plain
+from paceline.report.svg import (
+    COLOURS,
+    LINE,
+    MUTED,
+    PAPER,
+    figure_to_svg,
+    make_axes,
+    name_axes,
+    plain,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WIDTH, HEIGHT = 420.0, 262.0  # Points of the view box; the picture is as wide as its place.
-_MARGINS = (54.0, 16.0, 14.0, 44.0)
+WIDTH, HEIGHT = 420.0, 272.0  # Points of the view box; the picture is as wide as its place.
+_MARGINS = (54.0, 16.0, 24.0, 44.0)
 _LETTER = 7.4  # The width of a digit where the page is narrow and text is largest.
 
 _STAND_INS = {f"#0f000{place}": f"var(--s{place})" for place in range(COLOURS_THERE)}
@@ -28,17 +37,16 @@ def draw_lines(picture: Picture) -> str:
         _draw_line(axes, picture, line)
     _scale_up(axes, picture)
     _scale_across(axes, picture)
-    axes.annotate(
-        _NAMES[picture.across],
-        (1, 0),
-        xycoords="axes fraction",
-        xytext=(0, -37),
-        textcoords="offset points",
-        ha="right",
-        color=MUTED,
-    )
+    name_axes(axes, _MARGINS, across=_NAMES[picture.across], up=_up(picture))
     colours = COLOURS | _STAND_INS
     return figure_to_svg(figure, slug=picture.slug, label=picture.description, colours=colours)
+
+
+def _up(picture: Picture) -> str:
+    """What goes up: the title's own words, without what it is drawn over."""
+    return (
+        "images/s" if picture.slug == "throughput" else picture.title.partition(" by ")[0].lower()
+    )
 
 
 def choose_labels(places: Sequence[tuple[float, str]], room: float = 6.0) -> list[int]:
@@ -79,6 +87,7 @@ def _draw_line(axes: "Axes", picture: Picture, line: Line) -> None:
     axes.plot(
         x,
         y,
+        label=f"{line.label}, predicted" if predicted else line.label,
         color=colour,
         linewidth=1.4 if predicted else 1.9,
         linestyle=dashed,

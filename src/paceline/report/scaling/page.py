@@ -21,14 +21,14 @@ from paceline.report.scaling.charts import (
 from paceline.report.scaling.lines import draw_lines
 from paceline.report.scaling.status import describe_state, find_gaps
 from paceline.report.sections import facts
-from paceline.report.templating import fill_template
+from paceline.report.templating import fill_template, read_script
 from paceline.results.study import Study, read_study
 
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|m?s\b)")
 
 
 def render_page(study: Study, directory: Path, problems: Sequence[str] = ()) -> str:
-    """Render a study as HTML that needs no network and no script; the same study, the same text.
+    """Render a study as HTML that needs no network; the same study, the same text.
 
     Args:
         study: As far as it is known.
@@ -44,6 +44,7 @@ def render_page(study: Study, directory: Path, problems: Sequence[str] = ()) -> 
         recipe=study.recipe or directory.name,
         paceline=study.paceline,
         directory=str(directory),
+        script=read_script("chart.js"),
         about=facts(started_at=study.started_at, hosts=study.hosts, command=study.command),
         state=describe_state(study),
         problems=problems,

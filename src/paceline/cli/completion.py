@@ -1,0 +1,66 @@
+"""`paceline --completion SHELL`: a script that completes commands, options and their values."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+from cyclopts import App
+
+from paceline.errors import HelpShown, UsageError
+from paceline.options.command_line import LIST_OPTIONS, callable_with
+from paceline.options.fields import OptionField, unknown_name
+from paceline.recipes.registry import BUILT_IN
+
+Shell = Literal["bash", "zsh", "fish"]
+
+_OF_RECIPES = frozenset({"train", "scale", "verify", "preview", "doctor"})
+"""Commands whose first word is a recipe, with arguments of its own."""
+_WORDS: Mapping[str, object] = {"init": Literal["recipe", "script"]}
+_WITHOUT_WORD = frozenset({"recipes", "aws"})
+
+
+def completion_script(shell: str, commands: Mapping[str, tuple[str, str]]) -> str:
+    """Write the script that a shell reads once; it starts nothing when it completes.
+
+    Args:
+        shell: Which shell it is for.
+        commands: Module and help of each command.
+
+    Raises:
+        UsageError: It is for no such shell.
+    """
+    if shell not in get_args(Shell):
+        raise UsageError(unknown_name(shell, get_args(Shell), "shell"))
+    app = App(name="paceline", help_flags=["--help"], version_flags=["--version"])
+    for name, (module, text) in commands.items():
+        options = {option.name: option for option in _options_of(name, module)}
+        app.command(_with_word(name, list(options.values())), name=name, help=text)
+    return app.generate_completion(shell=cast(Shell, shell))
+
+
+def _options_of(name: str, module: str) -> Iterator[OptionField]:
+    """List a command's options, with those of every built-in recipe where it takes one."""
+    main = importlib.import_module(module).main
+    for target in BUILT_IN if name in _OF_RECIPES else [None]:
+        try:
+            main([*([target] if target else []), LIST_OPTIONS])
+        except HelpShown as listed:
+            yield from listed.args
+
+
+def _with_word(name: str, options: list[OptionField]) -> Callable[..., None]:
+    """Make a function with a command's first word, a recipe or a path, and its options."""
+    command = callable_with(options)
+    if name in _WITHOUT_WORD:
+        return command
+    kind = Literal[tuple(BUILT_IN)] if name in _OF_RECIPES else _WORDS.get(name, Path)
+    word = inspect.Parameter(
+        "target", inspect.Parameter.POSITIONAL_ONLY, annotation=kind, default=None
+    )
+    signature = inspect.signature(command)
+    command.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[word, *signature.parameters.values()]
+    )
+    return command

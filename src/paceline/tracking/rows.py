@@ -1,0 +1,219 @@
+"""What a tracker is given: new rows of `steps.csv` and `metrics.csv` as they come, and the run."""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import final
+
+from paceline.files import open_plain
+from paceline.metrics.tags import EPOCH_TAGS, EPOCHS_ALONE_TAGS, POSITION, STEP_TAGS, tag_of
+from paceline.report.load_run import read_run
+from paceline.report.run_outcome import find_state
+from paceline.results.json_object import JsonObject, section, text
+from paceline.results.metrics_table import Cells, parse_rows
+from paceline.results.run_directory import RunDirectory
+from paceline.results.run_notes import RunNotes
+from paceline.tracking.base import Ending, Row, RunInfo
+from paceline.training.config import training_options
+
+_MOST_BYTES = 8 << 20
+"""Of a table that are read at once; the rest comes the next time."""
+_BESIDE_TRAINING = frozenset({"tracker", "tracker_project", "name", "tag", "note"})
+"""Options that say nothing of what is trained."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cursor:
+    """How far a tracker has the rows of both tables."""
+
+    step: int = -1
+    """Newest step of `steps.csv`."""
+    epoch: int = 0
+    """Newest epoch of `metrics.csv`."""
+
+    def after(self, row: Row) -> "Cursor":
+        """Give the cursor once the tracker has a row."""
+        if row.epoch is None:
+            return Cursor(step=max(self.step, row.step), epoch=self.epoch)
+        return Cursor(step=self.step, epoch=max(self.epoch, row.epoch))
+
+
+@final
+class NewRows:
+    """Reads what is new in both tables, in order of steps."""
+
+    def __init__(self, run: RunDirectory, cursor: Cursor, last_step: int | None = None) -> None:
+        """Args:
+        run: The run directory.
+        cursor: What the tracker has; these rows are left out, also where a resumed training goes
+            through the same steps once more.
+        last_step: The newest step that it says it has itself; what is newer isn't left out.
+        """
+        self._steps = _GrowingTable(run.steps_csv)
+        self._epochs = _GrowingTable(run.metrics_csv)
+        self._cursor = cursor
+        self._newest = math.inf if last_step is None else last_step
+
+    def read(self) -> list[Row]:
+        """Give the rows that have come since the last call."""
+        # The steps first: a row of an epoch is written before the next epoch's steps, so that none
+        # comes later than rows of steps that lie behind it.
+        steps, epochs = self._steps.read(), self._epochs.read()
+        rows = [_row(cells, STEP_TAGS) for cells in steps]
+        tags = EPOCH_TAGS if self._steps.seen else EPOCHS_ALONE_TAGS
+        rows += [_row(cells, tags, is_epoch=True) for cells in epochs]
+        new = [row for row in rows if row is not None and self._is_new(row)]
+        return sorted(new, key=lambda row: (row.step, row.epoch is not None))
+
+    def _is_new(self, row: Row) -> bool:
+        known = row.step <= self._cursor.step
+        if row.epoch is not None:
+            known = row.epoch <= self._cursor.epoch
+        return not known or row.step > self._newest
+
+
+def _row(cells: Cells, tags: Mapping[str, str], *, is_epoch: bool = False) -> Row | None:
+    """Make a row of cells; None where it has no step (or epoch)."""
+    found = {name: _figure(cell) for name, cell in cells.items()}
+    figures = {n: v for n, v in found.items() if v is not None}
+    if "step" not in figures or "epoch" not in figures:
+        return None
+    return Row(
+        step=int(figures["step"]),
+        time_s=figures.get("time_s", 0.0),
+        figures={
+            f"progress/{name}" if name in POSITION else tags.get(name) or tag_of(name): value
+            for name, value in figures.items()
+            if name != "step"
+        },
+        epoch=int(figures["epoch"]) if is_epoch else None,
+    )
+
+
+def _figure(cell: str) -> float | None:
+    try:
+        value = float(cell)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+@final
+class _GrowingTable:
+    """A table to which rows are appended; a resumed training replaces it by a shorter one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode = 0
+        self._header = b""
+        self._position = 0
+
+    @property
+    def seen(self) -> bool:
+        """Whether it has had a row."""
+        return self._position > len(self._header)
+
+    def read(self) -> list[Cells]:
+        """Give the complete rows that are new; all of them where the file has been replaced."""
+        try:
+            return parse_rows(self._new_text())
+        except (OSError, ValueError):  # it isn't there yet, or is something else
+            return []
+
+    def _new_text(self) -> str:
+        with open_plain(self._path) as file:
+            status = os.fstat(file.fileno())
+            if status.st_ino != self._inode or status.st_size < self._position:
+                self._inode, self._header = status.st_ino, file.readline(_MOST_BYTES)
+                self._position = len(self._header)
+            if not self._header.endswith(b"\n"):  # it is being written
+                self._inode = self._position = 0
+                return ""
+            file.seek(self._position)
+            content = file.read(_MOST_BYTES)
+        whole = content[: content.rfind(b"\n") + 1]
+        self._position += len(whole)
+        return (self._header + whole).decode(errors="replace") if whole else ""
+
+
+def describe(run: RunDirectory, project: str | None) -> RunInfo:
+    """Say what a run is.
+
+    Args:
+        run: The run directory, with its `run.json`.
+        project: Under which the user wants it; None for the recipe's name.
+
+    Raises:
+        UsageError: `run.json` can't be read.
+    """
+    content = run.read_run()
+    notes = RunNotes.read(run, content, [])
+    recipe = text(content, "recipe").rpartition("/")[2].replace(".py", "")
+    return RunInfo(
+        path=run.path,
+        name=notes.name or run.path.name,
+        project=project or recipe.replace(":", "-") or "paceline",
+        is_project_given=project is not None,
+        config=_config(content),
+        tags=notes.tags,
+        note=notes.note,
+        started_s=_seconds(text(content, "started_at")),
+    )
+
+
+def _config(content: JsonObject) -> dict[str, object]:
+    """List what tells a run from others: changed settings, the recipe's arguments, the commit."""
+    known, settings = training_options(), section(content, "settings")
+    found = {
+        name: value
+        for name, value in settings.items()
+        if name in known and name not in _BESIDE_TRAINING and not _is(value, known[name].default)
+    }
+    derived = section(content, "derived")
+    facts = {name: derived[name] for name in ("global_batch", "world_size") if name in derived}
+    git = content.get("git")
+    commit = {"git": git} if git else {}
+    return (
+        {"recipe": content.get("recipe")}
+        | facts
+        | found
+        | commit
+        | dict(section(content, "recipe_arguments"))
+    )
+
+
+def _is(value: object, default: object) -> bool:
+    return value == (list(default) if isinstance(default, tuple) else default)
+
+
+def _seconds(moment: str) -> float:
+    try:
+        return datetime.fromisoformat(moment).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def ending_of(run: RunDirectory) -> Ending:
+    """Say how a training ended that runs no more."""
+    report = read_run(run)
+    # Whoever owns the run still does where this process runs beside the training: it waits for it.
+    state = find_state(replace(report, locked=False))
+    if state == "finished" or state == "failed":  # which mypy understands
+        return state
+    return "stopped"
+
+
+def summary_of(run: RunDirectory) -> dict[str, float]:
+    """List the numbers of `summary.json`; none where a training was killed."""
+    try:
+        content = run.read_summary()
+    except (OSError, ValueError):
+        return {}
+    return {
+        name: value
+        for name, value in content.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }

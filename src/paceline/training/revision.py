@@ -1,0 +1,54 @@
+"""Which commit of its repository a training's code is of, as git says."""
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+_LIMIT_S = 0.3
+"""A start waits no longer: of a huge work tree, or on a slow file system, nothing is known then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Revision:
+    """A state of a git repository."""
+
+    commit: str
+    """Its hash in full."""
+    dirty: bool
+    """Whether files that git knows differ from it."""
+
+
+def find_revision(reference: str, git: str = "git", limit_s: float = _LIMIT_S) -> Revision | None:
+    """Ask git about the directory of a script or recipe file, else about the working directory.
+
+    Args:
+        reference: A path, a path and a function (`file.py:build`), or a module's.
+        git: The program.
+        limit_s: How long it may take.
+
+    Returns:
+        None without git, a repository or a commit, and where it takes too long.
+    """
+    path = Path(reference.rpartition(":")[0] or reference)
+    where = path.parent if path.suffix == ".py" else Path()
+    # One process says both. It takes no lock, and runs no monitor that the repository names.
+    options = ("--no-optional-locks", "-c", "core.fsmonitor=false")
+    command = (git, *options, "status", "--porcelain=v2", "--branch", "-uno")
+    try:
+        done = subprocess.run(
+            command,
+            cwd=where,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = done.stdout.splitlines()
+    heads = [line.split()[-1] for line in lines if line.startswith("# branch.oid ")]
+    if not heads or heads == ["(initial)"]:
+        return None
+    return Revision(commit=heads[0], dirty=any(not line.startswith("#") for line in lines))

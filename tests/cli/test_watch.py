@@ -1,0 +1,125 @@
+"""`paceline watch`: how a training is followed from another shell."""
+
+import json
+import shutil
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import watch
+from paceline.cli.app import main as paceline
+from paceline.cli.watch import lines_of, main
+from paceline.errors import ExitCode
+from paceline.report.live import RunFollower, RunStatus
+from paceline.results.metrics_table import STEPS, StepRow, append_rows, cells_of, start_table
+from paceline.results.run_directory import RunDirectory
+
+GOLDEN = Path(__file__).parents[1] / "results" / "golden" / "run"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A training of two epochs that has ended, and was never moved since."""
+    shutil.copytree(GOLDEN, tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
+    run.logs.mkdir(exist_ok=True)
+    return run
+
+
+def test_one_object_for_other_programs(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run.path), "--json"]) == ExitCode.DONE
+    content = json.loads(capsys.readouterr().out)
+    assert (content["state"], content["step"], content["workers"]) == ("finished", 46, 2)
+    assert content["val_epoch"] == content["best_epoch"] == 2
+    assert sum(content["parts"].values()) == pytest.approx(1)
+
+
+def test_in_a_pipe_each_change_is_a_line_until_the_end(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = run.summary_json.read_text()
+    run.summary_json.unlink()
+    start_table(run.steps_csv, 0, table=STEPS)
+    with ExitStack() as owner:
+        owner.enter_context(run.lock())
+        passed = iter(range(4))
+
+        def go_on(seconds: float) -> None:
+            """Stand for a second in which the training goes on, and in the end is over."""
+            step = next(passed)
+            if step == 3:
+                run.summary_json.write_text(summary)
+                owner.close()
+            elif step:  # nothing happens in the first
+                row = StepRow(epoch=step, step=23 * step, time_s=step, train_loss=1 / step)
+                append_rows(run.steps_csv, [cells_of(row)], table=STEPS)
+
+        monkeypatch.setattr(time, "sleep", go_on)
+        assert main([str(run.path)]) == ExitCode.DONE
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4  # nothing is said twice
+    assert "step 23 of 46" in lines[1]
+    assert "loss 0.5000" in lines[2]
+    assert lines[3].endswith("finished all 2 epochs")
+
+
+def test_ctrl_c_ends_the_watching_alone(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    run.summary_json.unlink()
+    monkeypatch.setattr(time, "sleep", interrupted)
+    with run.lock():
+        assert main([str(run.path)]) == ExitCode.DONE
+    assert "epoch 2 of 2, step 46 of 46" in capsys.readouterr().out
+
+
+def test_a_directory_without_a_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert paceline(["watch", str(tmp_path)]) == ExitCode.USAGE
+    assert "holds no training (no run.json)" in capsys.readouterr().err
+    with RunDirectory(tmp_path).lock():  # it begins
+        assert paceline(["watch", str(tmp_path), "--json"]) == ExitCode.DONE
+    assert json.loads(capsys.readouterr().out)["state"] == "running"
+
+
+def shown(run: RunDirectory, width: int, *, plain: bool = False, **changed: object) -> list[str]:
+    follower = RunFollower(run)
+    status: RunStatus = replace(follower.read(), **changed)  # type: ignore[arg-type]
+    return lines_of(status, follower.losses, width, plain=plain)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_figures_fit_the_terminal(run: RunDirectory, width: int) -> None:
+    lines = shown(run, width, state="running", eta_s=75.0, age_s=99.0, restarts=2)
+    assert all(len(line) <= width for line in lines)
+    text = " ".join(" ".join(lines).split())
+    assert "running epoch 2 of 2, step 46 of 46" in text
+    assert "ETA 1:15, newest figures 1:39 old" in text
+    assert "workers 2, 2 restarts" in text
+    assert "▁" in text
+    assert "backward" in text
+
+
+def test_a_terminal_without_utf_8_gets_ascii(run: RunDirectory) -> None:
+    assert all(line.isascii() for line in shown(run, 80, plain=True))
+
+
+def test_text_of_others_cant_drive_the_terminal(run: RunDirectory) -> None:
+    lines = shown(run, 80, recipe="\x1b[31mred", problems=("run\x07.json",))
+    assert all(line.isprintable() for line in lines)
+
+
+def test_on_a_terminal_the_last_figures_stay(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch.follow_live(RunFollower(run))
+    out = capsys.readouterr().out
+    assert "finished      epoch 2 of 2, step 46 of 46" in out
+    assert out.count("\n") >= 7

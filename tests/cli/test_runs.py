@@ -98,6 +98,15 @@ def test_resume_without_a_path_refuses_a_running_one(
     assert "runs/digits-20260302-101500, the newest that isn't finished, is still running" in said
 
 
+def test_resume_changes_no_labels_that_were_changed_since(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = runs / "digits-20260302-101500"
+    assert main(["label", str(run), "--tag", "a"]) == ExitCode.DONE
+    assert main(["resume", str(run), "--tag", "b"]) == ExitCode.USAGE
+    assert f"paceline label {run} --tag ..." in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.ranks
 def test_a_named_training_is_found_by_its_labels_and_gone_on_with(paceline: Paceline) -> None:

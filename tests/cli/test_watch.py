@@ -1,7 +1,9 @@
 """`paceline watch`: how a training is followed from another shell."""
 
 import json
+import os
 import shutil
+import signal
 import time
 from contextlib import ExitStack
 from dataclasses import replace
@@ -10,12 +12,20 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import watch
-from paceline.cli.app import main as paceline
+from paceline.cli.app import main as command
 from paceline.cli.watch import lines_of, main
 from paceline.errors import ExitCode
 from paceline.report.live import RunFollower, RunStatus
-from paceline.results.metrics_table import STEPS, StepRow, append_rows, cells_of, start_table
+from paceline.results.metrics_table import (
+    STEPS,
+    StepRow,
+    append_rows,
+    cells_of,
+    read_table,
+    start_table,
+)
 from paceline.results.run_directory import RunDirectory
+from tests.cli.conftest import Paceline, newest_step, wait_for_step
 
 GOLDEN = Path(__file__).parents[1] / "results" / "golden" / "run"
 
@@ -82,10 +92,10 @@ def test_ctrl_c_ends_the_watching_alone(
 
 
 def test_a_directory_without_a_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert paceline(["watch", str(tmp_path)]) == ExitCode.USAGE
+    assert command(["watch", str(tmp_path)]) == ExitCode.USAGE
     assert "holds no training (no run.json)" in capsys.readouterr().err
     with RunDirectory(tmp_path).lock():  # it begins
-        assert paceline(["watch", str(tmp_path), "--json"]) == ExitCode.DONE
+        assert command(["watch", str(tmp_path), "--json"]) == ExitCode.DONE
     assert json.loads(capsys.readouterr().out)["state"] == "running"
 
 
@@ -123,3 +133,28 @@ def test_on_a_terminal_the_last_figures_stay(
     out = capsys.readouterr().out
     assert "finished      epoch 2 of 2, step 46 of 46" in out
     assert out.count("\n") >= 7
+
+
+@pytest.mark.slow
+def test_a_training_is_followed_to_its_stop_and_each_step_has_one_row(paceline: Paceline) -> None:
+    run = paceline.directory / "run"
+    training = paceline.start(
+        *("train", "digits", "--workers", "2", "--epochs", "500", "--target-accuracy", "none"),
+        *("--log-every", "5", "--run-dir", run),
+    )
+    wait_for_step(run, 23)
+    watching = paceline.start("watch", run)
+    wait_for_step(run, newest_step(run) + 46)
+    os.killpg(training.pid, signal.SIGINT)
+    assert paceline.finish(training).code == ExitCode.RESUMABLE
+    seen = paceline.finish(watching)
+    assert seen.code == ExitCode.DONE, seen.err
+    *lines, last = seen.out.splitlines()
+    assert len(lines) > 1
+    assert all("ETA" in line and "loss" in line for line in lines)
+    stopped = newest_step(run)
+    assert f"step {stopped:,} of 11,500" in last
+    assert "interrupted by a signal" in last
+    steps = [int(row["step"]) for row in read_table(run / "steps.csv", STEPS)]
+    # Every fifth step, the ends of epochs, and the step of the stop.
+    assert steps == [n for n in range(1, stopped + 1) if n % 5 == 0 or n % 23 == 0 or n == stopped]

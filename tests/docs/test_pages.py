@@ -25,6 +25,7 @@ from paceline.cli import (
     pack,
     predict,
     preview,
+    report,
     resume,
     runs,
     scale,
@@ -178,6 +179,7 @@ def test_flags_exist(page: Path) -> None:
     more += [*preview._OPTIONS, *pack._OPTIONS, *doctor._OPTIONS, *verify._OPTIONS]
     more += [CONFIG, PRINT_CONFIG, *TRAIN_OUTPUT]
     more += [*runs._OPTIONS, *label._OPTIONS, *compare._OPTIONS]
+    more += report._OPTIONS
     more += [
         *workers._OPTIONS,
         *track._OPTIONS,
@@ -203,6 +205,7 @@ def test_commands_work(
         monkeypatch.setattr(module, "choose_place", lambda *_, **__: Place(here=False, workers=2))
         monkeypatch.setattr(module, "start", lambda launch: ExitCode.DONE)
     monkeypatch.setattr(resume, "_newest_unfinished", lambda _: "runs/first")  # it has finished
+    monkeypatch.setattr(report, "_watch", lambda *_: ExitCode.DONE)  # until Ctrl-C
     monkeypatch.setattr(train, "submit", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(verify, "_verify", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(scale, "_in_its_directory", lambda *_: ExitCode.DONE)

@@ -225,7 +225,7 @@ def test_the_bar_shows_each_line_once_and_logs_all_but_itself(
         assert terminal.getvalue().count(line) == 1
 
 
-def test_the_bar_shows_the_progress_and_goes_away(
+def test_the_bar_goes_away_and_the_last_figures_of_a_stopped_epoch_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal, log = Terminal(), tmp_path / "rank-0.log"
@@ -237,8 +237,10 @@ def test_the_bar_shows_the_progress_and_goes_away(
     until(lambda: ADVANCE.text() in terminal.getvalue())  # drawn by a thread
     bar.close()
     assert "epoch 2/5" in terminal.getvalue()
-    assert terminal.getvalue().rpartition("epoch 2/5")[2].count("\x1b[2K") >= 1
-    assert not log.exists()
+    assert log.read_text() == f"{ADVANCE.bar_line(160)}\n"
+    # They stand on a line of their own, and the bar below it is erased.
+    bar_after = terminal.getvalue().rpartition(f"\x1b[2K{ADVANCE.bar_line(160)}\n")[2]
+    assert bar_after.rstrip().endswith("\x1b[2K\x1b[?25h")
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])

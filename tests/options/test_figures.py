@@ -67,7 +67,7 @@ def test_bytes_have_at_most_three_digits(amount: float, expected: str) -> None:
         (figures.show_time, 1.2e-3, "1.2 ms"),
         (figures.show_time, 3.0, "3 s"),
         (figures.show_seconds, 0.0123, "12 ms"),
-        (figures.show_seconds, 185.0, "3:05"),
+        (figures.show_seconds, 185.0, "3 min 5 s"),
         (figures.show_length, 0.5, "0.5 s"),
         (figures.show_percent, 0.975, "97.50 %"),
         (figures.show_whole_percent, 0.046, "4.6 %"),

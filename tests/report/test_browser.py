@@ -8,12 +8,16 @@ import pytest
 from selenium.webdriver import ActionChains, Chrome, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.wait import WebDriverWait
 
-from paceline.report.page import write_run_report
+from paceline.report.load_run import read_run
+from paceline.report.page import render_page, write_run_report
+from paceline.report.page_server import FollowedPage, version_of
 from paceline.results.run_directory import RunDirectory
 from tests.report.browsing import CONTRAST, open_file, requested
-from tests.report.conftest import metrics_row
+from tests.report.conftest import metrics_row, write_metrics
 from tests.report.screenshots import RUNS, write_pages
+from tests.report.test_page_server import serving
 
 pytestmark = pytest.mark.browser
 MakeRun = Callable[..., RunDirectory]
@@ -189,3 +193,19 @@ def test_wide_tables_say_so_on_a_phone(browser: Chrome, pages: Mapping[str, Path
     assert hint == ["Swipe sideways for all 15 columns.", "block"]
     open_file(browser, pages["finished"], width=1200)
     assert browser.execute_script(shown)[0][1] == "none"
+
+
+def test_a_served_page_follows_its_run(browser: Chrome, make_run: MakeRun) -> None:
+    run = make_run(done=3, because=None)
+    page = FollowedPage(
+        lambda: version_of(run.path), lambda version: render_page(read_run(run), follow=version)
+    )
+    with serving(page) as server:
+        browser.get_log("browser")
+        browser.get(server.url)
+        write_metrics(run.metrics_csv, [metrics_row(epoch, 20) for epoch in range(1, 6)])
+        newest = "return document.querySelector('table.grid tbody tr:last-child th').textContent"
+        WebDriverWait(browser, 60).until(lambda _: browser.execute_script(newest) == "5")
+        assert browser.get_log("browser") == []
+    told = "return document.querySelector('[data-version]').textContent"
+    WebDriverWait(browser, 30).until(lambda _: "has ended" in browser.execute_script(told))

@@ -107,7 +107,7 @@ def test_a_training_that_ends_while_it_is_read_has_not_died(
     run = make_run(because="epochs")
     ended = read_run(run, with_steps=False)
     reports = [replace(ended, summary={}), ended]
-    monkeypatch.setattr(live, "read_run", lambda run, steps: reports.pop(0))
+    monkeypatch.setattr(live, "read_run", lambda run, with_steps: reports.pop(0))
     assert RunFollower(run).read().state == "finished"
 
 

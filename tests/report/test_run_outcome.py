@@ -22,12 +22,12 @@ def change_settings(run: RunDirectory, **settings: object) -> None:
     ("because", "done", "settings", "sentence"),
     [
         ("epochs", 20, {}, "finished all 20 epochs"),
-        ("target", 12, {}, "stopped after 12 of 20 epochs: target accuracy 97.5 % reached"),
+        ("target", 12, {}, "target accuracy 97.5 % reached, after 12 of 20 epochs"),
         (
             "target",
             12,
             {"patience": 3},
-            "stopped after 12 of 20 epochs: target accuracy 97.5 % reached 3 epochs in a row",
+            "target accuracy 97.5 % reached 3 epochs in a row, after 12 of 20 epochs",
         ),
         (
             "patience",
@@ -113,6 +113,7 @@ def test_by_how_much_a_time_budget_was_exceeded_and_by_what() -> None:
     over = {"budget_s": 30, "used_s": 93.0, "kept_back_s": 15.0}
     parts = {"evaluation_s": 12.0, "test_s": 60.0, "snapshot_s": 0.1}
     assert describe_exceeded(over | parts) == (
-        "exceeded by 1:03: evaluating on the test set took 1:00, the last evaluation took 12 s, "
+        "exceeded by 1 min 3 s: evaluating on the test set took 1 min, the last evaluation "
+        "took 12 s, "
         "15 s had been kept back for the end"
     )

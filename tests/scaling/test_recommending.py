@@ -122,14 +122,14 @@ def test_no_link_is_fast_enough_where_messages_take_their_time() -> None:
 def test_the_cheapest_isnt_the_fastest() -> None:
     found = projection(STUDY, methods=PLAIN, price_per_hour=0.75)
     assert recommend(found)[-1] == (
-        "Cheapest: 1 node, 8:46 and 0.11 an epoch. Fastest: 8 nodes with allreduce, 2:07 and 0.212 "
-        "an epoch: 4.14 times as fast for 1.93 times the money."
+        "Cheapest: 1 node, 8 min 46 s and 0.11 an epoch. Fastest: 8 nodes with allreduce, "
+        "2 min 7 s and 0.212 an epoch: 4.14 times as fast for 1.93 times the money."
     )
 
 
 def test_one_node_is_cheapest_and_fastest_where_the_network_is_slow() -> None:
     found = projection("10mbit", methods=PLAIN, price_per_hour=0.75)
-    assert recommend(found)[-1] == "Cheapest and fastest: 1 node, 8:46 and 0.11 an epoch."
+    assert recommend(found)[-1] == "Cheapest and fastest: 1 node, 8 min 46 s and 0.11 an epoch."
 
 
 def test_money_without_epochs() -> None:
@@ -185,7 +185,7 @@ def test_failures_are_named() -> None:
     assert "of the time on 256 nodes: write snapshots more often" in told(found)
     often = replace(failing, snapshot_every_s=300.0, restart_s=1200.0)
     found = projection("100gbit", (256,), assumed=often)
-    assert "most of it is starting again, for which 20:00 are taken" in told(found)
+    assert "most of it is starting again, for which 20 min are taken" in told(found)
 
 
 def test_large_batches_are_named() -> None:

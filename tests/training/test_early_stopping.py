@@ -117,5 +117,5 @@ def test_an_evaluation_that_does_not_fit_is_told_beforehand() -> None:
     assert describe_too_long(15.0, "30s", 30.0) is None
     told = describe_too_long(78.0, "30s", 30.0)
     assert told is not None
-    assert "about 1:18 by their first batches" in told
-    assert "time budget of 30s: it will end after about 1:33" in told
+    assert "about 1 min 18 s by their first batches" in told
+    assert "time budget of 30s: it will end after about 1 min 33 s" in told

@@ -37,7 +37,8 @@ def completion_script(shell: str, commands: Mapping[str, tuple[str, str]]) -> st
     for name, (module, text) in commands.items():
         options = {option.name: option for option in _options_of(name, module)}
         app.command(_with_word(name, list(options.values())), name=name, help=text)
-    return app.generate_completion(shell=cast(Shell, shell))
+    wanted = {"shell": cast(Shell, shell)}  # whose syntax it is; none is started
+    return app.generate_completion(**wanted)
 
 
 def _options_of(name: str, module: str) -> Iterator[OptionField]:

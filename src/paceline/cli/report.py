@@ -1,29 +1,90 @@
 """`paceline report DIR`: writes the page of a run or a scaling study again, also while it runs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.errors import ExitCode, UsageError
 from paceline.files import storing
-from paceline.options.command_line import read_command
+from paceline.options.command_line import note, read_command
+from paceline.options.fields import OptionField, OptionValue
 from paceline.options.text import printable
 from paceline.results.run_directory import RunDirectory
 
 _ABOUT = (
     "Write DIR/report.html again, of a run directory or of a scaling study's directory; works at "
-    "any time, while it runs as well."
+    "any time, while it runs as well. With --watch serve a run's page until Ctrl-C, made again "
+    "whenever the run has something new."
+)
+_LOOPBACK = "127.0.0.1"
+_OPTIONS = (
+    OptionField(
+        name="watch",
+        annotation=bool,
+        default=False,
+        help="Serve the page of a run, which follows it, and print its URL. Who knows the URL can "
+        "read the page.",
+        group="Following a run",
+    ),
+    OptionField(
+        name="host",
+        annotation=str,
+        default=_LOOPBACK,
+        help="Address to serve on: by default this machine alone reaches it.",
+        group="Following a run",
+    ),
+    OptionField(
+        name="port",
+        annotation=int,
+        default=0,
+        help="Port to serve on; 0 for a free one.",
+        group="Following a run",
+    ),
 )
 
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    (where,), _ = read_command(
-        "paceline report DIR", _ABOUT, tokens, (), "the run directory, or that of a scaling study"
+    (where,), given = read_command(
+        "paceline report DIR",
+        _ABOUT,
+        tokens,
+        _OPTIONS,
+        "the run directory, or that of a scaling study",
     )
     run = RunDirectory.named(where)
+    if given.get("watch"):
+        return _watch(run, given)
+    for name in ("host", "port"):
+        if name in given:
+            raise UsageError(f"--{name} says where to serve the page: it needs --watch")
     with storing(run.path):
         page = _write(run)
     print(printable(str(page)))
+    return ExitCode.DONE
+
+
+def _watch(run: RunDirectory, given: Mapping[str, OptionValue]) -> int:
+    """Serve the page until Ctrl-C."""
+    host, port = str(given.get("host", _LOOPBACK)), int(str(given.get("port", 0)))
+    if not 0 <= port <= 65535:
+        raise UsageError(f"--port is {port}; it should be from 0 to 65535")
+    if not run.run_json.exists():
+        raise UsageError(f"{run.path} holds no training (no {run.run_json.name}): nothing to watch")
+    from paceline.report.load_run import read_run
+    from paceline.report.page import render_page
+    from paceline.report.page_server import FollowedPage, PageServer, version_of
+
+    page = FollowedPage(
+        lambda: version_of(run.path, str(run.is_locked())),
+        lambda version: render_page(read_run(run), follow=version),
+    )
+    with PageServer(page, host, port) as server:
+        print(printable(server.url), flush=True)
+        note("Ctrl-C ends it")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return ExitCode.DONE
     return ExitCode.DONE
 
 

@@ -18,6 +18,7 @@ from paceline.gradient_sync.options import without_other_methods
 from paceline.launch.options import LaunchOptions
 from paceline.launch.registry import launchers
 from paceline.options.command_line import (
+    flag,
     note,
     parse_options,
     show_help,
@@ -247,6 +248,13 @@ def _resume(
 ) -> int:
     """Resume a training here, on hosts, or on a cluster that sees its run directory."""
     run = RunDirectory.named(request.run_dir)
+    labels = [flag(name) for name in ("name", "tag", "note") if name in given]
+    if labels and run.notes_json.exists():
+        raise UsageError(
+            f"{labels[0]}: this run's labels have been changed since it began, and "
+            f"{run.notes_json.name} counts. Change them there: {command_line('label', run.path)} "
+            f"{labels[0]} ..."
+        )
     if config.launch.on in launchers():
         output.refuse_json(config.launch.on)
         sent = {n: v for n, v in given.items() if n != "on"}

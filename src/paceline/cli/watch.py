@@ -126,7 +126,7 @@ def lines_of(status: "RunStatus", losses: Sequence[float], width: int, *, plain:
         ("speed", _speed(status)),
         ("time goes to", _parts(status)),
         ("workers", _workers(status)),
-        ("validation", _validation(status)),
+        ("validation", _validation(status, prefix="")),
         ("ended", status.sentence),
         ("go on with", status.resume),
         *(("problem", problem) for problem in status.problems),
@@ -152,7 +152,8 @@ def _position(status: "RunStatus") -> str:
     if status.step is not None:
         parts.append(f"step {status.step:,}" + (f" of {status.steps:,}" if status.steps else ""))
     if status.time_s is not None:
-        parts.append(f"{format_duration(status.time_s)} so far")
+        took = format_duration(status.time_s)
+        parts.append(f"{took} so far" if status.state == "running" else f"in {took}")
     if status.eta_s is not None:
         parts.append(f"ETA {format_duration(status.eta_s)}")
     if status.state == "running" and status.age_s is not None and status.age_s > _OLD_S:
@@ -205,13 +206,13 @@ def _workers(status: "RunStatus") -> str:
     return f"{status.workers:,}{nodes}{restarts}"
 
 
-def _validation(status: "RunStatus") -> str:
+def _validation(status: "RunStatus", prefix: str = "val ") -> str:
     if status.val_epoch is None:
         return ""
     parts = []
     if status.val_loss is not None:
-        parts.append(f"val loss {show_loss(status.val_loss)}")
+        parts.append(f"{prefix}loss {show_loss(status.val_loss)}")
     if status.val_accuracy is not None:
-        parts.append(f"val accuracy {show_percent(status.val_accuracy)}")
+        parts.append(f"{prefix}accuracy {show_percent(status.val_accuracy)}")
     best = "" if status.best_epoch is None else f", best in epoch {status.best_epoch:,}"
     return f"{', '.join(parts)} (epoch {status.val_epoch:,}{best})"

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Literal, final
 
-from paceline.options.durations import format_duration
+from paceline.options.durations import format_clock
 from paceline.options.figures import show_bytes, show_loss, show_rate
 from paceline.options.text import printable
 from paceline.results.metrics_table import EpochRow
@@ -110,7 +110,7 @@ class Advance:
             "comm": f"comm {spent.exposed + spent.waiting:3.0%}" if spent else "",
             "wire": f"{show_bytes(spent.wire_bytes)}/step" if spent else "",
             "lr": f"lr {show_rate(self.lr)}",
-            "left": f"ETA {format_duration(self.eta_s)}",
+            "left": f"ETA {format_clock(self.eta_s)}",
         }
 
     def _bar(self, length: int, plain: bool) -> str:
@@ -220,6 +220,8 @@ class BarConsole(Console):
         self._log = log
         self._progress: Progress | None = None
         self._table = EpochTable(has_header=has_header)
+        self._open = ""
+        """The figures of an epoch that hasn't ended."""
 
     def say(self, line: str) -> None:
         """Print the line above the bar and into the log."""
@@ -244,25 +246,24 @@ class BarConsole(Console):
     def advance(self, advance: Advance) -> None:
         """Redraw the bar."""
         bar = self._bar()
-        bar.update(
-            bar.task_ids[0],
-            visible=True,
-            description=advance.bar_line(
-                bar.console.width, plain=not bar.console.encoding.startswith("utf")
-            ),
-        )
+        plain = not bar.console.encoding.startswith("utf")
+        self._open = advance.bar_line(bar.console.width, plain=plain)
+        bar.update(bar.task_ids[0], visible=True, description=self._open)
 
     def epoch(self, row: EpochRow) -> None:
         """Print the row, under a header the first time."""
+        self._open = ""
         *header, line = self._table.lines(row)
         for title in header:
             self._say(title, style="bold cyan")
         self.say(line)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Take the bar away; what it said of an epoch that was stopped stays."""
         if self._progress is not None:
             self._progress.update(self._progress.task_ids[0], visible=False)
+            if self._open:
+                self._say(self._open)
             self._progress.stop()
             self._progress = None
 
@@ -315,7 +316,7 @@ _COLUMNS: Mapping[str, tuple[str, int, Callable[[float], str]]] = {
     # column: heading, width, how it is written; together they fit a terminal of 80 columns
     "epoch": ("epoch", 5, "{:d}".format),
     "step": ("step", 7, "{:d}".format),
-    "time_s": ("time", 7, format_duration),
+    "time_s": ("time", 7, format_clock),
     "train_loss": ("loss", 7, show_loss),
     "train_accuracy": ("acc", 7, _percent),
     "val_loss": ("val loss", 8, show_loss),

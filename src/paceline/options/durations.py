@@ -46,7 +46,19 @@ def parse_duration_s(text: str, option: str = "") -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Write a duration for people: `0.8 s`, `42 s`, `3:05`, `1:02:07`."""
+    """Write a duration in a sentence: `0.8 s`, `42 s`, `3 min 5 s`, `1 h 2 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return format_clock(seconds)
+    if whole < 3600:
+        minutes, rest = divmod(whole, 60)
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, rest = divmod(round(whole / 60), 60)  # of hours the seconds say nothing
+    return f"{hours:,} h {rest} min" if rest else f"{hours:,} h"
+
+
+def format_clock(seconds: float) -> str:
+    """Write a duration in a column, or a line that is redrawn: `42 s`, `3:05`, `1:02:07`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -20,8 +20,13 @@ from paceline.results.json_object import text
 from paceline.results.run_directory import RunDirectory
 
 
-def render_page(report: RunReport) -> str:
-    """Render a run as HTML that needs no network; the same run, the same text."""
+def render_page(report: RunReport, follow: str = "") -> str:
+    """Render a run as HTML that needs no network; the same run, the same text.
+
+    Args:
+        report: The run.
+        follow: The version that is shown, where the page is served and loads itself again.
+    """
     problems = list(report.problems)
     run = RunDirectory(report.path)
     ending = describe_ending(report)
@@ -36,6 +41,8 @@ def render_page(report: RunReport) -> str:
         script=read_script("chart.js"),
         about=sections.facts_table(report, running=ending.state == "running"),
         again=command_line("report", report.path),
+        follow=follow,
+        follow_script=read_script("follow.js"),
         paceline=text(report.run, "paceline"),
         directory=str(report.path),
         ending=ending,

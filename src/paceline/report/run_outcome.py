@@ -107,8 +107,9 @@ def _finish(report: "RunReport", reason: str) -> str:
     exceeded = describe_exceeded(report.summary.get("time_budget"))
     exceeded = f", {exceeded}" if exceeded else ""
     accuracy = f" {show_short_percent(target)}" if target else ""
+    if reason == "target":
+        return f"target accuracy{accuracy} reached{held}, after {_epochs(report)}"
     reasons = {
-        "target": f"target accuracy{accuracy} reached{held}",
         "patience": f"no better validation result{without_gain}",
         "time": f"time budget{f' of {budget}' if budget else ''} used{exceeded}",
     }

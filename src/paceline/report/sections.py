@@ -9,7 +9,7 @@ from heapq import nlargest
 
 from paceline.errors import UsageError
 from paceline.options import figures
-from paceline.options.durations import format_duration, parse_duration_s
+from paceline.options.durations import format_clock, format_duration, parse_duration_s
 from paceline.options.figures import plural
 from paceline.report.charts import best_position, thin
 from paceline.report.load_run import RunReport
@@ -354,7 +354,7 @@ _COLUMNS: tuple[tuple[str, str, _Writer], ...] = (
     ("exposed_comm", "communication", figures.show_percent),
     ("waiting", "waiting for the slowest", figures.show_percent),
     ("step", "step", figures.show_count),
-    ("time_s", "time", figures.dashed(format_duration)),
+    ("time_s", "time", figures.dashed(format_clock)),
 )
 
 

@@ -3,6 +3,7 @@
 import os
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,9 +50,11 @@ def find_runs(root: Path) -> FoundRuns:
 def is_run(folder: Path) -> bool:
     """Tell whether a folder holds a training, one that has lost its `run.json` as well."""
     run = RunDirectory(folder)
-    if run.run_json.exists():
-        return True
-    return run.snapshots.is_dir() and (run.logs.is_dir() or run.metrics_csv.exists())
+    with suppress(OSError):  # nobody may enter it
+        if run.run_json.exists():
+            return True
+        return run.snapshots.is_dir() and (run.logs.is_dir() or run.metrics_csv.exists())
+    return False
 
 
 def _folders(folder: Path) -> Iterator[Path]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.options.durations import format_duration
+from paceline.options.durations import format_clock
 from paceline.options.figures import plural, show_bandwidth, show_time
 from paceline.options.text import aligned, wrapped
 from paceline.scaling.forecast import Forecast, Projection, Question, project
@@ -210,7 +210,7 @@ def _details(forecast: Forecast, projection: Projection) -> list[str]:
             else f"{size.images_per_s:,.0f}",
             show_time(size.step_s),
             f"{idle_s / size.step_s:.0%}",
-            "-" if size.epoch_s is None else format_duration(size.epoch_s),
+            "-" if size.epoch_s is None else format_clock(size.epoch_s),
         ]
         cost = None if price is None else cost_per_epoch(size, price)
         rows.append([*row, *([] if price is None else ["-" if cost is None else f"{cost:.3g}"])])

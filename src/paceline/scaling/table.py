@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from textwrap import fill
 
-from paceline.options.durations import format_duration
+from paceline.options.durations import format_clock, format_duration
 from paceline.options.figures import plural, show_bytes, show_loss, show_rate
 from paceline.options.text import aligned
 from paceline.results.json_object import text
@@ -67,7 +67,7 @@ def _main_table(study: Study) -> str:
             _middle(size.efficiency, "{:.2f}"),
             _range(size),
             str(_measured_times(size)),
-            "-" if size.epoch_s is None else format_duration(size.epoch_s),
+            "-" if size.epoch_s is None else format_clock(size.epoch_s),
         )
         for size in study.sizes
     ]
@@ -123,7 +123,7 @@ def _trained_table(study: Study) -> str:
             (
                 *_who(study, size)[::2],
                 str(trained.epochs),
-                format_duration(trained.train_time_s or 0.0),
+                format_clock(trained.train_time_s or 0.0),
                 reason,
                 _loss(trained.best_val_loss),
                 _percent(trained.best_val_accuracy),
@@ -239,7 +239,7 @@ def _ms(seconds: float | None) -> str:
 
 
 def _seconds(value: float) -> str:
-    return format_duration(value) if value >= 1 else f"{1000 * value:.0f} ms"
+    return format_clock(value) if value >= 1 else f"{1000 * value:.0f} ms"
 
 
 def _loss(value: float | None) -> str:

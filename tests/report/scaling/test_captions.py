@@ -168,7 +168,8 @@ def test_trainings_are_compared_at_the_loss_that_all_reached(tmp_path: Path) -> 
     study = read(tmp_path, record)
     sizes = trained_sizes(study)
     assert describe_learning(study, sizes, "time") == (
-        "All got down to a validation loss of 0.4000: 1 worker after 5:00 and 2 workers after 4:00."
+        "All got down to a validation loss of 0.4000: 1 worker after 5 min and 2 workers "
+        "after 4 min."
     )
     assert describe_learning(study, sizes, "samples") == (
         "For a validation loss of 0.4000, 2 workers needed 1.3 times the samples that 1 worker "

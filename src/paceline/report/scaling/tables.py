@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from paceline.options import figures
-from paceline.options.durations import format_duration
+from paceline.options.durations import format_clock
 from paceline.options.figures import plural
 from paceline.report.scaling.captions import FIXED_NAMES, PART_NAMES
 from paceline.report.scaling.series import (
@@ -218,7 +218,7 @@ def _spread(figure: Spread | None, write: Callable[[float], str], unit: str = ""
     return f"{middle}{unit}{around}"
 
 
-_time = figures.dashed(format_duration)
+_time = figures.dashed(format_clock)
 
 
 def _of_training(title: str, write: Callable[[Trained], str]) -> _Column:

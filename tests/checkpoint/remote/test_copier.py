@@ -230,6 +230,7 @@ def test_a_place_without_a_run_is_given_up_again(run: RunDirectory, store: Store
 
 @pytest.fixture
 def copied(run: RunDirectory, store: StoreUnderTest, make_snapshot: MakeSnapshot) -> RunDirectory:
+    (run.path / "tracker-wandb.json").write_text("{}")
     for step in (10, 20, 30):
         publish(run, make_snapshot(step), best=step == 10)
         copier_of(run, store).copy()
@@ -253,6 +254,7 @@ def test_a_run_is_fetched_with_the_newest_and_the_best(
     assert other.run_json.read_text() == RUN_JSON
     assert other.metrics_csv.read_bytes() == copied.metrics_csv.read_bytes()
     assert other.rank_log(0).read_text() == "a line\n"
+    assert (other.path / "tracker-wandb.json").exists()
     assert said == [f"Fetched file:///away/run into {other.path}: the snapshot of step 30"]
     record, owner = CopyRecord.read(other), CopyRecord.read(copied)
     assert record is not None

@@ -32,7 +32,9 @@ RUN = "run.json"
 MANIFEST_MAX_BYTES = 1 << 20
 SMALL_MAX_BYTES = 64 << 20
 SMALL_NAMES = (RUN, "notes.json", "metrics.csv", "steps.csv", "profile.json", "report.html")
-_LOG = re.compile(r"logs/(rank-\d+\.log|(.+-)?failure-rank-\d+\.json|hang-\d+\.txt)")
+_OTHER = re.compile(
+    r"tracker-[\w.-]+\.json|logs/(rank-\d+\.log|(.+-)?failure-rank-\d+\.json|hang-\d+\.txt)"
+)
 _LOG_MAX_BYTES = 8 << 20
 _SNAPSHOT = re.compile(r"snapshots/step-([0-9]{12})/(.+)")
 _NAME = re.compile(r"step-([0-9]{12})")
@@ -237,9 +239,9 @@ class RunCopier:
         for name in SMALL_NAMES:
             self._copy_small(name)
         with suppress(FileNotFoundError):
-            for path in sorted(self._run.logs.iterdir()):
-                name = f"logs/{path.name}"
-                if is_log(name) and path.stat().st_size <= _LOG_MAX_BYTES:
+            for path in sorted((*self._run.path.iterdir(), *self._run.logs.iterdir())):
+                name = path.relative_to(self._run.path).as_posix()
+                if is_log_or_tracker(name) and path.stat().st_size <= _LOG_MAX_BYTES:
                     self._copy_small(name)
 
     def _copy_small(self, name: str) -> None:
@@ -290,9 +292,9 @@ class RunCopier:
         return read_owner(self._store)
 
 
-def is_log(name: str) -> bool:
-    """Tell whether a file is one of the logs that are copied."""
-    return _LOG.fullmatch(name) is not None
+def is_log_or_tracker(name: str) -> bool:
+    """Tell whether a file is one of the logs, or says which of a tracker's runs this is."""
+    return _OTHER.fullmatch(name) is not None
 
 
 def read_owner(store: RemoteStore) -> Mapping[str, object]:

@@ -31,7 +31,10 @@ SUMMARY = "summary.json"
 RUN = "run.json"
 MANIFEST_MAX_BYTES = 1 << 20
 SMALL_MAX_BYTES = 64 << 20
-SMALL_NAMES = (RUN, "notes.json", "metrics.csv", "steps.csv", "profile.json", "report.html")
+SMALL_NAMES = (
+    *(RUN, "notes.json", "metrics.csv", "steps.csv", "profile.json", "report.html"),
+    *("tracker-wandb.json", "tracker-mlflow.json"),  # so that the same run of theirs goes on
+)
 _LOG = re.compile(r"logs/(rank-\d+\.log|(.+-)?failure-rank-\d+\.json|hang-\d+\.txt)")
 _LOG_MAX_BYTES = 8 << 20
 _SNAPSHOT = re.compile(r"snapshots/step-([0-9]{12})/(.+)")

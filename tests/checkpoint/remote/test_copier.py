@@ -37,6 +37,7 @@ def test_the_place_mirrors_the_run(
 ) -> None:
     publish(run, make_snapshot(10), best=True)
     (run.path / "notes.txt").write_text("mine")
+    run.tracker_json("wandb").write_text('{"id": "r1"}')
     copier_of(run, store).copy()
     there, here = files_of(tmp_path / "away"), files_of(run.path)
     del there[OWNER], here["notes.txt"], here["copy.json"]

@@ -12,7 +12,7 @@ from safetensors.numpy import load
 
 _SNAPSHOT = r"step-\d{12}"
 _NAMES = (
-    r"run\.json|metrics\.csv|summary\.json|profile\.json|report\.html|run\.lock|snapshots|logs",
+    r"run\.json|metrics\.csv|steps\.csv|summary\.json|profile\.json|report\.html|run\.lock|snapshots|logs",
     r"logs/(rank-\d+\.log|(attempt-\d+-)?failure-rank-\d+\.json|hang-\d+\.txt)",
     r"snapshots/(best|generation)\.json",
     rf"snapshots/{_SNAPSHOT}((\.damaged|\.superseded)(-\d+)?(/.*)?)?",

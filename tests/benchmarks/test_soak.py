@@ -93,7 +93,8 @@ def run_dir(tmp_path: Path) -> Path:
     summary = {"weights_sha256": _sha256(told), "epochs": EPOCHS, "stopped_because": "epochs"}
     (run / "summary.json").write_text(json.dumps(summary))
     rows = "".join(f"{epoch},{23 * epoch}\n" for epoch in range(1, EPOCHS + 1))
-    (run / "metrics.csv").write_text("epoch,step\n" + rows)
+    for table in ("metrics.csv", "steps.csv"):
+        (run / table).write_text("epoch,step\n" + rows)
     return run
 
 
@@ -138,6 +139,20 @@ def test_a_training_cut_short(run_dir: Path) -> None:
 )
 def test_a_table_with_rows_missing_or_too_many(content: bytes, problem: str, run_dir: Path) -> None:
     (run_dir / "metrics.csv").write_bytes(content)
+    (found,) = _problems(run_dir)
+    assert problem in found
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"epoch,step\n1,20\n2,40\n2,40\n", "[20, 40, 40]"),
+        (b"epoch,step\n2,40\n1,20\n", "[40, 20]"),
+        (b"epoch,step\n1,23\n\0\0\0", "NUL"),
+    ],
+)
+def test_steps_twice_or_out_of_order(content: bytes, problem: str, run_dir: Path) -> None:
+    (run_dir / "steps.csv").write_bytes(content)
     (found,) = _problems(run_dir)
     assert problem in found
 

@@ -111,7 +111,7 @@ def test_the_figures_fit_the_terminal(run: RunDirectory, width: int) -> None:
     assert all(len(line) <= width for line in lines)
     text = " ".join(" ".join(lines).split())
     assert "running epoch 2 of 2, step 46 of 46" in text
-    assert "ETA 1:15, newest figures 1:39 old" in text
+    assert "ETA 1 min 15 s, newest figures 1 min 39 s old" in text
     assert "workers 2, 2 restarts" in text
     assert "▁" in text
     assert "backward" in text

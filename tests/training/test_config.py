@@ -82,7 +82,7 @@ def test_an_unknown_optimizer_lists_the_known() -> None:
     ("settings", "message"),
     [
         ({"epochs": 0}, "--epochs must be at least 1, not 0"),
-        ({"patience": 0}, "--patience"),
+        ({"patience": 0}, "--target-epochs"),
         ({"early_stopping": 0}, "--early-stopping"),
         ({"target_accuracy": 97.5}, "between 0 and 1, not 97.5"),
         ({"target_accuracy": 0.0}, "between 0 and 1"),

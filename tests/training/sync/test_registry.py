@@ -81,7 +81,7 @@ def test_the_page_shows_this_package() -> None:
 
 
 def test_help_names_them_all(installed: dict[str, str]) -> None:
-    shown = paceline(installed, "train", "digits", "--help").stdout
+    shown = paceline(installed, "train", "digits", "--help-all").stdout
     said = " ".join(shown.replace("│", "").split())
     choices = said[said.index("[choices: allreduce") :]
     assert choices[10 : choices.index("]")].replace(",", "").split() == TABLE

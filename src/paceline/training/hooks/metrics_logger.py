@@ -99,7 +99,6 @@ class MetricsLogger(StepHook):
         """The newest rows, for the snapshots: a power cut may cost the table what it has last."""
         self._agree = agree
         self._context = context
-        self._console = context.console
         self._rows = StepRows(context.config.metrics, context.progress)
         self._agreed: Agreement | None = None
         self._top: int | None = None
@@ -108,8 +107,8 @@ class MetricsLogger(StepHook):
         self._tensorboard: TensorBoardLog | None = None
         self._thread: WorkerThread | None = None
         if context.group.rank == 0:
-            self._epochs = TableFile(context.run.metrics_csv, EPOCHS, self._console)
-            self._steps = TableFile(context.run.steps_csv, STEPS, self._console)
+            self._epochs = TableFile(context.run.metrics_csv, EPOCHS, context.console)
+            self._steps = TableFile(context.run.steps_csv, STEPS, context.console)
 
     def setup(
         self, components: Components, position: TrainState, saved: Mapping[str, object]
@@ -130,12 +129,12 @@ class MetricsLogger(StepHook):
 
     def _report_lost_rows(self, table: Path, begun: Begun) -> None:
         if begun.rebuilt:
-            self._console.warn(
+            self._context.console.warn(
                 f"{plural(begun.rebuilt, 'row')} of {table} had been lost or damaged: back from "
                 "the snapshot"
             )
         if begun.missing:
-            self._console.warn(
+            self._context.console.warn(
                 f"{plural(begun.missing, 'epoch')} up to now are missing from {table} and the "
                 "report"
             )
@@ -146,10 +145,10 @@ class MetricsLogger(StepHook):
         """Show how far the training is, and record a row where one is due."""
         self._agreed, self._top = agreed, top
         context = self._context
-        if steps and self._console.is_due():
+        if steps and context.console.is_due():
             lr = last_lr(context.progress, context.components.optimizers)
             shown = describe_advance(context.progress, agreed, steps, lr, spent, top=top)
-            self._console.advance(shown)
+            context.console.advance(shown)
         if self._rows.is_due():
             lr = last_lr(context.progress, context.components.optimizers)
             before = self._rows.last
@@ -182,7 +181,7 @@ class MetricsLogger(StepHook):
             self._epochs.append(cells, synced=row.epoch % (_SAVED_ROWS // 2) == 0)
         if self._tensorboard is not None:
             self._tensorboard.add(row)
-        self._console.epoch(row)
+        self._context.console.epoch(row)
 
     def state_dict(self) -> Mapping[str, object]:
         """Give the newest rows, and from where the next one within the epoch counts."""

@@ -62,6 +62,27 @@ def test_a_training_that_ended_before_the_signal_is_done(
 
 
 @pytest.mark.parametrize(
+    ("ended", "kind", "line"),
+    [
+        ("epochs", "recipe", "Finished 5 of 5 epochs. 115 steps in 2 min 9 s, 20 images/s"),
+        ("target", "recipe", "Target accuracy reached after 5 of 15 epochs. 115 steps"),
+        ("target", "script", "Target accuracy reached after 5 epochs. 115 steps"),
+        ("time", "recipe", "Finished 5 of 15 epochs: the time budget is used up. 115 steps"),
+        ("script", "script", "Finished 5 epochs: the script's loop is over. 115 steps in 2 min"),
+        ("epochs", "script", "Finished 5 of 5 epochs. 115 steps in 2 min 9 s, 20 samples/s"),
+    ],
+)
+def test_how_an_end_is_told(
+    ended: str, kind: str, line: str, run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.run_json.write_text(json.dumps({"kind": kind, "settings": {"epochs": 15}}))
+    figures = {"steps": 115, "epochs": 5, "train_time_s": 129.0, "images_per_s": 20.0}
+    run.summary_json.write_text(json.dumps({"stopped_because": ended, **figures}))
+    assert announce_end(run, interrupted=False, write=unwritten) == 0
+    assert capsys.readouterr().out.startswith(line)
+
+
+@pytest.mark.parametrize(
     ("kind", "step", "code", "goes_on"),
     [
         ("infrastructure", None, 70, True),

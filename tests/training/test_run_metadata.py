@@ -16,13 +16,14 @@ from paceline.training.run_metadata import _peak_gpu_memory, describe_batch
 @pytest.mark.parametrize(
     ("options", "world_size", "samples", "told"),
     [
-        (DataOptions(), 2, 640, "= 32 + 32; 10 steps an epoch"),
+        (DataOptions(), 2, 640, "= 2 x 32 per worker; 10 steps an epoch"),
+        (DataOptions(), 3, 640, "= 22 + 21 + 21; 10 steps an epoch"),
         (DataOptions(), 1, None, ""),
         (
             DataOptions(max_batch_per_worker=20),
             2,
             64,
-            "= 32 + 32, in 2 micro-batches; 1 step an epoch",
+            "= 2 x 32 per worker, in 2 micro-batches; 1 step an epoch",
         ),
         (
             DataOptions(shards=8),

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from paceline.launch.local.launcher import LaunchOutcome
 
 _REASONS = {
-    "target": "the target accuracy is reached",
     "patience": "the validation result no longer improves",
     "time": "the time budget is used up",
     "signal": "a signal asked it to stop",
@@ -176,8 +175,8 @@ def _print_interrupted(run: RunDirectory, again: Sequence[str]) -> None:
 
 def _summary_text(summary: Mapping[str, object], run: RunDirectory) -> str:
     lines = [
-        f"Finished{_how_far(summary, run)}. {_count(summary, 'step')} in "
-        f"{format_duration(_number(summary, 'train_time_s'))}{_speed(summary)}",
+        f"{_how_far(summary, run)}. {_count(summary, 'step')} in "
+        f"{format_duration(_number(summary, 'train_time_s'))}{_speed(summary, run)}",
         f"  validation  {_validation(summary)}",
     ]
     if "test_samples" in summary:
@@ -196,7 +195,7 @@ def _summary_text(summary: Mapping[str, object], run: RunDirectory) -> str:
 
 
 def _how_far(summary: Mapping[str, object], run: RunDirectory) -> str:
-    """Say how many epochs are finished, of how many, and why no more."""
+    """Say how many epochs are done, of how many, and why no more: a reached target is a success."""
     ended, epochs = str(summary.get("stopped_because")), summary.get("epochs")
     found = run.read_run()
     settings = found.get("settings")
@@ -208,7 +207,9 @@ def _how_far(summary: Mapping[str, object], run: RunDirectory) -> str:
     if epochs:
         text = f" {epochs} of {plural(limit, 'epoch')}" if isinstance(limit, int) else ""
         text = text or f" {_count(summary, 'epoch')}"
-    return text if ended == "epochs" else f"{text}: {_REASONS.get(ended, 'it ended')}"
+    if ended == "target":
+        return f"Target accuracy reached after{text or ' no epoch'}"
+    return f"Finished{text}" + ("" if ended == "epochs" else f": {_REASONS.get(ended, 'it ended')}")
 
 
 def _start(run: RunDirectory) -> str:
@@ -228,10 +229,11 @@ def _start(run: RunDirectory) -> str:
     return f". Starting took {format_duration(start_s)} more, which isn't counted"
 
 
-def _speed(summary: Mapping[str, object]) -> str:
-    """Give the images a second, where it is known how many a step had."""
+def _speed(summary: Mapping[str, object], run: RunDirectory) -> str:
+    """Give the images a second, where it is known how many a step had; a script's are samples."""
     speed = _number(summary, "images_per_s")
-    return "" if math.isnan(speed) else f", {speed:,.0f} images/s"
+    unit = "images" if run.read_run().get("kind") == "recipe" else "samples"
+    return "" if math.isnan(speed) else f", {speed:,.0f} {unit}/s"
 
 
 def _test(summary: Mapping[str, object]) -> str:

@@ -217,12 +217,12 @@ def _data_lines(engine: Engine) -> list[str]:
 
 
 def describe_batch(plan: TrainPlan) -> str:
-    """Say how a batch is cut, such as `global batch 64 = 32 + 32; 23 steps an epoch`. Pure."""
+    """Say how a batch is cut, such as `global batch 64 = 2 x 32; 23 steps an epoch`. Pure."""
     batch, division = f"global batch {plan.global_batch}", plan.division
     if division.is_fixed:
         batch += f" in {_shard_sizes(plan.global_batch, division.parts)}"
     elif division.world_size > 1:
-        batch += f" = {' + '.join(map(str, _shortened(plan.batch_per_worker)))}"
+        batch += f" = {_worker_sizes(plan.batch_per_worker)}"
     if plan.micro_batches > 1:
         each = "each " if division.is_fixed else ""
         batch += f", {each}in {plan.micro_batches} micro-batches"
@@ -259,8 +259,12 @@ def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _shortened(batches: tuple[int, ...]) -> list[object]:
-    return list(batches) if len(batches) <= 8 else [*batches[:3], "...", batches[-1]]
+def _worker_sizes(batches: tuple[int, ...]) -> str:
+    """Write the workers' shares, such as `2 x 32 per worker` or `22 + 21 + 21`."""
+    if len(set(batches)) == 1:
+        return f"{len(batches)} x {batches[0]} per worker"
+    shown = list(batches) if len(batches) <= 8 else [*batches[:3], "...", batches[-1]]
+    return " + ".join(map(str, shown))
 
 
 def _derived(engine: Engine) -> dict[str, object]:

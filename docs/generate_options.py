@@ -1,5 +1,10 @@
-"""Writes reference/options.md from the option dataclasses: python docs/generate_options.py."""
+"""Writes reference/options.md and script/settings.py from the option dataclasses.
 
+$ python docs/generate_options.py
+"""
+
+import json
+import textwrap
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
@@ -12,10 +17,14 @@ from paceline.optim.table import OPTIMIZERS
 from paceline.options.command_line import flag
 from paceline.options.fields import OptionField, accepted_names
 from paceline.recipes.registry import BUILT_IN
+from paceline.runtime.script_options import script_options
 from paceline.training.config import training_options
 from paceline.training.recipe import load_recipe
 
 PAGE = Path(__file__).parent / "reference" / "options.md"
+SETTINGS = Path(__file__).parents[1] / "src" / "paceline" / "script" / "settings.py"
+_OPEN = ("sync", "on")
+"""Other packages add to what these can be."""
 
 _INTRODUCTION = """\
 # Options
@@ -28,6 +37,42 @@ written with underscores: `--global-batch` is `global_batch`. Switches take `--n
 `--no-drop-last`. An option that isn't given keeps the recipe's setting, else the default below. How
 they work together: [training.md](training.md).
 """
+
+
+_SETTINGS_INTRODUCTION = '''\
+"""The options that a session takes as keywords, typed, so that editors complete them.
+
+Written by docs/generate_options.py from the option dataclasses; don't edit by hand.
+"""
+
+from typing import Literal, TypedDict
+
+
+class SessionSettings(TypedDict, total=False):
+    """Options of training by their Python names; one that isn't given keeps its default."""
+'''
+
+
+def render_settings() -> str:
+    """Write the module of a session's keywords."""
+    parts = [_SETTINGS_INTRODUCTION]
+    for name, option in script_options().items():
+        kind = "str | None" if name in _OPEN else _in_python(option.annotation)
+        text = textwrap.fill(option.summary, 90)
+        parts.append(textwrap.indent(f'{name}: {kind}\n"""{text}"""\n', "    "))
+    return "\n".join(parts)
+
+
+def _in_python(annotation: object) -> str:
+    """Write a type as Python has it, None last."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        members = sorted(get_args(annotation), key=lambda member: member is type(None))
+        return " | ".join(map(_in_python, members))
+    if get_origin(annotation) is Literal:
+        return f"Literal[{', '.join(map(json.dumps, get_args(annotation)))}]"
+    if annotation is type(None):
+        return "None"
+    return annotation.__name__ if type(annotation) is type else str(annotation)
 
 
 def render() -> str:
@@ -133,3 +178,4 @@ def _plain(value: object) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(render())
+    SETTINGS.write_text(render_settings())

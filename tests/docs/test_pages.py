@@ -129,6 +129,7 @@ def test_the_option_table_is_up_to_date() -> None:
     generator = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generator)
     assert generator.PAGE.read_text() == generator.render(), "run python docs/generate_options.py"
+    assert generator.SETTINGS.read_text() == generator.render_settings()
 
 
 SLURM = {"ntasks", "ntasks-per-node", "gpus-per-task", "cpus-per-task", "time", "signal"} | {

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.training.revision import Revision, find_revision
+from tests.support.needs import GIT, need
 
 
 def _git(repository: Path, *words: str) -> str:
@@ -17,6 +18,7 @@ def _git(repository: Path, *words: str) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
+    need(GIT)
     _git(tmp_path, "init", "-q")
     (tmp_path / "train.py").write_text("1\n")
     _git(tmp_path, "add", ".")

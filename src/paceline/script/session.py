@@ -2,13 +2,13 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Unpack, cast
 
 from paceline.distributed.cpu_threads import share_cores
 from paceline.distributed.device import pick_device, resolve_backend
@@ -34,6 +34,7 @@ from paceline.runtime.tracking import tracked
 from paceline.runtime.write_report import write_report_apart
 from paceline.script.ending import check_no_other, opened
 from paceline.script.pinning import pin_from_start
+from paceline.script.settings import SessionSettings
 from paceline.tracking.registry import require_trackers
 from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.engine import Engine
@@ -52,7 +53,10 @@ _Make = Callable[[RunDirectory, Placement], RunDirectory]
 
 
 def session(
-    run_dir: str | Path | None = None, *, resume: Resume = False, **settings: OptionValue
+    run_dir: str | Path | None = None,
+    *,
+    resume: Resume = False,
+    **settings: Unpack[SessionSettings],
 ) -> Session:
     """Be a worker of a training from here on. Collective.
 
@@ -75,7 +79,7 @@ def session(
             will be 75.
     """
     check_no_other()
-    request = _request(run_dir, settings)
+    request = _request(run_dir, cast(Mapping[str, OptionValue], settings))
     config = TrainConfig.from_settings(request.settings)
     # Before anything is opened: this may replace the process.
     pin_from_start(config, sys._getframe(1))
@@ -173,7 +177,7 @@ def _announce(engine: Engine, request: TrainRequest) -> None:
     announce(engine, request)
 
 
-def _request(run_dir: str | Path | None, settings: dict[str, OptionValue]) -> TrainRequest:
+def _request(run_dir: str | Path | None, settings: Mapping[str, OptionValue]) -> TrainRequest:
     """Put together what the script, the command line and the environment say."""
     # Under `paceline run` the launcher has settled the request; the script's settings are added.
     payload = handed_request()

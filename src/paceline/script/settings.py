@@ -1,0 +1,235 @@
+"""The options that a session takes as keywords, typed, so that editors complete them.
+
+Written by docs/generate_options.py from the option dataclasses; don't edit by hand.
+"""
+
+from typing import Literal, TypedDict
+
+
+class SessionSettings(TypedDict, total=False):
+    """Options of training by their Python names; one that isn't given keeps its default."""
+
+    epochs: int
+    """Passes over the training set."""
+
+    target_accuracy: float | None
+    """Stop once the validation accuracy (0 to 1) has reached this; `none` turns a recipe's own
+    target off."""
+
+    patience: int
+    """How many epochs in a row must meet the target accuracy."""
+
+    early_stopping: int | None
+    """Stop after this many epochs in a row without a better validation result; `none` never
+    does."""
+
+    best_by: Literal["val_accuracy", "val_loss"]
+    """Which validation figure makes a snapshot the best one."""
+
+    time_budget: str | None
+    """Train for this long, for example 2h: the schedule is fitted to it, and time is kept back
+    for the last evaluation and snapshot."""
+
+    ema: float | None
+    """Keep an exponential moving average of the weights with this decay (0.999, say), which
+    evaluations, the best snapshot and export take. `none` turns a recipe's own off."""
+
+    seed: int
+    """Settles the weights at the start, the order of the samples, augmentation and dropout."""
+
+    check_every: int | None
+    """Compare the workers' weights and learning rates every this many steps, bit by bit, and
+    name a worker that has drifted; 0 never does. Default: 100 with --shards, else never."""
+
+    global_batch: int | None
+    """Samples that one optimizer step sees, over all workers together (`--batch-size` is this,
+    not a worker's share)."""
+
+    batch_per_worker: int | None
+    """Samples of each worker in a step; the global batch is then this times the number of
+    workers."""
+
+    max_batch_per_worker: int | None
+    """Most samples that a worker puts through the model at once (what fits into its memory)."""
+
+    balance: bool
+    """Share each global batch by the workers' measured speed instead of equally, for unequal
+    GPUs or nodes."""
+
+    shards: int | None
+    """Reproducible mode: cut each global batch into this many fixed shards and sum their
+    gradients in a fixed order. Default: one share per worker, summed as the backend does."""
+
+    drop_last: bool
+    """Leave out the short batch at the end of an epoch."""
+
+    loader_workers: int
+    """Processes per worker that read and transform training samples, and as many for validation
+    (0: none)."""
+
+    clip_norm: float | None
+    """Scale the whole gradient down to this norm when it is longer; off by default."""
+
+    precision: Literal["fp32", "bf16", "fp16"]
+    """Arithmetic of the forward and backward pass: bf16 and fp16 use autocast, fp16 with a loss
+    scaler; weights stay in fp32."""
+
+    memory_format: Literal["auto", "contiguous", "channels-last"]
+    """Layout of images and of convolutions' weights. auto: channels-last where the model has
+    convolutions over images (faster on CPUs and GPUs), else contiguous."""
+
+    compile: bool
+    """Compile the model with torch.compile: pays off in long trainings, costs a minute at the
+    start."""
+
+    sync_batchnorm: bool
+    """Take BatchNorm's statistics over the batches of all workers instead of each worker's own."""
+
+    allow_different_hardware: bool
+    """With --shards: resume although hardware, libraries or the number of threads differ from
+    before, or between workers."""
+
+    sync: str | None
+    """How the workers' gradients are combined. Default: allreduce; ordered with --shards.
+    allreduce: averaged in full in every step. ordered: summed in a fixed order, the same bits
+    on any number of workers (needs --shards). bf16: half the bytes, rounded to 8 bits of
+    fraction. fp16: half the bytes, rounded to 11 bits of fraction, at most 65504. powersgd:
+    two thin matrices instead of each large one, a hundredth of the bytes, an approximation.
+    local: each worker trains on its own, and weights are averaged every --sync-every steps.
+    diloco: the same, with momentum over the averages. auto: measures the first steps and
+    chooses."""
+
+    sync_warmup_steps: int | None
+    """With powersgd, local and diloco: average gradients in full for this many steps first.
+    Default: the steps of the first epoch."""
+
+    powersgd_rank: int
+    """Columns of PowerSGD's two matrices: more are closer to the true gradient, and more bytes."""
+
+    sync_every: int
+    """With local and diloco: steps that each worker takes on its own between two averages."""
+
+    sync_delay: int | None
+    """With local and diloco: steps that go on while an average is under way, so that it hides
+    behind them; 0 waits for it. Default: half of --sync-every."""
+
+    sync_parts: int
+    """With local and diloco: cut the model into this many parts, each averaged at a step of its
+    own, so that the network is busy evenly."""
+
+    sync_precision: Literal["fp32", "bf16", "int8"]
+    """With local and diloco: what differences of weights are sent in; bf16 takes half the bytes,
+    int8 a quarter."""
+
+    outer_lr: float
+    """With diloco: share of the averaged difference that is taken over."""
+
+    outer_momentum: float
+    """With diloco: Nesterov momentum over the averaged differences."""
+
+    snapshot_every_steps: int | None
+    """Write a snapshot every this many steps too; by default only epochs count."""
+
+    snapshot_every: str | None
+    """Write a snapshot each time this much time has passed too, such as 10m or 1h30m."""
+
+    keep_last: int
+    """How many of the newest snapshots are kept, besides the best one; at least 2, so that one
+    damaged on disk leaves another to go on from."""
+
+    copy_to: str | None
+    """Copy each snapshot and the run's small files to a place below this URL, in the background:
+    s3://bucket/prefix (extra: paceline[s3]), file:///directory, or any that fsspec has a
+    driver for. `paceline resume URL/RUN` goes on from there on a machine that has nothing.
+    none: no more."""
+
+    copy_wait_s: float
+    """Seconds that the end of the training waits for the last copies (Ctrl-C ends the wait)."""
+
+    progress: Literal["auto", "bar", "plain", "off"]
+    """What is shown while training. auto: a progress bar on a terminal, plain lines in a pipe."""
+
+    log_every: int | str
+    """How often figures within an epoch are recorded in steps.csv: after a number of steps, such
+    as 50, or a time, such as 5s or 1m. auto: about 200 times an epoch, and every 10 s."""
+
+    share_run_dir: bool
+    """Let others read the run directory, as your umask says: a team's."""
+
+    tensorboard: bool
+    """Also write TensorBoard event files into the run directory (extra: paceline[tensorboard])."""
+
+    tracker: tuple[str, ...]
+    """Also show the run at a tracker: wandb, mlflow (extras paceline[wandb], paceline[mlflow]),
+    or one that another package adds."""
+
+    tracker_project: str | None
+    """W&B's project, MLflow's experiment. Default: what the tracker's own variables say, then
+    the recipe's name."""
+
+    name: str | None
+    """A name for the run, which its directory then has too: runs/NAME-TIME. `paceline runs`
+    shows it."""
+
+    tag: tuple[str, ...]
+    """A word by which `paceline runs --filter tag=WORD` finds the run."""
+
+    note: str | None
+    """What you want to remember of the run; `paceline label` changes name, tags and note later."""
+
+    workers: int | None
+    """Worker processes to start. Default: one per GPU, or 2 on a machine without (never more
+    than its cores)."""
+
+    threads: int | None
+    """CPU threads per worker. Default: the cores shared out evenly, at least 1; with --shards 1,
+    so that the bits don't follow the machine."""
+
+    max_restarts: int
+    """Restarts allowed in a row without a newer snapshot; each newer snapshot refills them."""
+
+    hang_after_s: float | None
+    """Seconds without a finished step after which the workers count as hanging, and are ended
+    and started again; at least 10 times the median step. Default: 30, with --compile 120."""
+
+    stop_grace_s: float | None
+    """Seconds that workers have after a request to stop (Ctrl-C, SIGTERM) to finish their step
+    and write a snapshot; then they are killed. Default: twice what a step and the last
+    snapshot took, from 3.5 (60 on nodes where a service such as Kubernetes has started this
+    process; its own limit has to be longer) to 120."""
+
+    on: str | None
+    """Where workers run: local starts them on this machine, here makes this process the worker,
+    auto picks here when torchrun (or the like) started it and local otherwise."""
+
+    init_method: str | None
+    """Where workers meet, as in PyTorch: env:// (MASTER_ADDR and MASTER_PORT in the
+    environment), tcp://HOST:PORT (of rank 0) or file:///PATH (a new file that all workers
+    reach). Default: as the launcher says."""
+
+    rank: int | None
+    """This worker's number over all nodes, from 0, where you start each worker by hand. Default:
+    as torchrun, Slurm, MPI, Kubernetes, SageMaker or SkyPilot says."""
+
+    world_size: int | None
+    """Workers over all nodes, where you start each worker by hand."""
+
+    local_rank: int | None
+    """This worker's number on its node, from 0, where you start each worker by hand: it picks
+    the GPU."""
+
+    interface: str | None
+    """Network interface for the workers' sockets, such as eth0. Default: GLOO_SOCKET_IFNAME
+    where it is set, else the one on the route to rank 0."""
+
+    backend: Literal["auto", "nccl", "gloo", "mpi", "xccl", "smddp"]
+    """What carries the gradients. auto: nccl between GPUs, gloo between CPU workers. mpi needs a
+    PyTorch built with it, xccl is for Intel GPUs, smddp is SageMaker's."""
+
+    device: Literal["auto", "cpu", "cuda", "xpu"]
+    """What a worker computes on. auto: its own GPU where there is one, else the CPU; with
+    `--backend gloo` or mpi the CPU."""
+
+    timeout_s: float
+    """Seconds after which a worker that waits for the others gives up, so that a hang becomes an
+    error."""

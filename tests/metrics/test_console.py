@@ -16,6 +16,7 @@ from paceline.metrics.console import (
     EpochTable,
     PlainConsole,
     SilentConsole,
+    in_column,
     make_console,
 )
 from paceline.results.metrics_table import EpochRow
@@ -210,6 +211,22 @@ def test_silence_but_for_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
     SilentConsole().warn("the disk is full")
     assert capsys.readouterr().out == "the disk is full\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (
+            "  data      digits: 1,442 images; 355 for validation",
+            "  data      digits: 1,442 images; 355\n            for validation",
+        ),
+        ("  run       /a/long/path/that/no-terminal/shows", None),
+        ("a warning that is longer than the terminal is wide", None),
+        ("  short     line", None),
+    ],
+)
+def test_a_long_line_of_the_header_stays_in_its_column(line: str, shown: str | None) -> None:
+    assert in_column(line, 40) == (shown or line)
 
 
 def test_the_bar_shows_each_line_once_and_logs_all_but_itself(

@@ -1,6 +1,7 @@
 """What a training shows: a progress bar on a terminal, plain lines in a pipe, nothing twice."""
 
 import math
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, final
 
 from paceline.options.durations import format_clock
 from paceline.options.figures import show_bytes, show_loss, show_rate
-from paceline.options.text import printable
+from paceline.options.text import printable, wrapped
 from paceline.results.metrics_table import EpochRow
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Communication:
 _PLAIN_EVERY_S = 10.0
 _LEAST_BAR, _MOST_BAR = 6, 24
 """Columns of the bar."""
+_LABEL = re.compile(r" {2}[a-z]+ +(?=\S)")
 _DROPPED = (
     (),
     ("wire",),
@@ -224,14 +226,16 @@ class BarConsole(Console):
         """The figures of an epoch that hasn't ended."""
 
     def say(self, line: str) -> None:
-        """Print the line above the bar and into the log."""
+        """Print the line above the bar and into the log; long labelled lines in their column."""
         self._say(line)
 
     def _say(self, line: str, style: str | None = None) -> None:
         with suppress(OSError):  # the terminal is gone
-            self._bar().console.print(
-                printable(line), style=style, markup=False, highlight=False, soft_wrap=True
+            console = self._bar().console
+            shown = "\n".join(
+                in_column(each, console.width) for each in printable(line).split("\n")
             )
+            console.print(shown, style=style, markup=False, highlight=False, soft_wrap=True)
         with suppress(OSError), self._log.open("a") as file:  # a full disk must not end a training
             file.write(line + "\n")
 
@@ -282,6 +286,22 @@ class BarConsole(Console):
             self._progress.add_task("", visible=False)
             self._progress.start()
         return self._progress
+
+
+def in_column(line: str, width: int) -> str:
+    """Wrap a line such as `  data      digits: ...` so that what follows its label stays below it.
+
+    Args:
+        line: Any line; one without a label in its margin stays as it is.
+        width: Columns of the terminal.
+    """
+    label = _LABEL.match(line)
+    if label is None or len(line) <= width:
+        return line
+    lines = wrapped(line, width, " " * label.end())
+    return (
+        "\n".join(lines) if len(lines[0]) > label.end() else line
+    )  # one long word, such as a path
 
 
 def make_console(

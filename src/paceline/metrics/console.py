@@ -299,9 +299,9 @@ def in_column(line: str, width: int) -> str:
     if label is None or len(line) <= width:
         return line
     lines = wrapped(line, width, " " * label.end())
-    return (
-        "\n".join(lines) if len(lines[0]) > label.end() else line
-    )  # one long word, such as a path
+    if len(lines[0]) <= label.end():  # one long word, such as a path
+        return line
+    return "\n".join(lines)
 
 
 def make_console(

@@ -87,3 +87,36 @@ def test_other_commands_read_it_too(command: str, capsys: pytest.CaptureFixture[
     target = str(_GOLDEN.parent) if command == "resume" else "digits"
     assert main([command, target, "--config", "nowhere.toml"]) == ExitCode.USAGE
     assert "--config nowhere.toml can't be read" in capsys.readouterr().err
+
+
+def test_of_options_that_exclude_each_other_the_typed_one_counts(
+    printed: Printed, tmp_path: Path
+) -> None:
+    found = tomllib.loads(printed("--config", str(_GOLDEN), "--batch-per-worker", "16"))
+    assert found["batch-per-worker"] == 16
+    assert "global-batch" not in found
+    (tmp_path / "job.toml").write_text("warmup-steps = 5\n")
+    found = tomllib.loads(printed("digits", "--config", "job.toml", "--warmup-epochs", "2"))
+    assert found["warmup-epochs"] == 2
+    assert "warmup-steps" not in found
+
+
+@pytest.mark.parametrize("where", ["typed", "environment"])
+def test_a_file_for_another_recipe_is_refused(
+    where: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "job.toml").write_text('recipe = "mnist"\n')
+    monkeypatch.chdir(tmp_path)
+    words = ["--config", "job.toml"]
+    if where == "environment":
+        monkeypatch.setenv("PACELINE_CONFIG", words.pop())
+        words = []
+    assert main(["train", "digits", *words, "--print-config"]) == ExitCode.USAGE
+    assert "--config is for the recipe mnist, and the command names digits" in (
+        capsys.readouterr().err
+    )
+    assert main(["train", *words, "--print-config"]) == ExitCode.DONE
+    assert 'recipe = "mnist"' in capsys.readouterr().out

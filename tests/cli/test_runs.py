@@ -141,3 +141,13 @@ def test_runs_are_compared(runs: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert found[0]["curves"]["step"] == [23, 46]
     assert main(["compare", first]) == ExitCode.USAGE
     assert "name at least two run directories" in capsys.readouterr().err
+
+
+def test_variables_for_trainings_label_nothing(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(runs / "digits-20260302-101500")
+    monkeypatch.setenv("PACELINE_NAME", "of-another")
+    assert main(["label", str(run.path)]) == ExitCode.DONE
+    assert "of-another" not in capsys.readouterr().out
+    assert not run.notes_json.exists()

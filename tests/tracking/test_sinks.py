@@ -20,7 +20,7 @@ from tests.launch.test_launchers import install
 from tests.launch.waiting import patient, until
 from tests.support.needs import need
 from tests.tracking.runs import begun, ended, epoch, step, truncate
-from tests.tracking.trackers import TRACKERS, Tracker
+from tests.tracking.trackers import TRACKERS, Tracker, package
 
 PLUGIN = Path(__file__).parent / "plugin"
 """A package of somebody else's, with a sink called jsonl."""
@@ -152,3 +152,11 @@ def test_a_tracker_that_nobody_reaches_stops_nothing_and_gets_no_secret_written_
     assert f"Send the rest later: paceline track {run.path} --tracker mlflow" in shown.err
     texts = [path.read_text(errors="replace") for path in run.path.rglob("*") if path.is_file()]
     assert not any("hunter22" in text for text in [*texts, shown.out, shown.err])
+
+
+def test_tags_of_a_run_are_tags_of_mlflow() -> None:
+    need(package("mlflow", "MLflow"))
+    from paceline.tracking.mlflow_sink import _tag
+
+    made = [(_tag(tag).key, _tag(tag).value) for tag in ("sweep", "team=vision", "a@b#c", "=x")]
+    assert made == [("sweep", "true"), ("team", "vision"), ("a_b_c", "true"), ("tag", "x")]

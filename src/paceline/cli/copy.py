@@ -11,6 +11,7 @@ from paceline.errors import ExitCode, PacelineError, StoreError, UsageError
 from paceline.options.command_line import note, parse_options, show_help, take_word, wants_help
 from paceline.options.shell import command_line
 from paceline.options.text import printable
+from paceline.results.json_object import section, whole
 from paceline.results.run_directory import RunDirectory
 
 _USAGE = "paceline copy FROM [TO]"
@@ -83,19 +84,24 @@ def _copy(run: RunDirectory, target: str | None) -> None:
     from paceline.checkpoint.remote.record import CopyRecord
     from paceline.checkpoint.remote.store import open_store
 
-    settings = run.read_run().get("settings")
-    assert isinstance(settings, dict)  # `read_run` has checked
-    record = CopyRecord.read(run)
+    settings = section(run.read_run(), "settings")
+    record = before = CopyRecord.read(run)
     if target is not None:
         record = CopyRecord.for_run(run, check_url(target, "TO"))
     if record is None:
         raise UsageError(f"{run.path} was never copied: say where to, {_USAGE}")
-    keep_last = settings.get("keep_last", SnapshotOptions().keep_last)
+    keep_last = whole(settings, "keep_last") or SnapshotOptions().keep_last
     with run.lock():
         record.write(run)
-        copier = RunCopier(run, open_store(record.url), record, int(str(keep_last)))
         try:
+            copier = RunCopier(run, open_store(record.url), record, keep_last)
             copier.claim()
+        except BaseException as error:
+            (before or record).write(run)  # where `resume` copies on to
+            if isinstance(error, PacelineError) or not isinstance(error, Exception):
+                raise
+            raise StoreError(f"copying to {record.url} failed: {reason_of(error)}") from None
+        try:
             copier.copy()
             copier.record = replace(copier.record, complete=True)
             note_in_summary(run, copier.record)

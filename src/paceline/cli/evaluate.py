@@ -69,7 +69,8 @@ def main(tokens: Sequence[str]) -> int:
     arguments = {"data_dir": given["data_dir"]} if "data_dir" in given else {}
     device = cast(DeviceKind, given.get("device", "auto"))
     path = find_snapshot(run, str(given.get("snapshot", "best")), note)
-    result = evaluate_run(run, path, arguments, device, ema=bool(given.get("ema", True)))
+    with output.apart():  # a recipe may print
+        result = evaluate_run(run, path, arguments, device, ema=bool(given.get("ema", True)))
     classes = (
         _write_confusion(run, result) if result.class_names and result.totals.samples else None
     )

@@ -5,12 +5,19 @@ from dataclasses import replace
 
 from paceline.errors import ExitCode, UsageError
 from paceline.files import storing
-from paceline.options.command_line import read_command
+from paceline.options.command_line import (
+    ON_COMMAND_LINE,
+    read_options,
+    show_help,
+    take_word,
+    wants_help,
+)
 from paceline.options.fields import OptionField
 from paceline.options.text import printable
 from paceline.results.run_directory import RunDirectory
 from paceline.results.run_notes import RunNotes
 
+_USAGE = "paceline label RUN_DIR"
 _ABOUT = (
     "Change a run's name, tags and note, also while it runs; without options, show them. "
     "`paceline train --name ... --tag ... --note ...` gives them from the start."
@@ -49,9 +56,12 @@ _OPTIONS = (
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    (where,), given = read_command(
-        "paceline label RUN_DIR", _ABOUT, tokens, _OPTIONS, "the run directory"
-    )
+    if wants_help(tokens):
+        show_help(_USAGE, _ABOUT, _OPTIONS, tokens)
+    where, rest = take_word(tokens, _USAGE, "the run directory")
+    found = read_options(_USAGE, _ABOUT, rest, _OPTIONS)
+    # PACELINE_NAME and the like in the environment are for trainings that begin.
+    given = {n: v for n, v in found.values.items() if found.sources[n] == ON_COMMAND_LINE}
     run = RunDirectory.named(where)
     problems: list[str] = []
     before = RunNotes.read(run, run.read_run(), problems)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paceline.cli.cluster_submit import cluster_options, take_cluster_choice
 from paceline.cli.output import ALL_IS_SAID
-from paceline.cli.train import RUN_DIR, begin, print_config
+from paceline.cli.train import RUN_DIR, begin, merge_layers, print_config
 from paceline.errors import ExitCode, UsageError
 from paceline.options.command_line import (
     part_script_args,
@@ -40,7 +40,7 @@ def main(tokens: Sequence[str]) -> int:
     command = shlex.join(("paceline", "run", script))
     hint = f". Arguments of the script itself come after --: {command} -- ..."
     found = read_options(command, _ABOUT, own, options, hint)
-    given = found.values
+    given = merge_layers(found.values, found.of_file(), {})
     given.pop("config", None)
     prints = given.pop("print_config", False)
     choice, where = take_cluster_choice(given), given.pop("run_dir", None)

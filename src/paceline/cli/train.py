@@ -1,6 +1,6 @@
 """`paceline train RECIPE`: trains a recipe, the embedded digits by default."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +14,7 @@ from paceline.cli.cluster_submit import (
 )
 from paceline.cli.dry_run import show_plan
 from paceline.cli.output import ALL_IS_SAID, TRAIN_OUTPUT, Output
+from paceline.distributed.environment import surroundings
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.registry import launchers
 from paceline.options.command_line import (
@@ -54,8 +55,14 @@ _ENVIRONMENT = "An option can also be given in the environment: PACELINE_EPOCHS 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     is_named = bool(tokens) and not tokens[0].startswith("-")
-    name, rest = split(tokens) if is_named else (recipe_in_config(tokens) or DEFAULT, tokens)
+    in_file = recipe_in_config(tokens)
+    name, rest = split(tokens) if is_named else (in_file or DEFAULT, tokens)
     reference = reference_of(name)
+    if in_file is not None and reference_of(in_file) != reference:
+        raise UsageError(
+            f"--config is for the recipe {in_file}, and the command names {name}: take one of them "
+            "out"
+        )
     recipe = load_recipe(reference)
     command, which = f"paceline train {name}", ""
     if not is_named and wants_help(rest):
@@ -72,9 +79,10 @@ def main(tokens: Sequence[str]) -> int:
     options = {n: v for n, v in given.items() if n not in own}
     if output.quiet:
         options.setdefault("progress", "off")
-    settings = merge(options, recipe.settings)
+    settings = merge_layers(options, found.of_file(), recipe.settings)
     config = TrainConfig.from_settings(settings)
-    refuse_idle(config, options)
+    refuse_idle(config, [name for name in options if name in settings])
+    given = {n: v for n, v in given.items() if n in settings or n not in options}
     request = TrainRequest(
         recipe=name,
         reference=absolute_reference(reference),
@@ -92,6 +100,20 @@ def main(tokens: Sequence[str]) -> int:
     output.tell_settings(request, sources, dry_run=plans)
     paths = tuple(sorted(recipe.paths_among(arguments)))
     return begin(name, request, config, choice, given, where, paths, output)
+
+
+def merge_layers(
+    options: Mapping[str, OptionValue],
+    of_file: Container[str],
+    recipe_settings: Mapping[str, OptionValue],
+) -> dict[str, OptionValue]:
+    """Put what was typed over the settings of a file, and both over the recipe's.
+
+    Of options that exclude each other (`global_batch`, `batch_per_worker`) the upper one stays.
+    """
+    filed = {name: value for name, value in options.items() if name in of_file}
+    typed = {name: value for name, value in options.items() if name not in of_file}
+    return merge(typed, merge(filed, recipe_settings))
 
 
 def begin(
@@ -160,20 +182,19 @@ def split(tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def recipe_in_config(tokens: Sequence[str]) -> str | None:
-    """Give the recipe that the file behind `--config` names, if there is one.
+    """Give the recipe that the file of `--config`, or of PACELINE_CONFIG, names, if it does.
 
     Raises:
         UsageError: The file can't be read, or is the `run.json` of a script.
     """
     if wants_help(tokens):
         return None
+    path = surroundings().get("PACELINE_CONFIG", "")
     for place, token in enumerate(tokens):
-        option, _, path = token.partition("=")
-        if option != flag(CONFIG.name):
-            continue
-        path = path or " ".join(tokens[place + 1 : place + 2])
-        return read_config(path).recipe if path else None
-    return None
+        option, _, text = token.partition("=")
+        if option == flag(CONFIG.name):
+            path = text or " ".join(tokens[place + 1 : place + 2])
+    return read_config(path).recipe if path else None
 
 
 def print_config(request: TrainRequest) -> None:

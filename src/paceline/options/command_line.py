@@ -106,6 +106,10 @@ class GivenOptions:
     sources: Mapping[str, str]
     """`command line`, `environment`, or a file's line, by name."""
 
+    def of_file(self) -> set[str]:
+        """Name those that a file says: what is typed, or in the environment, counts before them."""
+        return {name for name, where in self.sources.items() if where not in _SOURCES.values()}
+
 
 def read_options(
     command: str,
@@ -164,7 +168,9 @@ def _read_file(
             by_name[name].append(token)
 
 
-_SOURCES = {"cli": "command line", "env": "environment"}
+ON_COMMAND_LINE, IN_ENVIRONMENT = "command line", "environment"
+"""Where an option is from, if it isn't from a file."""
+_SOURCES = {"cli": ON_COMMAND_LINE, "env": IN_ENVIRONMENT}
 
 
 def _note_sources(

@@ -128,6 +128,15 @@ def _say(text: str) -> None:
         print(printable(text), file=sys.stderr, flush=True)
 
 
+def _message(line: bytes) -> tuple[str, str]:
+    """Read a message; a line that a store's library has printed is of no kind."""
+    try:
+        message = json.loads(line)
+        return str(message["kind"]), str(message["text"])
+    except (ValueError, TypeError, KeyError):
+        return "", ""
+
+
 @final
 class _Process:
     """The copying process, seen from the training's."""
@@ -174,9 +183,9 @@ class _Process:
         descriptor, deadline_s = self._process.stdout.fileno(), time.monotonic() + limit_s
         while True:
             *lines, self._pending = self._pending.split(b"\n")
-            for message in map(json.loads, lines):
-                if message["kind"] in kinds:
-                    return message["kind"], message["text"]
+            for kind, text in map(_message, lines):
+                if kind in kinds:
+                    return kind, text
             left_s = max(0.0, deadline_s - time.monotonic())
             if not select.select([descriptor], [], [], left_s)[0]:
                 return None

@@ -70,7 +70,7 @@ def _start(
     """Start a process in a session of its own: the terminal's Ctrl-C is the training's."""
     words = (how, str(run.path), name, options.tracker_project or "", str(LIMIT_S), *more)
     return subprocess.Popen(
-        [sys.executable, "-m", "paceline.tracking", *words],
+        [sys.executable, "-P", "-m", "paceline.tracking", *words],
         stdin=subprocess.PIPE if how == BESIDE else subprocess.DEVNULL,
         start_new_session=True,
     )
@@ -115,9 +115,9 @@ def _wait(processes: Processes, limit_s: float) -> bool:
 
 
 def _end(processes: Processes) -> None:
-    """End processes that still run, with those that they have started."""
+    """End processes, with those that they have started."""
     for process in processes.values():
-        if process.poll() is None:
+        if process.returncode is None:  # not reaped: its group's number is nobody else's yet
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

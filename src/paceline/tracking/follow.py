@@ -129,7 +129,8 @@ class Follower:
         self._sink = sink = self._entry.make()
         opened = sink.open(info, before.id if before else None)
         cursor = before.cursor if before else Cursor()
-        self._note = TrackerNote(id=opened.id, where=opened.where, cursor=cursor)
+        where = without_secrets(opened.where)  # it is copied elsewhere with --copy-to
+        self._note = TrackerNote(id=opened.id, where=where, cursor=cursor)
         self._put()
         self._rows, self._pending = NewRows(self._run, cursor, opened.last_step), []
         if not self._quiet:

@@ -17,7 +17,7 @@ from paceline.tracking.base import Ending, Opened, Row, RunInfo, Sink
 
 _STATES: Mapping[Ending, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 _NO_NAME = re.compile(r"[^\w. /:-]")
-"""What no name of a metric may have in it."""
+"""What no name of a metric or a tag may have in it."""
 _MOST_METRICS, _MOST_PARAMS, _LONGEST_PARAM = 1000, 100, 6000
 """Of one call, as MLflow's REST API limits them."""
 
@@ -36,10 +36,10 @@ class MlflowSink(Sink):
         """Begin or resume the run."""
         self._client = client = MlflowClient(_tracking_uri())
         self._started_s = run.started_s
-        if previous is None:
+        if previous is None and not self._id:  # else an earlier try has made it
             created = client.create_run(_experiment(client, run), run_name=run.name)
             self._id = created.info.run_id
-        else:
+        elif previous is not None:
             self._id = previous
             client.update_run(previous, status="RUNNING")
         self._describe(run)
@@ -80,7 +80,7 @@ class MlflowSink(Sink):
         new = [Param(name, value) for name, value in wanted.items() if name not in known]
         # A parameter of MLflow never changes.
         changed = [RunTag(f"resumed/{n}", v) for n, v in wanted.items() if known.get(n, v) != v]
-        tags = [RunTag("paceline.run_dir", str(run.path)), *(RunTag(t, "true") for t in run.tags)]
+        tags = [RunTag("paceline.run_dir", str(run.path)), *map(_tag, run.tags)]
         if run.note:
             tags.append(RunTag("mlflow.note.content", run.note))
         for start in range(0, len(new), _MOST_PARAMS):
@@ -128,6 +128,12 @@ def _experiment(client: MlflowClient, run: RunInfo) -> str:
         name = variables.get("MLFLOW_EXPERIMENT_NAME", name)
     found = client.get_experiment_by_name(name)
     return str(found.experiment_id if found else client.create_experiment(name))
+
+
+def _tag(tag: str) -> RunTag:
+    """Give `team=vision` as key and value, any other tag as a key."""
+    key, _, value = tag.partition("=")
+    return RunTag(_NO_NAME.sub("_", key) or "tag", value or "true")
 
 
 def _text(value: object) -> str:

@@ -13,6 +13,7 @@ from paceline.tracking.base import Ending, Opened, Row, RunInfo, Sink
 if TYPE_CHECKING:
     from wandb import Run
 
+_LONGEST_TAG = 64
 _EXIT_CODES: Mapping[Ending, ExitCode] = {
     "finished": ExitCode.DONE,
     "stopped": ExitCode.RESUMABLE,
@@ -39,7 +40,7 @@ class WandbSink(Sink):
             id=previous,
             name=variables.get("WANDB_NAME", run.name),
             notes=run.note or None,
-            tags=run.tags or None,
+            tags=[tag[:_LONGEST_TAG] for tag in run.tags] or None,
             config=dict(run.config),
             resume="allow" if previous else None,
             dir=variables.get("WANDB_DIR", str(run.path)),

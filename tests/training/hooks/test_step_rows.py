@@ -20,6 +20,7 @@ from paceline.distributed.work_division import Division
 from paceline.errors import InterruptedTraining
 from paceline.metrics.counters import Totals
 from paceline.metrics.options import MetricsOptions
+from paceline.metrics.tensorboard import TensorBoardLog
 from paceline.options.fields import OptionValue
 from paceline.results.metrics_table import (
     STEPS,
@@ -171,9 +172,11 @@ def plain_losses() -> list[tuple[float, int]]:
     return found
 
 
-def train(group: Group, directory: Path, log_every: OptionValue, stop: int | None) -> None:
+def train(
+    group: Group, directory: Path, log_every: OptionValue, stop: int | None, **more: OptionValue
+) -> None:
     flag = StopFlag(under_launcher=True)
-    settings = {"log_every": log_every}
+    settings = {"log_every": log_every, **more}
     with suppress(InterruptedTraining), session_on(group, directory, settings, flag) as s:
         model = s.model(net())
         optimizer = s.optimizer(torch.optim.SGD(model.parameters(), lr=LR))
@@ -216,6 +219,20 @@ def check_rows(path: Path, steps: Sequence[int]) -> None:
 def test_a_rows_loss_is_the_mean_since_the_row_before(world_size: int, tmp_path: Path) -> None:
     run_ranks(world_size, train, tmp_path, 3, None)
     check_rows(tmp_path / "steps.csv", [3, 6, 7, 9, 12, 14])
+
+
+@pytest.mark.ranks
+def test_events_that_cant_be_written_end_neither_rows_nor_the_training(tmp_path: Path) -> None:
+    def body(group: Group) -> None:
+        def full(log: TensorBoardLog, row: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        TensorBoardLog.add = full  # type: ignore[method-assign]  # a forked process: it ends with it
+        train(group, tmp_path, 3, None, tensorboard=True)
+
+    run_ranks(1, body)
+    check_rows(tmp_path / "steps.csv", [3, 6, 7, 9, 12, 14])
+    assert len(read_table(tmp_path / "metrics.csv")) == EPOCHS
 
 
 @pytest.mark.ranks

@@ -11,6 +11,7 @@ from typing import Self
 from paceline.checkpoint.remote.url import check_url, copies_of
 from paceline.errors import UsageError
 from paceline.files import read_json_object, why_unreadable, write_json
+from paceline.options.fields import read_dataclass
 from paceline.results.run_directory import RunDirectory
 
 FORMAT = 1
@@ -23,7 +24,7 @@ class CopyRecord:
     url: str
     """Of this run's copies: its own place below what `--copy-to` says."""
     token: str = field(default_factory=lambda: secrets.token_hex(16))
-    """What this run directory has written into the owner's mark there; no credential."""
+    """What this run directory writes into the owner's mark of each of its places; no credential."""
     takes_over: str | None = None
     """The token found there when the run was fetched: that owner's copies are gone on with."""
     newest_step: int = -1
@@ -51,11 +52,11 @@ class CopyRecord:
             if not isinstance(content.get("token"), str):
                 raise ValueError("it has no token")
             check_url(str(content.get("url")), "its url")
-            return cls(**content)  # type: ignore[arg-type]  # TypeError where it has other fields
+            return read_dataclass(cls, content, strict=True)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError) as error:
-            why = str(error) if isinstance(error, TypeError) else why_unreadable(error)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            why = why_unreadable(error) if isinstance(error, OSError | ValueError) else str(error)
             raise UsageError(
                 f"{run.copy_json} can't be read: {why}. Remove it, and give another --copy-to"
             ) from error
@@ -71,7 +72,9 @@ class CopyRecord:
         before = cls.read(run)
         if before is not None and before.url.rpartition("/")[0] == copy_to:
             return replace(before, complete=False)
-        return cls(url=copies_of(copy_to, run.path.name))
+        url = copies_of(copy_to, run.path.name)
+        # One token for all its places, so that it can go back to one that it has had before.
+        return cls(url=url) if before is None else cls(url=url, token=before.token)
 
     def write(self, run: RunDirectory) -> None:
         """Write it; on a full disk, or where the directory is gone, the last one stays."""

@@ -6,6 +6,7 @@ Rank 0 alone writes; rows within an epoch on a thread, so that a slow disk holds
 import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from paceline.results.metrics_table import (
     Begun,
     Cells,
     EpochRow,
+    StepRow,
     TableFormat,
     append_rows,
     cells_of,
@@ -164,8 +166,18 @@ class MetricsLogger(StepHook):
         row = row_between(before, after, accurate=accurate, sized=sized)
         if self._steps is not None:
             self._steps.append(cells_of(row))
-        if self._tensorboard is not None:
-            self._tensorboard.add(row)
+        self._show_on_tensorboard(row)
+
+    def _show_on_tensorboard(self, row: EpochRow | StepRow) -> None:
+        """Add a row to TensorBoard's events; what it can't write doesn't end a training."""
+        tensorboard = self._tensorboard
+        if tensorboard is None:
+            return
+        try:
+            tensorboard.add(row)
+        except (OSError, RuntimeError, ValueError) as error:  # its own thread's, raised again here
+            self._tensorboard = None
+            self._context.console.warn(f"TensorBoard's events end here: {error}; training goes on")
 
     def end_epoch(self, row: EpochRow) -> None:
         """Record the epoch. Collective where there is an `agree`."""
@@ -179,8 +191,7 @@ class MetricsLogger(StepHook):
         if self._epochs is not None:
             # Of what snapshots don't hold any more all is on disk.
             self._epochs.append(cells, synced=row.epoch % (_SAVED_ROWS // 2) == 0)
-        if self._tensorboard is not None:
-            self._tensorboard.add(row)
+        self._show_on_tensorboard(row)
         self._context.console.epoch(row)
 
     def state_dict(self) -> Mapping[str, object]:
@@ -192,7 +203,8 @@ class MetricsLogger(StepHook):
         if self._thread is not None:
             self._thread.end()
         if self._tensorboard is not None:
-            self._tensorboard.close()
+            with suppress(OSError):  # a full disk
+                self._tensorboard.close()
 
 
 def _rows_of(value: object) -> tuple[Cells, ...]:

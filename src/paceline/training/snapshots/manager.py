@@ -290,6 +290,11 @@ class SnapshotManager:
             average.restore(found)
         elif average is not None and snapshot.step:
             self._report("The snapshot has no average of the weights (--ema): it begins here")
+        elif found:
+            self._report(
+                "The snapshot has an average of the weights, and now none is kept (s.ema, --ema): "
+                "from here on the trained weights are evaluated"
+            )
 
     def _gathered_own(self) -> RankState:
         """Collect what each worker has a state of its own of. Collective where there is any."""

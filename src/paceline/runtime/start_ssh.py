@@ -59,7 +59,7 @@ def _check(launch: Launch, options: HostsOptions) -> None:
     if launch.config.snapshots.copy_url is not None:
         raise UsageError(
             "--copy-to copies from the machine that starts the workers, and with --hosts snapshots "
-            "are on the hosts, each of which has them all. Leave it out"
+            "are on the hosts, each of which has them all. Leave it out, or give --copy-to none"
         )
     if dist.rank is not None or dist.init_method is not None:
         raise UsageError(

@@ -227,7 +227,7 @@ def test_events_that_cant_be_written_end_neither_rows_nor_the_training(tmp_path:
         def full(log: TensorBoardLog, row: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        TensorBoardLog.add = full  # type: ignore[method-assign]  # a forked process: it ends with it
+        TensorBoardLog.add = full  # type: ignore[assignment,method-assign]  # in a fork
         train(group, tmp_path, 3, None, tensorboard=True)
 
     run_ranks(1, body)

@@ -27,16 +27,22 @@ def _with_clock(training: Training) -> None:
     library, offset = training.room / "clockjump.so", training.room / "offset"
     words = ["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(_CLOCK), "-ldl"]
     subprocess.run(words, check=True, capture_output=True)
-    offset.write_bytes(struct.pack("=q", 0))
+    offset.write_bytes(bytes(8))
     training.variables |= {"LD_PRELOAD": str(library), "CLOCK_OFFSET": str(offset)}
 
 
 def _jump(training: Training) -> None:
     jump_s = training.random.choice((-86400, -3600, -30, 30, 3600, 86400))
-    (training.room / "offset").write_bytes(struct.pack("=q", jump_s))
+    _set_clock(training, jump_s)
     training.release()
     time.sleep(training.drawn.delay_s)
-    (training.room / "offset").write_bytes(struct.pack("=q", jump_s // 2))
+    _set_clock(training, jump_s // 2)
+
+
+def _set_clock(training: Training, offset_s: int) -> None:
+    # In place: it is mapped, and a process that reads it while it is empty gets SIGBUS.
+    with (training.room / "offset").open("r+b") as file:
+        file.write(struct.pack("=q", offset_s))
 
 
 def _without_clock(training: Training) -> None:

@@ -52,7 +52,7 @@ def main() -> int:
     """Measure and report."""
     arguments = parser(__doc__ or "").parse_args()
     os.environ["WANDB_MODE"] = "offline"
-    rounds, epochs, images = (1, 2, 6000) if arguments.quick else (6, 5, 24_000)
+    rounds, epochs, images = (1, 2, 6000) if arguments.quick else (4, 5, 12_000)
     report = Report(name="watching")
     report.remarks = [f"mnist's network, batch {_BATCH}, {images:,} images, {epochs} epochs a run"]
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as scratch:

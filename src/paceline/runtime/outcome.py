@@ -174,34 +174,36 @@ def _print_interrupted(run: RunDirectory, again: Sequence[str]) -> None:
 
 
 def _summary_text(summary: Mapping[str, object], run: RunDirectory) -> str:
+    found = run.read_run()
+    is_recipe = found.get("kind") == "recipe"
+    speed = _speed(summary, "images" if is_recipe else "samples")
     lines = [
-        f"{_how_far(summary, run)}. {_count(summary, 'step')} in "
-        f"{format_duration(_number(summary, 'train_time_s'))}{_speed(summary, run)}",
+        f"{_how_far(summary, found, is_recipe=is_recipe)}. {_count(summary, 'step')} in "
+        f"{format_duration(_number(summary, 'train_time_s'))}{speed}",
         f"  validation  {_validation(summary)}",
     ]
     if "test_samples" in summary:
         lines.append(f"  test        {_test(summary)}")
     if exceeded := describe_exceeded(summary.get("time_budget")):
-        lines.append(f"  time budget {exceeded}{_start(run)}")
+        lines.append(f"  time budget {exceeded}{_start(found)}")
     lines += [
         f"  weights     sha256 {str(summary.get('weights_sha256'))[:16]}",
         f"  report      {run.report_html}",
     ]
     if summary.get("mixed_numerics") is True:
         lines.append(f"  numerics    {_MIXED}")
-    if run.read_run().get("kind") == "recipe":
+    if is_recipe:
         lines.append(f"  evaluate    {command_line('evaluate', run.path)}")
     return "\n".join(lines)
 
 
-def _how_far(summary: Mapping[str, object], run: RunDirectory) -> str:
+def _how_far(summary: Mapping[str, object], found: Mapping[str, object], *, is_recipe: bool) -> str:
     """Say how many epochs are done, of how many, and why no more: a reached target is a success."""
     ended, epochs = str(summary.get("stopped_because")), summary.get("epochs")
-    found = run.read_run()
     settings = found.get("settings")
     # Of a script no planned number of epochs is known.
     limit: object = epochs if ended == "epochs" else None
-    if limit is None and found.get("kind") == "recipe" and isinstance(settings, dict):
+    if limit is None and is_recipe and isinstance(settings, dict):
         limit = settings.get("epochs")
     text = ""
     if epochs:
@@ -212,9 +214,8 @@ def _how_far(summary: Mapping[str, object], run: RunDirectory) -> str:
     return f"Finished{text}" + ("" if ended == "epochs" else f": {_REASONS.get(ended, 'it ended')}")
 
 
-def _start(run: RunDirectory) -> str:
+def _start(found: Mapping[str, object]) -> str:
     """Say how long a training's only start took, which no budget counts."""
-    found = run.read_run()
     history = found.get("history")
     if not isinstance(history, list) or len(history) != 1 or not isinstance(history[0], dict):
         return ""
@@ -229,10 +230,9 @@ def _start(run: RunDirectory) -> str:
     return f". Starting took {format_duration(start_s)} more, which isn't counted"
 
 
-def _speed(summary: Mapping[str, object], run: RunDirectory) -> str:
-    """Give the images a second, where it is known how many a step had; a script's are samples."""
+def _speed(summary: Mapping[str, object], unit: str) -> str:
+    """Give the images (of a script samples) a second, where it is known how many a step had."""
     speed = _number(summary, "images_per_s")
-    unit = "images" if run.read_run().get("kind") == "recipe" else "samples"
     return "" if math.isnan(speed) else f", {speed:,.0f} {unit}/s"
 
 

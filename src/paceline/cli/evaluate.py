@@ -135,12 +135,7 @@ def _show_classes(classes: Confusion) -> None:
 def _show_mistakes(classes: Confusion) -> None:
     """Print which classes are taken for which, the most frequent first."""
     names = classes.classes
-    mistakes = [
-        (amount, names[truth], names[answer])
-        for truth, row in enumerate(classes.counts)
-        for answer, amount in enumerate(row)
-        if amount and truth != answer
-    ]
+    mistakes = [(n, names[truth], names[answer]) for n, truth, answer in classes.mistakes()]
     print("\nmost frequent mistakes" if mistakes else "\nno mistakes")
     for amount, truth, answer in sorted(mistakes, reverse=True)[:_MOST_MISTAKES]:
         print(printable(f"{amount:7d}  {truth} taken for {answer}"))

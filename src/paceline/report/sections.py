@@ -253,12 +253,7 @@ def _cell(confusion: Confusion, truth: int, answer: int) -> Cell:
 
 def mistakes_table(confusion: Confusion) -> Table:
     """List the most frequent mistakes."""
-    mistakes = [
-        (count, truth, answer)
-        for truth, row in enumerate(confusion.counts)
-        for answer, count in enumerate(row)
-        if count and truth != answer
-    ]
+    mistakes = confusion.mistakes()
     largest = nlargest(MOST_MISTAKES, mistakes, key=lambda mistake: mistake[0])
     rows = tuple(
         (

@@ -70,6 +70,15 @@ class Confusion:
             f1=_mean([each.f1 for each in self.per_class]),
         )
 
+    def mistakes(self) -> list[tuple[int, int, int]]:
+        """List how often each class was taken for each other one: count, truth, answer."""
+        return [
+            (count, truth, answer)
+            for truth, row in enumerate(self.counts)
+            for answer, count in enumerate(row)
+            if count and truth != answer
+        ]
+
     def write(self, path: Path) -> None:
         """Write it as JSON, whole or not at all.
 

@@ -1,6 +1,7 @@
 """`paceline copy`: a run to a place elsewhere, as `--copy-to` does in a training, or from there."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,12 +70,8 @@ def fetch(url: str, where: str | None) -> tuple[str, RunDirectory]:
     from paceline.checkpoint.remote.store import open_store
 
     store = open_store(url)
-    try:
+    with _in_words(f"{url} can't be fetched"):
         fetch_run(url, store, run, note)
-    except PacelineError:
-        raise
-    except Exception as error:  # noqa: BLE001  # a store's library may raise anything
-        raise StoreError(f"{url} can't be fetched: {reason_of(error)}") from None
     return url, run
 
 
@@ -93,23 +90,28 @@ def _copy(run: RunDirectory, target: str | None) -> None:
     keep_last = whole(settings, "keep_last") or SnapshotOptions().keep_last
     with run.lock():
         record.write(run)
+        copier = None
         try:
-            copier = RunCopier(run, open_store(record.url), record, keep_last)
-            copier.claim()
-        except BaseException as error:
-            (before or record).write(run)  # where `resume` copies on to
-            if isinstance(error, PacelineError) or not isinstance(error, Exception):
-                raise
-            raise StoreError(f"copying to {record.url} failed: {reason_of(error)}") from None
-        try:
-            copier.copy()
-            copier.record = replace(copier.record, complete=True)
-            note_in_summary(run, copier.record)
-            copier.copy_summary()
-        except PacelineError:
-            raise
-        except Exception as error:  # noqa: BLE001  # as above
-            raise StoreError(f"copying to {record.url} failed: {reason_of(error)}") from None
+            with _in_words(f"copying to {record.url} failed"):
+                claiming = RunCopier(run, open_store(record.url), record, keep_last)
+                claiming.claim()
+                copier = claiming
+                copier.copy()
+                copier.record = replace(copier.record, complete=True)
+                note_in_summary(run, copier.record)
+                copier.copy_summary()
         finally:
-            copier.record.write(run)
+            # A place that couldn't be claimed isn't where `resume` copies on to.
+            (copier.record if copier else before or record).write(run)
     print(printable(f"Copied to {record.url}"))
+
+
+@contextmanager
+def _in_words(what: str) -> Iterator[None]:
+    """Have whatever a store's library raises in the block say what failed, without secrets."""
+    try:
+        yield
+    except PacelineError:
+        raise
+    except Exception as error:  # noqa: BLE001  # a store's library may raise anything
+        raise StoreError(f"{what}: {reason_of(error)}") from None

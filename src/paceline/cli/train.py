@@ -203,13 +203,14 @@ def print_config(request: TrainRequest) -> None:
     Those that keep their defaults, and those that have no effect with the others, are comments.
     """
     config = TrainConfig.from_settings(request.settings)
+    settings = config.settings()
     print(f"# Settings of {request.recipe}; what is commented out is the default.")
     if request.kind == "recipe":
         print(as_toml("recipe", request.recipe))
     for name, value in request.arguments.items():
         print(as_toml(name, value))
     for name, option in training_options().items():
-        value = config.settings()[name]
+        value = settings[name]
         is_set = name in request.settings and (value != option.default or name in request.given)
         mark = "" if is_set and _counts(config, name) else "# "
         print(f"{mark}{as_toml(option.own_names[0], value)}")

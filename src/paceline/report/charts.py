@@ -151,17 +151,15 @@ def choose_charts(report: RunReport) -> tuple[Chart, ...]:
     marks = find_marks(report)
     best = best_position(report)
     alone = number(section(report.run, "derived"), "world_size") == 1
-    return tuple(
-        _step_chart(plan, report, marks, best)
-        if plan.large and report.steps.has(plan.columns[0][0])
-        else _chart(plan, metrics, marks, best)
-        for plan in _PLANS
-        if (
-            any(metrics.has(name) for name, _, _ in plan.columns)
-            or (plan.large and report.steps.has(plan.columns[0][0]))
-        )
-        and not (alone and plan.slug == "communication")
-    )
+    charts = []
+    for plan in _PLANS:
+        if alone and plan.slug == "communication":
+            continue
+        if plan.large and report.steps.has(plan.columns[0][0]):
+            charts.append(_step_chart(plan, report, marks, best))
+        elif any(metrics.has(name) for name, _, _ in plan.columns):
+            charts.append(_chart(plan, metrics, marks, best))
+    return tuple(charts)
 
 
 def thin(length: int, limit: int, keep: Sequence[int] = ()) -> list[int]:

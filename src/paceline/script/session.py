@@ -48,6 +48,12 @@ from paceline.training.sync.validation import check_method, check_reproducible, 
 from paceline.training.worker import announce, facts_here, finish, set_up_torch
 
 Resume = bool | Literal["auto"]
+_OF_STARTER = {
+    "copy_to": "copies",
+    "tracker": "feeds the trackers",
+    "tracker_project": "feeds the trackers",
+}
+"""Options of what the process does that started the workers."""
 _Make = Callable[[RunDirectory, Placement], RunDirectory]
 """Makes the run directory, or finds the old one."""
 
@@ -191,14 +197,10 @@ def _request(run_dir: str | Path | None, settings: Mapping[str, OptionValue]) ->
                 f"directory {asked.run_dir}: leave it out in the script, or give the same one with "
                 "--run-dir"
             )
-        if settings.get("copy_to") not in (None, asked.settings.get("copy_to")):
-            raise UsageError(
-                "the script says copy_to=..., and what started it copies: give it --copy-to there"
-            )
-        for name in ("tracker", "tracker_project"):
+        for name, does in _OF_STARTER.items():
             if settings.get(name) not in (None, asked.settings.get(name)):
                 raise UsageError(
-                    f"the script says {name}=..., and what started it feeds the trackers: give it "
+                    f"the script says {name}=..., and what started it {does}: give it "
                     f"--{name.replace('_', '-')} there"
                 )
         return replace(asked, settings=settled(settings, asked.settings))

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import final
 
 from paceline.distributed.environment import surroundings
@@ -146,11 +146,8 @@ class Follower:
 
     def _put(self, cursor: Cursor | None = None, *, is_complete: bool = False) -> None:
         assert self._note is not None
-        self._note = TrackerNote(
-            id=self._note.id,
-            where=self._note.where,
-            cursor=cursor or self._note.cursor,
-            is_complete=is_complete,
+        self._note = replace(
+            self._note, cursor=cursor or self._note.cursor, is_complete=is_complete
         )
         self._note.write(self._run, self._name)
 

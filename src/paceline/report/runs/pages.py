@@ -86,7 +86,6 @@ def write_index(listed: RunList, now: datetime) -> Path:
         UsageError: There is an `index.html` that isn't such a page.
         StorageError: The folder can't be written.
     """
-    script = read_script("sort.js")
     columns, rows = _without_empty([_row(entry, listed.root) for entry in listed.entries])
     remarks = any(row.remark_key for row in rows)
     page = fill_template(
@@ -99,9 +98,7 @@ def write_index(listed: RunList, now: datetime) -> Path:
         rows=rows,
         remarks=remarks,
         problems=[f"{e.label}: {problem}" for e in listed.entries for problem in problems_of(e)],
-        script=script.text,
-        script_policy=script.policy,
-        command="",
+        script=read_script("sort.js"),
         directory=str(listed.root),
         paceline=__version__,
     )
@@ -139,7 +136,6 @@ def write_comparison(shown: Comparison, path: Path) -> Path:
         settings=shown.settings,
         figures=shown.figures,
         ways=ways,
-        command="",
         directory=str(path),
         paceline=__version__,
     )

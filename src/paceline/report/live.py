@@ -1,7 +1,6 @@
 """How a run stands, from its files alone: read again and again while it runs, or once."""
 
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,11 +9,11 @@ from itertools import pairwise
 from typing import final
 
 from paceline.errors import DataError, UsageError
-from paceline.files import open_plain
 from paceline.options.durations import parse_duration_s
 from paceline.report.charts import best_position
 from paceline.report.load_run import RunReport, read_run
 from paceline.report.run_outcome import RunState, describe_ending, find_state
+from paceline.results.growing_table import GrowingTable
 from paceline.results.json_object import entries, number, section, text, whole
 from paceline.results.metrics_table import STEPS, TABLE_MAX_BYTES, Metrics, parse_metrics
 from paceline.results.profile import StepProfile
@@ -82,9 +81,7 @@ class RunFollower:
         run: The run directory; it is only read.
         """
         self._run = run
-        self._inode = 0
-        self._offset = 0
-        self._header = b""
+        self._steps = GrowingTable(run.steps_csv, TABLE_MAX_BYTES)
         self._last: Mapping[str, float] = {}
         self.losses: list[float] = []
         """Training losses in the order of steps; of epochs where there are no rows within them."""
@@ -109,17 +106,10 @@ class RunFollower:
         Raises:
             OSError, ValueError: There is no such table, or it isn't a file.
         """
-        with open_plain(self._run.steps_csv) as file:
-            now = os.fstat(file.fileno())
-            if now.st_ino != self._inode or now.st_size < self._offset:  # begun anew by a resume
-                self._inode, self._last, self.losses = now.st_ino, {}, []
-                self._header = file.readline(TABLE_MAX_BYTES)
-                self._offset = len(self._header)
-            file.seek(self._offset)
-            content = file.read(TABLE_MAX_BYTES)
-        complete = content[: content.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        rows = parse_metrics((self._header + complete).decode(errors="replace"), STEPS)
+        content, is_anew = self._steps.read()
+        if is_anew:  # by a resume
+            self._last, self.losses = {}, []
+        rows = parse_metrics(content, STEPS)
         self._last = _last_row(rows) or self._last
         self.losses += [loss for loss in rows.column("train_loss") if not math.isnan(loss)]
 

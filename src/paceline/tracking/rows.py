@@ -1,17 +1,15 @@
 """What a tracker is given: new rows of `steps.csv` and `metrics.csv` as they come, and the run."""
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
 from typing import final
 
-from paceline.files import open_plain
 from paceline.metrics.tags import EPOCH_TAGS, EPOCHS_ALONE_TAGS, POSITION, STEP_TAGS, tag_of
 from paceline.report.load_run import read_run
 from paceline.report.run_outcome import find_state
+from paceline.results.growing_table import GrowingTable
 from paceline.results.json_object import JsonObject, section, text
 from paceline.results.metrics_table import Cells, parse_rows
 from paceline.results.run_directory import RunDirectory
@@ -52,8 +50,8 @@ class NewRows:
             through the same steps once more.
         last_step: The newest step that it says it has itself; what is newer isn't left out.
         """
-        self._steps = _GrowingTable(run.steps_csv)
-        self._epochs = _GrowingTable(run.metrics_csv)
+        self._steps = GrowingTable(run.steps_csv, _MOST_BYTES)
+        self._epochs = GrowingTable(run.metrics_csv, _MOST_BYTES)
         self._cursor = cursor
         self._newest = math.inf if last_step is None else last_step
 
@@ -61,7 +59,7 @@ class NewRows:
         """Give the rows that have come since the last call."""
         # The steps first: a row of an epoch is written before the next epoch's steps, so that none
         # comes later than rows of steps that lie behind it.
-        steps, epochs = self._steps.read(), self._epochs.read()
+        steps, epochs = _new_rows(self._steps), _new_rows(self._epochs)
         rows = [_row(cells, STEP_TAGS) for cells in steps]
         tags = EPOCH_TAGS if self._steps.seen else EPOCHS_ALONE_TAGS
         rows += [_row(cells, tags, is_epoch=True) for cells in epochs]
@@ -101,42 +99,12 @@ def _figure(cell: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-@final
-class _GrowingTable:
-    """A table to which rows are appended; a resumed training replaces it by a shorter one."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._inode = 0
-        self._header = b""
-        self._position = 0
-
-    @property
-    def seen(self) -> bool:
-        """Whether it has had a row."""
-        return self._position > len(self._header)
-
-    def read(self) -> list[Cells]:
-        """Give the complete rows that are new; all of them where the file has been replaced."""
-        try:
-            return parse_rows(self._new_text())
-        except (OSError, ValueError):  # it isn't there yet, or is something else
-            return []
-
-    def _new_text(self) -> str:
-        with open_plain(self._path) as file:
-            status = os.fstat(file.fileno())
-            if status.st_ino != self._inode or status.st_size < self._position:
-                self._inode, self._header = status.st_ino, file.readline(_MOST_BYTES)
-                self._position = len(self._header)
-            if not self._header.endswith(b"\n"):  # it is being written
-                self._inode = self._position = 0
-                return ""
-            file.seek(self._position)
-            content = file.read(_MOST_BYTES)
-        whole = content[: content.rfind(b"\n") + 1]
-        self._position += len(whole)
-        return (self._header + whole).decode(errors="replace") if whole else ""
+def _new_rows(table: GrowingTable) -> list[Cells]:
+    """Give the complete rows that are new; none where it isn't there yet, or is something else."""
+    try:
+        return parse_rows(table.read()[0])
+    except (OSError, ValueError):
+        return []
 
 
 def describe(run: RunDirectory, project: str | None) -> RunInfo:

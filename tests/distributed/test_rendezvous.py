@@ -1,3 +1,4 @@
+import gc
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,6 +79,19 @@ def test_all_meet_and_hear_rank_0(scheme: str, world_size: int, tmp_path: Path) 
     ]
     assert set().union(*(row[3] for row in found)) <= {"127.0.0.1"}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_let_go_leaves_its_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "meeting"
+    meeting = Address(scheme="file", path=str(path))
+    store = open_store(meeting, 0, 2, 60.0, None)
+    store.set("told", "something")
+    before = path.read_bytes()
+    open_store.cache_clear()
+    del store
+    gc.collect()
+    # A worker that wrote here would make the file anew after the last one removed it.
+    assert path.read_bytes() == before
 
 
 @pytest.mark.ranks

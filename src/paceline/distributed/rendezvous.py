@@ -4,6 +4,7 @@ Phases: open the store (rank 0 keeps it, on one address), note one's arrival, wa
 learn who is on which node.
 """
 
+import ctypes
 import errno
 import importlib
 import itertools
@@ -246,6 +247,9 @@ def _file_store(address: Address, timeout: timedelta) -> Store:
         store = FileStore(address.path)  # `leave` removes it, or the launcher
     except RuntimeError as error:
         raise UsageError(f"--init-method {address} can't be written: {error}") from error
+    # Never destroyed: torch's destructor writes to the file, and makes it anew where the last
+    # worker to leave has just removed it.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
     store.set_timeout(timeout)
     return store
 

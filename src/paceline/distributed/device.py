@@ -102,6 +102,18 @@ def _wants_xpu(options: DistOptions) -> bool:
     return wanted_device_kind(options) == "xpu"
 
 
+def has_cudnn(device: torch.device) -> bool:
+    """Tell whether convolutions go through cuDNN, or ROCm's MIOpen in its place."""
+    return device.type == "cuda"
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Tell whether a GPU multiplies bf16 numbers in hardware."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return device.type == "xpu" and bool(torch.xpu.is_bf16_supported(including_emulation=False))
+
+
 def describe_device(device: torch.device) -> str:
     """Name the hardware for `run.json`, for example `NVIDIA H200` or `CPU (x86_64, AVX512)`."""
     if device.type == "cuda":

@@ -23,6 +23,7 @@ FREE = frozenset(
     "max_batch_per_worker",
     "check_every",
     "allow_different_hardware",
+    "deterministic",
 }
 """Options that don't change what is trained, or in what is announced as another way to the same
 (`--sync`): a resumed training may have others."""

@@ -58,18 +58,19 @@ def test_how_a_batch_is_cut(
 
 
 @pytest.mark.parametrize(
-    ("device", "precision", "shards", "told"),
+    ("device", "precision", "shards", "fused", "told"),
     [
-        ("cpu", "fp32", None, None),
-        ("cuda", "fp32", None, "; faster: --precision bf16"),
-        ("cuda", "bf16", None, ""),
-        ("cuda", "fp32", 8, ""),  # other bits aren't proposed where bits count
+        ("cpu", "fp32", None, None, None),
+        ("cuda", "fp32", None, True, ", fused optimizer; faster: --precision bf16"),
+        ("cuda", "bf16", None, None, ""),
+        ("cuda", "fp32", 8, None, ""),  # other bits aren't proposed where bits count
     ],
 )
 def test_the_kernels_of_a_gpu_and_what_would_be_faster(
     device: str,
     precision: str,
     shards: int | None,
+    fused: bool | None,
     told: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -78,6 +79,7 @@ def test_the_kernels_of_a_gpu_and_what_would_be_faster(
         group=SimpleNamespace(device=torch.device(device)),
         config=SimpleNamespace(compute=ComputeOptions(precision=precision)),  # type: ignore[arg-type]
         division=Division.of(shards, 1),
+        components=SimpleNamespace(optimizers=[SimpleNamespace(param_groups=[{"fused": fused}])]),
     )
     lines = _kernels_line(cast(Engine, SimpleNamespace(context=context)))
     if told is None:

@@ -203,6 +203,8 @@ def _kernels_line(engine: Engine) -> list[str]:
     kernels = describe_kernels(device)
     if not kernels:
         return []
+    fused = any(o.param_groups[0].get("fused") for o in context.components.optimizers)
+    kernels += ", fused optimizer" if fused else ""
     faster = options.precision == "fp32" and not context.division.is_fixed and has_bf16(device)
     return [f"  kernels   {kernels}" + ("; faster: --precision bf16" if faster else "")]
 

@@ -107,6 +107,11 @@ def has_cudnn(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def has_batchnorm_kernels(device: torch.device) -> bool:
+    """Tell whether torch has kernels for BatchNorm over several workers (`batch_norm_stats` …)."""
+    return device.type == "cuda"
+
+
 def has_bf16(device: torch.device) -> bool:
     """Tell whether a GPU multiplies bf16 numbers in hardware."""
     if device.type == "cuda":

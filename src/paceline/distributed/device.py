@@ -102,6 +102,11 @@ def _wants_xpu(options: DistOptions) -> bool:
     return wanted_device_kind(options) == "xpu"
 
 
+def can_pin(device: torch.device) -> bool:
+    """Tell whether copies from pinned host memory to a device run beside the host."""
+    return device.type in ("cuda", "xpu")
+
+
 def has_cudnn(device: torch.device) -> bool:
     """Tell whether convolutions go through cuDNN, or ROCm's MIOpen in its place."""
     return device.type == "cuda"

@@ -104,7 +104,7 @@ def kernels_on_cpus() -> None:
             running_var.mul_(1 - momentum).add_(momentum * variance * n / (n - 1))
         return mean, (variance + eps).rsqrt()
 
-    def elemt(
+    def normalised(
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
@@ -144,7 +144,7 @@ def kernels_on_cpus() -> None:
     for name, function in (
         ("batch_norm_stats", stats),
         ("batch_norm_gather_stats_with_counts", gather),
-        ("batch_norm_elemt", elemt),
+        ("batch_norm_elemt", normalised),
         ("batch_norm_backward_reduce", reduce),
         ("batch_norm_backward_elemt", backward),
     ):

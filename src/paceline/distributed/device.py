@@ -107,6 +107,16 @@ def can_pin(device: torch.device) -> bool:
     return device.type in ("cuda", "xpu")
 
 
+def free_bytes(device: torch.device) -> int:
+    """Say how much more memory tensors can take on a device; 0 where nobody knows."""
+    try:
+        free, _ = torch.accelerator.get_memory_info(device)
+        reserved = torch.accelerator.memory_reserved(device)
+        return free + reserved - torch.accelerator.memory_allocated(device)
+    except (RuntimeError, NotImplementedError, AttributeError):  # no such figures for this device
+        return 0
+
+
 def has_cudnn(device: torch.device) -> bool:
     """Tell whether convolutions go through cuDNN, or ROCm's MIOpen in its place."""
     return device.type == "cuda"

@@ -4,7 +4,7 @@ A copy to the host waits for the device, one from ordinary host memory too, and 
 So many small tensors travel end to end, as bytes; on CPUs each is taken as it is.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import torch
@@ -68,15 +68,18 @@ def send(values: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
 
 @torch.no_grad()
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy tensors of one device into others of it: one launch for each type, on CPUs one each."""
-    pairs = list(zip(targets, sources, strict=True))
-    if not pairs or targets[0].is_cpu:
-        for target, source in pairs:
+    """Copy tensors of one device into others of it: one launch for each type, on CPUs one each.
+
+    Of any strides; those whose layout changes have a launch of their own.
+    """
+    alike: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        if target.is_cpu or target.stride() != source.stride() or target.dtype != source.dtype:
             target.copy_(source)
-        return
-    for kind in _kinds(targets):
-        ours = [pair for pair in pairs if (pair[0].dtype, pair[0].device) == kind]
-        torch._foreach_copy_([target for target, _ in ours], [source for _, source in ours])
+        else:
+            alike.setdefault(target.dtype, []).append((target, source))
+    for pairs in alike.values():
+        torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -89,7 +92,3 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 def _widest_first(tensors: Sequence[Tensor]) -> list[int]:
     """Order places so that each tensor starts at a multiple of its type's width."""
     return sorted(range(len(tensors)), key=lambda place: -tensors[place].itemsize)
-
-
-def _kinds(tensors: Iterable[Tensor]) -> list[tuple[torch.dtype, torch.device]]:
-    return list(dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors))

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from paceline.data.batch import Batch, pieces
 from paceline.errors import InterruptedTraining, NonFiniteLossError
 from paceline.files import storing
-from paceline.launch.heartbeat import StepNote
+from paceline.launch.heartbeat import DEVICE_WAIT, StepNote
 from paceline.metrics.counters import StepCounters, Totals
 from paceline.training.batches.loader import (
     EvalLoader,
@@ -281,7 +281,8 @@ class Engine:
             while progress.stopping is None:
                 # Fetch the next batch, cut as the workers' shares are now.
                 if loader.plan is not plan:
-                    plan, source = loader.plan, loader.read(number, state.step_in_epoch)
+                    plan = loader.plan
+                    source = step_profiler.timed(loader.read(number, state.step_in_epoch))
                     most = plan.micro_batch
                     whole = -1 if context.division.is_fixed else most  # else given in pieces
                 note.operation = "data"
@@ -396,15 +397,19 @@ class Engine:
         """
         context = self.context
         progress = context.progress
-        self.note.operation = "agree"
+        # What is fetched is waited for: with a GPU until all steps so far are done.
+        batch_waits = context.optimizer_step.step_profiler.batch_waits
+        self.note.operation = "agree" if batch_waits is None else DEVICE_WAIT
         status = Status(
             signalled=self.stop_flag.name is not None,
             bad_step=self.counters.flush(),
             counted=self.counters.rows(),
             lap_s=progress.lap(),
-            data_s=progress.data_s,
+            data_s=progress.data_s if batch_waits is None else batch_waits.take_s(),
             waited_s=context.profiler.close(progress.state.step),
         )
+        if batch_waits is not None:
+            self.note.operation = "agree"
         agreed = agree(status, context.group, context.division, more)
         if agreed.bad is not None:
             raise NonFiniteLossError(progress.describe_bad(*agreed.bad, self.snapshots.advice()))

@@ -55,7 +55,7 @@ def test_how_a_batch_is_cut(
 
 
 def test_the_memory_of_each_workers_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 << 30)
+    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda device: 3 << 30)
     other = torch.tensor([[5 << 30]])
 
     def group(device: str) -> Group:

@@ -219,7 +219,10 @@ class Engine:
         state.train_loss = trained.mean_loss if trained.samples else None
         lr = last_lr(progress, context.components.optimizers) if epoch.lr is None else epoch.lr
         spent = context.profiler.close_epoch()
-        row = epoch_row(state, trained, self.counters.top or 0, lr, epoch.logged, spent)
+        extra = epoch.logged
+        if context.gpu is not None:
+            extra = {**context.gpu.close_epoch(context.group), **extra}
+        row = epoch_row(state, trained, self.counters.top or 0, lr, extra, spent)
         row = with_validation(row, state) if epoch.validated else row
         if not has_epochs:
             row = replace(row, images_per_s=0.0)  # nobody knows how many samples a step had

@@ -2,6 +2,7 @@
 
 import platform
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -152,6 +153,38 @@ def _wants_xpu(options: DistOptions) -> bool:
     return wanted_device_kind(options) == "xpu"
 
 
+def can_pin(device: torch.device) -> bool:
+    """Tell whether copies from pinned host memory to a device run beside the host."""
+    return device.type in ("cuda", "xpu")
+
+
+def free_bytes(device: torch.device) -> int:
+    """Say how much more memory tensors can take on a device; 0 where nobody knows."""
+    try:
+        free, _ = torch.accelerator.get_memory_info(device)
+        reserved = torch.accelerator.memory_reserved(device)
+        return free + reserved - torch.accelerator.memory_allocated(device)
+    except (RuntimeError, NotImplementedError, AttributeError):  # no such figures for this device
+        return 0
+
+
+def has_cudnn(device: torch.device) -> bool:
+    """Tell whether convolutions go through cuDNN, or ROCm's MIOpen in its place."""
+    return device.type == "cuda"
+
+
+def has_batchnorm_kernels(device: torch.device) -> bool:
+    """Tell whether torch has kernels for BatchNorm over several workers (`batch_norm_stats` …)."""
+    return device.type == "cuda"
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Tell whether a GPU multiplies bf16 numbers in hardware."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return device.type == "xpu" and bool(torch.xpu.is_bf16_supported(including_emulation=False))
+
+
 def describe_device(device: torch.device) -> str:
     """Name the hardware for `run.json`, for example `NVIDIA H200` or `CPU (x86_64, AVX512)`."""
     if device.type == "cuda":
@@ -169,3 +202,11 @@ def cpu_name() -> str:
         return platform.processor() or platform.machine()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def pci_address(device: torch.device) -> str | None:
+    """Name a GPU's place on the PCI bus, such as `0000:41:00.0`; None where torch doesn't tell."""
+    if device.type != "cuda":
+        return None
+    found: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks these fields
+    return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"

@@ -6,17 +6,18 @@ A training whose steps were computed with different ones is mixed: `run.json` te
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import final
 
 import numpy as np
 import torch
 
-from paceline.distributed.device import cpu_name
+from paceline.distributed.device import cpu_name, has_cudnn
 from paceline.distributed.environment import numeric_variables, set_variables
 from paceline.distributed.group import Group
+from paceline.distributed.system_gpus import driver_version
 from paceline.errors import JobError, UsageError
 from paceline.results.run_directory import RunDirectory
+from paceline.training.options import ComputeOptions
 
 Numerics = Mapping[str, str | int]
 
@@ -25,7 +26,8 @@ _WORKSPACES = (":4096:8", ":16:8")
 https://docs.nvidia.com/cuda/cublas/#results-reproducibility."""
 _WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 _MOST_SHAPES = 256
-_DRIVER = Path("/proc/driver/nvidia/version")
+_UNKNOWN = "unknown"
+"""Noted for what couldn't be read: no difference to what can be read today."""
 _TINY = 1e-40
 """Below the smallest normal number of fp32."""
 
@@ -40,14 +42,67 @@ def pin(threads: int | None) -> None:
     Raises:
         UsageError: The environment asks for something that isn't deterministic.
     """
-    _pin_workspace()
+    pin_kernels()
     torch.set_num_threads(threads or 1)
     torch.set_flush_denormal(False)
+    _pin_compiler()
+
+
+def pin_kernels() -> None:
+    """Have every operation give the same bits every time. Before CUDA starts.
+
+    Raises:
+        UsageError: The environment asks for something that isn't deterministic.
+    """
+    _pin_workspace()
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a module with properties
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = True
-    _pin_compiler()
+    _choose_cudnn(fastest=False)
+
+
+def choose_kernels(options: ComputeOptions, device: torch.device | None, *, pinned: bool) -> None:
+    """Choose a worker's kernels where there are several: the fastest on GPUs, by default.
+
+    Args:
+        options: Of which `deterministic` and `tf32` count.
+        device: What the worker computes on; None where that isn't known yet.
+        pinned: `pin` has chosen them already.
+
+    Raises:
+        UsageError: As `pin_kernels`.
+    """
+    if options.deterministic and not pinned:
+        pin_kernels()
+    elif not pinned:
+        _choose_cudnn(fastest=device is not None and has_cudnn(device))
+    # By the names that all versions of torch have; set alike, both generations can be read.
+    if options.tf32 != "auto":
+        torch.backends.cuda.matmul.allow_tf32 = options.tf32 == "on"
+        torch.backends.cudnn.allow_tf32 = options.tf32 != "off"
+
+
+def _choose_cudnn(*, fastest: bool) -> None:
+    torch.backends.cudnn.benchmark = fastest
+    torch.backends.cudnn.deterministic = not fastest
+
+
+def describe_kernels(device: torch.device) -> str:
+    """Say which kernels a worker takes, such as `cuDNN's fastest, TF32 in convolutions`.
+
+    Empty where there is no choice.
+    """
+    if not has_cudnn(device):
+        return ""
+    switches, precisions = _switches(), _precisions(device.type)
+    cudnn = "cuDNN's fastest" if switches["cudnn_benchmark"] == "yes" else "cuDNN without benchmark"
+    if switches["deterministic_algorithms"] == "yes":
+        cudnn = "the same bits every time"
+    in_tf32 = [
+        what
+        for name, what in (("fp32_matmul", "matrix products"), ("fp32_convolution", "convolutions"))
+        if precisions[name] == "tf32"
+    ]
+    return f"{cudnn}, {'TF32 in ' + ' and '.join(in_tf32) if in_tf32 else 'no TF32'}"
 
 
 def describe(device: torch.device) -> dict[str, str | int]:
@@ -75,7 +130,7 @@ def differences(before: Numerics, now: Numerics) -> list[str]:
     return [
         f"{name}: was {before.get(name, 'not set')}, is {now.get(name, 'not set')}"
         for name in names
-        if before.get(name) != now.get(name)
+        if before.get(name) != now.get(name) and before.get(name) != _UNKNOWN
     ]
 
 
@@ -138,7 +193,8 @@ def _pin_workspace() -> None:
     elif given not in _WORKSPACES:
         raise UsageError(
             f"{_WORKSPACE_VARIABLE}={given} is set, with which cuBLAS doesn't give the same bits "
-            f"every time. With --shards leave it unset, or give {' or '.join(_WORKSPACES)}"
+            "every time. With --shards or --deterministic leave it unset, or give "
+            f"{' or '.join(_WORKSPACES)}"
         )
 
 
@@ -169,7 +225,7 @@ def _hardware(kind: str, index: int | None) -> dict[str, str | int]:
     if kind == "cuda":
         return {
             "gpu": torch.cuda.get_device_name(index),
-            "driver": _driver(),
+            "driver": driver_version() or _UNKNOWN,
             "cuda": torch.version.cuda or torch.version.hip or "none",
             "cudnn": torch.backends.cudnn.version() or 0,
         }
@@ -199,16 +255,6 @@ def _precisions(kind: str) -> dict[str, str]:
         "fp32_matmul": str(matmul.fp32_precision),
         "fp32_convolution": str(convolution.fp32_precision),
     }
-
-
-def _driver() -> str:
-    """Read the version of the GPU's driver, where the system tells it."""
-    try:
-        words = _DRIVER.read_text().partition("\n")[0].split()
-    except OSError:
-        return "unknown"
-    numbers = [word for word in words if word[0].isdigit() and "." in word]
-    return numbers[0] if numbers else "unknown"
 
 
 def _yes(value: bool) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from importlib import import_module
 
 import torch
 
@@ -15,6 +14,7 @@ from paceline.launch.heartbeat import note
 from paceline.launch.watchdog.sidecar import WatchedWorkers, watched
 from paceline.metrics.console import Console, make_console
 from paceline.metrics.counters import StepCounters
+from paceline.options.entry_points import imported
 from paceline.results.run_directory import RunDirectory
 from paceline.training.components import Components
 from paceline.training.config import TrainConfig
@@ -26,6 +26,7 @@ from paceline.training.hooks.metrics_logger import MetricsLogger
 from paceline.training.hooks.step_checks import ReplicaChecks, ReproducibilityChecks
 from paceline.training.numerics import NumericsRecord
 from paceline.training.optimizer_step import OptimizerStep
+from paceline.training.profiling.gpu_monitor import GpuMonitor
 from paceline.training.profiling.profile_writer import Profiler, TimedSync
 from paceline.training.profiling.step_profiler import StepProfiler
 from paceline.training.progress import TrainingProgress
@@ -111,6 +112,8 @@ def _build(
     opened: ExitStack,
 ) -> Engine:
     context = _context(config, run, group, console, own_options)
+    if context.gpu is not None:
+        opened.callback(context.gpu.close)
     hooks = context.hooks
     # What combines the workers' gradients, and what is done around the steps.
     for hook in ADDED_HOOKS.get():
@@ -173,6 +176,7 @@ def _context(
             components=components,
             sync=method_of(config),
         ),
+        gpu=None if group.device.type == "cpu" else GpuMonitor.of(group.device),
         buffer_averager=BufferAverager(components, group, division),
         random=RandomStreams(config.loop.seed, group.rank, group.device),
         run=run,
@@ -192,8 +196,9 @@ def make_sync(context: TrainingContext) -> GradientSync:
     """
     method = method_of(context.config)
     refuse_backend(method, context.group.backend)
-    module, _, name = sync_methods()[method].implementation.partition(":")
-    make: Callable[[TrainingContext], GradientSync] = getattr(import_module(module), name)
+    make: Callable[[TrainingContext], GradientSync] = imported(
+        sync_methods()[method].implementation
+    )
     return make(context)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from paceline.distributed.environment import Placement
+from paceline.distributed.gpu_driver import may_have_gpus
 from paceline.distributed.options import DistOptions
 from paceline.errors import UsageError
 
@@ -15,8 +16,8 @@ _MAY_SHOW_ONE_GPU = ("slurm", "openmpi", "mpich")
 
 
 def gpu_count() -> int:
-    """Count the GPUs of this node without claiming one."""
-    return torch.cuda.device_count()
+    """Count the GPUs of this node without claiming one, as its launcher does."""
+    return torch.cuda.device_count() if may_have_gpus() else 0
 
 
 def xpu_count() -> int:

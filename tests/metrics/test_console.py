@@ -186,6 +186,14 @@ def test_several_workers_see_what_communication_costs(width: int, figures: str) 
     assert line.endswith(figures)
 
 
+def test_what_its_gpu_does_where_there_is_room() -> None:
+    both = replace(ADVANCE, gpu_utilization=0.87, gpu_memory_bytes=61_200_000_000)
+    assert both.bar_line(100).endswith("12,346 img/s  GPU 87% 61 GB  lr 0.05  ETA 1:15")
+    assert both.bar_line(75).endswith("12,346 img/s lr 0.05 ETA 1:15")
+    assert "  GPU 61 GB  " in replace(both, gpu_utilization=None).text()
+    assert "  GPU  3%  " in replace(ADVANCE, gpu_utilization=0.03).text()
+
+
 def test_plain_lines_with_one_header_and_no_progress_within_ten_seconds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -12,6 +12,7 @@ from paceline.report.charts import MAX_POINTS, choose_charts, find_marks, thin
 from paceline.report.curves import HEIGHT, WIDTH, choose_times, clock, draw_chart
 from paceline.report.load_run import read_run
 from paceline.report.page import render_page
+from paceline.report.sections import epochs_table
 from paceline.results.run_directory import RunDirectory
 
 MakeRun = Callable[..., RunDirectory]
@@ -20,6 +21,25 @@ MakeRun = Callable[..., RunDirectory]
 def test_top5_has_a_chart_only_where_there_are_numbers(make_run: MakeRun) -> None:
     slugs = [chart.slug for chart in choose_charts(read_run(make_run(top5=False)))]
     assert slugs == ["loss", "accuracy", "speed", "batch-time", "rate"]
+
+
+def test_gpus_have_charts_and_columns_where_there_are_some(make_run: MakeRun) -> None:
+    run = make_run()
+    lines = run.metrics_csv.read_text().splitlines()
+    rows = [
+        f"{lines[0]},gpu_memory_bytes,gpu_utilization",
+        *(f"{s},61.5e9,0.87" for s in lines[1:]),
+    ]
+    run.metrics_csv.write_text("\n".join([*rows, ""]))
+    report = read_run(run)
+    used, memory = choose_charts(report)[-2:]
+    assert [(chart.slug, chart.series[0].last) for chart in (used, memory)] == [
+        ("gpu", "87.00 %"),
+        ("gpu-memory", "62 GB"),
+    ]
+    assert memory.series[0].values[0] == pytest.approx(61.5)
+    table = epochs_table(report)
+    assert {"GPU utilization", "GPU memory"} <= set(table.header)
 
 
 def test_marks_fall_between_the_ends_of_epochs(make_run: MakeRun) -> None:

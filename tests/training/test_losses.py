@@ -90,6 +90,12 @@ def test_as_many_scores_as_classes() -> None:
         build_loss("cross_entropy", 0.0, num_classes=10)(*batch())
     assert build_loss("cross_entropy", 0.0, num_classes=5)(*batch()).ndim == 0
 
+    def fails(outputs: Tensor, targets: Tensor) -> Tensor:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    with pytest.raises(JobError, match=message):
+        build_loss(fails, 0.0, num_classes=10)(*batch())
+
 
 def test_other_errors_of_a_loss_are_its_own() -> None:
     def broken(outputs: Tensor, targets: Tensor) -> Tensor:

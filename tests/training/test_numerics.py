@@ -10,7 +10,6 @@ from torch import nn
 
 from paceline.distributed.group import Group
 from paceline.errors import JobError, UsageError
-from paceline.training import numerics
 from paceline.training.numerics import (
     NumericsRecord,
     choose_kernels,
@@ -236,11 +235,19 @@ def test_a_switch_that_the_script_changes_is_seen() -> None:
     assert [line.partition(":")[0] for line in after] == ["threads", "cudnn_benchmark"]
 
 
-def test_the_gpus_driver_where_the_system_tells_it(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path_factory.mktemp("proc") / "version"
-    monkeypatch.setattr(numerics, "_DRIVER", path)
-    assert numerics._driver() == "unknown"
-    path.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue\nGCC: 12.2.0\n")
-    assert numerics._driver() == "550.54.15"
+def test_a_driver_that_nobody_could_name_before_is_no_difference() -> None:
+    before, now = {"gpu": "MI300X", "driver": "unknown"}, {"gpu": "MI300X", "driver": "6.10.5"}
+    assert differences(before, now) == []
+    assert differences(now, before) == ["driver: was 6.10.5, is unknown"]
+
+
+def test_rocms_variables_are_recorded_but_not_where_its_files_are() -> None:
+    found = pinned(
+        lambda: describe(CPU),
+        MIOPEN_DEBUG_CONV_FFT="0",
+        ROCBLAS_USE_HIPBLASLT="1",
+        MIOPEN_USER_DB_PATH="/tmp/rank0",
+    )
+    assert isinstance(found, dict)
+    assert (found["MIOPEN_DEBUG_CONV_FFT"], found["ROCBLAS_USE_HIPBLASLT"]) == ("0", "1")
+    assert "MIOPEN_USER_DB_PATH" not in found

@@ -91,7 +91,7 @@ def test_the_kernels_of_a_gpu_and_what_would_be_faster(
 
 
 def test_the_memory_of_each_workers_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 << 30)
+    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda device: 3 << 30)
     other = torch.tensor([[5 << 30]])
 
     def group(device: str) -> Group:

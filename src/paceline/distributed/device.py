@@ -2,6 +2,7 @@
 
 import platform
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -152,3 +153,11 @@ def cpu_name() -> str:
         return platform.processor() or platform.machine()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def pci_address(device: torch.device) -> str | None:
+    """Name a GPU's place on the PCI bus, such as `0000:41:00.0`; None where torch doesn't tell."""
+    if device.type != "cuda":
+        return None
+    found: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks these fields
+    return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"

@@ -39,16 +39,30 @@ NUMERIC_VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
     "DNNL_DEFAULT_FPMATH_MODE",
     "DNNL_MAX_CPU_ISA",
+    "HIPBLASLT_ALLOW_TF32",
+    "HSA_OVERRIDE_GFX_VERSION",
     "MKL_CBWR",
     "MKL_ENABLE_INSTRUCTIONS",
     "NVIDIA_TF32_OVERRIDE",
     "ONEDNN_DEFAULT_FPMATH_MODE",
     "ONEDNN_MAX_CPU_ISA",
     "OPENBLAS_CORETYPE",
+    "PYTORCH_MIOPEN_SUGGEST_NHWC",
+    "PYTORCH_TUNABLEOP_ENABLED",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "TORCH_BLAS_PREFER_CUBLASLT",
+    "TORCH_BLAS_PREFER_HIPBLASLT",
 )
 """Variables by which libraries choose their arithmetic."""
+NUMERIC_PREFIXES = (
+    "MIOPEN_CONVOLUTION_",
+    "MIOPEN_DEBUG_",
+    "MIOPEN_FIND_",
+    "ROCBLAS_DEFAULT_",
+    "ROCBLAS_INTERNAL_",
+    "ROCBLAS_USE_",
+)
+"""What others of them begin with: those of ROCm's libraries, of which each version has its own."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """What thread pools read while they are imported, NumPy's as well."""
 PINNED_VARIABLE = "PACELINE_PINNED_THREADS"
@@ -196,7 +210,9 @@ def threads_from_start() -> bool:
 
 def numeric_variables() -> dict[str, str]:
     """Give the variables by which libraries choose their arithmetic, where they are set."""
-    return {name: os.environ[name] for name in NUMERIC_VARIABLES if name in os.environ}
+    found = {name: os.environ[name] for name in NUMERIC_VARIABLES if name in os.environ}
+    others = sorted(name for name in os.environ if name.startswith(NUMERIC_PREFIXES))
+    return found | {name: os.environ[name] for name in others}
 
 
 def use_interface(name: str, *, override: bool) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from paceline.errors import ExitCode, PacelineError, StorageError
 from paceline.files import write_json
+from paceline.launch.device_errors import DeviceError, device_error
 from paceline.launch.failures import FailureKind, WorkerFailure, is_lost_peer
 from paceline.launch.heartbeat import note
 
@@ -48,6 +49,8 @@ def kind_of(error: BaseException) -> FailureKind:
         return "infrastructure"
     if isinstance(error, OSError):
         return "infrastructure" if error.errno in _WORLD_ERRNOS else "job"
+    if (found := _of_device(error)) is not None:
+        return found.kind
     # torch raises plain RuntimeErrors for a lost peer: only their text tells.
     names = {base.__name__ for base in type(error).__mro__}
     text = str(error)
@@ -58,14 +61,24 @@ def kind_of(error: BaseException) -> FailureKind:
     return "job"
 
 
+def _of_device(error: BaseException) -> DeviceError | None:
+    return device_error(str(error)) if isinstance(error, RuntimeError) else None
+
+
 def exit_code_of(kind: FailureKind) -> ExitCode:
     """Give the exit code that stands for a kind of failure."""
     return _EXIT_CODES[kind]
 
 
 def describe(error: BaseException, rank: int) -> WorkerFailure:
-    """Make the record of an exception that ended this worker."""
-    kind = kind_of(error)
+    """Make the record of an exception that ended this worker.
+
+    What helps against an error of a GPU is added to the exception, as a note: it then stands under
+    every traceback.
+    """
+    kind, found = kind_of(error), _of_device(error)
+    if found is not None and found.advice not in getattr(error, "__notes__", ()):
+        error.add_note(found.advice)
     return WorkerFailure(
         rank=rank,
         host=socket.gethostname(),

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
+from paceline.launch.device_errors import device_error
 from paceline.options.fields import check_types
 from paceline.results.run_directory import log_path
 
@@ -101,6 +102,8 @@ def _sort_of(failure: WorkerFailure) -> int:
         return 1
     if not failure.error_type:
         return 2
+    if device_error(failure.message) is not None:
+        return 3  # of the worker itself, also where NCCL was the first to see it
     return 4 if is_lost_peer(failure.error_type, failure.traceback or failure.message) else 3
 
 
@@ -170,7 +173,7 @@ def silent_failure(
         operation: From its note.
         out_of_memory: Whether the kernel killed it for want of memory; None: it killed some process
             of this control group for that, and doesn't tell which.
-        crash: What the fault handler wrote to its log.
+        crash: What it wrote to its log as it died.
         ended_by: The launcher, because it didn't stop in time; or the end of the fork server, its
             parent: then nobody knows its exit code.
     """
@@ -196,6 +199,12 @@ def silent_failure(
         )
     else:
         message = f"killed by {name}"
+    # A process that aborts has often written why: NCCL's watchdog, when a kernel has failed.
+    of_device = device_error(crash) if name == "SIGABRT" else None
+    if of_device is not None:
+        message = f"{message}: {of_device.name}"
+        crash = f"{crash.rstrip()}\n{of_device.advice}\n"
+    is_job = not exit_code or (of_device is not None and of_device.kind == "job")
     return WorkerFailure(
         rank=rank,
         host=host,
@@ -203,7 +212,7 @@ def silent_failure(
         exit_code=exit_code,
         signal_name=name,
         # Nothing outside of the process makes it end with 0: a retry would end the same way.
-        kind="infrastructure" if exit_code else "job",
+        kind="job" if is_job else "infrastructure",
         error_type="",
         message=message,
         traceback=crash,

@@ -9,7 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import final
 
-STEPPING = frozenset(("data", "step", "agree"))
+DEVICE_WAIT = "device wait"
+"""The host waits until its GPU has done all that was given to it, and spins meanwhile: it looks
+busy from outside."""
+STEPPING = frozenset(("data", "step", "agree", DEVICE_WAIT))
 """Operations that make up a step. All others (a snapshot, an evaluation, a script's own code
 between two passes) may rightly last longer."""
 

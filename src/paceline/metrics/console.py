@@ -39,10 +39,11 @@ _LABEL = re.compile(r" {2}[a-z]+ +(?=\S)")
 _DROPPED = (
     (),
     ("wire",),
-    ("wire", "lr"),
-    ("wire", "lr", "comm"),
-    ("wire", "lr", "comm", "accuracy"),
-    ("wire", "lr", "comm", "accuracy", "speed"),
+    ("wire", "gpu"),
+    ("wire", "gpu", "lr"),
+    ("wire", "gpu", "lr", "comm"),
+    ("wire", "gpu", "lr", "comm", "accuracy"),
+    ("wire", "gpu", "lr", "comm", "accuracy", "speed"),
 )
 """Figures that a narrow terminal goes without."""
 
@@ -66,6 +67,10 @@ class Advance:
     """Time to the end of the training at this speed."""
     spent: Communication | None = None
     """What the steps spend on communication; None of a single worker."""
+    gpu_utilization: float | None = None
+    """Share of the last second in which this worker's GPU computed; None where nobody tells it."""
+    gpu_memory_bytes: int | None = None
+    """The most that tensors have taken of it so far."""
 
     def text(self) -> str:
         """Write it as one line, without the position."""
@@ -75,8 +80,8 @@ class Advance:
         """Write position, bar and figures so that the line fits a terminal.
 
         Where there is little room the bar gets shorter and goes, then the bytes a step, the
-        learning rate, the share of communication, the accuracy and the speed; no figure is ever
-        cut.
+        GPU, the learning rate, the share of communication, the accuracy and the speed; no figure is
+        ever cut.
 
         Args:
             width: Columns of the terminal.
@@ -105,12 +110,15 @@ class Advance:
 
     def _figures(self) -> dict[str, str]:
         spent = self.spent
+        used, memory = self.gpu_utilization, self.gpu_memory_bytes
+        gpu = ["" if used is None else f"{used:3.0%}", show_bytes(memory) if memory else ""]
         return {
             "loss": f"loss {show_loss(self.loss)}",
             "accuracy": "" if self.accuracy is None else f"acc {self.accuracy:6.2%}",
             "speed": f"{self.images_per_s:,.0f} img/s" if self.images_per_s else "",
             "comm": f"comm {spent.exposed + spent.waiting:3.0%}" if spent else "",
             "wire": f"{show_bytes(spent.wire_bytes)}/step" if spent else "",
+            "gpu": " ".join(("GPU", *filter(None, gpu))) if any(gpu) else "",
             "lr": f"lr {show_rate(self.lr)}",
             "left": f"ETA {format_clock(self.eta_s)}",
         }

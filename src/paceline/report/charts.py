@@ -142,6 +142,20 @@ _PLANS = (
         scale="percent",
         from_zero=True,
     ),
+    _Plan(
+        slug="gpu",
+        title="GPU utilization",
+        columns=(("gpu_utilization", "mean of all workers", "single"),),
+        scale="percent",
+        from_zero=True,
+    ),
+    _Plan(
+        slug="gpu-memory",
+        title="GPU memory, GB",
+        columns=(("gpu_memory_bytes", "most of a worker", "single"),),
+        from_zero=True,
+        factor=1e-9,
+    ),
 )
 
 
@@ -264,6 +278,8 @@ _LAST_VALUE = {
     "batch-time": figures.show_milliseconds,
     "rate": figures.dashed(figures.show_rate),
     "communication": figures.show_percent,
+    "gpu": figures.show_percent,
+    "gpu-memory": figures.dashed(figures.show_bytes),
 }
 
 

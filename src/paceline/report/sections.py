@@ -348,6 +348,8 @@ _COLUMNS: tuple[tuple[str, str, _Writer], ...] = (
     ("data_time_s", "ms for data", figures.show_milliseconds),
     ("exposed_comm", "communication", figures.show_percent),
     ("waiting", "waiting for the slowest", figures.show_percent),
+    ("gpu_utilization", "GPU utilization", figures.show_percent),
+    ("gpu_memory_bytes", "GPU memory", figures.dashed(figures.show_bytes)),
     ("step", "step", figures.show_count),
     ("time_s", "time", figures.dashed(format_clock)),
 )

@@ -16,6 +16,7 @@ from paceline.training.components import Components
 from paceline.training.config import TrainConfig
 from paceline.training.hooks.base import StepHooks
 from paceline.training.optimizer_step import OptimizerStep
+from paceline.training.profiling.gpu_monitor import GpuMonitor
 from paceline.training.profiling.profile_writer import Profiler
 from paceline.training.progress import TrainingProgress
 from paceline.training.rng import RandomStreams
@@ -59,6 +60,8 @@ class TrainingContext:
     """What is done around the steps."""
     profiler: Profiler
     """Measures where a step's time goes."""
+    gpu: GpuMonitor | None
+    """Watches this worker's GPU; None on a CPU."""
     buffer_averager: BufferAverager
     """The models' running statistics, by part."""
     random: RandomStreams

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from paceline.data.batch import Batch, pieces
 from paceline.errors import InterruptedTraining, NonFiniteLossError
 from paceline.files import storing
-from paceline.launch.heartbeat import StepNote
+from paceline.launch.heartbeat import DEVICE_WAIT, StepNote
 from paceline.metrics.counters import StepCounters, Totals
 from paceline.training.batches.loader import (
     EvalLoader,
@@ -219,7 +219,10 @@ class Engine:
         state.train_loss = trained.mean_loss if trained.samples else None
         lr = last_lr(progress, context.components.optimizers) if epoch.lr is None else epoch.lr
         spent = context.profiler.close_epoch()
-        row = epoch_row(state, trained, self.counters.top or 0, lr, epoch.logged, spent)
+        extra = epoch.logged
+        if context.gpu is not None:
+            extra = {**context.gpu.close_epoch(context.group), **extra}
+        row = epoch_row(state, trained, self.counters.top or 0, lr, extra, spent)
         row = with_validation(row, state) if epoch.validated else row
         if not has_epochs:
             row = replace(row, images_per_s=0.0)  # nobody knows how many samples a step had
@@ -281,7 +284,8 @@ class Engine:
             while progress.stopping is None:
                 # Fetch the next batch, cut as the workers' shares are now.
                 if loader.plan is not plan:
-                    plan, source = loader.plan, loader.read(number, state.step_in_epoch)
+                    plan = loader.plan
+                    source = step_profiler.timed(loader.read(number, state.step_in_epoch))
                     most = plan.micro_batch
                     whole = -1 if context.division.is_fixed else most  # else given in pieces
                 note.operation = "data"
@@ -396,15 +400,19 @@ class Engine:
         """
         context = self.context
         progress = context.progress
-        self.note.operation = "agree"
+        # What is fetched is waited for: with a GPU until all steps so far are done.
+        batch_waits = context.optimizer_step.step_profiler.batch_waits
+        self.note.operation = "agree" if batch_waits is None else DEVICE_WAIT
         status = Status(
             signalled=self.stop_flag.name is not None,
             bad_step=self.counters.flush(),
             counted=self.counters.rows(),
             lap_s=progress.lap(),
-            data_s=progress.data_s,
+            data_s=progress.data_s if batch_waits is None else batch_waits.take_s(),
             waited_s=context.profiler.close(progress.state.step),
         )
+        if batch_waits is not None:
+            self.note.operation = "agree"
         agreed = agree(status, context.group, context.division, more)
         if agreed.bad is not None:
             raise NonFiniteLossError(progress.describe_bad(*agreed.bad, self.snapshots.advice()))

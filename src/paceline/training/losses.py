@@ -74,6 +74,8 @@ class CheckedLoss:
         Raises:
             JobError: It isn't a scalar, or the model has no score for a target's class.
         """
+        if not self._looked:
+            self._check_width(outputs)  # before the loss: a GPU's kernels only fail, with no number
         try:
             loss = self._function(outputs, targets)
         except IndexError as error:  # how the losses of torch tell it on the CPU
@@ -81,23 +83,25 @@ class CheckedLoss:
                 raise
             raise JobError(_no_such_class(outputs, targets)) from error
         if not self._looked:
-            self._check(loss, outputs)
+            self._check_scalar(loss)
         return loss
 
-    def _check(self, loss: object, outputs: Tensor) -> None:
+    def _check_scalar(self, loss: object) -> None:
         if not isinstance(loss, Tensor) or loss.ndim:
             found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise JobError(
                 f"the job's loss gave {found} instead of one number; "
                 "it should be the mean over the samples (reduction='mean')"
             )
+        self._looked = True
+
+    def _check_width(self, outputs: Tensor) -> None:
         classes = self._num_classes
         if classes is not None and outputs.ndim > 1 and outputs.shape[1] != classes:
             raise JobError(
                 f"the model gives {outputs.shape[1]} scores a sample, and there are {classes} "
                 "classes: give its last layer as many outputs, or set the job's num_classes"
             )
-        self._looked = True
 
 
 def _no_such_class(outputs: Tensor, targets: Tensor) -> str:

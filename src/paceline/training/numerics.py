@@ -6,7 +6,6 @@ A training whose steps were computed with different ones is mixed: `run.json` te
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import final
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from paceline.distributed.device import cpu_name, has_cudnn
 from paceline.distributed.environment import numeric_variables, set_variables
 from paceline.distributed.group import Group
+from paceline.distributed.system_gpus import driver_version
 from paceline.errors import JobError, UsageError
 from paceline.results.run_directory import RunDirectory
 from paceline.training.options import ComputeOptions
@@ -26,7 +26,8 @@ _WORKSPACES = (":4096:8", ":16:8")
 https://docs.nvidia.com/cuda/cublas/#results-reproducibility."""
 _WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 _MOST_SHAPES = 256
-_DRIVER = Path("/proc/driver/nvidia/version")
+_UNKNOWN = "unknown"
+"""Noted for what couldn't be read: no difference to what can be read today."""
 _TINY = 1e-40
 """Below the smallest normal number of fp32."""
 
@@ -129,7 +130,7 @@ def differences(before: Numerics, now: Numerics) -> list[str]:
     return [
         f"{name}: was {before.get(name, 'not set')}, is {now.get(name, 'not set')}"
         for name in names
-        if before.get(name) != now.get(name)
+        if before.get(name) != now.get(name) and before.get(name) != _UNKNOWN
     ]
 
 
@@ -224,7 +225,7 @@ def _hardware(kind: str, index: int | None) -> dict[str, str | int]:
     if kind == "cuda":
         return {
             "gpu": torch.cuda.get_device_name(index),
-            "driver": _driver(),
+            "driver": driver_version() or _UNKNOWN,
             "cuda": torch.version.cuda or torch.version.hip or "none",
             "cudnn": torch.backends.cudnn.version() or 0,
         }
@@ -254,16 +255,6 @@ def _precisions(kind: str) -> dict[str, str]:
         "fp32_matmul": str(matmul.fp32_precision),
         "fp32_convolution": str(convolution.fp32_precision),
     }
-
-
-def _driver() -> str:
-    """Read the version of the GPU's driver, where the system tells it."""
-    try:
-        words = _DRIVER.read_text().partition("\n")[0].split()
-    except OSError:
-        return "unknown"
-    numbers = [word for word in words if word[0].isdigit() and "." in word]
-    return numbers[0] if numbers else "unknown"
 
 
 def _yes(value: bool) -> str:

@@ -54,7 +54,7 @@ class TrainingProgress:
     has_seen_all: bool = False
     """Whether this epoch's training data has come to its end."""
     data_s: float = 0.0
-    """Time this worker has waited for data since the last exchange."""
+    """Time that this worker's host has waited for data since the last exchange."""
     next_agreement: int = 0
     """The step after which the workers exchange their status again: about twice a second."""
     _last_agreement: int = 0

@@ -25,6 +25,7 @@ from paceline.training.config import TrainRequest
 from paceline.training.engine import Engine
 from paceline.training.hooks.base import ADDED_HOOKS
 from paceline.training.numerics import describe, describe_kernels, numerics_of_all
+from paceline.training.profiling.gpu_monitor import peak_memory
 from paceline.training.revision import find_revision
 from paceline.training.snapshots.train_state import finite
 from paceline.training.sync.validation import describe_method, method_of
@@ -150,9 +151,10 @@ def summarize(engine: Engine, recipe: str) -> dict[str, object]:
 
 def _peak_gpu_memory(group: Group) -> list[int] | None:
     """List the most that tensors took of each worker's GPU, by rank. Collective."""
-    if group.device.type != "cuda":
+    peak = peak_memory(group.device)
+    if peak is None:
         return None
-    own = torch.tensor([torch.cuda.max_memory_allocated(group.device)])
+    own = torch.tensor([peak])
     return [int(row) for row in group.gather_rows(own)[:, 0]]
 
 

@@ -26,6 +26,7 @@ from paceline.training.hooks.metrics_logger import MetricsLogger
 from paceline.training.hooks.step_checks import ReplicaChecks, ReproducibilityChecks
 from paceline.training.numerics import NumericsRecord
 from paceline.training.optimizer_step import OptimizerStep
+from paceline.training.profiling.gpu_monitor import GpuMonitor
 from paceline.training.profiling.profile_writer import Profiler, TimedSync
 from paceline.training.profiling.step_profiler import StepProfiler
 from paceline.training.progress import TrainingProgress
@@ -111,6 +112,8 @@ def _build(
     opened: ExitStack,
 ) -> Engine:
     context = _context(config, run, group, console, own_options)
+    if context.gpu is not None:
+        opened.callback(context.gpu.close)
     hooks = context.hooks
     # What combines the workers' gradients, and what is done around the steps.
     for hook in ADDED_HOOKS.get():
@@ -173,6 +176,7 @@ def _context(
             components=components,
             sync=method_of(config),
         ),
+        gpu=None if group.device.type == "cpu" else GpuMonitor.of(group.device),
         buffer_averager=BufferAverager(components, group, division),
         random=RandomStreams(config.loop.seed, group.rank, group.device),
         run=run,

@@ -83,14 +83,6 @@ def test_the_code_is_hashed_by_names_and_content(tmp_path: Path) -> None:
     assert hashed("a.py", "1") == hashed("a.py", "1")
 
 
-def test_the_driver(tmp_path: Path) -> None:
-    path = tmp_path / "version"
-    line = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n"
-    path.write_text(line)
-    assert software._driver(path) == {"driver": "580.95.05"}
-    assert software._driver(tmp_path / "none") == {}
-
-
 def test_copies_that_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(machine.wrong_copies(["cpu", "cpu"])) == []
 

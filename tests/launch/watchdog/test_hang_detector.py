@@ -3,11 +3,14 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.launch.heartbeat import DEVICE_WAIT
 from paceline.launch.watchdog.hang_detector import HangLimits, detect_hang
 from paceline.launch.watchdog.worker_state import WorkerState
 from tests.launch.watchdog.states import IN_STEP
 
 LIMITS = HangLimits()
+# What a host looks like that waits for its GPU: it spins, and is in no collective of its own.
+ON_GPU = {"operation": DEVICE_WAIT, "busy": 1.0, "collective": ""}
 
 
 def three(**second: object) -> list[WorkerState]:
@@ -39,6 +42,34 @@ def test_who_is_missing(states: Sequence[WorkerState], reason: str) -> None:
     assert hang.missing == (1,)
     assert reason in hang.reason
     assert (hang.quiet_s, hang.usual_s) == (31.0, 0.1)
+
+
+def on_gpus(**second: object) -> list[WorkerState]:
+    """Three workers whose hosts wait for their GPUs; the one in the middle is different."""
+    states = [replace(IN_STEP, rank=rank, **ON_GPU) for rank in range(3)]  # type: ignore[arg-type]
+    return [states[0], replace(states[1], **second), states[2]]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("states", "missing", "reason"),
+    [
+        (on_gpus(), (), "a kernel or a collective on them"),
+        (on_gpus()[:1], (), "a kernel or a collective on them"),
+        (on_gpus(collectives=79, operation="step"), (1,), "behind the others"),
+        (on_gpus(operation="step"), (1,), "computing without an end"),
+        (three(**ON_GPU | {"collectives": 79}), (1,), "on which something doesn't end"),
+    ],
+)
+def test_a_host_that_waits_for_its_gpu_is_not_busy(
+    states: Sequence[WorkerState], missing: tuple[int, ...], reason: str
+) -> None:
+    hang = detect_hang(states, LIMITS)  # after 31 s: the limit of a step
+    assert hang is not None
+    assert (hang.missing, hang.quiet_s) == (missing, 31.0)
+    assert reason in hang.reason
+    early = [replace(state, steps=0, age_s=269.0) for state in states]
+    assert detect_hang(early, LIMITS) is None
+    assert detect_hang([replace(state, age_s=271.0) for state in early], LIMITS) is not None
 
 
 def test_of_two_in_different_collectives_the_further_one_has_left_one_out() -> None:

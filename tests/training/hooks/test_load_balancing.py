@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from paceline.data.order import cut
 from paceline.distributed.work_division import Division
 from paceline.training.batches.plan import TrainPlan
-from paceline.training.hooks import load_balancing
 from paceline.training.hooks.load_balancing import better_shares, proportional
 from paceline.training.job import Job
+from paceline.training.profiling import step_timeline
 from tests.support.ranks import run_ranks
 from tests.support.trainings import (
     SIDE,
@@ -83,7 +83,7 @@ def uneven_job() -> Job:
     """Takes ten times as long on the second of two workers, by a clock of its own."""
     slow = torch.distributed.is_initialized() and torch.distributed.get_rank() == 1
     clock = Clock()
-    load_balancing.perf_counter = clock  # type: ignore[attr-defined]  # this process is forked: the change ends with it
+    step_timeline.perf_counter = clock  # type: ignore[attr-defined]  # this process is forked: the change ends with it
     torch.manual_seed(1)
     return Job(
         model=Timed(clock, 0.003 if slow else 0.0003),

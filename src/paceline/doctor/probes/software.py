@@ -6,10 +6,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from paceline._version import __version__
+from paceline.distributed.system_gpus import driver_version
 from paceline.doctor.facts import SoftwareFacts
 
 _LIBRARIES = ("torch", "numpy", "torchvision")
-_DRIVER = Path("/proc/driver/nvidia/version")
 _FIRST = 12
 _PACKAGE = Path(__file__).parents[2]
 
@@ -22,11 +22,12 @@ def software_facts() -> SoftwareFacts:
         "Python": platform.python_version(),
         **{library: _version_of(library) for library in _LIBRARIES},
     }
+    driver = {} if (known := driver_version()) is None else {"driver": known}
     try:
-        return SoftwareFacts(versions=found | _of_torch() | _driver(_DRIVER))
+        return SoftwareFacts(versions=found | _of_torch() | driver)
     except Exception as error:  # noqa: BLE001  # a broken installation may raise anything
         problem = f"{type(error).__name__}: {error}"
-        return SoftwareFacts(versions=found | _driver(_DRIVER), torch_problem=problem)
+        return SoftwareFacts(versions=found | driver, torch_problem=problem)
 
 
 def code_hash(package: Path) -> str:
@@ -52,20 +53,12 @@ def _of_torch() -> dict[str, str]:
     found = {}
     if torch.version.cuda:
         found["CUDA"] = torch.version.cuda
+    if torch.version.hip:
+        found["ROCm"] = torch.version.hip
     if torch.distributed.is_available() and torch.distributed.is_nccl_available():
         nccl = torch.cuda.nccl.version()
         found["NCCL"] = ".".join(map(str, nccl)) if isinstance(nccl, tuple) else str(nccl)
     return found
-
-
-def _driver(path: Path) -> dict[str, str]:
-    """Read the version of NVIDIA's driver from the kernel's module."""
-    try:
-        first = path.read_text().splitlines()[0]
-    except (OSError, IndexError):
-        return {}
-    numbers = [w for w in first.split() if w[0].isdigit() and w.replace(".", "").isdigit()]
-    return {"driver": numbers[0]} if numbers else {}
 
 
 def _version_of(package: str) -> str:

@@ -20,7 +20,8 @@ from paceline.results.run_directory import log_path
 
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\-_]|\x07")
 _HEADER = "---- attempt "
-_CRASH = "Fatal Python error"
+_CRASH = re.compile(r"^(?:terminate called|Fatal Python error)", re.MULTILINE)
+"""Where C++ code says which exception nobody caught, or Python's fault handler begins."""
 _TAIL_BYTES = 65536
 
 
@@ -110,7 +111,7 @@ def write_error(log: TextIO, error: BaseException) -> None:
 
 
 def read_crash(path: Path) -> str:
-    """Read what the fault handler wrote at the end of a log, in its last attempt; else nothing."""
+    """Read what a process wrote to its log as it died, in its last attempt; else nothing."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -120,7 +121,8 @@ def read_crash(path: Path) -> str:
         return ""
     # A crash of an earlier attempt stands in the same file, before the last header.
     last = text[text.rfind(_HEADER) :] if _HEADER in text else text
-    return last[last.find(_CRASH) :] if _CRASH in last else ""
+    found = _CRASH.search(last)
+    return last[found.start() :] if found else ""
 
 
 @final

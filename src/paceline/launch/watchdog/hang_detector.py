@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from paceline.launch.heartbeat import STEPPING
+from paceline.launch.heartbeat import DEVICE_WAIT, STEPPING
 from paceline.launch.watchdog.worker_state import WorkerState
 
 LEAST_S = 30.0
@@ -77,8 +77,9 @@ def detect_hang(states: Sequence[WorkerState], limits: HangLimits, unseen: int =
             limit_s = max(limit_s, limits.timeout_s)
             reason = "no worker has finished a step"
     else:
-        # Elsewhere no step is due: only waiting in a collective counts, by its own timeout.
-        waiting = [state.age_s for state in states if state.collective]
+        # Elsewhere no step is due: only waiting in a collective counts, by its own timeout, and
+        # waiting for a GPU, which may be in one.
+        waiting = [s.age_s for s in states if s.collective or s.operation == DEVICE_WAIT]
         quiet_s, limit_s = max(waiting, default=0.0), limits.of_waiting
         missing, reason = find_missing(states)
         reason = reason or "a worker waits for the others"
@@ -112,10 +113,22 @@ def find_missing(states: Sequence[WorkerState]) -> tuple[tuple[int, ...], str]:
     least = min(places.values())
     behind = tuple(sorted(rank for rank, place in places.items() if place == least))
     if len(behind) < len(states):
+        if all(state.operation == DEVICE_WAIT for state in states if state.rank in behind):
+            return behind, "behind the others, waiting for its GPU, on which something doesn't end"
         return behind, "behind the others"
-    # then CPU time: all are at the same place, and some compute while the others wait;
-    busy = _ranks(state for state in states if state.busy > _BUSY)
-    idle = _ranks(state for state in states if state.busy < _IDLE)
+    return _find_among_equals(states)
+
+
+def _find_among_equals(states: Sequence[WorkerState]) -> tuple[tuple[int, ...], str]:
+    """Find who is missing where all are at the same place."""
+    # Waiting for GPUs: on each of them is the same kernel or collective;
+    on_device = _ranks(state for state in states if state.operation == DEVICE_WAIT)
+    if len(on_device) == len(states):
+        return (), "all wait for their GPUs: a kernel or a collective on them doesn't end"
+    # then CPU time: some compute while the others wait;
+    waits = {state.rank: state.busy < _IDLE or state.rank in on_device for state in states}
+    busy = _ranks(state for state in states if state.busy > _BUSY and not waits[state.rank])
+    idle = _ranks(state for state in states if waits[state.rank])
     if busy and len(busy) + len(idle) == len(states) and idle:
         return busy, "computing without an end while the others wait"
     # and at last, with all idle in the same collective, the network between them.

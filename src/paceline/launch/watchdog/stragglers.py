@@ -29,7 +29,7 @@ _AGAIN_AFTER_LOOKS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpeed:
-    """A worker's usual step of late. On a GPU, waiting for data may overlap with computing."""
+    """A worker's usual step of late; of a GPU, by its own clock."""
 
     rank: int
     host: str

@@ -1,7 +1,6 @@
 """Shares each global batch by the workers' speed: the slowest then no longer sets the pace."""
 
 from collections.abc import Callable, Mapping, Sequence
-from time import perf_counter
 from typing import final
 
 import torch
@@ -12,6 +11,7 @@ from paceline.distributed.group import Group
 from paceline.training.batches.loader import Loader
 from paceline.training.components import Components
 from paceline.training.hooks.base import StepHook
+from paceline.training.profiling.step_timeline import Moment, now, seconds_within
 from paceline.training.progress import TrainingProgress
 from paceline.training.snapshots.train_state import TrainState
 
@@ -48,14 +48,12 @@ class LoadBalancer(StepHook):
         self._group = group
         self._max_batch = max_batch
         self._say = say
-        self._on_gpu = group.device.type == "cuda"
-        self._started_s: float | None = None
+        self._on_gpu = group.device.type != "cpu"
         self._under_way = 0
         """Samples of the forward pass under way."""
-        self._seconds = 0.0
         self._samples = self._steps = 0
-        self._begin: torch.cuda.Event | None = None
-        self._passes: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._begin: Moment | None = None
+        self._passes: list[tuple[Moment, Moment]] = []
 
     def setup(
         self, components: Components, position: TrainState, saved: Mapping[str, object]
@@ -66,30 +64,23 @@ class LoadBalancer(StepHook):
     def begin_step(self, step: int, batch: Batch | None) -> None:
         """Note that a forward pass begins."""
         self._under_way = 0 if batch is None else batch.local
-        self._started_s = perf_counter()
-        if self._on_gpu:
-            self._begin = torch.cuda.Event(enable_timing=True)
-            self._begin.record()
+        self._begin = now(on_gpu=self._on_gpu)
 
     def before_backward(self, loss: Tensor, weight: float) -> None:
         """Note that it has ended; a second time for the same pass changes nothing."""
-        if self._started_s is None:
+        if self._begin is None:
             return
         self._samples += self._under_way
-        self._seconds += perf_counter() - self._started_s
-        self._started_s = None
-        if self._begin is not None:
-            done = torch.cuda.Event(enable_timing=True)
-            done.record()
-            self._passes.append((self._begin, done))
+        self._passes.append((self._begin, now(on_gpu=self._on_gpu)))
+        self._begin = None
 
     def after_step(self, step: int) -> None:
         """Count the step; where enough has been measured and it pays, share batches anew."""
         # Steps, not passes: their number isn't the same on every worker.
         self._steps += 1
-        self._started_s = None
+        self._begin = None
         if self._steps == 1:
-            self._seconds, self._samples, self._passes = 0.0, 0, []  # that one warmed up
+            self._samples, self._passes = 0, []  # that one warmed up
         loader = self._loader
         if loader is None or self._steps <= (_STEPS if loader.plan.is_balanced else _FIRST_STEPS):
             return
@@ -101,12 +92,9 @@ class LoadBalancer(StepHook):
 
     def _speeds(self) -> list[float]:
         """Give every worker's samples a second, and measure anew. Collective."""
-        seconds = self._seconds
-        if self._passes:
-            torch.cuda.synchronize()
-            seconds = sum(begin.elapsed_time(done) for begin, done in self._passes) / 1000
+        seconds = seconds_within(self._passes)
         own = torch.tensor([self._samples / seconds if seconds > 0 else 0.0], dtype=torch.float64)
-        self._seconds, self._samples, self._steps, self._passes = 0.0, 0, 0, []
+        self._samples, self._steps, self._passes = 0, 0, []
         return [float(speed) for speed in self._group.gather_rows(own)[:, 0]]
 
 

@@ -150,6 +150,10 @@ class MetricsLogger(StepHook):
         if steps and context.console.is_due():
             lr = last_lr(context.progress, context.components.optimizers)
             shown = describe_advance(context.progress, agreed, steps, lr, spent, top=top)
+            if (gpu := context.gpu) is not None:
+                shown = replace(
+                    shown, gpu_utilization=gpu.utilization, gpu_memory_bytes=gpu.memory_bytes
+                )
             context.console.advance(shown)
         if self._rows.is_due():
             lr = last_lr(context.progress, context.components.optimizers)
@@ -267,7 +271,7 @@ def epoch_row(
         trained: The epoch's sums over all workers.
         top: 5 or 1 where accuracy was counted, else 0.
         lr: Learning rate of the last step.
-        logged: Figures of the script's own.
+        logged: Figures of the script's own, and of GPUs.
         spent: What the steps spent on communication; None of a single worker.
     """
     seconds, steps = state.epoch_train_s, max(1, state.step_in_epoch)

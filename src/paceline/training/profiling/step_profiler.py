@@ -10,14 +10,17 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from paceline.data.batch import Batch
 from paceline.launch.heartbeat import StepNote
 from paceline.training.profiling.gradient_timing import GradientTimes
 from paceline.training.profiling.step_timeline import (
+    BatchWaits,
     Moment,
     StepEvent,
     StepTimes,
     now,
     seconds_between,
+    seconds_within,
     share_out,
 )
 from paceline.training.status_exchange import Status
@@ -79,9 +82,11 @@ class StepProfiler:
         """Steps sampled so far."""
         self.loader_starts_s: list[float] = []
         """Of each pass: until its first batch."""
-        self.gradients = GradientTimes(on_gpu=device.type == "cuda")
+        self.on_gpu = device.type != "cpu"
+        self.gradients = GradientTimes(on_gpu=self.on_gpu)
+        self.batch_waits = BatchWaits() if self.on_gpu else None
+        """Where a GPU has a clock of its own; a host that computes itself waits for them."""
         self._note = note
-        self.on_gpu = device.type == "cuda"
         self._alone = world_size == 1
         self._parameters = parameters
         self._planned = _NEVER
@@ -112,6 +117,10 @@ class StepProfiler:
         """
         self._drop()
         self._pass_from_s, self._lap_from, self.next_sample = perf_counter(), None, step
+
+    def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Pass a pass's batches on; on a GPU the waits for them are taken."""
+        return batches if self.batch_waits is None else self.batch_waits.timed(batches)
 
     def sample(self, step: int) -> None:
         """Close the sample of the step before, and begin another one if it is time. Local.
@@ -176,7 +185,7 @@ class StepProfiler:
         """
         self._end_sample()
         if self._waits:
-            self._waited_s = sum(seconds_between(begin, end) for begin, end in self._waits)
+            self._waited_s = seconds_within(self._waits)
             self._waits = []
         self._agreeing_from_s = perf_counter()
         return self._waited_s

@@ -1,12 +1,14 @@
 """One step sampled closely: what happened when, and what its time was spent on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
-from typing import Literal
+from typing import Literal, final
 
 import torch
+
+from paceline.data.batch import Batch
 
 _KINDS = ("data", "forward", "backward", "wait", "optimizer", "other", "average")
 _ENDS: Mapping["StepEvent", str] = {
@@ -18,8 +20,8 @@ _ENDS: Mapping["StepEvent", str] = {
 }
 """What happenings are the end of, whatever came before."""
 
-Moment = float | torch.cuda.Event
-"""By the host's clock, or in the order of the GPU's own work."""
+Moment = float | torch.Event
+"""By the host's clock, or in the order of a GPU's own work."""
 
 StepEvent = Literal[
     "asked",
@@ -53,7 +55,7 @@ class StepTimes:
     """
 
     data_s: float = 0.0
-    """Waiting for the batch."""
+    """Waiting for the batch; of a GPU: idle, or copying and preparing it."""
     forward_s: float = 0.0
     """From the batch to a backward pass."""
     backward_s: float = 0.0
@@ -79,20 +81,56 @@ def now(*, on_gpu: bool) -> Moment:
     """Note the moment; on a GPU in its stream, so that the host doesn't wait."""
     if not on_gpu:
         return perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
+    event = torch.Event(enable_timing=True)
     event.record()
     return event
 
 
 def seconds_between(begin: Moment, end: Moment) -> float:
     """Give the time between two moments of the same kind; on a GPU waits until both have passed."""
+    return seconds_within([(begin, end)])
+
+
+def seconds_within(spans: Sequence[tuple[Moment, Moment]]) -> float:
+    """Add up the time between pairs of moments, in order; on a GPU waits for the last one alone."""
+    if spans and isinstance(last := spans[-1][1], torch.Event):
+        last.synchronize()
+    return sum(_elapsed_s(begin, end) for begin, end in spans)
+
+
+def _elapsed_s(begin: Moment, end: Moment) -> float:
     if isinstance(begin, float) and isinstance(end, float):
         return end - begin
-    assert isinstance(begin, torch.cuda.Event)
-    assert isinstance(end, torch.cuda.Event)
-    end.synchronize()
-    milliseconds: float = begin.elapsed_time(end)
-    return milliseconds / 1000
+    assert isinstance(begin, torch.Event)
+    assert isinstance(end, torch.Event)
+    return begin.elapsed_time(end) / 1000
+
+
+@final
+class BatchWaits:
+    """How long a GPU has waited for its batches: idle, or copying and preparing them.
+
+    The host may wait for a batch while the GPU still computes the steps before: that time is none
+    of the GPU's. Each wait is two events in its stream, which are read at an exchange.
+    """
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[Moment, Moment]] = []
+
+    def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Pass batches on, and note since when each was awaited."""
+        while True:
+            asked = now(on_gpu=True)
+            batch = next(batches, None)
+            if batch is None:
+                return
+            self._spans.append((asked, now(on_gpu=True)))
+            yield batch
+
+    def take_s(self) -> float:
+        """Give the seconds since the last call; waits until the GPU has all these batches."""
+        spans, self._spans = self._spans, []
+        return seconds_within(spans)
 
 
 def share_out(marks: Sequence[tuple[StepEvent, float]]) -> StepTimes:

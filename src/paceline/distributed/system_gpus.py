@@ -1,0 +1,67 @@
+"""What the system tells of this machine's GPUs: no torch, and no package of a vendor."""
+
+import ctypes
+import platform
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+_DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version"))
+_OF_KERNEL = Path("/sys/module/amdgpu")
+_PCI = Path("/sys/bus/pci/devices")
+_NVML = "libnvidia-ml.so.1"
+"""A part of NVIDIA's driver."""
+
+
+def driver_version(files: Sequence[Path] = _DRIVERS, of_kernel: Path = _OF_KERNEL) -> str | None:
+    """Read the version of the GPUs' driver; None where the system doesn't tell it.
+
+    Args:
+        files: In which NVIDIA's and AMD's kernel modules have theirs.
+        of_kernel: Is there where AMD's module is: the one that comes with Linux has no other
+            version than the kernel's.
+    """
+    for file in files:
+        try:
+            words = file.read_text().partition("\n")[0].split()
+        except OSError:
+            continue
+        for word in words:
+            if word[0].isdigit() and "." in word and word.replace(".", "").isdigit():
+                return word
+    return f"amdgpu of Linux {platform.release()}" if of_kernel.is_dir() else None
+
+
+def read_utilization(
+    address: str, devices: Path = _PCI, library: str = _NVML
+) -> Callable[[], float | None] | None:
+    """Give what reads the share of the last second or less in which a GPU computed anything.
+
+    Args:
+        address: The GPU's on the PCI bus, such as `0000:41:00.0`.
+        devices: Where the system has a directory for each address; AMD's driver tells it there.
+        library: NVIDIA's management library, which tells it as well.
+
+    Returns:
+        A function that gives it, None where it can't be read just now; None where nobody tells it.
+    """
+    busy = devices / address / "gpu_busy_percent"
+    if busy.is_file():
+        return partial(_percent_in, busy)
+    handle, rates = ctypes.c_void_p(), (ctypes.c_uint * 2)()  # of the GPU, and of its memory
+    try:
+        nvml = ctypes.CDLL(library)
+        ask = nvml.nvmlDeviceGetUtilizationRates
+        name = address.encode()
+        if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByPciBusId_v2(name, ctypes.byref(handle)):
+            return None
+    except (OSError, AttributeError):  # no such driver, or a very old one
+        return None
+    return lambda: None if ask(handle, rates) else rates[0] / 100
+
+
+def _percent_in(file: Path) -> float | None:
+    try:
+        return int(file.read_text()) / 100
+    except (OSError, ValueError):
+        return None

@@ -32,7 +32,8 @@ from paceline.distributed.startup_facts import Facts, WorkerFacts, compare_by_st
 from paceline.errors import InterruptedTraining, JobError
 
 _REMEMBERED = 16
-"""Tensors of the last collectives that are kept."""
+"""Tensors of the last collectives that are kept; of those above a size the last one alone."""
+_LARGE_BYTES = 1 << 16
 
 
 class CollectiveListener(Protocol):
@@ -75,6 +76,7 @@ class Group:
         # A thread of the backend may let go of a tensor after the call is over. Would it be the
         # last to do so, it needed the interpreter, which may be ending: that aborts the process.
         self._recent: deque[Tensor] = deque(maxlen=_REMEMBERED)
+        self._large: Tensor | None = None
 
     def gather_rows(self, row: Tensor) -> Tensor:
         """Collect one small row from each worker.
@@ -156,7 +158,10 @@ class Group:
     def _carried(self, tensor: Tensor) -> Tensor:
         """Bring a tensor to where a backend that stands alone can carry it."""
         carried = tensor.to(self._control) if self.has_few_operations and tensor.is_cpu else tensor
-        self._recent.append(carried)
+        if carried.nbytes > _LARGE_BYTES:
+            self._large = carried
+        else:
+            self._recent.append(carried)
         return carried
 
 

@@ -9,7 +9,7 @@ TESTS ?= tests
 JOBS ?= 3
 CODE := src tests benchmarks docs examples
 
-.PHONY: help install demo test test-all mutants check format clean
+.PHONY: help install demo test test-all mutants check format docs clean
 
 help:
 	@echo 'make demo     train the embedded default on 2 workers to its target'
@@ -17,6 +17,7 @@ help:
 	@echo 'make test-all run all of them: also what needs more than Python, such as Slurm'
 	@echo 'make mutants  put small faults into a copy of the source: do the tests notice? (TOUCHED=HEAD~1)'
 	@echo 'make check    format, lint, types, import order, spelling, cost of a step'
+	@echo 'make docs     build the documentation and an API reference as a site in build/site'
 	@echo 'make install  set up .venv'
 	@echo 'make format   format the code'
 	@echo 'make clean    remove .venv and caches'
@@ -62,6 +63,10 @@ check: install
 format: install
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/ruff check --fix $(CODE)
+
+docs: install
+	$(BIN)/python docs/build_site.py build/site
+	@echo 'Written: build/site/index.html (for its search: $(BIN)/python -m http.server -d build/site)'
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -11,6 +11,7 @@ from torch import Tensor
 from paceline.checkpoint.host_tensors import (
     DTYPE_CODES,
     HostTensors,
+    _runs,
     on_host,
     raw_bytes,
     weights_sha256,
@@ -107,6 +108,21 @@ def test_other_names_shapes_or_types_dont_fit(other: dict[str, Tensor]) -> None:
 def test_what_the_format_cant_hold_is_named(tensor: Tensor) -> None:
     with pytest.raises(TypeError, match=r"tensor 'odd' .* can't be saved: expected a dense tensor"):
         HostTensors({"odd": tensor})
+
+
+@pytest.mark.parametrize(
+    ("chosen", "runs"),
+    [
+        ("yyy", [(0, 16)]),
+        ("nnn", []),
+        ("yny", [(0, 8), (12, 16)]),
+        ("nyy", [(8, 16)]),
+        ("yyn", [(0, 12)]),
+    ],
+)
+def test_what_lies_side_by_side_is_copied_at_once(chosen: str, runs: list[tuple[int, int]]) -> None:
+    spans = [(0, 8), (8, 12), (12, 16)]
+    assert list(_runs(spans, [letter == "y" for letter in chosen])) == runs
 
 
 @pytest.mark.gpu

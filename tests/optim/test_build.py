@@ -10,7 +10,7 @@ from torch.optim import SGD, Adadelta, Adam, AdamW, Optimizer
 
 from paceline.errors import JobError, UsageError
 from paceline.optim import build
-from paceline.optim.build import build_optimizer
+from paceline.optim.build import build_optimizer, takes_fused
 from paceline.optim.options import OptimOptions
 from paceline.optim.table import OPTIMIZERS, OptimizerName
 
@@ -98,6 +98,44 @@ def test_equals_torchs_plain_loop(
 ) -> None:
     net = _net()
     torch.testing.assert_close(_built(options), _train(net, make(net)), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_one_kernel_for_all_weights_updates_as_torchs_plain_loop(name: OptimizerName) -> None:
+    options = OptimOptions(optimizer=name, momentum=0.9 if name == "sgd" else None)
+    net = _net()
+    optimizer = build_optimizer(options, net.named_parameters(), LR, fused=True)
+    assert (optimizer.param_groups[0]["fused"], optimizer.param_groups[0]["foreach"]) == (
+        True,
+        False,
+    )
+    torch.testing.assert_close(_train(net, optimizer), _built(options), rtol=1e-5, atol=1e-6)
+
+
+GPU = torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "exact", "fused"),
+    [
+        (OptimOptions(), GPU, False, True),
+        (OptimOptions(), torch.device("xpu"), False, True),
+        (OptimOptions(), torch.device("cpu"), False, False),
+        (OptimOptions(), GPU, True, False),  # the bits are those of trainings begun before
+        (OptimOptions(fused=True), GPU, True, True),
+        (OptimOptions(fused=False), GPU, False, False),
+        (OptimOptions(optimizer="lamb"), GPU, False, False),
+    ],
+)
+def test_where_one_kernel_is_taken(
+    options: OptimOptions, device: torch.device, exact: bool, fused: bool
+) -> None:
+    assert takes_fused(options, device, exact=exact) is fused
+
+
+def test_an_optimizer_without_such_a_kernel_says_which_have_one() -> None:
+    with pytest.raises(UsageError, match=r"lars has no fused kernel.* one: sgd, adam, adamw$"):
+        OptimOptions(optimizer="lars", fused=True)
 
 
 def _novograd(beta1: float, beta2: float, decay: float, averaging: bool) -> Update:

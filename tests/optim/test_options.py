@@ -35,7 +35,7 @@ def _refusal(**given: object) -> str:
 
 
 def test_every_option_is_documented() -> None:
-    assert len(option_fields(OptimOptions, "Optimizer")) == 19
+    assert len(option_fields(OptimOptions, "Optimizer")) == 20
 
 
 def test_importing_the_options_imports_no_torch() -> None:

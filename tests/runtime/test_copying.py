@@ -83,7 +83,7 @@ def test_the_end_waits_for_the_last_copies(
     assert (away / "run/summary.json").read_bytes() == run.summary_json.read_bytes()
     said = of_summary(run)
     assert (said["complete"], said["newest_step"], said["failures"]) == (True, 20, 0)
-    assert f"Go on from there: paceline resume file://{away}/run" in capfd.readouterr().out
+    assert f"Resume from there: paceline resume file://{away}/run" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(

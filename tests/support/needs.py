@@ -108,6 +108,14 @@ def _compile(directory: Path) -> str | None:
     return _try("cc", *library, str(directory / "a.c"), "-ldl")
 
 
+def _preload_a_device(directory: Path) -> str | None:
+    from tests.pretend_gpu.build import why_no_pretend_gpu  # imports torch
+
+    (directory / "a.cpp").write_text("#include <mutex>\nstd::mutex a;\n")
+    library = ("-shared", "-fPIC", "-o", str(directory / "a.so"), str(directory / "a.cpp"))
+    return _try("c++", "-std=c++17", *library) or why_no_pretend_gpu()
+
+
 def _filter_packets(_: Path) -> str | None:
     return _try("unshare", "--net", "nft", "add", "table", "inet", "tried")
 
@@ -185,6 +193,11 @@ MPICH = Need(
 )
 BROWSER = Need(
     what="a browser", programs={"chromedriver": "chromium chromium-driver"}, attempt=_render
+)
+PRETEND_GPU = Need(
+    what="the pretend CUDA device",
+    programs={"c++": "g++ libc6-dev"},
+    attempt=_preload_a_device,
 )
 COMPILER = Need(what="a C compiler", programs={"cc": "gcc libc6-dev"}, attempt=_compile)
 MEMORY_DISK = Need(

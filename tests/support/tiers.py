@@ -1,6 +1,7 @@
 """Two tiers of tests: the core, of minutes on any machine, and what is slow.
 
-A test is slow if it is marked so, or needs network namespaces or a browser. Marked are whole
+A test is slow if it is marked so, or needs network namespaces, a browser or the pretend device.
+Marked are whole
 commands and trainings beyond the first of each kind, benchmarks, real launchers, and variants that
 cost seconds; what a package does is tested in the core, by units and by two ranks.
 """
@@ -10,7 +11,7 @@ from collections.abc import Iterable
 
 import pytest
 
-_SLOW = ("slow", "hosts", "browser")
+_SLOW = ("slow", "hosts", "browser", "pretend_gpu")
 
 
 def slow(*values: object) -> object:

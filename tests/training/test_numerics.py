@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,15 @@ from torch import nn
 
 from paceline.distributed.group import Group
 from paceline.errors import JobError, UsageError
-from paceline.training.numerics import NumericsRecord, describe, differences, pin
+from paceline.training.numerics import (
+    NumericsRecord,
+    choose_kernels,
+    describe,
+    describe_kernels,
+    differences,
+    pin,
+)
+from paceline.training.options import ComputeOptions
 from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
@@ -44,6 +53,56 @@ def test_what_is_pinned() -> None:
     assert found.items() >= expected.items()
     assert found["cpu"]
     assert found["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
+
+
+def chosen(device: str, *, pinned: bool = False, **options: Any) -> str:
+    choose_kernels(ComputeOptions(**options), torch.device(device), pinned=pinned)
+    cudnn = torch.backends.cudnn
+    return (
+        f"benchmark {cudnn.benchmark}, deterministic {cudnn.deterministic}, all "
+        f"{torch.are_deterministic_algorithms_enabled()}; {describe_kernels(torch.device('cuda'))}"
+    )
+
+
+KERNELS: list[tuple[str, str, dict[str, Any], str]] = [
+    ("usual", "cuda", {}, "True, deterministic False, all False; cuDNN's fastest, TF32 in conv"),
+    ("on CPUs", "cpu", {}, "False, deterministic True, all False; cuDNN without benchmark"),
+    ("the same bits", "cuda", {"deterministic": True}, "False, deterministic True, all True; the "),
+    ("shards", "cuda", {"pinned": True}, "False, deterministic True, all True; the same bits"),
+    ("TF32", "cuda", {"tf32": "on"}, "fastest, TF32 in matrix products and convolutions"),
+    ("TF32 where it was", "cuda", {"tf32": "convolutions"}, "fastest, TF32 in convolutions"),
+    ("no TF32", "cuda", {"tf32": "off"}, "fastest, no TF32"),
+]
+
+
+def test_which_kernels_are_chosen() -> None:
+    def body(group: Group) -> list[str]:
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+        found = []
+        for _, device, options, _ in KERNELS:
+            torch.use_deterministic_algorithms(False)
+            if options.get("pinned"):
+                pin(None)
+            found.append(chosen(device, **options))
+        return found
+
+    for found, (what, _, _, expected) in zip(run_ranks(1, body)[0], KERNELS, strict=True):
+        assert expected in found, what
+
+
+def test_tf32_can_be_read_by_its_old_and_its_new_name() -> None:
+    def body(group: Group) -> list[object]:
+        choose_kernels(ComputeOptions(tf32="on"), None, pinned=False)
+        cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+        new = [cuda.matmul.fp32_precision, cudnn.conv.fp32_precision]  # type: ignore[attr-defined]  # properties of a module
+        return [
+            *new,
+            cuda.matmul.allow_tf32,
+            cudnn.allow_tf32,
+            torch.get_float32_matmul_precision(),
+        ]
+
+    assert run_ranks(1, body)[0] == ["tf32", "tf32", True, True, "high"]
 
 
 def test_threads_that_are_asked_for() -> None:

@@ -9,8 +9,11 @@ import torch
 from paceline.data.options import DataOptions
 from paceline.distributed.group import Group
 from paceline.distributed.work_division import Division
+from paceline.training import run_metadata
 from paceline.training.batches.plan import make_plan
-from paceline.training.run_metadata import _peak_gpu_memory, describe_batch
+from paceline.training.engine import Engine
+from paceline.training.options import ComputeOptions
+from paceline.training.run_metadata import _kernels_line, _peak_gpu_memory, describe_batch
 
 
 @pytest.mark.parametrize(
@@ -52,6 +55,39 @@ def test_how_a_batch_is_cut(
 ) -> None:
     plan = make_plan(options, Division.of(options.shards, world_size), samples)
     assert describe_batch(plan) == f"global batch 64 {told}".rstrip()
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "shards", "fused", "told"),
+    [
+        ("cpu", "fp32", None, None, None),
+        ("cuda", "fp32", None, True, ", fused optimizer; faster: --precision bf16"),
+        ("cuda", "bf16", None, None, ""),
+        ("cuda", "fp32", 8, None, ""),  # other bits aren't proposed where bits count
+    ],
+)
+def test_the_kernels_of_a_gpu_and_what_would_be_faster(
+    device: str,
+    precision: str,
+    shards: int | None,
+    fused: bool | None,
+    told: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run_metadata, "has_bf16", lambda device: True)
+    context = SimpleNamespace(
+        group=SimpleNamespace(device=torch.device(device)),
+        config=SimpleNamespace(compute=ComputeOptions(precision=precision)),  # type: ignore[arg-type]
+        division=Division.of(shards, 1),
+        components=SimpleNamespace(optimizers=[SimpleNamespace(param_groups=[{"fused": fused}])]),
+    )
+    lines = _kernels_line(cast(Engine, SimpleNamespace(context=context)))
+    if told is None:
+        assert lines == []
+    else:
+        (line,) = lines
+        assert line.startswith("  kernels   cuDNN")
+        assert line.endswith(f"convolutions{told}")
 
 
 def test_the_memory_of_each_workers_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

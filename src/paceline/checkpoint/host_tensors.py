@@ -9,10 +9,14 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import compress
 from typing import final
 
 import torch
 from torch import Tensor
+
+from paceline.distributed.device import can_pin, free_bytes
+from paceline.distributed.device_copies import copy_all
 
 DTYPE_CODES: Mapping[torch.dtype, str] = {
     torch.float64: "F64",
@@ -55,7 +59,7 @@ class HostTensors:
         """Allocate memory for tensors of these names, types and shapes; nothing is copied yet.
 
         Args:
-            tensors: Name -> tensor on any device; the memory is pinned where one is on CUDA.
+            tensors: Name -> tensor on any device; the memory is pinned where one is on a GPU.
             groups: Names noted in the file's metadata, in this order.
 
         Raises:
@@ -65,22 +69,25 @@ class HostTensors:
         self._groups = tuple(groups)
         for name, tensor in tensors.items():
             _check_type(name, tensor)
-        # The widest types come first, so that each tensor starts at a multiple of its own width.
-        self._order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+        # The widest types come first, so that each tensor starts at a multiple of its own width;
+        # of one width those on a device side by side, so that few copies bring them here.
+        self._order = sorted(
+            tensors, key=lambda n: (-tensors[n].element_size(), tensors[n].is_cpu, n)
+        )
         # One buffer holds the whole file, header included: writing it needs no further copy.
         spans = _spans([tensors[name] for name in self._order])
         header = _header(tensors, dict(zip(self._order, spans, strict=True)), self._groups)
-        self._cuda_devices = sorted({t.device.index for t in tensors.values() if t.is_cuda})
+        self._devices = list(dict.fromkeys(t.device for t in tensors.values() if not t.is_cpu))
         size = len(header) + (spans[-1][1] if spans else 0)
-        self._file = _whole_pages(size, pin_memory=bool(self._cuda_devices))[:size]
+        pinned = any(map(can_pin, self._devices))
+        self._file = _whole_pages(size, pin_memory=pinned)[:size]
         self._file[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
-        data = self._file[len(header) :]
-        # The bytes of each tensor, seen in its type and shape.
-        self._views = [
-            data[start:stop].view(tensors[name].dtype).view(tensors[name].shape)
-            for name, (start, stop) in zip(self._order, spans, strict=True)
-        ]
-        self._copied: list[torch.cuda.Event] = []
+        self._data = self._file[len(header) :]
+        self._spans = spans
+        self._views = self._seen_in(self._data, tensors)
+        """The bytes of each tensor, seen in its type and shape."""
+        self._stream = torch.Stream(device=self._devices[0]) if len(self._devices) == 1 else None
+        self._copied: list[torch.Event] = []
 
     @property
     def num_bytes(self) -> int:
@@ -92,8 +99,11 @@ class HostTensors:
         return self._layout == _layout_of(tensors) and self._groups == tuple(groups)
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the values; from CUDA only the copy's start is waited for, and `chunks` waits for
-        its end.
+        """Copy the values; of those on a device only the copy's start is waited for, and `chunks`
+        waits for its end.
+
+        What is computed next doesn't wait either, where the device has room for a copy of its own:
+        from there they come beside it.
 
         Args:
             tensors: As `fits` accepts them; any strides, tied ones too (each gets a copy of its
@@ -102,10 +112,39 @@ class HostTensors:
         if not self._views:
             return
         sources = [tensors[name] for name in self._order]
+        on_device = [not source.is_cpu for source in sources]
+        if self._stream is not None and free_bytes(self._devices[0]) > 2 * len(self._data):
+            self._fill_beside(self._stream, tensors, on_device)
+            return
         with torch.no_grad():
-            torch._foreach_copy_(self._views, sources, non_blocking=bool(self._cuda_devices))
+            torch._foreach_copy_(self._views, sources, non_blocking=bool(self._devices))
         self._copied = [
-            torch.cuda.current_stream(device).record_event() for device in self._cuda_devices
+            torch.accelerator.current_stream(device).record_event() for device in self._devices
+        ]
+
+    def _fill_beside(
+        self, stream: torch.Stream, tensors: Mapping[str, Tensor], on_device: Sequence[bool]
+    ) -> None:
+        """Copy the values through a copy on the device, which training may overwrite meanwhile."""
+        device = self._devices[0]
+        staged = torch.empty(len(self._data), dtype=torch.uint8, device=device)
+        views = self._seen_in(staged, tensors)
+        sources = [tensors[name].detach() for name in self._order]
+        copy_all(list(compress(views, on_device)), list(compress(sources, on_device)))
+        stream.wait_stream(torch.accelerator.current_stream(device))
+        with stream:
+            for start, stop in _runs(self._spans, on_device):
+                self._data[start:stop].copy_(staged[start:stop], non_blocking=True)
+            self._copied = [stream.record_event()]
+        staged.record_stream(stream)
+        on_host = [not found for found in on_device]
+        copy_all(list(compress(self._views, on_host)), list(compress(sources, on_host)))
+
+    def _seen_in(self, data: Tensor, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """Give the parts of `data` that are the tensors', in their types and shapes."""
+        return [
+            data[start:stop].view(tensors[name].dtype).view(tensors[name].shape)
+            for name, (start, stop) in zip(self._order, self._spans, strict=True)
         ]
 
     def chunks(self) -> Iterator[memoryview]:
@@ -166,6 +205,21 @@ def _spans(tensors: list[Tensor]) -> list[tuple[int, int]]:
         start, stop = stop, stop + tensor.numel() * tensor.element_size()
         spans.append((start, stop))
     return spans
+
+
+def _runs(spans: Sequence[tuple[int, int]], chosen: Sequence[bool]) -> Iterator[tuple[int, int]]:
+    """Join the chosen ones of adjacent spans: what can be copied at once. Pure."""
+    begin = end = 0
+    for (start, stop), is_chosen in zip(spans, chosen, strict=True):
+        if not is_chosen:
+            continue
+        if start != end:
+            if end > begin:
+                yield begin, end
+            begin = start
+        end = stop
+    if end > begin:
+        yield begin, end
 
 
 def _header(

@@ -15,7 +15,7 @@ from paceline.launch.ssh.options import HostsOptions
 from paceline.options.command_line import flag
 from paceline.options.durations import parse_duration_s
 from paceline.options.fields import OptionField, OptionValue, option_fields
-from paceline.results.run_directory import usual_name
+from paceline.results.run_directory import USUAL_FOLDER, usual_name
 from paceline.training.config import TrainConfig, training_options
 
 _SHARED = ("tag",)
@@ -143,7 +143,7 @@ def run_dir_there(name: str) -> str:
     Args:
         name: Of the training.
     """
-    return f"runs/{usual_name(name, datetime.now())}-{secrets.token_hex(2)}"
+    return f"{USUAL_FOLDER}/{usual_name(name, datetime.now())}-{secrets.token_hex(2)}"
 
 
 def _own_options(kind: str) -> tuple[OptionField, ...]:

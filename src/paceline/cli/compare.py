@@ -7,11 +7,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.runs import USUAL, terminal_width
+from paceline.cli.runs import terminal_width
 from paceline.errors import ExitCode
 from paceline.options.command_line import note, parse_options, show_help, wants_help
 from paceline.options.fields import OptionField
 from paceline.options.text import printable
+from paceline.results.run_directory import USUAL_FOLDER
 
 if TYPE_CHECKING:
     from paceline.report.runs.comparison import Comparison
@@ -59,7 +60,7 @@ def main(tokens: Sequence[str]) -> int:
     from paceline.report.runs.curves import choose_metric, curve_tables
     from paceline.report.runs.text import comparison_lines
 
-    runs = choose_runs(places, Path(USUAL).absolute())
+    runs = choose_runs(places, USUAL_FOLDER.absolute())
     asked = given.get("metric")
     for entry in runs:
         for problem in entry.report.problems:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 from paceline.checkpoint.options import SnapshotOptions
 from paceline.checkpoint.remote.url import check_url, is_url, reason_of
@@ -13,7 +12,7 @@ from paceline.options.command_line import note, parse_options, show_help, take_w
 from paceline.options.shell import command_line
 from paceline.options.text import printable
 from paceline.results.json_object import section, whole
-from paceline.results.run_directory import RunDirectory
+from paceline.results.run_directory import USUAL_FOLDER, RunDirectory
 
 _USAGE = "paceline copy FROM [TO]"
 _ABOUT = (
@@ -58,7 +57,7 @@ def fetch(url: str, where: str | None) -> tuple[str, RunDirectory]:
         InfrastructureError: The store failed, or no snapshot is whole.
     """
     url = check_url(url, "the run's URL")
-    usual = Path("runs") / file_name(url.rpartition("/")[2])
+    usual = USUAL_FOLDER / file_name(url.rpartition("/")[2])
     run = RunDirectory.named(where if where is not None else usual)
     from paceline.checkpoint.remote.record import CopyRecord
 

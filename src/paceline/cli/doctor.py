@@ -21,6 +21,7 @@ from paceline.options.fields import OptionField, OptionValue, option_fields
 from paceline.options.shell import command_line
 from paceline.options.text import printable
 from paceline.recipes.registry import reference_of
+from paceline.results.run_directory import USUAL_FOLDER
 from paceline.training.config import TrainConfig, merge, training_options
 from paceline.training.recipe import Recipe, absolute_reference, load_recipe
 
@@ -161,8 +162,8 @@ def _found(request: _DoctorRequest, options: HostsOptions) -> "Diagnosis":
     from paceline.doctor.runner import TrainingPlace, examine_here, examine_hosts
 
     run_dir = request.given.get("run_dir")
-    runs = str(Path(str(run_dir)).parent) if run_dir is not None else "runs"
-    place = TrainingPlace(directory=str(Path.cwd()), runs=runs)
+    runs = Path(str(run_dir)).parent if run_dir is not None else USUAL_FOLDER
+    place = TrainingPlace(directory=str(Path.cwd()), runs=str(runs))
     if not options.named:
         return examine_here(_diagnosis_request(request), place, request.config.launch.workers, note)
     return examine_hosts(options.read(), options, _diagnosis_request(request), place, note)

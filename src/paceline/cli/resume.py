@@ -30,7 +30,7 @@ from paceline.options.command_line import (
 from paceline.options.config_file import CONFIG
 from paceline.options.fields import OptionField, OptionValue
 from paceline.options.shell import command_line
-from paceline.results.run_directory import RunDirectory
+from paceline.results.run_directory import USUAL_FOLDER, RunDirectory
 from paceline.runtime.placement import choose_place, worker_here
 from paceline.runtime.spec import Launch
 from paceline.runtime.start import start, warn_of_no_effect
@@ -64,7 +64,6 @@ _ABOUT = (
     "is fetched first."
 )
 _USAGE = "paceline resume [RUN_DIR] [OPTIONS]"
-_RUNS = Path("runs")
 
 
 def main(tokens: Sequence[str]) -> int:
@@ -158,13 +157,13 @@ def _newest_unfinished(tokens: Sequence[str]) -> str:
             "name the run directory: of several workers or nodes that are started one by one each "
             "might find another one. Usage: paceline resume RUN_DIR [options]"
         )
-    newest = newest_unfinished(list_runs(_RUNS.absolute()).entries)
+    newest = newest_unfinished(list_runs(USUAL_FOLDER.absolute()).entries)
     if newest is None:
         raise UsageError(
-            f"no run below {_RUNS.absolute()} is unfinished. Name a run directory: "
+            f"no run below {USUAL_FOLDER.absolute()} is unfinished. Name a run directory: "
             "paceline resume RUN_DIR; `paceline runs` lists them"
         )
-    where = str(_RUNS / newest.label)
+    where = str(USUAL_FOLDER / newest.label)
     if newest.state == "running":
         raise UsageError(
             f"{where}, the newest that isn't finished, is still running. To resume another "

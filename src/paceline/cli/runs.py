@@ -12,8 +12,8 @@ from paceline.options.command_line import note, parse_options, show_help, wants_
 from paceline.options.fields import OptionField
 from paceline.options.text import printable
 from paceline.results.find_runs import MOST_FOLDERS, MOST_LEVELS
+from paceline.results.run_directory import USUAL_FOLDER
 
-USUAL = "runs"
 _USAGE = "paceline runs [DIR]"
 _ABOUT = (
     "List the runs below a folder, by default runs: how each stands, its best validation result "
@@ -60,7 +60,7 @@ def main(tokens: Sequence[str]) -> int:
         show_help(_USAGE, _ABOUT, _OPTIONS, tokens)
     is_named = bool(tokens) and not tokens[0].startswith("-")
     given = parse_options(_USAGE, _ABOUT, tokens[1:] if is_named else tokens, _OPTIONS)
-    root = Path(tokens[0] if is_named else USUAL).expanduser().absolute()
+    root = Path(tokens[0] if is_named else USUAL_FOLDER).expanduser().absolute()
     if is_named and not root.is_dir():
         raise UsageError(f"{root} is no folder")
     from paceline.report.runs.listing import filter_runs, list_runs, sort_runs

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from paceline.distributed.environment import Placement
+from paceline.distributed.gpu_driver import may_have_gpus
 from paceline.distributed.options import DistOptions
 from paceline.errors import UsageError
 
@@ -16,8 +17,8 @@ _MAY_SHOW_ONE_GPU = ("slurm", "openmpi", "mpich")
 
 
 def gpu_count() -> int:
-    """Count the GPUs of this node without claiming one."""
-    return torch.cuda.device_count()
+    """Count the GPUs of this node without claiming one, as its launcher does."""
+    return torch.cuda.device_count() if may_have_gpus() else 0
 
 
 def xpu_count() -> int:
@@ -101,6 +102,38 @@ def resolve_backend(options: DistOptions, device: torch.device) -> str:
 
 def _wants_xpu(options: DistOptions) -> bool:
     return wanted_device_kind(options) == "xpu"
+
+
+def can_pin(device: torch.device) -> bool:
+    """Tell whether copies from pinned host memory to a device run beside the host."""
+    return device.type in ("cuda", "xpu")
+
+
+def free_bytes(device: torch.device) -> int:
+    """Say how much more memory tensors can take on a device; 0 where nobody knows."""
+    try:
+        free, _ = torch.accelerator.get_memory_info(device)
+        reserved = torch.accelerator.memory_reserved(device)
+        return free + reserved - torch.accelerator.memory_allocated(device)
+    except (RuntimeError, NotImplementedError, AttributeError):  # no such figures for this device
+        return 0
+
+
+def has_cudnn(device: torch.device) -> bool:
+    """Tell whether convolutions go through cuDNN, or ROCm's MIOpen in its place."""
+    return device.type == "cuda"
+
+
+def has_batchnorm_kernels(device: torch.device) -> bool:
+    """Tell whether torch has kernels for BatchNorm over several workers (`batch_norm_stats` …)."""
+    return device.type == "cuda"
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Tell whether a GPU multiplies bf16 numbers in hardware."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return device.type == "xpu" and bool(torch.xpu.is_bf16_supported(including_emulation=False))
 
 
 def describe_device(device: torch.device) -> str:

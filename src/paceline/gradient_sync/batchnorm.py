@@ -1,14 +1,18 @@
 """BatchNorm with statistics over the batches of all workers, on CPUs as well as on GPUs.
 
-PyTorch's own SyncBatchNorm does the same on GPUs and refuses CPU tensors; there it is used.
-Source: Ioffe and Szegedy, 2015, algorithm 1, with sums over all workers.
+PyTorch's own SyncBatchNorm refuses CPU tensors, and on GPUs it waits for the device three times a
+layer and step, to leave out workers without samples; here every worker has one. Its kernels are
+taken. Source: Ioffe and Szegedy, 2015, algorithm 1, with sums over all workers.
 """
 
-from typing import final
+from functools import partial
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from paceline.distributed.device import has_batchnorm_kernels
 
 
 @final
@@ -31,11 +35,107 @@ class _SumOverWorkers(torch.autograd.Function):
 
 
 @final
-class CpuSyncBatchNorm(nn.Module):
+class _ByKernels(torch.autograd.Function):
+    """BatchNorm over all workers by PyTorch's kernels for it. Collective in both directions.
+
+    Nothing waits for the device: each worker has samples, so that all rows of the gathered
+    statistics count. C is the number of channels, W that of workers.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # torch's
+        inputs: Tensor,  # (N, C, ...), dense
+        weight: Tensor | None,  # (C,)
+        bias: Tensor | None,
+        tracked: tuple[Tensor | None, Tensor | None],
+        momentum: float,
+        eps: float,
+        by_sum: bool,
+    ) -> Tensor:
+        """Normalise, and move the running statistics on."""
+        # This worker's mean and 1 / sqrt(var + eps), and of how many values: (C,), (C,), (1,)
+        mean, scale = torch.batch_norm_stats(inputs, eps)
+        channels = len(mean)
+        count = mean.new_full((1,), inputs.numel() // channels)
+        rows = _gathered(torch.cat([mean, scale, count]), by_sum=by_sum)  # (W, 2C + 1)
+        means, scales, counts = rows.split([channels, channels, 1], dim=1)
+        counts = counts.flatten()
+        # Those of all workers together
+        mean, scale = torch.batch_norm_gather_stats_with_counts(
+            inputs, means, scales, *tracked, momentum, eps, counts
+        )
+        ctx.save_for_backward(inputs, weight, mean, scale, counts.to(torch.int32))
+        outputs: Tensor = torch.batch_norm_elemt(inputs, weight, bias, mean, scale, eps)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Give the gradients of inputs, weight and bias; the latter two are this worker's own."""
+        inputs, weight, mean, scale, counts = ctx.saved_tensors
+        gradient = _dense(gradient)
+        wanted = ctx.needs_input_grad
+        # Sums over this worker's values, of dy and of dy * (x - mean): (C,) each
+        *sums, of_weight, of_bias = torch.batch_norm_backward_reduce(
+            gradient, inputs, mean, scale, weight, *wanted[:3]
+        )
+        of_inputs = None
+        if wanted[0]:
+            total = torch.cat(sums)
+            dist.all_reduce(total)
+            of_inputs = torch.batch_norm_backward_elemt(
+                gradient, inputs, mean, scale, weight, *total.chunk(2), counts
+            )
+        of_weight, of_bias = (
+            of if want else None for of, want in zip((of_weight, of_bias), wanted[1:3], strict=True)
+        )
+        return of_inputs, of_weight, of_bias, None, None, None, None
+
+
+def _gathered(row: Tensor, *, by_sum: bool) -> Tensor:
+    """Collect a row (K,) of each worker: (W, K). Collective; nothing waits for the device.
+
+    Args:
+        row: This worker's.
+        by_sum: The backend gathers no such tensors: rows of zeros are summed instead.
+    """
+    workers = dist.get_world_size()
+    if by_sum:
+        rows = row.new_zeros(workers, len(row))
+        rows[dist.get_rank()] = row
+        dist.all_reduce(rows)
+        return rows
+    rows = row.new_empty(workers * len(row))
+    dist.all_gather_into_tensor(rows, row)
+    return rows.view(workers, -1)
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """Lay a tensor out as the kernels need it: contiguous, or channels-last."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    if last is not None and tensor.is_contiguous(memory_format=last):
+        return tensor
+    return tensor.contiguous()
+
+
+@final
+class SyncBatchNorm(nn.Module):
     """BatchNorm over (N, C, ...) of all workers together; parameters named as in nn.BatchNorm2d."""
 
-    def __init__(self, source: nn.modules.batchnorm._BatchNorm) -> None:
+    def __init__(
+        self,
+        source: nn.modules.batchnorm._BatchNorm,
+        *,
+        by_kernels: bool = False,
+        by_sum: bool = False,
+    ) -> None:
+        """Args:
+        source: Whose parameters and buffers are taken over.
+        by_kernels: The device has PyTorch's kernels for it.
+        by_sum: The backend can't gather tensors of the device into one.
+        """
         super().__init__()
+        self._by_kernels, self._by_sum = by_kernels, by_sum
         self.eps = source.eps
         self.momentum = source.momentum
         self.weight = source.weight
@@ -59,6 +159,8 @@ class CpuSyncBatchNorm(nn.Module):
                 training=self.running_mean is None,
                 eps=self.eps,
             )
+        if self._by_kernels:
+            return self._normalised_by_kernels(_dense(inputs))
         # Statistics over all workers, in fp32 at least.
         wide = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
         mean, variance, total = _statistics(wide)  # (C,), (C,), ()
@@ -73,6 +175,26 @@ class CpuSyncBatchNorm(nn.Module):
             shift = shift + self.bias
         shape = [1, -1] + [1] * (inputs.dim() - 2)
         return (wide * scale.view(shape) + shift.view(shape)).to(inputs.dtype)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # untyped in torch
+    def _normalised_by_kernels(self, inputs: Tensor) -> Tensor:
+        normalise = partial(_ByKernels.apply, inputs, self.weight, self.bias)
+        tracked = (self.running_mean, self.running_var)
+        if self.running_mean is not None and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        if self.running_mean is None or self.momentum is not None:
+            outputs: Tensor = normalise(tracked, self.momentum or 0.0, self.eps, self._by_sum)
+            return outputs
+        # momentum=None asks for the cumulative average, whose weight only the device knows: take
+        # the batch's own statistics from the kernel, by a momentum of 1.
+        own = [torch.zeros_like(buffer) for buffer in tracked if buffer is not None]
+        outputs = normalise(tuple(own), 1.0, self.eps, self._by_sum)
+        assert self.num_batches_tracked is not None
+        weight = self.num_batches_tracked.to(own[0].dtype).reciprocal()
+        for buffer, batch in zip(tracked, own, strict=True):
+            assert buffer is not None
+            buffer.lerp_(batch, weight)
+        return outputs
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor, total: Tensor) -> None:
@@ -107,7 +229,7 @@ def _statistics(inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # sum (x - c)^2 + n c^2 = sum x^2
     squares = (inputs - own_mean).square().sum(dims).double()
     centre = own_mean.flatten().double()
-    count = centre.new_tensor([inputs.numel() // inputs.shape[1]])
+    count = centre.new_full((1,), inputs.numel() // inputs.shape[1])
     sums = torch.cat([count * centre, squares + count * centre.square(), count])  # (2C + 1,)
     total_sum, total_square, total = _split(_SumOverWorkers.apply(sums))
     # var = E[x^2] - E[x]^2, in float64
@@ -121,7 +243,7 @@ def _split(sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def synchronise_batchnorm(
-    model: nn.Module, device: torch.device, *, few_operations: bool = False
+    model: nn.Module, device: torch.device, *, by_sum: bool = False
 ) -> nn.Module:
     """Replace every BatchNorm of a model by one that sees the batches of all workers.
 
@@ -129,15 +251,11 @@ def synchronise_batchnorm(
 
     Args:
         model: Changed in place; returned too, for a model that is itself a BatchNorm.
-        device: GPUs get PyTorch's SyncBatchNorm.
-        few_operations: The backend lacks an operation that PyTorch's needs: ours does with sums.
+        device: Where the model is.
+        by_sum: The backend can't gather tensors of the device into one: sums have to do.
     """
-    # PyTorch's, where it works; it refuses CPU tensors and needs all-gather.
-    if device.type == "cuda" and not few_operations:
-        synced: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        return synced
     if isinstance(model, nn.modules.batchnorm._BatchNorm):
-        return CpuSyncBatchNorm(model)
+        return SyncBatchNorm(model, by_kernels=has_batchnorm_kernels(device), by_sum=by_sum)
     for name, child in model.named_children():
-        setattr(model, name, synchronise_batchnorm(child, device, few_operations=few_operations))
+        setattr(model, name, synchronise_batchnorm(child, device, by_sum=by_sum))
     return model

@@ -6,6 +6,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from paceline.distributed.device_copies import copy_all, fetch, send
+
 
 @final
 class PartBuffers:
@@ -43,8 +45,8 @@ class PartBuffers:
             self._at = part
             return
         live = list(self.live().values())
-        _copy(self._kept[self._at], live)
-        _copy(live, self._kept[part])
+        copy_all(self._kept[self._at], live)
+        copy_all(live, self._kept[part])
         self._at = part
 
     def rows(self) -> Tensor:
@@ -53,7 +55,9 @@ class PartBuffers:
         if len(self._parts) == 1:
             return pack(live).unsqueeze(0)
         held = [live if part == self._at else self._kept[part] for part in self._parts]
-        return torch.stack([pack(buffers) for buffers in held])
+        fetched = fetch([buffer for buffers in held for buffer in buffers])
+        sets = [fetched[at : at + len(live)] for at in range(0, len(fetched), max(1, len(live)))]
+        return torch.stack([pack(buffers) for buffers in sets or held])
 
     @torch.no_grad()
     def restore(self, rows: Tensor) -> None:
@@ -110,11 +114,6 @@ def _aliases(model: nn.Module, names: Mapping[str, object]) -> dict[str, str]:
     return {n: known[id(b)] for n, b in every if id(b) in known and n != known[id(b)]}
 
 
-def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
-
-
 def pack(buffers: Sequence[Tensor]) -> Tensor:
     """Lay buffers end to end as float64 on the CPU.
 
@@ -122,15 +121,15 @@ def pack(buffers: Sequence[Tensor]) -> Tensor:
     """
     if not buffers:
         return torch.zeros(0, dtype=torch.float64)
-    return torch.cat([_put_in(b.detach().flatten().cpu()) for b in buffers])
+    return torch.cat([_put_in(b.flatten()) for b in fetch(buffers)])
 
 
 @torch.no_grad()
 def unpack(packed: Tensor, buffers: Sequence[Tensor]) -> None:
     """Write what `pack` made back into the buffers."""
     parts = packed.split([b.numel() for b in buffers])
-    for buffer, part in zip(buffers, parts, strict=True):
-        buffer.copy_(_taken_out(part, buffer.dtype).view(buffer.shape))
+    values = [_taken_out(part, b.dtype) for part, b in zip(parts, buffers, strict=True)]
+    send([value.view(b.shape) for value, b in zip(values, buffers, strict=True)], buffers)
 
 
 def _put_in(values: Tensor) -> Tensor:
@@ -142,7 +141,10 @@ def _taken_out(row: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def put(buffers: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    """Copy values into the buffers of the same names."""
-    with torch.no_grad():
-        for name, buffer in buffers.items():
-            buffer.copy_(values[name])
+    """Copy values, all of the host or all of the buffers' device, into those of the same names."""
+    given = [values[name] for name in buffers]
+    targets = list(buffers.values())
+    if given and given[0].is_cpu:
+        send(given, targets)
+    else:
+        copy_all(targets, given)

@@ -3,14 +3,12 @@
 Such a package has an entry point of the group `paceline.launchers`, which names a `LauncherEntry`.
 """
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from paceline.launch.base import Launcher
-from paceline.options.entry_points import added_names, with_added
+from paceline.options.entry_points import added_names, imported, with_added
 
 GROUP = "paceline.launchers"
 PLACES = ("auto", "local", "here")
@@ -30,12 +28,12 @@ class LauncherEntry:
 
     def options_class(self) -> type:
         """Import the dataclass of options."""
-        found: type = _imported(self.options)
+        found: type = imported(self.options)
         return found
 
     def make(self, options: object) -> Launcher:
         """Import the launcher, and make one."""
-        launcher: Callable[[object], Launcher] = _imported(self.launcher)
+        launcher: Callable[[object], Launcher] = imported(self.launcher)
         return launcher(options)
 
 
@@ -76,8 +74,3 @@ def launchers() -> Mapping[str, LauncherEntry]:
         UsageError: Another package's has a name that is taken, or can't be imported.
     """
     return with_added(_BUILT_IN, GROUP, LauncherEntry, "the launcher {!r}", PLACES)
-
-
-def _imported(reference: str) -> Any:
-    module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)

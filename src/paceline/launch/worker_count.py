@@ -2,8 +2,6 @@
 
 import os
 import resource
-import sys
-from pathlib import Path
 
 from paceline.errors import UsageError
 from paceline.options.quantities import parse_count
@@ -150,11 +148,3 @@ def _cpu_workers(requested: int | None, cores: int) -> int:
 
 def _are(count: int, noun: str) -> str:
     return f"is 1 {noun}" if count == 1 else f"are {count} {noun}s"
-
-
-def may_have_gpus() -> bool:
-    """Tell without importing torch whether this machine could have GPUs; False is certain."""
-    drivers = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-    return sys.platform not in ("linux", "darwin") or any(
-        Path(driver).exists() for driver in drivers
-    )

@@ -5,6 +5,7 @@ from importlib import import_module
 from importlib.metadata import version
 from inspect import signature
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
@@ -12,11 +13,15 @@ from torch.optim import Optimizer
 
 from paceline.errors import JobError, UsageError
 from paceline.optim.options import OptimOptions, optimizer_arguments
-from paceline.optim.table import OPTIMIZERS, OptimizerEntry
+from paceline.optim.table import FUSED, OPTIMIZERS, OptimizerEntry
 
 
 def build_optimizer(
-    options: OptimOptions, named_parameters: Iterable[tuple[str, Parameter]], lr: float
+    options: OptimOptions,
+    named_parameters: Iterable[tuple[str, Parameter]],
+    lr: float,
+    *,
+    fused: bool = False,
 ) -> Optimizer:
     """Build an optimizer over all parameters that require a gradient, in one parameter group.
 
@@ -27,6 +32,7 @@ def build_optimizer(
         options: Which optimizer, and its options.
         named_parameters: As a module's `named_parameters()`; the group keeps the names.
         lr: Learning rate at factor 1, scaled already.
+        fused: Take torch's kernel that updates all weights at once, see `takes_fused`.
 
     Raises:
         JobError: No parameter requires a gradient.
@@ -40,11 +46,26 @@ def build_optimizer(
     entry = OPTIMIZERS[options.optimizer]
     make = _load(entry)
     keywords = {**entry.fixed, **optimizer_arguments(options)}
+    if fused:
+        keywords |= FUSED
     _check_keywords(entry, make, keywords)
     optimizer = make(trainable, lr=lr, **keywords)
     for group in optimizer.param_groups:
         group.update(entry.group)
     return optimizer
+
+
+def takes_fused(options: OptimOptions, device: torch.device, *, exact: bool) -> bool:
+    """Choose whether all weights are updated by one kernel: by the options, or on GPUs. Pure.
+
+    Args:
+        options: Which optimizer, and whether the user wants it so.
+        device: Where the weights are.
+        exact: The same bits are promised, to trainings too that an earlier version began.
+    """
+    if options.fused is not None:
+        return options.fused
+    return OPTIMIZERS[options.optimizer].has_fused and device.type != "cpu" and not exact
 
 
 def _load(entry: OptimizerEntry) -> Callable[..., Optimizer]:

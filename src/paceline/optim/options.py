@@ -106,6 +106,11 @@ class OptimOptions:
     """Scale the whole gradient down to this norm when it is longer; off by default. It is the only
     clipping that happens: lamb's own is switched off."""
 
+    fused: bool | None = None
+    """Update all weights by one kernel of PyTorch's, which sgd, adam and adamw have: faster, and
+    with fp16 without waiting for the device; the last bits may differ. Default: on GPUs without
+    --shards."""
+
     def __post_init__(self) -> None:
         """Refuse what can't be right before anything starts.
 
@@ -206,6 +211,12 @@ def _check_optimizer(options: OptimOptions) -> None:
                 f"Optimizers that have it: {having}"
             )
     arguments = optimizer_arguments(options)
+    if options.fused and not OPTIMIZERS[options.optimizer].has_fused:
+        having = ", ".join(name for name, entry in OPTIMIZERS.items() if entry.has_fused)
+        raise UsageError(
+            f"{options.optimizer} has no fused kernel: leave --fused out. Optimizers that have "
+            f"one: {having}"
+        )
     if arguments.get("nesterov") and arguments["momentum"] == 0.0:
         raise UsageError("nesterov needs a momentum above 0; set momentum as well, for example 0.9")
 

@@ -13,9 +13,11 @@ OptimizerName = Literal["sgd", "adam", "adamw", "adadelta", "novograd", "lars", 
 """What `--optimizer` takes: the keys of `OPTIMIZERS`."""
 
 
-# One implementation on every device: torch's own choice differs by device, and its fused kernels
-# may round differently. A hand-tuned loop picks the same one.
+# One implementation on every device where bits count: torch's own choice differs by device, and its
+# fused kernels may round differently. A hand-tuned loop picks the same one.
 _FOREACH: Mapping[str, OptionValue] = {"foreach": True}
+FUSED: Mapping[str, OptionValue] = {"foreach": False, "fused": True}
+"""Instead of it, where torch has a kernel that updates all weights at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +33,18 @@ class OptimizerEntry:
     """Keywords that are always passed and that users don't set."""
     group: Mapping[str, OptionValue] = field(default_factory=dict)
     """Entries of the parameter group that the library reads but has no keyword for."""
+    has_fused: bool = False
+    """Whether torch has a kernel that updates all weights at once."""
 
 
 _ADAM_BETAS = (0.9, 0.999)
 
 
-def _entry(path: str, **defaults: OptionValue) -> OptimizerEntry:
+def _entry(path: str, *, has_fused: bool = False, **defaults: OptionValue) -> OptimizerEntry:
     module, _, class_name = path.rpartition(".")
-    return OptimizerEntry(module=module, class_name=class_name, defaults=defaults)
+    return OptimizerEntry(
+        module=module, class_name=class_name, defaults=defaults, has_fused=has_fused
+    )
 
 
 # Two things bring the library's LAMB (4.1) to algorithm 2 of the paper without bias correction:
@@ -54,9 +60,15 @@ _LAMB = OptimizerEntry(
 )
 
 OPTIMIZERS: Mapping[OptimizerName, OptimizerEntry] = {
-    "sgd": _entry("torch.optim.SGD", momentum=0.0, nesterov=False, weight_decay=0.0),
-    "adam": _entry("torch.optim.Adam", betas=_ADAM_BETAS, eps=1e-8, weight_decay=0.0),
-    "adamw": _entry("torch.optim.AdamW", betas=_ADAM_BETAS, eps=1e-8, weight_decay=0.01),
+    "sgd": _entry(
+        "torch.optim.SGD", has_fused=True, momentum=0.0, nesterov=False, weight_decay=0.0
+    ),
+    "adam": _entry(
+        "torch.optim.Adam", has_fused=True, betas=_ADAM_BETAS, eps=1e-8, weight_decay=0.0
+    ),
+    "adamw": _entry(
+        "torch.optim.AdamW", has_fused=True, betas=_ADAM_BETAS, eps=1e-8, weight_decay=0.01
+    ),
     # Zeiler 2012, arXiv:1212.5701
     "adadelta": _entry("torch.optim.Adadelta", rho=0.9, eps=1e-6, weight_decay=0.0),
     # Ginsburg et al. 2019, arXiv:1905.11286

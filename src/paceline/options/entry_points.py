@@ -2,12 +2,19 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from paceline.errors import UsageError
 
 Entry = TypeVar("Entry")
+
+
+def imported(reference: str) -> Any:
+    """Import what a `module:name` of a registry names."""
+    module, _, name = reference.partition(":")
+    return getattr(import_module(module), name)
 
 
 @cache

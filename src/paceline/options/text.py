@@ -1,7 +1,9 @@
 """Text for a terminal: that of others made fit for it, and tables and paragraphs of our own."""
 
 import re
+import sys
 from collections.abc import Container, Sequence
+from contextlib import suppress
 from textwrap import wrap
 
 _UNPRINTABLE = re.compile(
@@ -20,6 +22,12 @@ def printable(text: str) -> str:
         text: Of any origin; its lines stay lines.
     """
     return _UNPRINTABLE.sub(_escaped, text)
+
+
+def say(text: str) -> None:
+    """Print to stderr, at once; a stderr that is gone costs nothing but the text."""
+    with suppress(OSError):
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 def shortened(text: str) -> str:

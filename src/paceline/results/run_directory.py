@@ -26,6 +26,9 @@ from paceline.files import (
 )
 from paceline.options.shell import command_line
 
+USUAL_FOLDER = Path("runs")
+"""Where run directories are that the user doesn't name, below the current directory."""
+
 RUN_FORMAT = 1
 """The version of `run.json` that is written and read."""
 
@@ -93,7 +96,7 @@ class RunDirectory:
             name: Of the training; what can't stand in a directory's name becomes a dash.
             moment: When it was started.
         """
-        return RunDirectory.named(Path("runs") / usual_name(name, moment))
+        return RunDirectory.named(USUAL_FOLDER / usual_name(name, moment))
 
     def claim(self, starter: str = "", *, again: bool = False) -> "RunDirectory":
         """Make a new directory for a training that has no other name: this one, or NAME-2, NAME-3.

@@ -4,7 +4,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -22,7 +21,7 @@ from paceline.checkpoint.remote.process import (
 from paceline.checkpoint.remote.record import CopyRecord
 from paceline.errors import InfrastructureError, UsageError
 from paceline.options.shell import command_line
-from paceline.options.text import printable
+from paceline.options.text import printable, say
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.spec import Launch
 from paceline.runtime.write_report import CutShortError, cut_short_by_signals
@@ -85,7 +84,7 @@ def copied(
     finally:
         if _finish(run, process, record.url, options.copy_wait_s) and not quiet:
             again = command_line("resume", record.url)
-            print(printable(f"Copied to {record.url}. Go on from there: {again}"), flush=True)
+            print(printable(f"Copied to {record.url}. Resume from there: {again}"), flush=True)
 
 
 def _finish(run: RunDirectory, process: "_Process", url: str, limit_s: float) -> bool:
@@ -101,7 +100,7 @@ def _finish(run: RunDirectory, process: "_Process", url: str, limit_s: float) ->
         with cut_short_by_signals():
             said = process.wait(("finished",), min(limit_s, _SAY_AFTER_S))
             if said is None and limit_s > _SAY_AFTER_S:
-                _say(f"Copying what is left to {url}, for at most {limit_s:g} s (Ctrl-C ends it)")
+                say(f"Copying what is left to {url}, for at most {limit_s:g} s (Ctrl-C ends it)")
                 said = process.wait(("finished",), limit_s - _SAY_AFTER_S)
     except CutShortError:
         cut_short = True
@@ -116,16 +115,11 @@ def _finish(run: RunDirectory, process: "_Process", url: str, limit_s: float) ->
     if record.last_failure is not None:
         why = f"the last failure: {record.last_failure}"
     newest = f"step {record.newest_step}" if record.newest_step >= 0 else "none"
-    _say(
+    say(
         f"paceline: not everything is copied to {url} ({why}). The newest whole snapshot there: "
         f"{newest}; here: step {run.newest_step()}. Copy the rest: {command_line('copy', run.path)}"
     )
     return False
-
-
-def _say(text: str) -> None:
-    with suppress(OSError):
-        print(printable(text), file=sys.stderr, flush=True)
 
 
 def _message(line: bytes) -> tuple[str, str]:

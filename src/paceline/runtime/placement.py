@@ -10,6 +10,7 @@ from paceline.distributed.environment import (
     read_placement,
     surroundings,
 )
+from paceline.distributed.gpu_driver import may_have_gpus
 from paceline.distributed.options import DistOptions
 from paceline.distributed.placement import NodePlacement, Placement
 from paceline.errors import UsageError
@@ -17,7 +18,6 @@ from paceline.launch.options import LaunchOptions
 from paceline.launch.ssh.options import HostsOptions
 from paceline.launch.worker_count import (
     choose_workers,
-    may_have_gpus,
     threads_per_worker,
     usable_cores,
 )

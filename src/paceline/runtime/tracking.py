@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 from paceline.metrics.options import MetricsOptions
 from paceline.options.shell import command_line
-from paceline.options.text import printable
+from paceline.options.text import say
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.write_report import CutShortError, cut_short_by_signals
 from paceline.tracking.__main__ import ALONE, BESIDE
@@ -44,7 +44,7 @@ def tracked(run: RunDirectory, options: MetricsOptions, *, quiet: bool = False) 
             try:
                 processes[name] = _start(BESIDE, run, name, options, *(["quiet"] if quiet else []))
             except OSError as error:  # no memory, too many processes: the training goes on
-                _say(f"paceline: --tracker {name} can't be fed: {error.strerror}")
+                say(f"paceline: --tracker {name} can't be fed: {error.strerror}")
         yield
     finally:
         if processes:
@@ -87,9 +87,7 @@ def _finish(run: RunDirectory, processes: Processes, *, quiet: bool) -> None:
             if not _wait(processes, _SAY_AFTER_S) and trained:
                 listed = " and ".join(n for n, p in processes.items() if p.poll() is None)
                 if not quiet:
-                    _say(
-                        f"Sending the rest to {listed}, for at most {LIMIT_S:g} s (Ctrl-C ends it)"
-                    )
+                    say(f"Sending the rest to {listed}, for at most {LIMIT_S:g} s (Ctrl-C ends it)")
                 _wait(processes, LIMIT_S + _SPARE_S - _SAY_AFTER_S)
     except CutShortError:
         pass
@@ -97,7 +95,7 @@ def _finish(run: RunDirectory, processes: Processes, *, quiet: bool) -> None:
     late = [name for name, process in processes.items() if process.returncode != 0]
     if late and trained:
         again = command_line("track", run.path, *(w for n in late for w in ("--tracker", n)))
-        _say(
+        say(
             f"paceline: {' and '.join(late)} didn't get everything (why: {run.tracker_log}). "
             f"Send the rest later: {again}"
         )
@@ -121,8 +119,3 @@ def _end(processes: Processes) -> None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-def _say(text: str) -> None:
-    with suppress(OSError):
-        print(printable(text), file=sys.stderr, flush=True)

@@ -11,6 +11,7 @@ from types import FrameType
 
 from paceline.launch.signals import STOP_SIGNALS, stops_handled
 from paceline.options.shell import command_line
+from paceline.options.text import say
 from paceline.results.run_directory import RunDirectory
 
 WriteReport = Callable[[RunDirectory], object]
@@ -85,8 +86,4 @@ def write_report_apart(run: RunDirectory) -> None:
 
 def _tell(run: RunDirectory, why: str) -> None:
     again = command_line("report", run.path)
-    print(
-        f"paceline: the report could not be written: {why}\nTry again: {again}",
-        file=sys.stderr,
-        flush=True,
-    )
+    say(f"paceline: the report could not be written: {why}\nTry again: {again}")

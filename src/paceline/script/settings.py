@@ -78,6 +78,15 @@ class SessionSettings(TypedDict, total=False):
     """Layout of images and of convolutions' weights. auto: channels-last where the model has
     convolutions over images (faster on CPUs and GPUs), else contiguous."""
 
+    tf32: Literal["auto", "off", "convolutions", "on"]
+    """Whether NVIDIA GPUs may multiply fp32 numbers in TF32 (10 bits of fraction instead of 23,
+    several times as fast): off; convolutions alone; on, in matrix products too. auto: as
+    PyTorch and the script have it, by default convolutions alone."""
+
+    deterministic: bool
+    """Take kernels that give the same bits every time, where there are others: on GPUs cuDNN's
+    fastest ones by measurement are the default. --shards does so anyway."""
+
     compile: bool
     """Compile the model with torch.compile: pays off in long trainings, costs a minute at the
     start."""

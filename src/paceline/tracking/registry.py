@@ -3,14 +3,13 @@
 Such a package has an entry point of the group `paceline.sinks`, which names a `SinkEntry`.
 """
 
-import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 
 from paceline.errors import UsageError
-from paceline.options.entry_points import with_added
+from paceline.options.entry_points import imported, with_added
 from paceline.options.fields import unknown_name
 from paceline.tracking.base import Sink
 
@@ -30,8 +29,7 @@ class SinkEntry:
 
     def make(self) -> Sink:
         """Import the sink, and make one."""
-        module, _, name = self.sink.partition(":")
-        made: Callable[[], Sink] = getattr(importlib.import_module(module), name)
+        made: Callable[[], Sink] = imported(self.sink)
         return made()
 
 

@@ -173,8 +173,8 @@ def place_model(
     if channels_last:
         module.to(memory_format=torch.channels_last)
     if options.sync_batchnorm and group.world_size > 1:
-        few = group.has_few_operations
-        return synchronise_batchnorm(module, group.device, few_operations=few)
+        by_sum = group.has_few_operations or group.backend == "gloo"
+        return synchronise_batchnorm(module, group.device, by_sum=by_sum)
     return module
 
 

@@ -11,12 +11,13 @@ from typing import final
 import numpy as np
 import torch
 
-from paceline.distributed.device import cpu_name
+from paceline.distributed.device import cpu_name, has_cudnn
 from paceline.distributed.environment import numeric_variables, set_variables
 from paceline.distributed.group import Group
 from paceline.distributed.system_gpus import driver_version
 from paceline.errors import JobError, UsageError
 from paceline.results.run_directory import RunDirectory
+from paceline.training.options import ComputeOptions
 
 Numerics = Mapping[str, str | int]
 
@@ -41,14 +42,67 @@ def pin(threads: int | None) -> None:
     Raises:
         UsageError: The environment asks for something that isn't deterministic.
     """
-    _pin_workspace()
+    pin_kernels()
     torch.set_num_threads(threads or 1)
     torch.set_flush_denormal(False)
+    _pin_compiler()
+
+
+def pin_kernels() -> None:
+    """Have every operation give the same bits every time. Before CUDA starts.
+
+    Raises:
+        UsageError: The environment asks for something that isn't deterministic.
+    """
+    _pin_workspace()
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a module with properties
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = True
-    _pin_compiler()
+    _choose_cudnn(fastest=False)
+
+
+def choose_kernels(options: ComputeOptions, device: torch.device | None, *, pinned: bool) -> None:
+    """Choose a worker's kernels where there are several: the fastest on GPUs, by default.
+
+    Args:
+        options: Of which `deterministic` and `tf32` count.
+        device: What the worker computes on; None where that isn't known yet.
+        pinned: `pin` has chosen them already.
+
+    Raises:
+        UsageError: As `pin_kernels`.
+    """
+    if options.deterministic and not pinned:
+        pin_kernels()
+    elif not pinned:
+        _choose_cudnn(fastest=device is not None and has_cudnn(device))
+    # By the names that all versions of torch have; set alike, both generations can be read.
+    if options.tf32 != "auto":
+        torch.backends.cuda.matmul.allow_tf32 = options.tf32 == "on"
+        torch.backends.cudnn.allow_tf32 = options.tf32 != "off"
+
+
+def _choose_cudnn(*, fastest: bool) -> None:
+    torch.backends.cudnn.benchmark = fastest
+    torch.backends.cudnn.deterministic = not fastest
+
+
+def describe_kernels(device: torch.device) -> str:
+    """Say which kernels a worker takes, such as `cuDNN's fastest, TF32 in convolutions`.
+
+    Empty where there is no choice.
+    """
+    if not has_cudnn(device):
+        return ""
+    switches, precisions = _switches(), _precisions(device.type)
+    cudnn = "cuDNN's fastest" if switches["cudnn_benchmark"] == "yes" else "cuDNN without benchmark"
+    if switches["deterministic_algorithms"] == "yes":
+        cudnn = "the same bits every time"
+    in_tf32 = [
+        what
+        for name, what in (("fp32_matmul", "matrix products"), ("fp32_convolution", "convolutions"))
+        if precisions[name] == "tf32"
+    ]
+    return f"{cudnn}, {'TF32 in ' + ' and '.join(in_tf32) if in_tf32 else 'no TF32'}"
 
 
 def describe(device: torch.device) -> dict[str, str | int]:
@@ -139,7 +193,8 @@ def _pin_workspace() -> None:
     elif given not in _WORKSPACES:
         raise UsageError(
             f"{_WORKSPACE_VARIABLE}={given} is set, with which cuBLAS doesn't give the same bits "
-            f"every time. With --shards leave it unset, or give {' or '.join(_WORKSPACES)}"
+            "every time. With --shards or --deterministic leave it unset, or give "
+            f"{' or '.join(_WORKSPACES)}"
         )
 
 

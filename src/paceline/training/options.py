@@ -8,6 +8,7 @@ from paceline.options.durations import parse_duration_s
 
 Precision = Literal["fp32", "bf16", "fp16"]
 MemoryFormat = Literal["auto", "contiguous", "channels-last"]
+Tf32 = Literal["auto", "off", "convolutions", "on"]
 BestBy = Literal["val_accuracy", "val_loss"]
 
 
@@ -86,6 +87,15 @@ class ComputeOptions:
     memory_format: MemoryFormat = "auto"
     """Layout of images and of convolutions' weights. auto: channels-last where the model has
     convolutions over images (faster on CPUs and GPUs), else contiguous."""
+
+    tf32: Tf32 = "auto"
+    """Whether NVIDIA GPUs may multiply fp32 numbers in TF32 (10 bits of fraction instead of 23,
+    several times as fast): off; convolutions alone; on, in matrix products too. auto: as PyTorch
+    and the script have it, by default convolutions alone."""
+
+    deterministic: bool = False
+    """Take kernels that give the same bits every time, where there are others: on GPUs cuDNN's
+    fastest ones by measurement are the default. --shards does so anyway."""
 
     compile: bool = False
     """Compile the model with torch.compile: pays off in long trainings, costs a minute at the

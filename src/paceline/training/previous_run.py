@@ -23,11 +23,13 @@ FREE = frozenset(
     "max_batch_per_worker",
     "check_every",
     "allow_different_hardware",
+    "deterministic",
+    "fused",
 }
 """Options that don't change what is trained, or in what is announced as another way to the same
 (`--sync`): a resumed training may have others."""
 
-WITH_SHARDS = frozenset({"threads", "max_batch_per_worker"})
+WITH_SHARDS = frozenset({"threads", "max_batch_per_worker", "fused"})
 """Options that the bits depend on: free without `--shards` alone."""
 
 _OF_ONE_START = ("workers", "on", "progress", *OF_THIS_PROCESS)
@@ -157,8 +159,8 @@ class PreviousRun:
 
     def _effective(self, name: str, value: OptionValue) -> OptionValue:
         """Give what an option comes to, so that a default and the same value given are one."""
-        if name == "threads" and value is None and self.settings.get("shards") is not None:
-            return 1
+        if value is None and self.settings.get("shards") is not None:
+            return {"threads": 1, "fused": False}.get(name)
         return value
 
     def check_epochs(self, epochs: int, step: int) -> None:

@@ -7,7 +7,7 @@ from typing import cast, final
 from torch import Tensor, nn
 
 from paceline.data.protocols import Labelled
-from paceline.optim.build import build_optimizer
+from paceline.optim.build import build_optimizer, takes_fused
 from paceline.optim.rate import scaled_lr
 from paceline.optim.schedule import build_schedule
 from paceline.training.batches.loader import EvalLoader, Loader
@@ -64,7 +64,9 @@ def prepare(session: Session, job: Job) -> RecipeTraining:
         test = session.eval_loader(job.test, evaluate_with=job.evaluate_with)
         engine.context.progress.test_samples = describe_data(job.test).num_samples()
     lr, _ = scaled_lr(config.optim, train.plan.global_batch)
-    optimizer = build_optimizer(config.optim, model.named_parameters(), lr)
+    context = engine.context
+    fused = takes_fused(config.optim, context.group.device, exact=context.division.is_fixed)
+    optimizer = build_optimizer(config.optim, model.named_parameters(), lr, fused=fused)
     session.optimizer(optimizer)
     schedule = build_schedule(
         config.optim,

@@ -13,7 +13,7 @@ from torch import nn
 
 from paceline._version import __version__
 from paceline.distributed.describe import describe_placement
-from paceline.distributed.device import cpu_name, describe_device
+from paceline.distributed.device import cpu_name, describe_device, has_bf16
 from paceline.distributed.group import Group
 from paceline.files import write_json
 from paceline.launch.worker_count import usable_cores
@@ -24,7 +24,7 @@ from paceline.training.batches.plan import TrainPlan
 from paceline.training.config import TrainRequest
 from paceline.training.engine import Engine
 from paceline.training.hooks.base import ADDED_HOOKS
-from paceline.training.numerics import describe, numerics_of_all
+from paceline.training.numerics import describe, describe_kernels, numerics_of_all
 from paceline.training.profiling.gpu_monitor import peak_memory
 from paceline.training.revision import find_revision
 from paceline.training.snapshots.train_state import finite
@@ -183,6 +183,7 @@ def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDir
         *_data_lines(engine),
         f"  optimizer {derived['optimizer']}",
     ]
+    lines += _kernels_line(engine)
     if context.progress.rate is not None:
         schedule = context.config.optim.schedule
         lines.append(f"  lr        {derived['lr_rule']}, {schedule} schedule")
@@ -195,6 +196,19 @@ def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDir
     if context.progress.state.step:
         lines.append(f"  from      {_position(engine)}")
     return "\n".join(lines)
+
+
+def _kernels_line(engine: Engine) -> list[str]:
+    """Say what was chosen on a GPU, and what would be faster. Empty on CPUs."""
+    context = engine.context
+    device, options = context.group.device, context.config.compute
+    kernels = describe_kernels(device)
+    if not kernels:
+        return []
+    fused = any(o.param_groups[0].get("fused") for o in context.components.optimizers)
+    kernels += ", fused optimizer" if fused else ""
+    faster = options.precision == "fp32" and not context.division.is_fixed and has_bf16(device)
+    return [f"  kernels   {kernels}" + ("; faster: --precision bf16" if faster else "")]
 
 
 def unseeded_line(names: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from importlib import import_module
 
 import torch
 
@@ -15,6 +14,7 @@ from paceline.launch.heartbeat import note
 from paceline.launch.watchdog.sidecar import WatchedWorkers, watched
 from paceline.metrics.console import Console, make_console
 from paceline.metrics.counters import StepCounters
+from paceline.options.entry_points import imported
 from paceline.results.run_directory import RunDirectory
 from paceline.training.components import Components
 from paceline.training.config import TrainConfig
@@ -196,8 +196,9 @@ def make_sync(context: TrainingContext) -> GradientSync:
     """
     method = method_of(context.config)
     refuse_backend(method, context.group.backend)
-    module, _, name = sync_methods()[method].implementation.partition(":")
-    make: Callable[[TrainingContext], GradientSync] = getattr(import_module(module), name)
+    make: Callable[[TrainingContext], GradientSync] = imported(
+        sync_methods()[method].implementation
+    )
     return make(context)
 
 

@@ -1,6 +1,6 @@
 """The exponential moving average of a training's weights, which evaluations take."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import final
 
@@ -31,6 +31,7 @@ class WeightAverage:
         known = {id(parameter): name for name, parameter in self._live.items()}
         self._names = {name: known[id(parameter)] for name, parameter in every}
         self._average: dict[str, Tensor] = {}
+        self._pairs: Sequence[tuple[list[Tensor], list[Tensor]]] = ()
         self._update = get_ema_multi_avg_fn(decay)
 
     @torch.no_grad()
@@ -41,13 +42,10 @@ class WeightAverage:
             step: Optimizer steps done.
         """
         if not self._average:
-            self._average = {name: p.detach().clone() for name, p in self._live.items()}
+            self._begin({name: p.detach().clone() for name, p in self._live.items()})
             return
-        # Grouped, since torch averages lists of one type.
-        for dtype in {parameter.dtype for parameter in self._live.values()}:
-            names = [name for name, p in self._live.items() if p.dtype == dtype]
-            averages = [self._average[name] for name in names]
-            self._update(averages, [self._live[name] for name in names], step)
+        for averages, parameters in self._pairs:
+            self._update(averages, parameters, step)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -72,10 +70,22 @@ class WeightAverage:
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         if shapes != {n: self._live[name].shape for n, name in self._names.items()}:
             raise SnapshotError("the snapshot's average of the weights (--ema) isn't of this model")
-        self._average = {
-            name: torch.empty_like(parameter, requires_grad=False).copy_(tensors[name])
-            for name, parameter in self._live.items()
-        }
+        self._begin(
+            {
+                name: torch.empty_like(parameter, requires_grad=False).copy_(tensors[name])
+                for name, parameter in self._live.items()
+            }
+        )
+
+    def _begin(self, average: dict[str, Tensor]) -> None:
+        self._average = average
+        # Grouped, since torch averages lists of one type.
+        by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        for name, parameter in self._live.items():
+            averages, parameters = by_type.setdefault(parameter.dtype, ([], []))
+            averages.append(average[name])
+            parameters.append(parameter)
+        self._pairs = list(by_type.values())
 
     @torch.no_grad()
     def _put(self, values: Mapping[str, Tensor]) -> None:

@@ -23,8 +23,8 @@ from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.engine import Engine
 from paceline.training.job import Job
 from paceline.training.loop import train
+from paceline.training.numerics import choose_kernels, has_mixed, pin
 from paceline.training.numerics import describe as describe_numerics
-from paceline.training.numerics import has_mixed, pin
 from paceline.training.recipe import load_recipe
 from paceline.training.recipe_session import evaluate_best, prepare
 from paceline.training.rng import seed_everything
@@ -63,7 +63,7 @@ def run_training(payload: str) -> str:
     backend = resolve_backend(config.dist, device)
     check_reproducible(config, placement.world_size)
     check_method(config)
-    set_up_torch(config)
+    set_up_torch(config, device)
     facts = facts_here(request, config, device, backend)
     run = RunDirectory.named(request.run_dir)
     timeout_s = config.dist.timeout_s
@@ -104,16 +104,20 @@ def _train(session: Session, job: Job, request: TrainRequest) -> str:
     return finish(session.engine, request, partial(evaluate_best, training))
 
 
-def set_up_torch(config: TrainConfig) -> None:
-    """Set what is global in a worker: threads, memory, kernels that give the same every time."""
+def set_up_torch(config: TrainConfig, device: torch.device | None = None) -> None:
+    """Set what is global in a worker: threads, memory, which kernels it takes.
+
+    Args:
+        config: The options.
+        device: This worker's; None before it is known.
+    """
     keep_freed_memory()
-    if config.data.shards is not None:
+    is_pinned = config.data.shards is not None
+    if is_pinned:
         pin(config.launch.threads)
-        return
-    if config.launch.threads is not None:
+    elif config.launch.threads is not None:
         torch.set_num_threads(config.launch.threads)
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = True
+    choose_kernels(config.compute, device, pinned=is_pinned)
 
 
 def facts_here(

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import final
 
@@ -34,6 +33,7 @@ from paceline.launch.ssh.protocol import LEASE_S, Message
 from paceline.launch.ssh.remote_watchdog import StateReporter
 from paceline.launch.ssh.store import quiet_sockets
 from paceline.launch.watchdog.hang_detector import HangLimits
+from paceline.options.entry_points import imported
 from paceline.results.run_directory import RunDirectory
 
 _REACH_S = 5.0
@@ -129,17 +129,12 @@ def _family(address: str) -> socket.AddressFamily:
 
 def _inspect(spec: Message) -> dict[str, object]:
     """Have the trainer say what is here, and start the fork server for what it chose."""
-    content = json.loads(_function(str(spec["inspect"]))(json.dumps(spec)))
+    inspect: Callable[[str], str] = imported(str(spec["inspect"]))
+    content = json.loads(inspect(json.dumps(spec)))
     assert isinstance(content, dict)
     preload = spec["preload"]
     forkserver.prepare(preload if isinstance(preload, list) else [], int(content["threads"]))
     return content
-
-
-def _function(name: str) -> Callable[[str], str]:
-    module, _, function = name.partition(":")
-    found: Callable[[str], str] = getattr(import_module(module), function)
-    return found
 
 
 def _answer(listener: socket.socket) -> None:

@@ -1,0 +1,330 @@
+"""The pretend device's arithmetic: what an operator of torch would compute, the CPU computes.
+
+A kernel that is launched does nothing. So every operator with a kernel for CUDA gets another one
+here: the CPU computes the result on views of the same memory, which is the host's after all; the
+operator's own kernel runs, for its launches, copies and waits; then the result is put where it
+belongs. In a stream that is being captured the graph's launch does all but the second.
+"""
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast, final, overload
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+_NO_ARITHMETIC = (
+    "empty", "resize", "set_", "as_strided", "_reshape_alias", "view", "record_stream",
+    "is_pinned", "_pin_memory", "_local_scalar_dense", "_cudnn_init_dropout_state",
+)  # fmt: skip
+"""What operators begin with that make room or another view, or move bytes: that is real."""
+_COMPOSED = ("convolution", "convolution_backward", "copy_")
+"""They have one kernel for all devices, which finds that of CUDA in another way."""
+_OF_DATA = ("nonzero", "masked_select", "unique", "_unique", "bincount", "repeat_interleave")
+"""Their results' shapes depend on data: the device's kernel would wait for it."""
+
+_library: list[torch.library.Library] = []
+_thread = threading.local()
+
+
+def install() -> None:
+    """Give every operator its arithmetic; once in a process."""
+    library = torch.library.Library("aten", "IMPL")
+    for name in torch._C._dispatch_get_all_op_names():
+        if not name.startswith("aten::") or not _needs_arithmetic(name):
+            continue
+        packet, _, overload = name.removeprefix("aten::").partition(".")
+        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        if not _gives_a_view(operator):
+            made = _Arithmetic(operator, torch.library.get_kernel(name, "CUDA"))
+            library.impl(name.removeprefix("aten::"), made.call, "CUDA", with_keyset=True)
+    _library.append(library)  # it ends with its library
+    _device.pretend_gpu_on_replay(_replay)
+
+
+def _base(name: str) -> str:
+    return name.removeprefix("aten::").partition(".")[0]
+
+
+def _needs_arithmetic(name: str) -> bool:
+    if _base(name) in _COMPOSED:
+        return True
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA")
+    return bool(has_kernel) and not _base(name).startswith(_NO_ARITHMETIC)
+
+
+def _gives_a_view(operator: torch._ops.OpOverload) -> bool:
+    aliases = [result.alias_info for result in operator._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
+
+
+_Made = tuple[object, list[list[Tensor]]]
+"""What an operator gives, and the new values of the arguments that it writes."""
+
+
+@final
+class _Arithmetic:
+    """An operator's kernel for CUDA: its own, and what the CPU has computed."""
+
+    def __init__(
+        self, operator: torch._ops.OpOverload, kernel: torch._C._SafeKernelFunction
+    ) -> None:
+        arguments = operator._schema.arguments
+        self._kernel = kernel
+        self._computed = cast("Callable[..., object]", _ON_CPU.get(operator.name(), operator))
+        self._names = [argument.name for argument in arguments]
+        self._takes_tensor = {a.name for a in arguments if isinstance(a.type, torch.TensorType)}
+        self._written = [a.name for a in arguments if a.alias_info and a.alias_info.is_write]
+        self._is_random = torch.Tag.nondeterministic_seeded in operator.tags
+        self._depends_on_data = _base(operator.name()) in _OF_DATA
+
+    def call(self, keys: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
+        """Be the operator."""
+        # A kernel's own calls are part of it.
+        if getattr(_thread, "inside", False):
+            return self._kernel.call_boxed(keys, *args, **kwargs)
+        given = dict(zip(self._names, args, strict=False)) | kwargs
+        given = _with_tensors(given, self._takes_tensor)
+        if self._depends_on_data:
+            return tree_map(_to_device, self._compute(given, None)[0])
+        seed = _draw(given) if self._is_random else None
+        # What is captured is computed when the graph is launched, from what stands there then.
+        number = len(_recorded)
+        captured = _captures(number)
+        made = None if captured else self._compute(given, seed)
+        targets = self._run_kernel(keys, given)
+        if made is None:
+            _recorded[number] = lambda: self._put(given, targets, self._compute(given, seed))
+            return targets
+        self._put(given, targets, made)
+        numbers = iter(tree_flatten(made[0])[0])
+        return tree_map(lambda target: _result(target, next(numbers)), targets)
+
+    def _run_kernel(self, keys: torch._C.DispatchKeySet, given: Mapping[str, object]) -> object:
+        _thread.inside = True
+        try:
+            return self._kernel.call_boxed(keys, **given)
+        finally:
+            _thread.inside = False
+
+    def _compute(self, given: Mapping[str, object], seed: int | None) -> _Made:
+        """Compute the results, and what becomes of the arguments that are written."""
+        own = {name: tree_map(_on_host, value) for name, value in given.items()}
+        own |= {name: tree_map(_copied, own[name]) for name in self._written if name in own}
+        if own.get("device") is not None:
+            own["device"] = torch.device("cpu")
+        own.pop("pin_memory", None)
+        with _seeded(seed, own):
+            results = self._computed(**own)
+        return results, [_tensors(own.get(name)) for name in self._written]
+
+    def _put(self, given: Mapping[str, object], targets: object, made: _Made) -> None:
+        for name, values in zip(self._written, made[1], strict=True):
+            _fill(_tensors(given.get(name)), values)
+        if not self._written:
+            _fill(tree_flatten(targets)[0], tree_flatten(made[0])[0])
+
+
+def _fill(targets: Iterable[object], values: Iterable[object]) -> None:
+    for target, value in zip(targets, values, strict=True):
+        if isinstance(target, Tensor) and isinstance(value, Tensor):
+            _on_host(target).copy_(value)
+
+
+def _to_device(value: object) -> object:
+    return value.to("cuda") if isinstance(value, Tensor) else value
+
+
+def _with_tensors(given: dict[str, object], takes_tensor: set[str]) -> dict[str, object]:
+    """Make numbers tensors where these are expected, of a type that changes no result's type."""
+    is_exact = any(t.is_floating_point() for t in _tensors(list(given.values())))
+    of_float = torch.float64 if is_exact else torch.get_default_dtype()
+
+    def made(value: object) -> object:
+        if not isinstance(value, bool | int | float):
+            return value
+        return torch.tensor(value, dtype=of_float if isinstance(value, float) else None)
+
+    return {name: made(v) if name in takes_tensor else v for name, v in given.items()}
+
+
+def _result(of_device: object, of_host: object) -> object:
+    """A tensor is the device's; a number is what the CPU has computed."""
+    return of_device if isinstance(of_device, Tensor) or of_device is None else of_host
+
+
+def _tensors(value: object) -> list[Tensor]:
+    return [one for one in tree_flatten(value)[0] if isinstance(one, Tensor)]
+
+
+@overload
+def _on_host(value: Tensor) -> Tensor: ...
+@overload
+def _on_host(value: object) -> object: ...
+def _on_host(value: object) -> object:
+    """Give a tensor on the CPU with the same memory, shape and strides; anything else as it is."""
+    if not isinstance(value, Tensor) or not value.is_cuda:
+        return value
+    storage = value.untyped_storage()
+    if value.numel() == 0 or storage.nbytes() == 0:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+    whole = storage.nbytes() // value.element_size() * value.element_size()
+    memory = (ctypes.c_char * whole).from_address(storage.data_ptr())
+    flat = torch.frombuffer(memory, dtype=torch.uint8).view(value.dtype)
+    return flat.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+def _copied(value: object) -> object:
+    if not isinstance(value, Tensor):
+        return value
+    own = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+    return own.copy_(value)
+
+
+# --- Random numbers: the CPU's, from the device's seed and how much has been drawn from it
+
+
+def _draw(given: Mapping[str, object]) -> int:
+    generator = given.get("generator")
+    if not isinstance(generator, torch.Generator):
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    return hash((generator.initial_seed(), generator.get_offset())) % 2**62
+
+
+@contextmanager
+def _seeded(seed: int | None, own: dict[str, object]) -> Iterator[None]:
+    if seed is None:
+        yield
+    elif own.get("generator") is not None:
+        own["generator"] = torch.Generator().manual_seed(seed)
+        yield
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            yield
+
+
+# --- Operators that the CPU hasn't got
+
+
+def _cudnn_batch_norm(
+    input: Tensor,
+    weight: Tensor,
+    exponential_average_factor: float,
+    epsilon: float,
+    **others: Any,
+) -> tuple[Tensor | None, ...]:
+    made = torch.native_batch_norm(
+        input, weight, momentum=exponential_average_factor, eps=epsilon, **others
+    )
+    return (*made, None)  # what it reserves is its own
+
+
+def _cudnn_batch_norm_backward(
+    grad_output: Tensor, input: Tensor, save_var: Tensor, epsilon: float, **others: Any
+) -> tuple[Tensor, ...]:
+    del others["reserveSpace"]
+    made: tuple[Tensor, ...] = torch.ops.aten.native_batch_norm_backward(
+        grad_output,
+        input,
+        save_invstd=save_var,
+        train=True,
+        eps=epsilon,
+        output_mask=[True] * 3,
+        **others,
+    )
+    return made
+
+
+def _by_channel(of_channel: Tensor, like: Tensor) -> Tensor:
+    return of_channel.view(1, -1, *[1] * (like.dim() - 2))
+
+
+def _over_all_but_channels(values: Tensor) -> Tensor:
+    return values.sum([d for d in range(values.dim()) if d != 1])
+
+
+def _stats(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    values = input.float()
+    count = values.numel() / values.shape[1]
+    mean = _over_all_but_channels(values) / count
+    variance = _over_all_but_channels((values - _by_channel(mean, values)) ** 2) / count
+    return mean, (variance + eps).rsqrt()
+
+
+def _gathered_stats(
+    mean: Tensor, invstd: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
+    momentum: float, eps: float, counts: Tensor, **_: object,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    weights = counts.view(-1, 1) / counts.sum()
+    whole_mean = (mean * weights).sum(0)
+    variance = ((invstd**-2 - eps + (mean - whole_mean) ** 2) * weights).sum(0)
+    if running_mean is not None and running_var is not None:
+        unbiased = variance * counts.sum() / (counts.sum() - 1)
+        running_mean.lerp_(whole_mean, momentum)
+        running_var.lerp_(unbiased, momentum)
+    return whole_mean, (variance + eps).rsqrt()
+
+
+def _normalized(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    invstd: Tensor,
+    **_: object,
+) -> Tensor:
+    made = (input - _by_channel(mean, input)) * _by_channel(invstd, input)
+    made = made if weight is None else made * _by_channel(weight, input)
+    made = made if bias is None else made + _by_channel(bias, input)
+    return made.to(input.dtype)
+
+
+def _reduced(
+    grad_out: Tensor, input: Tensor, mean: Tensor, invstd: Tensor, **_: object
+) -> tuple[Tensor, ...]:
+    grad = grad_out.float()
+    sum_dy = _over_all_but_channels(grad)
+    sum_dy_xmu = _over_all_but_channels(grad * (input - _by_channel(mean, input)))
+    return sum_dy, sum_dy_xmu, sum_dy_xmu * invstd, sum_dy
+
+
+def _normalized_backward(
+    grad_out: Tensor, input: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None,
+    sum_dy: Tensor, sum_dy_xmu: Tensor, count: Tensor,
+) -> Tensor:  # fmt: skip
+    mean_dy, mean_dy_xmu = sum_dy / count.sum(), sum_dy_xmu / count.sum()
+    slope = _by_channel(mean_dy_xmu * invstd**2, input)
+    grad = grad_out - _by_channel(mean_dy, input) - (input - _by_channel(mean, input)) * slope
+    scale = invstd if weight is None else invstd * weight
+    return (grad * _by_channel(scale, input)).to(input.dtype)
+
+
+_ON_CPU: dict[str, Callable[..., object]] = {
+    "aten::cudnn_batch_norm": _cudnn_batch_norm,
+    "aten::cudnn_batch_norm_backward": _cudnn_batch_norm_backward,
+    "aten::batch_norm_stats": _stats,
+    "aten::batch_norm_gather_stats_with_counts": _gathered_stats,
+    "aten::batch_norm_elemt": _normalized,
+    "aten::batch_norm_backward_reduce": _reduced,
+    "aten::batch_norm_backward_elemt": _normalized_backward,
+}
+
+
+# --- Graphs
+
+_device = ctypes.CDLL(None)
+_recorded: dict[int, Callable[[], None]] = {}
+
+
+_replay = ctypes.CFUNCTYPE(None, ctypes.c_uint64)(lambda number: _recorded[number]())
+
+
+def _captures(number: int) -> bool:
+    if not torch.cuda.is_initialized():
+        return False
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    return bool(_device.pretend_gpu_capture(stream, ctypes.c_uint64(number)))

@@ -83,13 +83,12 @@ class _ByKernels(torch.autograd.Function):
         if wanted[0]:
             total = torch.cat(sums)
             dist.all_reduce(total)
+            of_all, with_means = total.chunk(2)
             of_inputs = torch.batch_norm_backward_elemt(
-                gradient, inputs, mean, scale, weight, *total.chunk(2), counts
+                gradient, inputs, mean, scale, weight, of_all, with_means, counts
             )
-        of_weight, of_bias = (
-            of if want else None for of, want in zip((of_weight, of_bias), wanted[1:3], strict=True)
-        )
-        return of_inputs, of_weight, of_bias, None, None, None, None
+        own = (of_weight if wanted[1] else None, of_bias if wanted[2] else None)
+        return of_inputs, *own, None, None, None, None
 
 
 def _gathered(row: Tensor, *, by_sum: bool) -> Tensor:
@@ -160,7 +159,8 @@ class SyncBatchNorm(nn.Module):
                 eps=self.eps,
             )
         if self._by_kernels:
-            return self._normalised_by_kernels(_dense(inputs))
+            outputs: Tensor = self._normalised_by_kernels(_dense(inputs))
+            return outputs
         # Statistics over all workers, in fp32 at least.
         wide = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
         mean, variance, total = _statistics(wide)  # (C,), (C,), ()

@@ -70,11 +70,15 @@ def main() -> None:
 
     # A batch: nothing waits for it but what is computed from it.
     feed = DeviceFeed(DEVICE)
-    batch = {"images": torch.randn(64, 3, 8, 8), "labels": torch.arange(64), "names": ["a"]}
+    given_images = torch.randn(64, 3, 8, 8)
+    batch = {"images": given_images, "labels": torch.arange(64), "names": ["a"]}
     brought = cost("batch", lambda: feed.bring(batch))
     assert isinstance(brought, dict)
-    assert torch.equal((brought["images"] * 2).cpu(), batch["images"] * 2)
-    assert torch.equal(brought["labels"].cpu(), batch["labels"])
+    images, labels = brought["images"], brought["labels"]
+    assert isinstance(images, torch.Tensor)
+    assert isinstance(labels, torch.Tensor)
+    assert torch.equal((images * 2).cpu(), given_images * 2)
+    assert torch.equal(labels.cpu(), torch.arange(64))
     assert brought["names"] == ["a"]
 
 

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.distributed.system_gpus import driver_version, read_utilization
+from paceline.distributed.system_gpus import (
+    driver_version,
+    near_cores,
+    read_cores,
+    read_utilization,
+    show_cores,
+)
 
 NVIDIA = (
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\nGCC: 12"
@@ -76,3 +82,21 @@ def test_how_busy_nvidias_driver_says_a_gpu_is(tmp_path: Path) -> None:
     assert read() == 0.37
     assert read_utilization("0000:42:00.0", tmp_path, str(library)) is None
     assert read_utilization(ADDRESS, tmp_path, ctypes.util.find_library("c") or "") is None
+
+
+def test_the_cores_near_a_gpu(tmp_path: Path) -> None:
+    (tmp_path / ADDRESS).mkdir()
+    assert near_cores(ADDRESS, tmp_path) == frozenset()
+    (tmp_path / ADDRESS / "local_cpulist").write_text("0-3,8,10-11\n")
+    (tmp_path / ADDRESS / "numa_node").write_text("1\n")
+    assert near_cores(ADDRESS, tmp_path) == {0, 1, 2, 3, 8, 10, 11}
+    (tmp_path / ADDRESS / "numa_node").write_text("-1\n")  # the firmware doesn't tell
+    assert near_cores(ADDRESS, tmp_path) == frozenset()
+    (tmp_path / ADDRESS / "numa_node").write_text("0\n")
+    (tmp_path / ADDRESS / "local_cpulist").write_text("\n")
+    assert near_cores(ADDRESS, tmp_path) == frozenset()
+
+
+@pytest.mark.parametrize("listed", ["0", "0-3", "0-3,8,10-11", "2,4"])
+def test_lists_of_cores_are_written_as_they_are_read(listed: str) -> None:
+    assert show_cores(read_cores(listed)) == listed

@@ -11,7 +11,7 @@ from paceline.launch.failures import WorkerFailure, root_cause, silent_failure
 from paceline.launch.local.logs import open_log, read_crash
 from paceline.results.run_directory import log_path
 
-# The texts of torch 2.11 and 2.15; `{}` stands for what cudaGetErrorString says.
+# The texts of torch 2.15; `{}` stands for what cudaGetErrorString says.
 _TORCH = (
     "CUDA error: {}\nSearch for `cudaError...' in https://docs.nvidia.com/cuda/ for more "
     "information.\nCUDA kernel errors might be asynchronously reported at some other API call, so "

@@ -7,7 +7,15 @@ from paceline.options.fields import option_fields
 
 def test_every_option_is_described() -> None:
     names = [field.name for field in option_fields(LaunchOptions, "Launch")]
-    assert names == ["workers", "threads", "max_restarts", "hang_after_s", "stop_grace_s", "on"]
+    assert names == [
+        "workers",
+        "threads",
+        "numa_affinity",
+        "max_restarts",
+        "hang_after_s",
+        "stop_grace_s",
+        "on",
+    ]
 
 
 @pytest.mark.parametrize(

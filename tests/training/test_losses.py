@@ -84,6 +84,28 @@ def test_a_target_that_the_model_has_no_score_for(loss: LossName | LossFunction)
         checked(outputs, targets)
 
 
+def test_the_first_batchs_classes_are_looked_at_before_a_gpu_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outputs, targets = batch()
+    # What a loss leaves out, and targets that are no classes.
+    targets[3] = -100
+    expected = F.cross_entropy(outputs, targets)
+    assert torch.equal(build_loss("cross_entropy", 0.0)(outputs, targets), expected)
+    targets[3] = 255
+    for loss in (nn.CrossEntropyLoss(ignore_index=255), partial(F.nll_loss, ignore_index=255)):
+        assert build_loss(loss, 0.0)(outputs, targets).isfinite()
+    assert build_loss(lambda o, t: (o[:, 0] - t).mean(), 0.0)(outputs, targets).isfinite()
+
+    def fails(*_: object, **__: object) -> Tensor:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(F, "cross_entropy", fails)
+    for wrong in ("cross_entropy", F.cross_entropy, partial(F.cross_entropy, label_smoothing=0.1)):
+        with pytest.raises(JobError, match="a target is class 255"):
+            build_loss(wrong, 0.0)(outputs, targets)
+
+
 def test_as_many_scores_as_classes() -> None:
     message = "gives 5 scores a sample, and there are 10 classes.*num_classes"
     with pytest.raises(JobError, match=message):

@@ -1,13 +1,81 @@
-"""CPU threads of workers that nobody gave a number of threads."""
+"""CPU cores and threads of workers: near their GPUs, and shared out."""
 
 import hashlib
+import json
 import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
 
 import torch
 
+from paceline.distributed.device import pci_address
 from paceline.distributed.environment import threads_are_set
 from paceline.distributed.group import Group
 from paceline.distributed.rendezvous import this_node
+from paceline.distributed.system_gpus import PCI_DEVICES, near_cores, show_cores
+
+NumaAffinity = Literal["auto", "on", "off"]
+
+
+def bind_near_gpu(group: Group, wanted: NumaAffinity) -> None:
+    """Keep this worker, and the processes that it starts, on the cores of its GPU's NUMA node.
+
+    Collective, where workers have GPUs. Linux alone tells and does it. Never adds a core to those
+    that srun, mpirun or taskset have left.
+
+    Args:
+        group: The workers.
+        wanted: `auto`: only where all workers of a node together keep all of their cores; `on`:
+            also where some are left unused then; `off`: not at all.
+    """
+    if group.device.type != "cpu" and hasattr(os, "sched_setaffinity"):
+        address = pci_address(group.device)
+        bind_to(group, frozenset() if address is None else near_cores(address), wanted)
+
+
+def bind_to(group: Group, near: frozenset[int], wanted: NumaAffinity) -> None:
+    """Keep this worker on these cores, as `bind_near_gpu` says. Collective, on Linux.
+
+    Args:
+        group: The workers.
+        near: None where they aren't known.
+        wanted: As there.
+    """
+    own = os.sched_getaffinity(0)
+    told = json.dumps([this_node(), sorted(own), sorted(near & own)])
+    others = [json.loads(text) for text in group.gather_texts(told)]
+    node = [(set(cores), set(close)) for name, cores, close in others if name == this_node()]
+    if wanted != "off" and may_bind(node, always=wanted == "on") and near & own:
+        os.sched_setaffinity(0, near & own)
+
+
+def may_bind(workers: Sequence[tuple[set[int], set[int]]], *, always: bool) -> bool:
+    """Tell whether the workers of a node may be kept on the cores near their GPUs. Pure.
+
+    Args:
+        workers: Of each, the cores that it has, and those of them near its GPU.
+        always: Also where cores are left unused then, which loader processes might have used.
+    """
+    if always:
+        return True
+    had: set[int] = set().union(*(own for own, _ in workers))
+    kept: set[int] = set().union(*(near for _, near in workers))
+    return all(near for _, near in workers) and kept == had
+
+
+def describe_cores(device: torch.device, devices: Path = PCI_DEVICES) -> str:
+    """Name the cores of a worker that is bound near its GPU, by us or by others; else nothing.
+
+    Args:
+        device: The worker's.
+        devices: Where the system has a directory for each address.
+    """
+    address = None if device.type == "cpu" else pci_address(device)
+    near = frozenset() if address is None else near_cores(address, devices)
+    own = _own_cores()
+    is_bound = near.issuperset(own) and len(own) < (os.cpu_count() or 1)
+    return f"{show_cores(own)}, near its GPU" if is_bound else ""
 
 
 def share_cores(group: Group) -> None:

@@ -29,7 +29,7 @@ from paceline.distributed.options import DistOptions
 from paceline.distributed.rendezvous import arrive, leave, of_attempt, open_store
 from paceline.distributed.rendezvous_address import meeting_address
 from paceline.distributed.startup_facts import Facts, WorkerFacts, compare_by_store, disagreement
-from paceline.errors import JobError
+from paceline.errors import InterruptedTraining, JobError
 
 _REMEMBERED = 16
 """Tensors of the last collectives that are kept; of those above a size the last one alone."""
@@ -252,10 +252,18 @@ def _joined_by_store(
         timeout=timedelta(seconds=timeout_s),
         device_id=device if device.type == "cuda" and backend != "smddp" else None,
     )
+    ends_well = False
     try:
         yield Group(placement, device, backend, address, route)
+        ends_well = True
+    except InterruptedTraining:
+        ends_well = True  # of all workers alike
+        raise
     finally:
-        dist.destroy_process_group()
+        # After an error NCCL would wait here for collectives that the others never enter, until
+        # their watchdog ends them. The process ends instead, and they learn of it at once.
+        if ends_well or device.type == "cpu":
+            dist.destroy_process_group()
         leave(own, address, placement.world_size)
 
 

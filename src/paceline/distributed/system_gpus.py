@@ -2,13 +2,14 @@
 
 import ctypes
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
 _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version"))
 _OF_KERNEL = Path("/sys/module/amdgpu")
-_PCI = Path("/sys/bus/pci/devices")
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+"""Where Linux has a directory for each device, by its address."""
 _NVML = "libnvidia-ml.so.1"
 """A part of NVIDIA's driver."""
 
@@ -33,7 +34,7 @@ def driver_version(files: Sequence[Path] = _DRIVERS, of_kernel: Path = _OF_KERNE
 
 
 def read_utilization(
-    address: str, devices: Path = _PCI, library: str = _NVML
+    address: str, devices: Path = PCI_DEVICES, library: str = _NVML
 ) -> Callable[[], float | None] | None:
     """Give what reads the share of the last second or less in which a GPU computed anything.
 
@@ -65,3 +66,42 @@ def _percent_in(file: Path) -> float | None:
         return int(file.read_text()) / 100
     except (OSError, ValueError):
         return None
+
+
+def near_cores(address: str, devices: Path = PCI_DEVICES) -> frozenset[int]:
+    """List the CPU cores of the GPU's own NUMA node; none where the system doesn't tell.
+
+    Args:
+        address: The GPU's on the PCI bus.
+        devices: Where the system has a directory for each address.
+    """
+    try:
+        node = int((devices / address / "numa_node").read_text())
+        listed = (devices / address / "local_cpulist").read_text()
+        return frozenset() if node < 0 else read_cores(listed)
+    except (OSError, ValueError):
+        return frozenset()
+
+
+def read_cores(listed: str) -> frozenset[int]:
+    """Read a list of cores as Linux writes it, such as `0-31,64-95`.
+
+    Raises:
+        ValueError: It isn't one.
+    """
+    cores: set[int] = set()
+    for part in listed.strip().split(","):
+        first, _, last = part.partition("-")
+        cores.update(range(int(first), int(last or first) + 1))
+    return frozenset(cores)
+
+
+def show_cores(cores: Iterable[int]) -> str:
+    """Write cores as Linux lists them: `0-31,64-95`."""
+    parts: list[list[int]] = []
+    for core in sorted(cores):
+        if parts and core == parts[-1][-1] + 1:
+            parts[-1].append(core)
+        else:
+            parts.append([core])
+    return ",".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)

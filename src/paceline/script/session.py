@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Unpack, cast
 
-from paceline.distributed.cpu_threads import share_cores
+from paceline.distributed.cpu_threads import bind_near_gpu, share_cores
 from paceline.distributed.device import pick_device, resolve_backend
 from paceline.distributed.environment import (
     current_placement,
@@ -115,6 +115,7 @@ def _opened(request: TrainRequest, config: TrainConfig, make: _Make | None) -> I
         group = stack.enter_context(
             joined(placement, device, backend, config.dist.timeout_s, config.dist, facts)
         )
+        bind_near_gpu(group, config.launch.numa_affinity)
         if config.launch.threads is None and config.data.shards is None:
             share_cores(group)
         # Settle the run directory together; under a launcher it is settled already.

@@ -194,6 +194,10 @@ class SessionSettings(TypedDict, total=False):
     """CPU threads per worker. Default: the cores shared out evenly, at least 1; with --shards 1,
     so that the bits don't follow the machine."""
 
+    numa_affinity: Literal["auto", "on", "off"]
+    """Keep each GPU worker on the CPU cores of its GPU's NUMA node. auto: where no core of the
+    node is left unused by that; on: also then; off: leave the workers where they are."""
+
     max_restarts: int
     """Restarts allowed in a row without a newer snapshot; each newer snapshot refills them."""
 

@@ -24,6 +24,7 @@ from paceline.errors import UsageError
 from paceline.gradient_sync.batchnorm import synchronise_batchnorm
 from paceline.gradient_sync.replica import Forward
 from paceline.training.batches.loader import EvalLoader, Loader
+from paceline.training.nondeterministic import refuse_nondeterministic
 from paceline.training.options import ComputeOptions
 from paceline.training.snapshots.script_state import KeptValues, PerPartState, State, Stateful
 from paceline.training.weight_average import WeightAverage
@@ -172,7 +173,12 @@ def place_model(
     """Bring a module to the group's device, laid out and normalising as the options ask for.
 
     Parameters stay the objects they are. Only a module that is itself a BatchNorm is replaced.
+
+    Raises:
+        UsageError: The same bits are asked for, and a layer can't give them there.
     """
+    if group.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
+        refuse_nondeterministic(module)
     module.to(group.device)
     if channels_last:
         module.to(memory_format=torch.channels_last)

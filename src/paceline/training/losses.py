@@ -4,11 +4,14 @@ from functools import partial
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.errors import JobError, UsageError
 from paceline.training.job import LossFunction, LossName
+
+_IGNORED = -100
+"""What the losses of torch leave out unless they are told another class."""
 
 
 def as_scores(outputs: object) -> Tensor:
@@ -49,23 +52,32 @@ def build_loss(
                 "this job brings a loss function of its own"
             )
         _refuse_reduction(loss)
-        return CheckedLoss(loss, num_classes)
+        return CheckedLoss(loss, num_classes, _ignored_by(loss))
     named = {"cross_entropy": _cross_entropy, "nll": _nll}
     if loss not in named:
         raise UsageError(f"unknown loss {loss!r}. Known: {', '.join(named)}, or a function")
-    return CheckedLoss(named[loss](label_smoothing), num_classes)
+    return CheckedLoss(named[loss](label_smoothing), num_classes, _IGNORED)
 
 
 @final
 class CheckedLoss:
     """A loss that says what is wrong where outputs and targets don't go together.
 
-    Shapes are looked at the first time alone, so that a step costs no more.
+    Shapes and classes are looked at the first time alone, so that a step costs no more. That is
+    before the loss is computed: on a GPU its kernel would end the process without a number.
     """
 
-    def __init__(self, function: LossFunction, num_classes: int | None) -> None:
+    def __init__(
+        self, function: LossFunction, num_classes: int | None, ignored: int | None
+    ) -> None:
+        """Args:
+        function: The loss itself.
+        num_classes: What the model should give a score for; None where that isn't known.
+        ignored: The target that it leaves out; None where targets may be no classes.
+        """
         self._function = function
         self._num_classes = num_classes
+        self._ignored = ignored
         self._looked = False
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -75,7 +87,8 @@ class CheckedLoss:
             JobError: It isn't a scalar, or the model has no score for a target's class.
         """
         if not self._looked:
-            self._check_width(outputs)  # before the loss: a GPU's kernels only fail, with no number
+            self._check_width(outputs)
+            self._check_classes(outputs, targets)
         try:
             loss = self._function(outputs, targets)
         except IndexError as error:  # how the losses of torch tell it on the CPU
@@ -102,6 +115,25 @@ class CheckedLoss:
                 f"the model gives {outputs.shape[1]} scores a sample, and there are {classes} "
                 "classes: give its last layer as many outputs, or set the job's num_classes"
             )
+
+    def _check_classes(self, outputs: Tensor, targets: Tensor) -> None:
+        """Wait for the device once, and look at the classes of the first batch."""
+        are_classes = outputs.ndim == 2 and targets.ndim == 1 and targets.dtype is torch.int64
+        if self._ignored is None or not are_classes:
+            return
+        known = targets[targets != self._ignored]
+        if known.numel() and not 0 <= int(known.min()) <= int(known.max()) < outputs.shape[1]:
+            raise JobError(_no_such_class(outputs, known))
+
+
+def _ignored_by(loss: LossFunction) -> int | None:
+    """Give the target that a loss of torch leaves out; None where targets may be no classes."""
+    inner, given = (loss.func, loss.keywords) if isinstance(loss, partial) else (loss, {})
+    if isinstance(inner, nn.CrossEntropyLoss | nn.NLLLoss):
+        return inner.ignore_index
+    if inner in (F.cross_entropy, F.nll_loss):
+        return int(given.get("ignore_index", _IGNORED))
+    return None
 
 
 def _no_such_class(outputs: Tensor, targets: Tensor) -> str:

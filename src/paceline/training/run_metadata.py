@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from paceline._version import __version__
+from paceline.distributed.cpu_threads import describe_cores
 from paceline.distributed.describe import describe_placement
 from paceline.distributed.device import cpu_name, describe_device, has_bf16
 from paceline.distributed.group import Group
@@ -184,6 +185,8 @@ def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDir
         f"  optimizer {derived['optimizer']}",
     ]
     lines += _kernels_line(engine)
+    if cores := describe_cores(group.device):
+        lines.append(f"  cores     {cores}" + (" (rank 0)" if group.world_size > 1 else ""))
     if context.progress.rate is not None:
         schedule = context.config.optim.schedule
         lines.append(f"  lr        {derived['lr_rule']}, {schedule} schedule")

@@ -10,7 +10,7 @@ from time import perf_counter
 import torch
 
 from paceline.distributed.allocator import keep_freed_memory
-from paceline.distributed.cpu_threads import share_cores
+from paceline.distributed.cpu_threads import bind_near_gpu, share_cores
 from paceline.distributed.device import pick_device, resolve_backend
 from paceline.distributed.environment import current_placement
 from paceline.distributed.group import joined
@@ -71,6 +71,7 @@ def run_training(payload: str) -> str:
         stop_on_signals(under_launcher=placement.has_launcher) as flag,
         joined(placement, device, backend, timeout_s, config.dist, facts) as group,
     ):
+        bind_near_gpu(group, config.launch.numa_affinity)
         if config.launch.threads is None and config.data.shards is None:
             share_cores(group)
         seed_everything(config.loop.seed)

@@ -25,7 +25,8 @@ MOST_SHOWN = 8
 
 _LEFT_OUT = frozenset(
     "name tag note progress log_every share_run_dir tensorboard on init_method rank local_rank "
-    "world_size interface workers max_restarts hang_after_s stop_grace_s batch_per_worker".split()
+    "world_size interface workers numa_affinity max_restarts hang_after_s stop_grace_s "
+    "batch_per_worker".split()
 )
 """Settings that say nothing about what was trained, or that follow from others."""
 _FOLLOWING = {

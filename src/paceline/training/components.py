@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.checkpoint.flatten import restore_optimizer
 from paceline.data.batch import map_tensors
+from paceline.distributed.device import is_accelerator
 from paceline.distributed.group import Group
 from paceline.errors import UsageError
 from paceline.gradient_sync.batchnorm import synchronise_batchnorm
@@ -247,7 +248,7 @@ def cuts_at_buckets(options: ComputeOptions, group: Group, *, exact: bool) -> bo
             for the same cores, and the bits of trainings begun before stay.
         exact: The same bits are promised on any number of workers.
     """
-    apart = group.world_size > 1 and group.device.type != "cpu"
+    apart = group.world_size > 1 and is_accelerator(group.device)
     return options.compile and apart and not exact
 
 

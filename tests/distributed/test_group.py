@@ -1,4 +1,5 @@
 import socket
+import weakref
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,17 @@ def test_rows_come_in_rank_order(world_size: int) -> None:
 
     expected = torch.tensor([[rank, 10.0 * rank] for rank in range(world_size)])
     assert all(torch.equal(rows, expected) for rows in run_ranks(world_size, body))
+
+
+def test_large_tensors_dont_stay() -> None:
+    def body(group: Group) -> list[bool]:
+        tensors = [torch.ones(size) for size in (1 << 20, 4, 1 << 20, 4)]
+        kept = [weakref.ref(group.sum_(tensor)) for tensor in tensors]
+        del tensors
+        return [reference() is not None for reference in kept]
+
+    # The small ones stay, and of the large ones the last.
+    assert run_ranks(2, body) == [[False, True, True, True]] * 2
 
 
 @WORLDS

@@ -149,6 +149,29 @@ def test_a_store_that_hangs_is_asked_anew(
     )
 
 
+def test_a_place_found_taken_after_a_failure_is_told(
+    run: RunDirectory, tmp_path: Path, bucket: Account, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = SnapshotOptions(copy_to="s3://bucket/a", copy_wait_s=2)
+    with copied(run, options, is_new=True):
+        wait_for(lambda: f"a/run/{OWNER}" in keys(bucket))
+    (tmp_path / "other").mkdir()
+    other = a_run(tmp_path / "other" / "run")
+    other.run_json.write_bytes(run.run_json.read_bytes())
+    bucket.faults(s3="fail", on=OWNER)
+    shown = ""
+    with copied(other, options, is_new=False):  # returns once the store has failed
+        bucket.faults()
+
+        def told() -> bool:
+            nonlocal shown
+            shown += capfd.readouterr().err
+            return "another training" in shown
+
+        wait_for(told)
+    assert shown.count("the training goes on") == 2
+
+
 def test_a_place_that_cant_be_used_is_told_before_anything_starts(
     tmp_path: Path, bucket: Account
 ) -> None:

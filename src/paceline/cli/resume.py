@@ -247,7 +247,9 @@ def _resume(
 ) -> int:
     """Resume a training here, on hosts, or on a cluster that sees its run directory."""
     run = RunDirectory.named(request.run_dir)
-    labels = [flag(name) for name in ("name", "tag", "note") if name in given]
+    # PACELINE_NAME and the like are for new trainings as well: only what was typed counts.
+    typed = {word.partition("=")[0] for word in request.command}
+    labels = [flag(name) for name in ("name", "tag", "note") if flag(name) in typed]
     if labels and run.notes_json.exists():
         raise UsageError(
             f"{labels[0]}: this run's labels have been changed since it began, and "

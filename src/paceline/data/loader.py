@@ -26,6 +26,7 @@ from paceline.data.dataset_worker import (
     shorten,
     start_loader_process,
 )
+from paceline.data.device_feed import DeviceFeed
 from paceline.data.order import EpochPlan, Indices, plan_order, plan_shares
 from paceline.data.protocols import MapDataset
 from paceline.distributed.work_division import share
@@ -107,7 +108,7 @@ class LoaderSource(BatchSource):
                 "__len__, so that every sample can be seen exactly once"
             )
         self._dataset = dataset
-        self._device = torch.device(device)
+        self._feed = DeviceFeed(torch.device(device))
         self._channels_last = memory_format == torch.channels_last
         self._loader_workers = loader_workers
         self._requests = _Requests()
@@ -116,7 +117,7 @@ class LoaderSource(BatchSource):
             self._requests,
             loader_workers,
             prefetch_batches,
-            pin_memory=self._device.type == "cuda",
+            pin_memory=self._feed.is_beside,
             timeout_s=timeout_s,
         )
         self._running: Iterator[object] | None = None
@@ -214,7 +215,7 @@ class LoaderSource(BatchSource):
         return InfrastructureError(f"no batch from the loader processes {pids} {reading}: {error}")
 
     def _to_batch(self, collated: object, work: _Work) -> Batch:
-        content = map_tensors(collated, self._to_device)
+        content = map_tensors(self._feed.bring(collated), self._laid_out)
         if not _holds_tensor(content):
             raise DataError(
                 f"the samples {shorten(work.request.indices)} became {describe(content)}, which "
@@ -222,9 +223,8 @@ class LoaderSource(BatchSource):
             )
         return Batch(content, len(work.indices), work.total, work.indices, work.last, work.part)
 
-    def _to_device(self, tensor: Tensor) -> Tensor:
-        moved = tensor.to(self._device, non_blocking=True)
-        return to_channels_last(moved) if self._channels_last and moved.ndim == 4 else moved
+    def _laid_out(self, tensor: Tensor) -> Tensor:
+        return to_channels_last(tensor) if self._channels_last and tensor.ndim == 4 else tensor
 
 
 def _make_loader(

@@ -3,7 +3,7 @@
 Both ways give the same batches: augmented by the same numbers, in the same arithmetic.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from paceline.data.augment import Augment, uniforms
 from paceline.data.batch import Batch, BatchSource, to_channels_last
-from paceline.data.order import EpochPlan, StepShare, plan_order, plan_shares
+from paceline.data.device_feed import DeviceFeed, Underway, one_ahead
+from paceline.data.order import EpochPlan, Indices, StepShare, plan_order, plan_shares
 from paceline.data.protocols import RawImages
 from paceline.data.splitmix import Domain, derive_key
 from paceline.distributed.work_division import share
@@ -102,6 +103,7 @@ class MemorySource(BatchSource):
         self._augment = tuple(augment)
         self._evaluate_with = tuple(evaluate_with)
         self._on_host = data.keep_on_host
+        self._feed = DeviceFeed(self._device)
         self._images = data.images  # (N, C, H, W)
         if not self._on_host:  # (N, H, W, C) or (N, C, H, W)
             self._images = _laid_out(data.images, self._channels_last).to(self._device)
@@ -127,15 +129,14 @@ class MemorySource(BatchSource):
             for stream, augment in enumerate(self._augment)
         ]
         # This worker's share of each step.
-        for found in plan_shares(plan, self.num_samples):
+        shares = plan_shares(plan, self.num_samples)
+        for found, gathered in self._gathered(shares, order):
             # A worker without samples in this step computes on a stand-in, as collectives need its
             # backward pass.
             start, stop = _with_stand_in(found)
             picked = on_device[start:stop]
-            if self._on_host:
-                raw = self._brought(
-                    self._images.index_select(0, torch.from_numpy(order[start:stop]))
-                )
+            if gathered is not None:
+                raw = self._brought(gathered)
             else:
                 raw = self._images.index_select(0, picked)
             if draws:
@@ -158,7 +159,7 @@ class MemorySource(BatchSource):
         for start in range(begin, end, batch_size):
             stop = min(start + batch_size, end)
             raw = self._images[start:stop]
-            raw = self._brought(raw) if self._on_host else raw
+            raw = self._brought(self._feed.start(raw)) if self._on_host else raw
             inputs = self._evaluation_inputs(raw) if self._evaluate_with else self._normalised(raw)
             indices = np.arange(start, stop, dtype=np.int64)
             labels = self._labels[start:stop]
@@ -173,11 +174,34 @@ class MemorySource(BatchSource):
     def close(self) -> None:
         """Nothing to end: there are no reader processes."""
 
-    def _brought(self, raw: Tensor) -> Tensor:
-        """Bring images from the host to the device, in the layout in which they are kept there."""
-        if self._device.type == "cuda":
-            raw = raw.pin_memory()  # else the copy would wait for the device
-        return _laid_out(raw.to(self._device, non_blocking=True), self._channels_last)
+    def _gathered(
+        self, shares: Iterable[StepShare], order: Indices
+    ) -> Iterator[tuple[StepShare, Underway | None]]:
+        """Send each share's images on their way, where they are kept on the host.
+
+        Beside the training, one step ahead, where the device doesn't need the host meanwhile.
+        """
+        if not self._on_host:
+            return ((found, None) for found in shares)
+
+        def gather(found: StepShare) -> Underway:
+            start, stop = _with_stand_in(found)
+            indices = torch.from_numpy(order[start:stop])
+            if not self._feed.is_beside:
+                return self._feed.start(self._images.index_select(0, indices))
+            shape = (stop - start, *self._images.shape[1:])
+            pinned = torch.empty(shape, dtype=self._images.dtype, pin_memory=True)
+            return self._feed.start(torch.index_select(self._images, 0, indices, out=pinned))
+
+        if not self._feed.is_beside:
+            return ((found, gather(found)) for found in shares)
+        return one_ahead(gather, shares)
+
+    def _brought(self, underway: Underway) -> Tensor:
+        """Take images from the host, in the layout in which they are kept on the device."""
+        raw = self._feed.finish(underway)
+        assert isinstance(raw, Tensor)
+        return _laid_out(raw, self._channels_last)
 
     def _normalised(self, raw: Tensor) -> Tensor:
         inputs = torch.mul(raw, self._factor).add_(self._offset)
@@ -297,12 +321,12 @@ class PreparedSource(BatchSource):
 
     def train_batches(self, plan: EpochPlan) -> Iterator[Batch]:
         """Give the batches of one epoch, augmented."""
-        order = torch.from_numpy(plan_order(plan, self.num_samples))
+        order = torch.from_numpy(plan_order(plan, self.num_samples)).to(self._device)
         shares = plan_shares(plan, self.num_samples)
         for found, batch in zip(shares, self._raw.train_batches(plan), strict=True):
             images, labels = batch.pair()
             first = found.start if found.start < found.stop else found.batch_start
-            indices = order[first : first + len(images)].to(self._device, non_blocking=True)
+            indices = order[first : first + len(images)]
             for stream, augment in enumerate(self._augment):
                 draws = uniforms(plan.seed, plan.epoch, indices, stream, augment.num_draws)
                 images = augment(images, draws)

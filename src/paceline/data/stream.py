@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from paceline.data.batch import Batch, BatchSource, map_tensors, to_channels_last
 from paceline.data.dataset_worker import Collate, ItemRequest, collating
+from paceline.data.device_feed import DeviceFeed
 from paceline.data.order import EpochPlan, Indices, step_shares
 from paceline.distributed.group import Group
 from paceline.errors import DataError
@@ -48,6 +49,7 @@ class StreamSource(BatchSource):
         """
         self._dataset = dataset
         self._group = group
+        self._feed = DeviceFeed(group.device)
         self._channels_last = memory_format == torch.channels_last
         self._collate = collate
 
@@ -122,12 +124,11 @@ class StreamSource(BatchSource):
     ) -> Batch:
         with collating(request):
             collated = self._collate(items)
-        content = map_tensors(collated, self._to_device)
+        content = map_tensors(self._feed.bring(collated), self._laid_out)
         return Batch(content, local, total, indices)
 
-    def _to_device(self, tensor: Tensor) -> Tensor:
-        moved = tensor.to(self._group.device, non_blocking=True)
-        return to_channels_last(moved) if self._channels_last and moved.ndim == 4 else moved
+    def _laid_out(self, tensor: Tensor) -> Tensor:
+        return to_channels_last(tensor) if self._channels_last and tensor.ndim == 4 else tensor
 
     def _compare(self, items: list[object], start: int) -> None:
         """Refuse to go on where the workers have read different samples. Collective."""

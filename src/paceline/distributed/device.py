@@ -6,7 +6,12 @@ from typing import Any
 
 import torch
 
-from paceline.distributed.environment import Placement
+from paceline.distributed.environment import (
+    Placement,
+    gpu_slices,
+    set_variables,
+    wants_cuda_sanitizer,
+)
 from paceline.distributed.gpu_driver import may_have_gpus
 from paceline.distributed.options import DistOptions
 from paceline.errors import UsageError
@@ -17,8 +22,10 @@ _MAY_SHOW_ONE_GPU = ("slurm", "openmpi", "mpich")
 
 
 def gpu_count() -> int:
-    """Count the GPUs of this node without claiming one, as its launcher does."""
-    return torch.cuda.device_count() if may_have_gpus() else 0
+    """Count this node's GPUs (or slices of them) without claiming one, as its launcher does."""
+    if not may_have_gpus():
+        return 0
+    return len(gpu_slices()) or torch.cuda.device_count()
 
 
 def xpu_count() -> int:
@@ -63,9 +70,51 @@ def pick_device(options: DistOptions, placement: Placement) -> torch.device:
         device = torch.device("xpu", device_index(options, placement, xpu_count()))
         torch.xpu.set_device(device)
         return device
-    device = torch.device("cuda", device_index(options, placement, gpus))
+    return _cuda_device(device_index(options, placement, gpus), gpus)
+
+
+def _cuda_device(index: int, gpus: int) -> torch.device:
+    """Begin to use CUDA.
+
+    Raises:
+        UsageError: It can't be used in this process, or shows fewer GPUs than were counted.
+    """
+    # CUDA shows one slice to a process at most: this one sees its own alone.
+    if slices := gpu_slices():
+        set_variables({"CUDA_VISIBLE_DEVICES": slices[index]})
+        index, gpus = 0, 1
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:
+        if "forked subprocess" not in str(error):
+            raise
+        raise UsageError(
+            "this worker is forked from a process that has asked CUDA something already "
+            "(torch.cuda.is_available() is enough), and CUDA can't be used in it any more. Restart "
+            "that process, and ask torch.cuda.device_count() instead; or set "
+            "PYTORCH_NVML_BASED_CUDA_CHECK=1 before torch is imported"
+        ) from error
+    # The launcher has asked the driver's library, which counts whole GPUs.
+    visible = torch.cuda.device_count()
+    if index >= visible:
+        raise UsageError(
+            f"the driver counts {gpus} GPUs and CUDA shows {visible} of them: of GPUs that are "
+            f"split into slices (MIG) a process sees one. Say --workers {visible}; or list a slice "
+            "for each worker, CUDA_VISIBLE_DEVICES=MIG-...,MIG-... (nvidia-smi -L names them)"
+        )
+    device = torch.device("cuda", index)
     torch.cuda.set_device(device)
+    if wants_cuda_sanitizer():
+        _enable_sanitizer()
     return device
+
+
+def _enable_sanitizer() -> None:
+    """Do what torch does while it is imported: the fork server must not, but its workers."""
+    from torch.cuda._sanitizer import cuda_sanitizer
+
+    if not cuda_sanitizer.enabled:
+        cuda_sanitizer.enable()
 
 
 def device_index(options: DistOptions, placement: Placement, gpus: int) -> int:

@@ -203,6 +203,17 @@ def thread_variables(threads: int) -> dict[str, str]:
     return dict.fromkeys((*THREAD_VARIABLES, PINNED_VARIABLE), str(threads))
 
 
+def gpu_slices() -> list[str]:
+    """Name the slices of GPUs (MIG) that CUDA_VISIBLE_DEVICES lists; none where it lists others."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return listed if all(name.startswith("MIG-") for name in listed) else []
+
+
+def wants_cuda_sanitizer() -> bool:
+    """Tell whether torch is to look for races between CUDA's streams."""
+    return "TORCH_CUDA_SANITIZER" in os.environ
+
+
 def threads_from_start() -> bool:
     """Tell whether CPU threads were settled before the script's first line."""
     return PINNED_VARIABLE in os.environ

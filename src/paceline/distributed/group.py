@@ -29,10 +29,11 @@ from paceline.distributed.options import DistOptions
 from paceline.distributed.rendezvous import arrive, leave, of_attempt, open_store
 from paceline.distributed.rendezvous_address import meeting_address
 from paceline.distributed.startup_facts import Facts, WorkerFacts, compare_by_store, disagreement
-from paceline.errors import JobError
+from paceline.errors import InterruptedTraining, JobError
 
 _REMEMBERED = 16
-"""Tensors of the last collectives that are kept."""
+"""Tensors of the last collectives that are kept; of those above a size the last one alone."""
+_LARGE_BYTES = 1 << 16
 
 
 class CollectiveListener(Protocol):
@@ -75,6 +76,7 @@ class Group:
         # A thread of the backend may let go of a tensor after the call is over. Would it be the
         # last to do so, it needed the interpreter, which may be ending: that aborts the process.
         self._recent: deque[Tensor] = deque(maxlen=_REMEMBERED)
+        self._large: Tensor | None = None
 
     def gather_rows(self, row: Tensor) -> Tensor:
         """Collect one small row from each worker.
@@ -156,7 +158,10 @@ class Group:
     def _carried(self, tensor: Tensor) -> Tensor:
         """Bring a tensor to where a backend that stands alone can carry it."""
         carried = tensor.to(self._control) if self.has_few_operations and tensor.is_cpu else tensor
-        self._recent.append(carried)
+        if carried.nbytes > _LARGE_BYTES:
+            self._large = carried
+        else:
+            self._recent.append(carried)
         return carried
 
 
@@ -247,10 +252,18 @@ def _joined_by_store(
         timeout=timedelta(seconds=timeout_s),
         device_id=device if device.type == "cuda" and backend != "smddp" else None,
     )
+    ends_well = False
     try:
         yield Group(placement, device, backend, address, route)
+        ends_well = True
+    except InterruptedTraining:
+        ends_well = True  # of all workers alike
+        raise
     finally:
-        dist.destroy_process_group()
+        # After an error NCCL would wait here for collectives that the others never enter, until
+        # their watchdog ends them. The process ends instead, and they learn of it at once.
+        if ends_well or device.type == "cpu":
+            dist.destroy_process_group()
         leave(own, address, placement.world_size)
 
 

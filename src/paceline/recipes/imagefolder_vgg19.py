@@ -24,7 +24,8 @@ OnBroken = Literal["error", "skip"]
 
 _DATA = Path("data")
 _HIDDEN = 4096
-_FEATURES = 512 * 7 * 7
+_SHRINKS_BY, _FEATURES_SIDE = 32, 7
+_FEATURES = 512 * _FEATURES_SIDE**2
 """What a VGG's encoder gives to its classifier."""
 
 
@@ -74,7 +75,7 @@ def imagefolder_vgg19(
     train = splits["train"]
     evaluated = _middle(_side(train), size, data_dir)
     return Job(
-        model=_build(model, weights, train.num_classes, hidden),
+        model=_build(model, weights, train.num_classes, hidden, size),
         train=train,
         validation=splits["val"],
         test=splits.get("test"),
@@ -140,7 +141,7 @@ def _random(stored: int, size: int) -> "tuple[Augment, ...]":
     return (*_shrunk(stored, size), RandomResizedCrop(size), RandomFlip())
 
 
-def _build(name: VggName, weights: Weights, classes: int, hidden: int) -> "nn.Module":
+def _build(name: VggName, weights: Weights, classes: int, hidden: int, size: int) -> "nn.Module":
     import torchvision
     from torch import nn
 
@@ -153,6 +154,9 @@ def _build(name: VggName, weights: Weights, classes: int, hidden: int) -> "nn.Mo
         layers[0] = nn.Linear(_FEATURES, hidden)
         layers[3] = nn.Linear(hidden, hidden)
         layers[6] = nn.Linear(hidden, classes)
+    # Pooling to 7 x 7 leaves features of 7 x 7 as they are, and isn't deterministic on CUDA.
+    if size // _SHRINKS_BY == _FEATURES_SIDE:
+        model.avgpool = nn.Identity()
     if weights != "none":
         found = download_weights(name, print) if weights == "imagenet" else read_weights(weights)
         fresh = take_over(model, found, source=f"weights {weights}", own="classifier.")

@@ -6,10 +6,13 @@ A model is brought to its device first: laid out, normalised and compiled as the
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import wraps
+from types import SimpleNamespace
 from typing import final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -20,6 +23,7 @@ from paceline.errors import UsageError
 from paceline.gradient_sync.batchnorm import synchronise_batchnorm
 from paceline.gradient_sync.replica import Forward
 from paceline.training.batches.loader import EvalLoader, Loader
+from paceline.training.nondeterministic import refuse_nondeterministic
 from paceline.training.options import ComputeOptions
 from paceline.training.snapshots.script_state import KeptValues, PerPartState, State, Stateful
 from paceline.training.weight_average import WeightAverage
@@ -168,7 +172,12 @@ def place_model(
     """Bring a module to the group's device, laid out and normalising as the options ask for.
 
     Parameters stay the objects they are. Only a module that is itself a BatchNorm is replaced.
+
+    Raises:
+        UsageError: The same bits are asked for, and a layer can't give them there.
     """
+    if group.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
+        refuse_nondeterministic(module)
     module.to(group.device)
     if channels_last:
         module.to(memory_format=torch.channels_last)
@@ -178,10 +187,47 @@ def place_model(
     return module
 
 
-def compile_forward(module: nn.Module) -> Forward:
-    """Give a module's forward pass, compiled by torch.compile at its first use."""
+def compile_forward(module: nn.Module, *, in_buckets: bool = False) -> Forward:
+    """Give a module's forward pass, compiled by torch.compile at its first use.
+
+    Args:
+        module: On its device.
+        in_buckets: Cut the graph where buckets of gradients end, so that these can leave while the
+            backward pass goes on: of one graph all gradients come at its end.
+    """
     forward: Forward = torch.compile(module.forward)
-    return forward
+    if not in_buckets:
+        return forward
+
+    # torch cuts what it compiles within DistributedDataParallel's forward pass. Ours compiles
+    # before, in the local pass that shows which parameters get a gradient.
+    @wraps(forward)
+    def cut(*args: object, **kwargs: object) -> object:
+        outer = DistributedDataParallel._active_ddp_module
+        DistributedDataParallel._active_ddp_module = outer or _DEFAULT_BUCKETS  # type: ignore[assignment]  # only its size is read
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            DistributedDataParallel._active_ddp_module = outer
+
+    return cut
+
+
+_DEFAULT_BUCKETS = SimpleNamespace(bucket_bytes_cap=25 << 20)
+"""Stands for a DistributedDataParallel with its usual buckets."""
+
+
+def cuts_at_buckets(options: ComputeOptions, group: Group, *, exact: bool) -> bool:
+    """Tell whether a compiled model's gradients should come bucket by bucket. Pure.
+
+    Args:
+        options: Whether anything is compiled.
+        group: On one worker nothing leaves; on CPUs the exchange competes with the backward pass
+            for the same cores, and the bits of trainings begun before stay.
+        exact: The same bits are promised on any number of workers.
+    """
+    apart = group.world_size > 1 and group.device.type != "cpu"
+    return options.compile and apart and not exact
 
 
 def upcast_outputs(

@@ -32,6 +32,7 @@ from paceline.training.batches.sources import (
 )
 from paceline.training.components import (
     compile_forward,
+    cuts_at_buckets,
     place_model,
     takes_channels_last,
     upcast_outputs,
@@ -138,11 +139,14 @@ class Session:
         layout = takes_channels_last(module, compute)
         self._context.components.channels_last |= layout
         ready = place_model(module, compute, self._context.group, channels_last=layout)
-        forward = compile_forward(ready) if compute.compile else None
+        context, forward = self._context, None
+        if compute.compile:
+            cuts = cuts_at_buckets(compute, context.group, exact=context.division.is_fixed)
+            forward = compile_forward(ready, in_buckets=cuts)
         if compute.precision != "fp32":
-            context = autocast(compute.precision, self.device)
-            forward = upcast_outputs(forward or ready.forward, context)
-        self._context.replicas.append(Replica(ready, self._context.group, forward))
+            in_half = autocast(compute.precision, self.device)
+            forward = upcast_outputs(forward or ready.forward, in_half)
+        context.replicas.append(Replica(ready, context.group, forward))
         components.models[name] = ready
         return ready  # type: ignore[return-value]  # another module only where it is a BatchNorm
 

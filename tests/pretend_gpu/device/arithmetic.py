@@ -83,11 +83,11 @@ class _Arithmetic:
 
     def call(self, keys: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
         """Be the operator."""
-        # A kernel's own calls are part of it.
-        if getattr(_thread, "inside", False):
-            return self._kernel.call_boxed(keys, *args, **kwargs)
         given = dict(zip(self._names, args, strict=False)) | kwargs
         given = _with_tensors(given, self._takes_tensor)
+        # A kernel's own calls are part of it.
+        if getattr(_thread, "inside", False):
+            return self._kernel.call_boxed(keys, **given)
         if self._depends_on_data:
             return tree_map(_to_device, self._compute(given, None)[0])
         seed = _draw(given) if self._is_random else None

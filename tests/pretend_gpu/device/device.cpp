@@ -110,7 +110,8 @@ int num_devices() {
   int shown = 0;
   std::stringstream words(visible);
   for (std::string word; std::getline(words, word, ',');) {
-    const bool known = word.rfind("MIG-", 0) == 0 || word.rfind("GPU-", 0) == 0 ||
+    if (word.rfind("MIG-", 0) == 0) return 1;  // one slice to a process, whatever is listed
+    const bool known = word.rfind("GPU-", 0) == 0 ||
                        (!word.empty() && std::stoi(word) >= 0 && std::stoi(word) < number);
     if (!known) break;
     shown++;

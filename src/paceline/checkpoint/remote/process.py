@@ -125,11 +125,11 @@ class CopyProcess:
                 self._went_on()
                 self._copy_once(files=files_due, is_last=order == FINISH)
             except (TakenError, UnfitError) as error:
-                return self._give_up(error)
+                return self._give_up(error, failures)
             except Exception as error:  # noqa: BLE001  # a store's library may raise anything
-                failures += 1
                 if self._copier is None and self._spec.is_new:
-                    return self._give_up(error)
+                    return self._give_up(error, failures)
+                failures += 1
                 self._note_failure(error, failures)
                 if self._copier is None:
                     send("failed")
@@ -188,9 +188,9 @@ class CopyProcess:
                 self._copier.release()
         return 0
 
-    def _give_up(self, error: Exception) -> int:
-        """Copy nothing more; before anything was copied the training's process says why."""
-        if self._copier is None and not self._spec.stalls:
+    def _give_up(self, error: Exception, failures: int) -> int:
+        """Copy nothing more; the training's process says why, if it still waits for the store."""
+        if self._copier is None and not failures:
             reason = str(error) if isinstance(error, UsageError) else reason_of(error)
             send("refused", reason)
         else:

@@ -94,7 +94,8 @@ def environment(threads: int, interface: str = "") -> tuple[tuple[str, str], ...
         name: environ.get(name, value if interface else loopback) for name, value in exact.items()
     }
     numbers = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    return tuple({**interfaces, **numbers}.items())
+    late = {name: environ[name] for name in forkserver.AT_IMPORT if name in environ}
+    return tuple({**interfaces, **numbers, **late}.items())
 
 
 def attempt_here(

@@ -23,6 +23,10 @@ _PRELOAD = (
     "paceline.launch.local.worker",
 )
 
+AT_IMPORT = ("TORCH_CUDA_SANITIZER",)
+"""Variables at which torch begins to use CUDA while it is imported, which no fork survives: workers
+get them when they have been forked."""
+
 
 @dataclass(frozen=True)
 class _Setting:
@@ -89,14 +93,16 @@ def _serves(running: _Setting, wanted: _Setting) -> bool:
 def _environment(threads: int) -> Iterator[None]:
     ours = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     ours[LAUNCHER_VARIABLE] = str(os.getpid())
-    before = {name: os.environ.get(name) for name in ours}
+    before = {name: os.environ.get(name) for name in (*ours, *AT_IMPORT)}
     os.environ.update(ours)
+    for name in AT_IMPORT:
+        os.environ.pop(name, None)
     try:
         yield
     finally:
         for name, value in before.items():
             if value is None:
-                del os.environ[name]
+                os.environ.pop(name, None)
             else:
                 os.environ[name] = value
 

@@ -1,0 +1,109 @@
+"""Batches on their way from the host to a device, beside what it computes."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Generic, TypeVar, final
+
+import torch
+from torch import Tensor
+
+from paceline.data.batch import map_tensors
+from paceline.distributed.device import can_pin
+
+T = TypeVar("T")
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class Underway:
+    """A batch that is being copied."""
+
+    content: object
+    arrived: torch.Event | None
+    """None where there was nothing to wait for."""
+
+
+@final
+class DeviceFeed:
+    """Copies batches to a device on a stream of their own, from pinned memory.
+
+    A copy on the stream that computes would begin when the step before is over; from ordinary
+    memory it would keep the training thread waiting as well. Without such copies (on CPUs) a batch
+    is moved at once.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Args:
+        device: Where batches go.
+        """
+        self._device = device
+        self.is_beside = can_pin(device)
+        """Whether copies run beside the device's work."""
+        self._stream: torch.Stream | None = None
+
+    def start(self, content: object) -> Underway:
+        """Begin to copy a batch; on any thread.
+
+        Args:
+            content: Tensors of the host, as `Batch.content` has them.
+        """
+        if not self.is_beside:
+            return Underway(map_tensors(content, self._moved), None)
+        self._stream = self._stream or torch.Stream(device=self._device)
+        with self._stream:
+            moved = map_tensors(content, lambda tensor: self._moved(_pinned(tensor)))
+            return Underway(moved, self._stream.record_event())
+
+    def finish(self, underway: Underway) -> object:
+        """Have what is computed next wait for a batch, on the thread that computes.
+
+        Returns:
+            The batch, on the device.
+        """
+        if underway.arrived is None:
+            return underway.content
+        computing = torch.accelerator.current_stream(self._device)
+        computing.wait_event(underway.arrived)
+
+        def used_here(tensor: Tensor) -> Tensor:
+            # Its memory is the copying stream's: not to be given out again before this one is done.
+            tensor.record_stream(computing)
+            return tensor
+
+        return map_tensors(underway.content, used_here)
+
+    def bring(self, content: object) -> object:
+        """Copy a batch; what is computed next waits for it, what is computed now doesn't."""
+        return self.finish(self.start(content))
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, non_blocking=True)
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_pinned() or not tensor.is_cpu else tensor.pin_memory()
+
+
+@final
+@dataclass(frozen=True)
+class _Asked(Generic[T, Made]):
+    item: T
+    made: "Future[Made]"
+
+
+def one_ahead(make: Callable[[T], Made], items: Iterable[T]) -> Iterator[tuple[T, Made]]:
+    """Apply a function to items on a thread of its own, one further than is asked for.
+
+    The thread ends with the iterator.
+    """
+    asked: deque[_Asked[T, Made]] = deque()
+    with ThreadPoolExecutor(1, "paceline-batches") as thread:
+        for item in items:
+            asked.append(_Asked(item, thread.submit(make, item)))
+            if len(asked) > 1:
+                first = asked.popleft()
+                yield first.item, first.made.result()
+        for last in asked:
+            yield last.item, last.made.result()

@@ -1,0 +1,63 @@
+"""A compiled model's gradients come bucket by bucket where several workers average them."""
+
+from functools import partial
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.distributed.group import Group
+from paceline.training.components import compile_forward, cuts_at_buckets
+from paceline.training.options import ComputeOptions
+
+
+def graphs_of(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch, *, in_buckets: bool
+) -> list[Tensor]:
+    """Compile and run a model once; gives its gradients, after the number of graphs."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+        forward = compile_forward(model, in_buckets=in_buckets)
+    outputs = forward(torch.ones(2, 1800))
+    assert isinstance(outputs, Tensor)
+    model.zero_grad()
+    outputs.sum().backward()
+    assert DistributedDataParallel._get_active_ddp_module() is None
+    torch._dynamo.reset()
+    return [torch.tensor(len(graphs)), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_cut_where_buckets_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(*(nn.Linear(1800, 1800, bias=False) for _ in range(6)))  # 12.4 MiB each
+    whole, *expected = graphs_of(model, monkeypatch, in_buckets=False)
+    cut, *found = graphs_of(model, monkeypatch, in_buckets=True)
+    assert int(whole) == 1
+    assert int(cut) == 3  # one layer for the first, small bucket, three, two
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "exact", "cut"),
+    [
+        ("cuda", 2, False, True),
+        ("xpu", 2, False, True),
+        ("cuda", 1, False, False),
+        ("cuda", 2, True, False),
+        ("cpu", 2, False, False),
+    ],
+)
+def test_where_graphs_are_cut(device: str, workers: int, exact: bool, cut: bool) -> None:
+    group = cast(Group, SimpleNamespace(device=torch.device(device), world_size=workers))
+    assert cuts_at_buckets(ComputeOptions(compile=True), group, exact=exact) is cut
+    assert not cuts_at_buckets(ComputeOptions(), group, exact=exact)

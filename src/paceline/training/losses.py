@@ -91,15 +91,13 @@ class CheckedLoss:
             self._check_classes(outputs, targets)
         try:
             loss = self._function(outputs, targets)
+            return loss if self._looked else self._checked(loss)
         except IndexError as error:  # how the losses of torch tell it on the CPU
             if "out of bounds" not in str(error) or outputs.ndim < 2:
                 raise
             raise JobError(_no_such_class(outputs, targets)) from error
-        if not self._looked:
-            self._check_scalar(loss)
-        return loss
 
-    def _check_scalar(self, loss: object) -> None:
+    def _checked(self, loss: Tensor) -> Tensor:
         if not isinstance(loss, Tensor) or loss.ndim:
             found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise JobError(
@@ -107,6 +105,7 @@ class CheckedLoss:
                 "it should be the mean over the samples (reduction='mean')"
             )
         self._looked = True
+        return loss
 
     def _check_width(self, outputs: Tensor) -> None:
         classes = self._num_classes

@@ -26,6 +26,9 @@ _COMPOSED = ("convolution", "convolution_backward", "copy_")
 _OF_DATA = ("nonzero", "masked_select", "unique", "_unique", "bincount", "repeat_interleave")
 """Their results' shapes depend on data: the device's kernel would wait for it."""
 
+_WITHOUT_KERNEL = ("linalg_qr",)
+"""By cuSOLVER, which isn't there."""
+
 _library: list[torch.library.Library] = []
 _thread = threading.local()
 
@@ -80,16 +83,19 @@ class _Arithmetic:
         self._written = [a.name for a in arguments if a.alias_info and a.alias_info.is_write]
         self._is_random = torch.Tag.nondeterministic_seeded in operator.tags
         self._depends_on_data = _base(operator.name()) in _OF_DATA
+        self._has_kernel = _base(operator.name()) not in _WITHOUT_KERNEL
 
     def call(self, keys: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
         """Be the operator."""
         given = dict(zip(self._names, args, strict=False)) | kwargs
         given = _with_tensors(given, self._takes_tensor)
+        if self._depends_on_data:
+            return tree_map(_to_device, self._compute(given, None)[0])
         # A kernel's own calls are part of it.
         if getattr(_thread, "inside", False):
             return self._kernel.call_boxed(keys, **given)
-        if self._depends_on_data:
-            return tree_map(_to_device, self._compute(given, None)[0])
+        if not self._has_kernel:
+            return tree_map(_made_on_device, self._compute(given, None)[0])
         seed = _draw(given) if self._is_random else None
         # What is captured is computed when the graph is launched, from what stands there then.
         number = len(_recorded)
@@ -130,8 +136,18 @@ class _Arithmetic:
 
 def _fill(targets: Iterable[object], values: Iterable[object]) -> None:
     for target, value in zip(targets, values, strict=True):
-        if isinstance(target, Tensor) and isinstance(value, Tensor):
+        # The CPU leaves out what its own backward pass doesn't need.
+        if isinstance(target, Tensor) and isinstance(value, Tensor) and value.numel():
             _on_host(target).copy_(value)
+
+
+def _made_on_device(value: object) -> object:
+    """Put a result on the device by no copy that would be counted."""
+    if not isinstance(value, Tensor):
+        return value
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
+    _fill([made], [value])
+    return made
 
 
 def _to_device(value: object) -> object:
@@ -303,7 +319,33 @@ def _normalized_backward(
     return (grad * _by_channel(scale, input)).to(input.dtype)
 
 
+def _softmax(self: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    return torch.softmax(self.float() if half_to_float else self, dim)
+
+
+def _log_softmax(self: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    return torch.log_softmax(self.float() if half_to_float else self, dim)
+
+
+def _softmax_backward(
+    grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+) -> Tensor:
+    made = output * (grad_output - (grad_output * output).sum(dim, keepdim=True))
+    return made.to(input_dtype)
+
+
+def _log_softmax_backward(
+    grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+) -> Tensor:
+    made = grad_output - output.exp() * grad_output.sum(dim, keepdim=True)
+    return made.to(input_dtype)
+
+
 _ON_CPU: dict[str, Callable[..., object]] = {
+    "aten::_softmax": _softmax,
+    "aten::_log_softmax": _log_softmax,
+    "aten::_softmax_backward_data": _softmax_backward,
+    "aten::_log_softmax_backward_data": _log_softmax_backward,
     "aten::cudnn_batch_norm": _cudnn_batch_norm,
     "aten::cudnn_batch_norm_backward": _cudnn_batch_norm_backward,
     "aten::batch_norm_stats": _stats,

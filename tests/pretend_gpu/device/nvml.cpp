@@ -31,6 +31,17 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
   *device = reinterpret_cast<void*>(index + 1ul);
   return 0;
 }
+int nvmlDeviceGetComputeRunningProcesses(void*, unsigned* number, void*) {
+  *number = 0;
+  return 0;
+}
+int nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, int*) { return 3; }  // not supported
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void*, unsigned, void*) { return 3; }
+int nvmlDeviceGetGpuFabricInfoV(void*, void*) { return 3; }
+int nvmlSystemGetCudaDriverVersion_v2(int* version) {
+  *version = 13020;
+  return 0;
+}
 int nvmlDeviceGetUUID(void* device, char* text, unsigned length) {
   strncpy(text, "GPU-00000000-0000-0000-0000-000000000000", length);
   text[length > 39 ? 39 : 0] = static_cast<char>('0' + reinterpret_cast<size_t>(device));

@@ -120,8 +120,10 @@ class CheckedLoss:
         are_classes = outputs.ndim == 2 and targets.ndim == 1 and targets.dtype is torch.int64
         if self._ignored is None or not are_classes:
             return
-        known = targets[targets != self._ignored]
-        if known.numel() and not 0 <= int(known.min()) <= int(known.max()) < outputs.shape[1]:
+        if not targets.numel():
+            return
+        known = torch.where(targets == self._ignored, 0, targets)
+        if not 0 <= int(known.min()) <= int(known.max()) < outputs.shape[1]:
             raise JobError(_no_such_class(outputs, known))
 
 

@@ -2,12 +2,15 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from paceline.checkpoint.host_tensors import HostTensors
 from paceline.data.device_feed import DeviceFeed
+from paceline.data.memory import MemorySource, synthetic_images
+from paceline.data.order import EpochPlan
 from paceline.distributed.device_copies import copy_all, fetch, send
 from tests.pretend_gpu.counters import SYNCS, counted_here
 
@@ -70,12 +73,25 @@ def main() -> None:
 
     # A batch: nothing waits for it but what is computed from it.
     feed = DeviceFeed(DEVICE)
-    batch = {"images": torch.randn(64, 3, 8, 8), "labels": torch.arange(64), "names": ["a"]}
-    brought = cost("batch", lambda: feed.bring(batch))
+    batch = {"images": torch.randn(64, 3, 8, 8), "labels": torch.arange(64)}
+    brought = cost("batch", lambda: feed.bring(batch | {"names": ["a"]}))
     assert isinstance(brought, dict)
     assert torch.equal((brought["images"] * 2).cpu(), batch["images"] * 2)
     assert torch.equal(brought["labels"].cpu(), batch["labels"])
     assert brought["names"] == ["a"]
+
+    # Images of a file: gathered and sent one step ahead.
+    data = replace(synthetic_images(20, 3, 8, 8, 4, seed=1), keep_on_host=True)
+    plan = EpochPlan(
+        seed=1, epoch=0, global_batch=6, first_step=0, part=0, count=1, parts=1, drop_last=False
+    )
+    source = MemorySource(data, DEVICE)
+    batches = cost("epoch", lambda: [one.pair() for one in source.train_batches(plan)])
+    assert isinstance(batches, list)
+    expected_batches = MemorySource(data).train_batches(plan)
+    for (images, labels), one in zip(batches, expected_batches, strict=True):
+        assert torch.equal(images.cpu(), one.inputs)
+        assert torch.equal(labels.cpu(), one.targets)
 
 
 main()

@@ -54,7 +54,6 @@ print("compared", len(layers))
 
 def test_layers_are_refused_as_torch_does(gpus: Host, tmp_path: Path) -> None:
     (tmp_path / "compare.py").write_text(PROGRAM)
-    settings = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    done = gpus.python("compare.py", directory=tmp_path, **settings)
+    done = gpus.python("compare.py", directory=tmp_path, CUBLAS_WORKSPACE_CONFIG=":4096:8")
     assert done.returncode == 0, done.stderr
     assert "compared" in done.stdout

@@ -118,12 +118,11 @@ class CheckedLoss:
     def _check_classes(self, outputs: Tensor, targets: Tensor) -> None:
         """Wait for the device once, and look at the classes of the first batch."""
         are_classes = outputs.ndim == 2 and targets.ndim == 1 and targets.dtype is torch.int64
-        if self._ignored is None or not are_classes:
-            return
-        if not targets.numel():
+        if self._ignored is None or not are_classes or not targets.numel():
             return
         known = torch.where(targets == self._ignored, 0, targets)
-        if not 0 <= int(known.min()) <= int(known.max()) < outputs.shape[1]:
+        least, most = torch.stack(known.aminmax()).tolist()
+        if least < 0 or most >= outputs.shape[1]:
             raise JobError(_no_such_class(outputs, known))
 
 

@@ -63,13 +63,4 @@ int nvmlDeviceGetUtilizationRates(void*, unsigned* rates) {
   idle_ms = so_far;
   return 0;
 }
-// What torch looks up before it writes the figures of an allocation that failed.
-int nvmlDeviceGetNvLinkRemoteDeviceType() { return 3; }  // not supported
-int nvmlDeviceGetNvLinkRemotePciInfo_v2() { return 3; }
-int nvmlDeviceGetComputeRunningProcesses() { return 3; }
-int nvmlDeviceGetGpuFabricInfoV() { return 3; }
-int nvmlSystemGetCudaDriverVersion_v2(int* version) {
-  *version = 13020;
-  return 0;
-}
 }

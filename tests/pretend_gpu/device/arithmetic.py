@@ -89,6 +89,7 @@ class _Arithmetic:
         """Be the operator."""
         given = dict(zip(self._names, args, strict=False)) | kwargs
         given = _with_tensors(given, self._takes_tensor)
+        _drain()
         if self._depends_on_data:
             return tree_map(_to_device, self._compute(given, None)[0])
         # A kernel's own calls are part of it.
@@ -363,6 +364,13 @@ _recorded: dict[int, Callable[[], None]] = {}
 
 
 _replay = ctypes.CFUNCTYPE(None, ctypes.c_uint64)(lambda number: _recorded[number]())
+
+
+def _drain() -> None:
+    """Wait for collectives on the stream that this operator is put on."""
+    if torch.cuda.is_initialized():
+        stream = torch.cuda.current_stream().cuda_stream
+        _device.pretend_gpu_drain(ctypes.c_void_p(stream))
 
 
 def _captures(number: int) -> bool:

@@ -20,8 +20,10 @@ class _AndArithmetic(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         self._own.exec_module(module)
         from tests.pretend_gpu.device.arithmetic import install
+        from tests.pretend_gpu.device.steps import note_steps
 
         install()
+        note_steps()
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder):

@@ -1,14 +1,21 @@
 """Run by test_copies.py: copies between host and device, and what they cost; prints a line each."""
 
+import copy
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 
 from paceline.checkpoint.host_tensors import HostTensors
 from paceline.data.device_feed import DeviceFeed
+from paceline.data.memory import MemorySource, synthetic_images
+from paceline.data.order import EpochPlan
 from paceline.distributed.device_copies import copy_all, fetch, send
+from paceline.gradient_sync.batchnorm import synchronise_batchnorm
 from tests.pretend_gpu.counters import SYNCS, counted_here
 
 DEVICE = torch.device("cuda", 0)
@@ -70,12 +77,45 @@ def main() -> None:
 
     # A batch: nothing waits for it but what is computed from it.
     feed = DeviceFeed(DEVICE)
-    batch = {"images": torch.randn(64, 3, 8, 8), "labels": torch.arange(64), "names": ["a"]}
-    brought = cost("batch", lambda: feed.bring(batch))
+    batch = {"images": torch.randn(64, 3, 8, 8), "labels": torch.arange(64)}
+    brought = cost("batch", lambda: feed.bring(batch | {"names": ["a"]}))
     assert isinstance(brought, dict)
     assert torch.equal((brought["images"] * 2).cpu(), batch["images"] * 2)
     assert torch.equal(brought["labels"].cpu(), batch["labels"])
     assert brought["names"] == ["a"]
+
+    # BatchNorm's statistics over all workers: nothing waits for them either.
+    dist.init_process_group("nccl", store=HashStore(), rank=0, world_size=1, device_id=DEVICE)
+    whole, images = nn.BatchNorm2d(3), torch.randn(6, 3, 4, 4)
+    synced = synchronise_batchnorm(copy.deepcopy(whole), DEVICE).to(DEVICE)
+    on_device = images.to(DEVICE).requires_grad_()
+
+    def passes() -> torch.Tensor:
+        outputs: torch.Tensor = synced(on_device)
+        (outputs**3).sum().backward()
+        return outputs
+
+    outputs = cost("statistics", passes)
+    assert isinstance(outputs, torch.Tensor)
+    for _ in range(2):
+        expected_outputs = whole(images)
+    torch.testing.assert_close(outputs.cpu(), expected_outputs, rtol=1e-4, atol=1e-5)
+    for name, buffer in synced.named_buffers():
+        torch.testing.assert_close(buffer.cpu(), whole.get_buffer(name))
+    dist.destroy_process_group()
+
+    # Images of a file: gathered and sent one step ahead.
+    data = replace(synthetic_images(20, 3, 8, 8, 4, seed=1), keep_on_host=True)
+    plan = EpochPlan(
+        seed=1, epoch=0, global_batch=6, first_step=0, part=0, count=1, parts=1, drop_last=False
+    )
+    source = MemorySource(data, DEVICE)
+    batches = cost("epoch", lambda: [one.pair() for one in source.train_batches(plan)])
+    assert isinstance(batches, list)
+    expected_batches = MemorySource(data).train_batches(plan)
+    for (images, labels), one in zip(batches, expected_batches, strict=True):
+        assert torch.equal(images.cpu(), one.inputs)
+        assert torch.equal(labels.cpu(), one.targets)
 
 
 main()

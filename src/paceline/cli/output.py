@@ -132,14 +132,18 @@ ALL_IS_SAID = Output()
 
 
 def changed_settings(request: TrainRequest, given: Mapping[str, str]) -> list[str]:
-    """List the settings that aren't the defaults, a line each, with where they are from.
+    """List the settings that were given or aren't the defaults, a line each, and where from.
 
     Args:
         request: The training.
         given: As for `Output.tell_settings`.
     """
     defaults = {name: option.default for name, option in training_options().items()}
-    shown = {n: v for n, v in request.settings.items() if v != defaults.get(n)}
+    shown = {
+        name: value
+        for name, value in request.settings.items()
+        if value != defaults.get(name) or given.get(name, "run") != "run"
+    }
     shown |= {n: v for n, v in request.arguments.items() if n in given}
     names = {name: flag(option.own_names[0]) for name, option in training_options().items()}
     rows = [

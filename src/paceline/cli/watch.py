@@ -129,7 +129,8 @@ def lines_of(status: "RunStatus", losses: Sequence[float], width: int, *, plain:
         ("validation", _validation(status, prefix="")),
         ("ended", status.sentence),
         ("go on with", status.resume),
-        *(("problem", problem) for problem in status.problems),
+        # Files that aren't there yet are none.
+        *(("problem", problem) for problem in status.problems if _position(status)),
     ]
     title = printable(f"{status.recipe or 'training'}  {status.path}")
     lines = [_fitting(title, max(width, _LEAST_WIDTH))]

@@ -28,7 +28,7 @@ def resize(images: Tensor, size: int | tuple[int, int]) -> Tensor:
     height, width = (size, size) if isinstance(size, int) else size
     if images.shape[2:] == (height, width):
         return images
-    if images.device.type == "cpu":
+    if images.is_cpu:
         return _interpolated(images, height, width)
     exact = _interpolated(images.to(torch.float32), height, width)
     return exact.round_().clamp_(0, 255).to(torch.uint8)

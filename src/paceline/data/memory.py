@@ -5,6 +5,7 @@ Both ways give the same batches: augmented by the same numbers, in the same arit
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -182,7 +183,7 @@ class MemorySource(BatchSource):
         Beside the training, one step ahead, where the device doesn't need the host meanwhile.
         """
         if not self._on_host:
-            return ((found, None) for found in shares)
+            return zip(shares, repeat(None), strict=False)
 
         def gather(found: StepShare) -> Underway:
             start, stop = _with_stand_in(found)

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from paceline.distributed.device import pci_address
+from paceline.distributed.device import is_accelerator, pci_address
 from paceline.distributed.environment import threads_are_set
 from paceline.distributed.group import Group
 from paceline.distributed.rendezvous import this_node
@@ -29,7 +29,7 @@ def bind_near_gpu(group: Group, wanted: NumaAffinity) -> None:
         wanted: `auto`: only where all workers of a node together keep all of their cores; `on`:
             also where some are left unused then; `off`: not at all.
     """
-    if group.device.type != "cpu" and hasattr(os, "sched_setaffinity"):
+    if is_accelerator(group.device) and hasattr(os, "sched_setaffinity"):
         address = pci_address(group.device)
         bind_to(group, frozenset() if address is None else near_cores(address), wanted)
 
@@ -71,7 +71,7 @@ def describe_cores(device: torch.device, devices: Path = PCI_DEVICES) -> str:
         device: The worker's.
         devices: Where the system has a directory for each address.
     """
-    address = None if device.type == "cpu" else pci_address(device)
+    address = pci_address(device)
     near = frozenset() if address is None else near_cores(address, devices)
     own = _own_cores()
     is_bound = near.issuperset(own) and len(own) < (os.cpu_count() or 1)

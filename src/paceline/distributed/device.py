@@ -153,6 +153,19 @@ def _wants_xpu(options: DistOptions) -> bool:
     return wanted_device_kind(options) == "xpu"
 
 
+def is_accelerator(device: torch.device) -> bool:
+    """Tell whether a device computes beside the host, which only hands it work: all but CPUs."""
+    return device.type != "cpu"
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """Give the generator that a model on an accelerator draws from; the device is started."""
+    kind = torch.get_device_module(device)
+    kind.init()
+    found: torch.Generator = kind.default_generators[device.index or 0]
+    return found
+
+
 def can_pin(device: torch.device) -> bool:
     """Tell whether copies from pinned host memory to a device run beside the host."""
     return device.type in ("cuda", "xpu")
@@ -180,17 +193,16 @@ def has_batchnorm_kernels(device: torch.device) -> bool:
 
 def has_bf16(device: torch.device) -> bool:
     """Tell whether a GPU multiplies bf16 numbers in hardware."""
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return device.type == "xpu" and bool(torch.xpu.is_bf16_supported(including_emulation=False))
+    if not is_accelerator(device):
+        return False
+    return bool(torch.get_device_module(device).is_bf16_supported(including_emulation=False))
 
 
 def describe_device(device: torch.device) -> str:
     """Name the hardware for `run.json`, for example `NVIDIA H200` or `CPU (x86_64, AVX512)`."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    if device.type == "xpu":
-        return torch.xpu.get_device_name(device)
+    if is_accelerator(device):
+        name: str = torch.get_device_module(device).get_device_name(device)
+        return name
     return f"CPU ({platform.machine()}, {torch.backends.cpu.get_cpu_capability()})"
 
 

@@ -18,6 +18,7 @@ from paceline.distributed.backends import (
     load_backend,
     name_for_torch,
 )
+from paceline.distributed.device import is_accelerator
 from paceline.distributed.environment import (
     Placement,
     chosen_interface,
@@ -262,7 +263,7 @@ def _joined_by_store(
     finally:
         # After an error NCCL would wait here for collectives that the others never enter, until
         # their watchdog ends them. The process ends instead, and they learn of it at once.
-        if ends_well or device.type == "cpu":
+        if ends_well or not is_accelerator(device):
             dist.destroy_process_group()
         leave(own, address, placement.world_size)
 

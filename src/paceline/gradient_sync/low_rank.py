@@ -123,7 +123,7 @@ class Bucket:
         for gradient, mean in zip(self.whole, self.sent, strict=True):
             gradient.copy_(mean)
         # On a GPU `bool` would wait for the device: `apply_where` decides there.
-        is_known = finite.device.type == "cpu" and bool(finite)
+        is_known = finite.is_cpu and bool(finite)
         for one in self.thinned:
             if is_known:
                 one.apply()

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.distributed.device import is_accelerator
 from paceline.gradient_sync.bucketing import group_by_bytes
 from paceline.gradient_sync.low_rank import Bucket, LowRankState, as_matrix, wide
 from paceline.gradient_sync.network_model import ring_bytes
@@ -113,7 +114,7 @@ class PowerSGD:
         another model's buckets leave, may differ between workers, and collectives of one group must
         begin in one order. A GPU takes both stages one after another in a stream of its own.
         """
-        if device.type != "cpu":
+        if is_accelerator(device):
             self._stream = self._stream or torch.Stream(device=device)
         elif self._groups[0] is None:
             self._groups = another_group(), another_group()

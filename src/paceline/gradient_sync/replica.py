@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from paceline.distributed.device import is_accelerator
 from paceline.distributed.group import Group
 from paceline.errors import JobError
 from paceline.gradient_sync.bucket_overlap import BucketOverlap
@@ -433,7 +434,7 @@ def _parallel(body: _Body, device: torch.device, *, partly: bool) -> Distributed
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     return DistributedDataParallel(
         body,
-        device_ids=[device.index] if device.type == "cuda" else None,
+        device_ids=[device.index] if is_accelerator(device) else None,
         gradient_as_bucket_view=True,
         init_sync=False,
         find_unused_parameters=partly,

@@ -116,7 +116,7 @@ class Advance:
             "loss": f"loss {show_loss(self.loss)}",
             "accuracy": "" if self.accuracy is None else f"acc {self.accuracy:6.2%}",
             "speed": f"{self.images_per_s:,.0f} img/s" if self.images_per_s else "",
-            "comm": f"comm {spent.exposed + spent.waiting:3.0%}" if spent else "",
+            "comm": f"comm {min(1.0, spent.exposed + spent.waiting):3.0%}" if spent else "",
             "wire": f"{show_bytes(spent.wire_bytes)}/step" if spent else "",
             "gpu": " ".join(("GPU", *filter(None, gpu))) if any(gpu) else "",
             "lr": f"lr {show_rate(self.lr)}",

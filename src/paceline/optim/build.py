@@ -11,6 +11,7 @@ from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from paceline.distributed.device import is_accelerator
 from paceline.errors import JobError, UsageError
 from paceline.optim.options import OptimOptions, optimizer_arguments
 from paceline.optim.table import FUSED, OPTIMIZERS, OptimizerEntry
@@ -65,7 +66,7 @@ def takes_fused(options: OptimOptions, device: torch.device, *, exact: bool) -> 
     """
     if options.fused is not None:
         return options.fused
-    return OPTIMIZERS[options.optimizer].has_fused and device.type != "cpu" and not exact
+    return OPTIMIZERS[options.optimizer].has_fused and is_accelerator(device) and not exact
 
 
 def _load(entry: OptimizerEntry) -> Callable[..., Optimizer]:

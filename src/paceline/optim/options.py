@@ -218,7 +218,10 @@ def _check_optimizer(options: OptimOptions) -> None:
             f"one: {having}"
         )
     if arguments.get("nesterov") and arguments["momentum"] == 0.0:
-        raise UsageError("nesterov needs a momentum above 0; set momentum as well, for example 0.9")
+        raise UsageError(
+            "nesterov needs a momentum above 0: set momentum as well, for example 0.9, or turn it "
+            "off (--no-nesterov)"
+        )
 
 
 def _check_schedule(options: OptimOptions) -> None:

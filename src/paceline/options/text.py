@@ -36,16 +36,18 @@ def shortened(text: str) -> str:
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """Break a text into lines without breaking a word or a name with hyphens.
+    """Break a text into lines without breaking a word, a name with hyphens, or `3.6 %`.
 
     Args:
         text: One paragraph.
         width: Characters of a line.
         indent: Before each line but the first.
     """
-    return wrap(
-        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    whole = text.replace(" %", "\u00a0%")
+    lines = wrap(
+        whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
+    return [line.replace("\u00a0", " ") for line in lines]
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Container[int] = ()) -> list[str]:

@@ -129,7 +129,7 @@ def key_figures(report: RunReport) -> tuple[KeyFigure, ...]:
         KeyFigure(
             label="Global batch",
             value=figures.show_count(_first(report.summary, derived, "global_batch")),
-            note=_shards(_first(report.summary, derived, "shards")),
+            note=_division(report, derived),
         ),
     )
     return tuple(figure for figure in chosen if figure.value != figures.NOTHING)
@@ -420,5 +420,12 @@ def _nodes(nodes: float | None) -> str:
     return "" if nodes is None else f"on {plural(int(nodes), 'node')}"
 
 
-def _shards(shards: float | None) -> str:
-    return "" if shards is None else f"in {plural(int(shards), 'shard')}"
+def _division(report: RunReport, derived: JsonObject) -> str:
+    """Say into how many shards the batch is divided; without `--shards`, among how many workers."""
+    parts = _first(report.summary, derived, "shards")
+    if parts is None:
+        return ""
+    if number(section(report.run, "settings"), "shards") is not None:
+        return f"in {plural(int(parts), 'shard')}"
+    workers = _first(report.summary, derived, "world_size")
+    return "" if workers is None or workers < 2 else f"over {int(workers)} workers"

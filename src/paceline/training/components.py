@@ -18,13 +18,14 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.checkpoint.flatten import restore_optimizer
 from paceline.data.batch import map_tensors
+from paceline.distributed.device import is_accelerator
 from paceline.distributed.group import Group
 from paceline.errors import UsageError
 from paceline.gradient_sync.batchnorm import synchronise_batchnorm
 from paceline.gradient_sync.replica import Forward
 from paceline.training.batches.loader import EvalLoader, Loader
 from paceline.training.nondeterministic import refuse_nondeterministic
-from paceline.training.options import ComputeOptions
+from paceline.training.options import ComputeOptions, Precision
 from paceline.training.snapshots.script_state import KeptValues, PerPartState, State, Stateful
 from paceline.training.weight_average import WeightAverage
 
@@ -187,6 +188,27 @@ def place_model(
     return module
 
 
+def forward_of(
+    module: nn.Module, options: ComputeOptions, group: Group, *, exact: bool
+) -> Forward | None:
+    """Give how a model computes with these options: compiled, under autocast. None: as it is.
+
+    Args:
+        module: On its device.
+        options: Of which `compile` and `precision` count.
+        group: The workers.
+        exact: The same bits are promised on any number of them.
+    """
+    forward = None
+    if options.compile:
+        cuts = cuts_at_buckets(options, group, exact=exact)
+        forward = compile_forward(module, in_buckets=cuts)
+    if options.precision != "fp32":
+        in_half = autocast(options.precision, group.device)
+        forward = upcast_outputs(forward or module.forward, in_half)
+    return forward
+
+
 def compile_forward(module: nn.Module, *, in_buckets: bool = False) -> Forward:
     """Give a module's forward pass, compiled by torch.compile at its first use.
 
@@ -226,8 +248,18 @@ def cuts_at_buckets(options: ComputeOptions, group: Group, *, exact: bool) -> bo
             for the same cores, and the bits of trainings begun before stay.
         exact: The same bits are promised on any number of workers.
     """
-    apart = group.world_size > 1 and group.device.type != "cpu"
+    apart = group.world_size > 1 and is_accelerator(group.device)
     return options.compile and apart and not exact
+
+
+def autocast(
+    precision: Precision, device: torch.device
+) -> Callable[[], AbstractContextManager[object]]:
+    """Give the context of a forward pass in this precision."""
+    if precision == "fp32":
+        return nullcontext
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float16
+    return lambda: torch.autocast(device.type, dtype=dtype)
 
 
 def upcast_outputs(

@@ -43,7 +43,7 @@ _COMPONENTS: Mapping[str, tuple[str, type]] = {
 _BASIC = frozenset(
     "epochs target_accuracy patience early_stopping time_budget seed global_batch shards "
     "loader_workers optimizer lr momentum weight_decay warmup_epochs schedule precision "
-    "snapshot_every progress tensorboard workers device".split()
+    "snapshot_every progress tensorboard name workers device".split()
 )
 """What `--help` shows: what most trainings are given, and each heading's first questions."""
 

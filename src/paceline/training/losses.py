@@ -91,15 +91,13 @@ class CheckedLoss:
             self._check_classes(outputs, targets)
         try:
             loss = self._function(outputs, targets)
+            return loss if self._looked else self._checked(loss)
         except IndexError as error:  # how the losses of torch tell it on the CPU
             if "out of bounds" not in str(error) or outputs.ndim < 2:
                 raise
             raise JobError(_no_such_class(outputs, targets)) from error
-        if not self._looked:
-            self._check_scalar(loss)
-        return loss
 
-    def _check_scalar(self, loss: object) -> None:
+    def _checked(self, loss: Tensor) -> Tensor:
         if not isinstance(loss, Tensor) or loss.ndim:
             found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise JobError(
@@ -107,6 +105,7 @@ class CheckedLoss:
                 "it should be the mean over the samples (reduction='mean')"
             )
         self._looked = True
+        return loss
 
     def _check_width(self, outputs: Tensor) -> None:
         classes = self._num_classes
@@ -119,10 +118,11 @@ class CheckedLoss:
     def _check_classes(self, outputs: Tensor, targets: Tensor) -> None:
         """Wait for the device once, and look at the classes of the first batch."""
         are_classes = outputs.ndim == 2 and targets.ndim == 1 and targets.dtype is torch.int64
-        if self._ignored is None or not are_classes:
+        if self._ignored is None or not are_classes or not targets.numel():
             return
-        known = targets[targets != self._ignored]
-        if known.numel() and not 0 <= int(known.min()) <= int(known.max()) < outputs.shape[1]:
+        known = torch.where(targets == self._ignored, 0, targets)
+        least, most = torch.stack(known.aminmax()).tolist()
+        if least < 0 or most >= outputs.shape[1]:
             raise JobError(_no_such_class(outputs, known))
 
 

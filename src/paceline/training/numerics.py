@@ -11,7 +11,7 @@ from typing import final
 import numpy as np
 import torch
 
-from paceline.distributed.device import cpu_name, has_cudnn
+from paceline.distributed.device import cpu_name, describe_device, has_cudnn, is_accelerator
 from paceline.distributed.environment import numeric_variables, set_variables
 from paceline.distributed.group import Group
 from paceline.distributed.system_gpus import driver_version
@@ -93,7 +93,7 @@ def describe_kernels(device: torch.device) -> str:
     """
     if not has_cudnn(device):
         return ""
-    switches, precisions = _switches(), _precisions(device.type)
+    switches, precisions = _switches(), _precisions(device)
     cudnn = "cuDNN's fastest" if switches["cudnn_benchmark"] == "yes" else "cuDNN without benchmark"
     if switches["deterministic_algorithms"] == "yes":
         cudnn = "the same bits every time"
@@ -113,12 +113,12 @@ def describe(device: torch.device) -> dict[str, str | int]:
     """
     return {
         "device": device.type,
-        **_hardware(device.type, device.index),
+        **_hardware(device),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         **_switches(),
-        **_precisions(device.type),
+        **_precisions(device),
         "denormals": "kept" if float(torch.tensor(_TINY) * 1) else "flushed",
         **numeric_variables(),
     }
@@ -220,18 +220,18 @@ def _pin_compiler() -> None:
 
 
 @cache
-def _hardware(kind: str, index: int | None) -> dict[str, str | int]:
+def _hardware(device: torch.device) -> dict[str, str | int]:
     """Name a worker's hardware and what drives it."""
-    if kind == "cuda":
-        return {
-            "gpu": torch.cuda.get_device_name(index),
+    if not is_accelerator(device):
+        return {"cpu": cpu_name()}
+    found: dict[str, str | int] = {"gpu": describe_device(device)}
+    if has_cudnn(device):
+        found |= {
             "driver": driver_version() or _UNKNOWN,
             "cuda": torch.version.cuda or torch.version.hip or "none",
             "cudnn": torch.backends.cudnn.version() or 0,
         }
-    if kind == "xpu":
-        return {"gpu": torch.xpu.get_device_name(index)}
-    return {"cpu": cpu_name()}
+    return found
 
 
 def _switches() -> dict[str, str | int]:
@@ -247,10 +247,11 @@ def _switches() -> dict[str, str | int]:
     }
 
 
-def _precisions(kind: str) -> dict[str, str]:
+def _precisions(device: torch.device) -> dict[str, str]:
     """Say in what precision fp32 is really multiplied: in TF32 or bf16 where that is allowed."""
-    matmul = torch.backends.cuda.matmul if kind == "cuda" else torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # properties of a module
-    convolution = torch.backends.cudnn.conv if kind == "cuda" else torch.backends.mkldnn.conv  # type: ignore[attr-defined]  # likewise
+    backends, by_cudnn = torch.backends, has_cudnn(device)
+    matmul = backends.cuda.matmul if by_cudnn else backends.mkldnn.matmul  # type: ignore[attr-defined]  # properties of a module
+    convolution = backends.cudnn.conv if by_cudnn else backends.mkldnn.conv  # type: ignore[attr-defined]  # likewise
     return {
         "fp32_matmul": str(matmul.fp32_precision),
         "fp32_convolution": str(convolution.fp32_precision),

@@ -4,7 +4,6 @@ A script may keep its own calls of an optimizer's `step()` and `zero_grad()`: se
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from types import MethodType
@@ -18,23 +17,12 @@ from paceline.errors import UsageError
 from paceline.gradient_sync.name_list import list_names
 from paceline.optim.build import clip_gradients
 from paceline.training.hooks.base import StepHook
-from paceline.training.options import Precision
 from paceline.training.profiling.step_profiler import StepProfiler
 
 WITHOUT_UPDATE = (
     "the epoch ended with batches that had no s.step(loss): what a script computes by "
     "loss.backward() alone stays each worker's own"
 )
-
-
-def autocast(
-    precision: Precision, device: torch.device
-) -> Callable[[], AbstractContextManager[object]]:
-    """Give the context of a forward pass in this precision."""
-    if precision == "fp32":
-        return nullcontext
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float16
-    return lambda: torch.autocast(device.type, dtype=dtype)
 
 
 @final

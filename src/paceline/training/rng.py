@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from paceline.data.splitmix import Domain, derive_key, mix64
+from paceline.distributed.device import default_generator, is_accelerator
 
 _CPU_SEED_MASK = 0xFFFFFFFF  # the CPU generator (mt19937) takes in 32 bits
 
@@ -46,12 +47,8 @@ def step_seed(key: int, step: int) -> int:
 def generators(device: torch.device) -> list[torch.Generator]:
     """List the default generators that a model on `device` draws from."""
     listed = [torch.default_generator]
-    if device.type == "cuda":
-        torch.cuda.init()
-        listed.append(torch.cuda.default_generators[device.index or 0])
-    if device.type == "xpu":
-        torch.xpu.init()
-        listed.append(torch.xpu.default_generators[device.index or 0])
+    if is_accelerator(device):
+        listed.append(default_generator(device))
     return listed
 
 

@@ -189,7 +189,8 @@ def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDir
         lines.append(f"  cores     {cores}" + (" (rank 0)" if group.world_size > 1 else ""))
     if context.progress.rate is not None:
         schedule = context.config.optim.schedule
-        lines.append(f"  lr        {derived['lr_rule']}, {schedule} schedule")
+        rule = str(derived["lr_rule"]).removeprefix("lr ")
+        lines.append(f"  lr        {rule}, {schedule} schedule")
     if context.config.loop.ema is not None:
         lines.append(f"  ema       decay {context.config.loop.ema:g}, evaluated and exported")
     if method_of(context.config) not in ("allreduce", "ordered"):

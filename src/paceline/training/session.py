@@ -31,16 +31,13 @@ from paceline.training.batches.sources import (
     make_source,
 )
 from paceline.training.components import (
-    compile_forward,
-    cuts_at_buckets,
+    forward_of,
     place_model,
     takes_channels_last,
-    upcast_outputs,
 )
 from paceline.training.config import TrainConfig
 from paceline.training.engine import Engine
 from paceline.training.evaluation.distributed_mean import BatchMetrics, Metrics, average
-from paceline.training.optimizer_step import autocast
 from paceline.training.snapshots.script_state import KeptValues, Stateful, check_given
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -139,13 +136,8 @@ class Session:
         layout = takes_channels_last(module, compute)
         self._context.components.channels_last |= layout
         ready = place_model(module, compute, self._context.group, channels_last=layout)
-        context, forward = self._context, None
-        if compute.compile:
-            cuts = cuts_at_buckets(compute, context.group, exact=context.division.is_fixed)
-            forward = compile_forward(ready, in_buckets=cuts)
-        if compute.precision != "fp32":
-            in_half = autocast(compute.precision, self.device)
-            forward = upcast_outputs(forward or ready.forward, in_half)
+        context = self._context
+        forward = forward_of(ready, compute, context.group, exact=context.division.is_fixed)
         context.replicas.append(Replica(ready, context.group, forward))
         components.models[name] = ready
         return ready  # type: ignore[return-value]  # another module only where it is a BatchNorm

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 
 import torch
 
+from paceline.distributed.device import is_accelerator
 from paceline.distributed.group import Group
 from paceline.distributed.shared_storage import shared_between_nodes
 from paceline.distributed.work_division import Division
@@ -176,7 +177,7 @@ def _context(
             components=components,
             sync=method_of(config),
         ),
-        gpu=None if group.device.type == "cpu" else GpuMonitor.of(group.device),
+        gpu=GpuMonitor.of(group.device) if is_accelerator(group.device) else None,
         buffer_averager=BufferAverager(components, group, division),
         random=RandomStreams(config.loop.seed, group.rank, group.device),
         run=run,

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from paceline.data.batch import Batch
+from paceline.distributed.device import default_generator, is_accelerator
 from paceline.training.components import Components
 from paceline.training.evaluation.distributed_mean import Metrics
 from paceline.training.hooks.base import StepHook
@@ -185,8 +186,9 @@ class Observer:
         if self._dropped_at != self.steps:
             self._dropped_at = self.steps
             state = rng_states()["torch"]
-            if given.is_cuda:
-                state = mark(torch.cuda.get_rng_state(given.device), whole=False).sha256
+            if is_accelerator(given.device):
+                drawn = default_generator(given.device).get_state()
+                state = mark(drawn, whole=False).sha256
             self.writer.write(Drew("dropout", state))
 
     def after_batch(self) -> None:

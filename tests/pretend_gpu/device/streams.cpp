@@ -126,6 +126,8 @@ void drain(cudaStream_t handle) {
   wait_for(stream, ticket);
 }
 
+EXPORT void pretend_gpu_drain(cudaStream_t handle) { drain(handle); }
+
 void occupy(cudaStream_t handle) {
   if (launch_ms() <= 0) return;
   Stream* stream = stream_of(handle);
@@ -146,10 +148,6 @@ EXPORT double pretend_gpu_idle_ms() {
   std::lock_guard<std::mutex> locked(idle_guard);
   return idle;
 }
-
-// --- Used by arithmetic.py: what it reads may be what a collective on this stream writes
-
-EXPORT void pretend_gpu_drain(cudaStream_t stream) { drain(stream); }
 
 // --- Streams
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from paceline.distributed.device import is_accelerator
 from paceline.distributed.environment import use_interface
 
 _REPEATS = 3
@@ -82,15 +83,15 @@ def all_reduce(plan: AllReducePlan, kept: TCPStore | None = None) -> AllReduceRe
     if plan.interface:
         use_interface(plan.interface, override=True)
     device = torch.device("cpu" if plan.backend == "gloo" else "cuda:0")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    if is_accelerator(device):
+        torch.accelerator.set_device_index(device)
     dist.init_process_group(
         plan.backend,
         store=PrefixStore("paceline/doctor", store),
         rank=plan.rank,
         world_size=plan.world_size,
         timeout=timeout,
-        device_id=device if device.type == "cuda" else None,
+        device_id=device if is_accelerator(device) else None,
     )
     try:
         return _measured(plan, device)
@@ -109,8 +110,8 @@ def _measured(plan: AllReducePlan, device: torch.device) -> AllReduceResult:
         dist.barrier()
         began_s = time.monotonic()
         dist.all_reduce(summed)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if is_accelerator(device):
+            torch.accelerator.synchronize(device)
         if repeat:  # the first one is the warm-up
             times.append(time.monotonic() - began_s)
         is_right = is_right and torch.equal(summed, expected)

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.distributed.device import is_accelerator
 from paceline.distributed.group import Group
 from paceline.errors import UsageError
 from paceline.gradient_sync.local_sgd.codec import BLOCK, codec_for
@@ -88,12 +89,12 @@ class LocalExchange:
                     "or gloo"
                 )
             return  # no further groups either: averages are waited for where they begin
-        self._lanes = another_group(of_device=group.device.type != "cpu")
+        self._lanes = another_group(of_device=is_accelerator(group.device))
         # In a forked process the first to compute renews torch's pool of threads, and two at once
         # find none ("Invalid thread pool"): this thread is first.
         torch.set_num_threads(torch.get_num_threads())
         self._errands = WorkerThread("paceline-average")
-        if group.device.type != "cpu":
+        if is_accelerator(group.device):
             self._stream = torch.Stream(device=group.device)
 
     @property

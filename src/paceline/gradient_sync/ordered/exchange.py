@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.distributed.device import is_accelerator
 from paceline.distributed.group import Group
 from paceline.distributed.work_division import Division
 from paceline.errors import UsageError
@@ -91,7 +92,7 @@ class Exchange:
                 f"--shards needs all-to-all, which --backend {group.backend} doesn't have. Use "
                 "--backend nccl or gloo"
             )
-        if group.device.type == "cpu":
+        if not is_accelerator(group.device):
             self._spreading = another_group()
         else:
             self._stream = torch.Stream(device=group.device)

@@ -103,5 +103,8 @@ def _shortened(name: str, room: int) -> str:
     """Cut a name in its middle: its end tells runs of one recipe apart."""
     if len(name) <= room:
         return name
+    label, bracket, directory = name.partition(" (")
+    if bracket and len(label) + 2 < room // 2:
+        return f"{label} ({_shortened(directory, room - len(label) - 2)}"
     end = (room - 1) * 2 // 3
     return f"{name[: room - 1 - end]}…{name[len(name) - end :]}"

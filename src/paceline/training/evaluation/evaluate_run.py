@@ -18,11 +18,10 @@ from paceline.metrics.counters import Totals
 from paceline.options.fields import OptionValue
 from paceline.results.run_directory import RunDirectory
 from paceline.training.batches.sources import describe_data, make_source
-from paceline.training.components import takes_channels_last
+from paceline.training.components import autocast, takes_channels_last
 from paceline.training.evaluation.evaluator import Evaluator
 from paceline.training.job import Job
 from paceline.training.losses import build_loss
-from paceline.training.optimizer_step import autocast
 from paceline.training.previous_run import PreviousRun
 from paceline.training.recipe import load_recipe
 from paceline.training.recipe_session import count_top, number_of_classes

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.data.batch import Batch
+from paceline.distributed.device import is_accelerator
 from paceline.distributed.group import Group
 from paceline.training.batches.loader import Loader
 from paceline.training.components import Components
@@ -48,7 +49,7 @@ class LoadBalancer(StepHook):
         self._group = group
         self._max_batch = max_batch
         self._say = say
-        self._on_gpu = group.device.type != "cpu"
+        self._on_gpu = is_accelerator(group.device)
         self._under_way = 0
         """Samples of the forward pass under way."""
         self._samples = self._steps = 0

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.data.batch import Batch
+from paceline.distributed.device import is_accelerator
 from paceline.launch.heartbeat import StepNote
 from paceline.training.profiling.gradient_timing import GradientTimes
 from paceline.training.profiling.step_timeline import (
@@ -82,7 +83,7 @@ class StepProfiler:
         """Steps sampled so far."""
         self.loader_starts_s: list[float] = []
         """Of each pass: until its first batch."""
-        self.on_gpu = device.type != "cpu"
+        self.on_gpu = is_accelerator(device)
         self.gradients = GradientTimes(on_gpu=self.on_gpu)
         self.batch_waits = BatchWaits() if self.on_gpu else None
         """Where a GPU has a clock of its own; a host that computes itself waits for them."""

@@ -10,6 +10,7 @@ from typing import final
 import torch
 
 from paceline.data.batch import Batch
+from paceline.distributed.device import is_accelerator
 from paceline.files import write_json
 from paceline.gradient_sync.compression import Compression
 from paceline.gradient_sync.local_sgd.schedule import LocalTerms
@@ -133,7 +134,7 @@ class AutoSync(ReplicaSync):
 
     def _measure(self) -> None:
         """Take the time of a step; now and then see whether that is enough. Collective then."""
-        if self.context.group.device.type != "cpu":
+        if is_accelerator(self.context.group.device):
             torch.accelerator.synchronize()
         now_s = perf_counter()
         if self._since_s is not None:

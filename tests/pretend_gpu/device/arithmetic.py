@@ -84,19 +84,23 @@ class _Arithmetic:
         self._is_random = torch.Tag.nondeterministic_seeded in operator.tags
         self._depends_on_data = _base(operator.name()) in _OF_DATA
         self._has_kernel = _base(operator.name()) not in _WITHOUT_KERNEL
+        self._takes_masks = _base(operator.name()) == "index"
 
     def call(self, keys: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
         """Be the operator."""
         given = dict(zip(self._names, args, strict=False)) | kwargs
         given = _with_tensors(given, self._takes_tensor)
-        _drain()
-        if self._depends_on_data:
-            return tree_map(_to_device, self._compute(given, None)[0])
-        # A kernel's own calls are part of it.
-        if getattr(_thread, "inside", False):
+        # A kernel's own calls are part of it, but those that size its results.
+        if getattr(_thread, "inside", False) and not self._depends_on_data:
             return self._kernel.call_boxed(keys, **given)
+        _reach_on_stream()
         if not self._has_kernel:
             return tree_map(_made_on_device, self._compute(given, None)[0])
+        by_mask = self._takes_masks and any(
+            t.dtype is torch.bool for t in _tensors(given["indices"])
+        )
+        if self._depends_on_data or by_mask:
+            return tree_map(_to_device, self._compute(given, None)[0])
         seed = _draw(given) if self._is_random else None
         # What is captured is computed when the graph is launched, from what stands there then.
         number = len(_recorded)
@@ -366,11 +370,10 @@ _recorded: dict[int, Callable[[], None]] = {}
 _replay = ctypes.CFUNCTYPE(None, ctypes.c_uint64)(lambda number: _recorded[number]())
 
 
-def _drain() -> None:
-    """Wait for collectives on the stream that this operator is put on."""
+def _reach_on_stream() -> None:
+    """Wait for the collectives that come before on this stream, as its next kernel would."""
     if torch.cuda.is_initialized():
-        stream = torch.cuda.current_stream().cuda_stream
-        _device.pretend_gpu_drain(ctypes.c_void_p(stream))
+        _device.pretend_gpu_drain(ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
 
 
 def _captures(number: int) -> bool:

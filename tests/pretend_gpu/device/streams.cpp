@@ -149,10 +149,6 @@ EXPORT double pretend_gpu_idle_ms() {
   return idle;
 }
 
-// --- Used by arithmetic.py: what it reads may be what a collective on this stream writes
-
-EXPORT void pretend_gpu_drain(cudaStream_t stream) { drain(stream); }
-
 // --- Streams
 
 EXPORT cudaError_t cudaStreamCreate(cudaStream_t* stream) {

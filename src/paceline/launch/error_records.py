@@ -3,6 +3,7 @@
 import errno
 import re
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -32,6 +33,7 @@ _WORLD_ERRNOS = {
     errno.EADDRINUSE,
 }
 _FROM_LOADER = re.compile(r"Caught (\w+) in \w+ (?:worker )?process \d+\.\nOriginal Traceback")
+_OF_LIBRARY = re.compile(r"(?i)\b(?:CU|MI|ROC|HIP)\w+_STATUS_\w+|\bmiopenStatus\w+")
 _PACKAGE = Path(__file__).parents[1]
 _CALLERS = (_PACKAGE / "launch", _PACKAGE / "launch" / "local", _PACKAGE / "script")
 
@@ -62,7 +64,23 @@ def kind_of(error: BaseException) -> FailureKind:
 
 
 def _of_device(error: BaseException) -> DeviceError | None:
-    return device_error(str(error)) if isinstance(error, RuntimeError) else None
+    return device_error(_with_cause(error)) if isinstance(error, RuntimeError) else None
+
+
+def _with_cause(error: BaseException) -> str:
+    """Give an exception's message; of a GPU's library also what the GPU says has happened.
+
+    cuDNN and cuBLAS say no more than that they failed, also where an earlier kernel did.
+    """
+    text, torch = message_of(error), sys.modules.get("torch")
+    says_little = isinstance(error, RuntimeError) and _OF_LIBRARY.search(text)
+    if not says_little or device_error(text) or not (torch and torch.cuda.is_initialized()):
+        return text
+    try:
+        torch.cuda.mem_get_info()  # fails as that kernel did, and waits for none
+    except RuntimeError as cause:
+        return f"{text}: {str(cause).partition(chr(10))[0]}"
+    return text
 
 
 def exit_code_of(kind: FailureKind) -> ExitCode:
@@ -87,7 +105,7 @@ def describe(error: BaseException, rank: int) -> WorkerFailure:
         signal_name=None,
         kind=kind,
         error_type=type(error).__name__,
-        message=message_of(error),
+        message=_with_cause(error),
         traceback=_traceback(error),
         operation=note.operation,
         time_s=time.time(),

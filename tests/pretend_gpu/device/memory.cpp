@@ -94,7 +94,7 @@ using namespace pretend;
 EXPORT cudaError_t cudaMemGetInfo(size_t* left, size_t* total) {
   *total = device_bytes();
   *left = *total - in_use;
-  return cudaSuccess;
+  return status();
 }
 EXPORT cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   return allocate(pointer, bytes, cudaMemoryTypeDevice);

@@ -148,6 +148,7 @@ FOREIGN = (
         "nnodes",
         "node-rank",
         "master-addr",
+        "all",
         "help",
         "help-all",
         "completion",

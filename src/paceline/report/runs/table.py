@@ -104,7 +104,7 @@ def _shortened(name: str, room: int) -> str:
     if len(name) <= room:
         return name
     label, bracket, directory = name.partition(" (")
-    if bracket and len(label) + 2 < room // 2:
-        return f"{label} ({_shortened(directory, room - len(label) - 2)}"
+    if bracket and (inner := room - len(label) - len(" (..…")) > 1:
+        return f"{label} ({directory[:2]}…{directory[-inner:]}"
     end = (room - 1) * 2 // 3
     return f"{name[: room - 1 - end]}…{name[len(name) - end :]}"

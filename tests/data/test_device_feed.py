@@ -7,10 +7,12 @@ import torch
 
 from paceline.data.device_feed import DeviceFeed, one_ahead
 
+CPU = torch.device("cpu")
+
 
 def test_where_nothing_runs_beside_a_batch_stays_as_it_is() -> None:
     batch = {"images": torch.ones(2, 3), "names": ["a", "b"]}
-    brought = DeviceFeed(torch.device("cpu")).bring(batch)
+    brought = DeviceFeed(CPU).bring(batch)
     assert isinstance(brought, dict)
     assert brought["images"] is batch["images"]
     assert brought["names"] == ["a", "b"]
@@ -25,7 +27,7 @@ def test_one_further_is_made_than_is_asked_for() -> None:
         made.append(item)
         return 10 * item
 
-    results = one_ahead(make, range(5))
+    results = one_ahead(make, range(5), CPU)
     assert next(results) == (0, 0)
     assert len(made) <= 2  # the second may still be under way
     assert list(results) == [(item, 10 * item) for item in range(1, 5)]
@@ -39,14 +41,14 @@ def test_an_error_comes_where_its_item_would() -> None:
             raise OSError("torn")
         return item
 
-    results = one_ahead(make, range(3))
+    results = one_ahead(make, range(3), CPU)
     assert next(results) == (0, 0)
     with pytest.raises(OSError, match="torn"):
         next(results)
 
 
 def test_the_thread_ends_where_the_loop_is_left() -> None:
-    results = one_ahead(str, range(5))
+    results = one_ahead(str, range(5), CPU)
     assert next(results) == (0, "0")
     results.close()  # type: ignore[attr-defined]  # a generator
     assert not [t for t in threading.enumerate() if t.name.startswith("paceline-batches")]

@@ -59,6 +59,8 @@ CASES = [
     Case(shape=(2, 3, 2, 2), shares=(3, 2), norm=nn.BatchNorm3d, affine=False),
     Case(shape=(4, 3, 3), shares=(3, 1), tracks=False),
     Case(shape=(4, 6, 6), shares=(7, 6), offset=30.0),
+    Case(shape=(4, 3, 3), shares=(0, 5, 2)),
+    Case(shape=(4, 3, 3), shares=(3, 0), tracks=False),
 ]
 
 

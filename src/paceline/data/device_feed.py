@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.data.batch import map_tensors
-from paceline.distributed.device import can_pin
+from paceline.distributed.device import can_pin, use_device
 
 T = TypeVar("T")
 Made = TypeVar("Made")
@@ -93,13 +93,20 @@ class _Asked(Generic[T, Made]):
     made: "Future[Made]"
 
 
-def one_ahead(make: Callable[[T], Made], items: Iterable[T]) -> Iterator[tuple[T, Made]]:
+def one_ahead(
+    make: Callable[[T], Made], items: Iterable[T], device: torch.device
+) -> Iterator[tuple[T, Made]]:
     """Apply a function to items on a thread of its own, one further than is asked for.
 
     The thread ends with the iterator.
+
+    Args:
+        make: The function.
+        items: What it is applied to.
+        device: The worker's.
     """
     asked: deque[_Asked[T, Made]] = deque()
-    with ThreadPoolExecutor(1, "paceline-batches") as thread:
+    with ThreadPoolExecutor(1, "paceline-batches", use_device, (device,)) as thread:
         for item in items:
             asked.append(_Asked(item, thread.submit(make, item)))
             if len(asked) > 1:

@@ -196,7 +196,7 @@ class MemorySource(BatchSource):
 
         if not self._feed.is_beside:
             return ((found, gather(found)) for found in shares)
-        return one_ahead(gather, shares)
+        return one_ahead(gather, shares, self._device)
 
     def _brought(self, underway: Underway) -> Tensor:
         """Take images from the host, in the layout in which they are kept on the device."""

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -47,7 +48,9 @@ def bind_to(group: Group, near: frozenset[int], wanted: NumaAffinity) -> None:
     others = [json.loads(text) for text in group.gather_texts(told)]
     node = [(set(cores), set(close)) for name, cores, close in others if name == this_node()]
     if wanted != "off" and may_bind(node, always=wanted == "on") and near & own:
-        os.sched_setaffinity(0, near & own)
+        for thread in Path("/proc/self/task").iterdir():  # new ones do as who starts them
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread.name), near & own)
 
 
 def may_bind(workers: Sequence[tuple[set[int], set[int]]], *, always: bool) -> bool:

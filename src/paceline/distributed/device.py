@@ -142,6 +142,15 @@ def device_index(options: DistOptions, placement: Placement, gpus: int) -> int:
     return placement.local_rank
 
 
+def use_device(device: torch.device) -> None:
+    """Have a thread work on a worker's device; each begins with the first one of the machine.
+
+    Leaving a block on a stream would otherwise take that up as well, and memory on it.
+    """
+    if is_accelerator(device):
+        torch.accelerator.set_device_index(device)
+
+
 def resolve_backend(options: DistOptions, device: torch.device) -> str:
     """Name the backend of the gradients: nccl between GPUs, gloo between CPU workers."""
     if options.backend != "auto":

@@ -30,7 +30,7 @@ from paceline.distributed.options import DistOptions
 from paceline.distributed.rendezvous import arrive, leave, of_attempt, open_store
 from paceline.distributed.rendezvous_address import meeting_address
 from paceline.distributed.startup_facts import Facts, WorkerFacts, compare_by_store, disagreement
-from paceline.errors import InterruptedTraining, JobError
+from paceline.errors import InterruptedTraining, JobError, UsageError
 
 _REMEMBERED = 16
 """Tensors of the last collectives that are kept; of those above a size the last one alone."""
@@ -245,6 +245,11 @@ def _joined_by_store(
     # The backend reads its interface from the environment when the process group is made.
     route = choose_route(placement, address, options.interface)
     use_interface(route.interface, override=options.interface is not None)
+    if dist.is_initialized():
+        raise UsageError(
+            "this process has a process group already: one of the script's own, or of a session "
+            "that ended with an error, which on GPUs can't be left. Start a new process"
+        )
     dist.init_process_group(
         backend=name_for_torch(backend),
         store=own,
@@ -259,6 +264,9 @@ def _joined_by_store(
         ends_well = True
     except InterruptedTraining:
         ends_well = True  # of all workers alike
+        raise
+    except SystemExit as left:
+        ends_well = not left.code
         raise
     finally:
         # After an error NCCL would wait here for collectives that the others never enter, until

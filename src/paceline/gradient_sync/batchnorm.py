@@ -1,8 +1,8 @@
 """BatchNorm with statistics over the batches of all workers, on CPUs as well as on GPUs.
 
 PyTorch's own SyncBatchNorm refuses CPU tensors, and on GPUs it waits for the device three times a
-layer and step, to leave out workers without samples; here every worker has one. Its kernels are
-taken. Source: Ioffe and Szegedy, 2015, algorithm 1, with sums over all workers.
+layer and step, to leave out workers without samples; here they count as next to nothing. Its
+kernels are taken. Source: Ioffe and Szegedy, 2015, algorithm 1, with sums over all workers.
 """
 
 from functools import partial
@@ -13,6 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.distributed.device import has_batchnorm_kernels
+
+_NO_VALUES = 1e-30
+"""How many values a worker without samples has: 0 would be divided by."""
 
 
 @final
@@ -38,8 +41,8 @@ class _SumOverWorkers(torch.autograd.Function):
 class _ByKernels(torch.autograd.Function):
     """BatchNorm over all workers by PyTorch's kernels for it. Collective in both directions.
 
-    Nothing waits for the device: each worker has samples, so that all rows of the gathered
-    statistics count. C is the number of channels, W that of workers.
+    Nothing waits for the device: all rows of the gathered statistics count, also those of workers
+    without samples. C is the number of channels, W that of workers.
     """
 
     @staticmethod
@@ -55,17 +58,23 @@ class _ByKernels(torch.autograd.Function):
     ) -> Tensor:
         """Normalise, and move the running statistics on."""
         # This worker's mean and 1 / sqrt(var + eps), and of how many values: (C,), (C,), (1,)
-        mean, scale = torch.batch_norm_stats(inputs, eps)
-        channels = len(mean)
-        count = mean.new_full((1,), inputs.numel() // channels)
+        channels, is_empty = inputs.shape[1], not inputs.numel()
+        if is_empty:
+            mean, scale = inputs.new_tensor([[0.0], [1.0]], dtype=torch.float32).expand(2, channels)
+        else:
+            mean, scale = torch.batch_norm_stats(inputs, eps)
+        count = mean.new_full((1,), _NO_VALUES if is_empty else inputs.numel() // channels)
         rows = _gathered(torch.cat([mean, scale, count]), by_sum=by_sum)  # (W, 2C + 1)
         means, scales, counts = rows.split([channels, channels, 1], dim=1)
         counts = counts.flatten()
-        # Those of all workers together
+        # Those of all workers together; the kernel reads counts as what it keeps up
+        kept = inputs if tracked[0] is None else tracked[0]
         mean, scale = torch.batch_norm_gather_stats_with_counts(
-            inputs, means, scales, *tracked, momentum, eps, counts
+            inputs, means, scales, *tracked, momentum, eps, counts.to(kept.dtype)
         )
         ctx.save_for_backward(inputs, weight, mean, scale, counts.to(torch.int32))
+        if is_empty:
+            return torch.empty_like(inputs)
         outputs: Tensor = torch.batch_norm_elemt(inputs, weight, bias, mean, scale, eps)
         return outputs
 
@@ -76,17 +85,22 @@ class _ByKernels(torch.autograd.Function):
         gradient = _dense(gradient)
         wanted = ctx.needs_input_grad
         # Sums over this worker's values, of dy and of dy * (x - mean): (C,) each
-        *sums, of_weight, of_bias = torch.batch_norm_backward_reduce(
-            gradient, inputs, mean, scale, weight, *wanted[:3]
-        )
+        if inputs.numel():
+            *sums, of_weight, of_bias = torch.batch_norm_backward_reduce(
+                gradient, inputs, mean, scale, weight, *wanted[:3]
+            )
+        else:
+            *sums, of_weight, of_bias = mean.new_zeros(4, len(mean))
         of_inputs = None
         if wanted[0]:
             total = torch.cat(sums)
             dist.all_reduce(total)
             of_all, with_means = total.chunk(2)
-            of_inputs = torch.batch_norm_backward_elemt(
-                gradient, inputs, mean, scale, weight, of_all, with_means, counts
-            )
+            of_inputs = torch.empty_like(inputs)
+            if inputs.numel():
+                of_inputs = torch.batch_norm_backward_elemt(
+                    gradient, inputs, mean, scale, weight, of_all, with_means, counts
+                )
         own = (of_weight if wanted[1] else None, of_bias if wanted[2] else None)
         return of_inputs, *own, None, None, None, None
 
@@ -225,7 +239,8 @@ def _statistics(inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         (C,), (C,) and a scalar, float64.
     """
     dims = [0, *range(2, inputs.dim())]
-    own_mean = inputs.mean(dims, keepdim=True)
+    own_mean = inputs.mean(dims, keepdim=True) if inputs.numel() else inputs.new_zeros(1)
+    own_mean = own_mean.expand(1, inputs.shape[1], *[1] * len(dims[1:]))
     # sum (x - c)^2 + n c^2 = sum x^2
     squares = (inputs - own_mean).square().sum(dims).double()
     centre = own_mean.flatten().double()

@@ -95,8 +95,8 @@ _KNOWN: tuple[tuple[re.Pattern[str], DeviceError], ...] = tuple(
                 "job",
                 "NCCL was used wrongly",
                 "NCCL refuses the call, and would again: two workers on one GPU (its last words "
-                "are `Duplicate GPU detected`) want fewer --workers or --backend gloo; else see "
-                "the lines above with NCCL_DEBUG=WARN set",
+                "are `Duplicate GPU detected`) want fewer --workers, or --device cuda "
+                "--backend gloo; else see the lines above with NCCL_DEBUG=WARN set",
             ),
         ),
         (

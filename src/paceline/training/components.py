@@ -177,7 +177,9 @@ def place_model(
     Raises:
         UsageError: The same bits are asked for, and a layer can't give them there.
     """
-    if group.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    is_pinned = torch.are_deterministic_algorithms_enabled() and not only_warns
+    if group.device.type == "cuda" and is_pinned:
         refuse_nondeterministic(module)
     module.to(group.device)
     if channels_last:

@@ -142,7 +142,9 @@ class PreviousRun:
         settings, arguments = without_other_methods(self.settings, given), dict(self.arguments)
         for name, value in given.items():
             place = settings if name in training_options() else arguments
-            before = place.get(name)
+            # An older version may not have had the option yet.
+            option = training_options().get(name)
+            before = place.get(name, option.default if option else None)
             may = name in allowed and name not in FIXED and name not in held
             free = name in FREE - held or name in paths or may
             if self._effective(name, before) != self._effective(name, value) and not free:

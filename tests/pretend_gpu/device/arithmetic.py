@@ -277,9 +277,11 @@ def _stats(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def _gathered_stats(
-    mean: Tensor, invstd: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
+    input: Tensor, mean: Tensor, invstd: Tensor,
+    running_mean: Tensor | None, running_var: Tensor | None,
     momentum: float, eps: float, counts: Tensor, **_: object,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    assert counts.dtype is (input if running_mean is None else running_mean).dtype
     weights = counts.view(-1, 1) / counts.sum()
     whole_mean = (mean * weights).sum(0)
     variance = ((invstd**-2 - eps + (mean - whole_mean) ** 2) * weights).sum(0)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.distributed.device import is_accelerator
+from paceline.distributed.device import is_accelerator, use_device
 from paceline.distributed.group import Group
 from paceline.errors import UsageError
 from paceline.gradient_sync.local_sgd.codec import BLOCK, codec_for
@@ -164,7 +164,10 @@ class LocalExchange:
     def release(self) -> None:
         """End the thread and leave its group. Local to the worker."""
         ended = self._errands is None or self._errands.end()
-        if ended and self._lanes is not None and dist.is_initialized():
+        # NCCL would wait here for what others may never enter; on devices the group of all workers
+        # ends this one as well.
+        on_host = not is_accelerator(self._group.device)
+        if ended and on_host and self._lanes is not None and dist.is_initialized():
             dist.destroy_process_group(self._lanes)
         self._errands = self._lanes = None
 
@@ -181,6 +184,7 @@ class LocalExchange:
         self, stream: torch.Stream, travel: AverageInFlight, work: Callable[[], None]
     ) -> None:
         assert travel.begun is not None
+        use_device(self._group.device)
         with stream:
             stream.wait_event(travel.begun)
             work()

@@ -65,7 +65,7 @@ class LoadBalancer(StepHook):
     def begin_step(self, step: int, batch: Batch | None) -> None:
         """Note that a forward pass begins."""
         self._under_way = 0 if batch is None else batch.local
-        self._begin = now(on_gpu=self._on_gpu)
+        self._begin = None if self._loader is None else now(on_gpu=self._on_gpu)
 
     def before_backward(self, loss: Tensor, weight: float) -> None:
         """Note that it has ended; a second time for the same pass changes nothing."""

@@ -79,7 +79,8 @@ def _with_cause(error: BaseException) -> str:
     try:
         torch.cuda.mem_get_info()  # fails as that kernel did, and waits for none
     except RuntimeError as cause:
-        return f"{text}: {str(cause).partition(chr(10))[0]}"
+        first, *others = text.split("\n")
+        return "\n".join((f"{first}: {str(cause).partition(chr(10))[0]}", *others))
     return text
 
 

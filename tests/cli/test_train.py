@@ -75,7 +75,7 @@ def test_mnist_on_real_files_with_everything_on(paceline: Paceline, tmp_path: Pa
     found = summary(run)
     assert (found["epochs"], found["samples_seen"], found["val_samples"]) == (3, 1500, 101)
     assert float(str(found["val_accuracy"])) > 0.5
-    assert "lr 1.09375 = 1 x 70/64 (linear, base batch 64)" in done.out
+    assert "  lr        1.09375 = 1 x 70/64 (linear, base batch 64)" in done.out
     assert "in 2 micro-batches" in done.out
     assert any((run / "tensorboard").iterdir())
     record = json.loads((run / "run.json").read_text())

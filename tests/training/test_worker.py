@@ -87,7 +87,7 @@ def test_what_a_training_leaves_behind(
     assert float(rows[1]["train_loss"]) < float(rows[0]["train_loss"])
     assert SnapshotStore(run.snapshots, 3).steps() == [STEPS, 2 * STEPS]
     assert out.count("val loss") == 1
-    assert "lr 0.05" in out
+    assert "  lr        0.05" in out
     assert str(run.path) in out
 
 

@@ -62,7 +62,7 @@ def build_site(folder: Path) -> None:
         (pages / API).write_text("\n".join(_api_lines()))
         _with_api(pages / "docs" / "index.md")
         config = load_config(
-            str(_settings(Path(scratch))),
+            str(Path(__file__).with_name("mkdocs.yml")),
             docs_dir=str(pages),
             site_dir=str(folder.absolute()),
             strict=True,
@@ -121,12 +121,6 @@ def _navigation(index: Path) -> Iterator[object]:
             title = section.partition("\n")[0].partition(":")[0]
             yield {title: [*dict.fromkeys(pages)]}
     yield {"Changes": "CHANGELOG.md"}
-
-
-def _settings(folder: Path) -> Path:
-    path = folder / "mkdocs.yml"
-    path.write_text((Path(__file__).parent / "mkdocs.yml").read_text())
-    return path
 
 
 if __name__ == "__main__":

@@ -120,8 +120,9 @@ def lines_of(status: "RunStatus", losses: Sequence[float], width: int, *, plain:
         width: Columns of the terminal.
         plain: The terminal shows ASCII alone.
     """
+    position = _position(status)
     rows = [
-        (status.state, _position(status) or "starting"),
+        (status.state, position or "starting"),
         ("loss", _curve(status, losses, max(10, width - _LABEL - 30), plain)),
         ("speed", _speed(status)),
         ("time goes to", _parts(status)),
@@ -130,7 +131,7 @@ def lines_of(status: "RunStatus", losses: Sequence[float], width: int, *, plain:
         ("ended", status.sentence),
         ("go on with", status.resume),
         # Files that aren't there yet are none.
-        *(("problem", problem) for problem in status.problems if _position(status)),
+        *(("problem", problem) for problem in status.problems if position),
     ]
     title = printable(f"{status.recipe or 'training'}  {status.path}")
     lines = [_fitting(title, max(width, _LEAST_WIDTH))]

@@ -118,6 +118,13 @@ def _like(original: Mapping[object, object], changed: dict[object, object]) -> o
         return changed
 
 
+def laid_out(content: object, *, channels_last: bool) -> object:
+    """Lay out the images of a batch's content, all tensors of four dimensions, as asked for."""
+    if not channels_last:
+        return content
+    return map_tensors(content, lambda t: to_channels_last(t) if t.ndim == 4 else t)
+
+
 def to_channels_last(images: Tensor) -> Tensor:
     """Lay images out with channels last, also where there is only one channel.
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from paceline.data.batch import Batch, BatchSource, describe, map_tensors, to_channels_last
+from paceline.data.batch import Batch, BatchSource, describe, laid_out, map_tensors
 from paceline.data.dataset_worker import (
     Collate,
     ItemRequest,
@@ -215,16 +215,13 @@ class LoaderSource(BatchSource):
         return InfrastructureError(f"no batch from the loader processes {pids} {reading}: {error}")
 
     def _to_batch(self, collated: object, work: _Work) -> Batch:
-        content = map_tensors(self._feed.bring(collated), self._laid_out)
+        content = laid_out(self._feed.bring(collated), channels_last=self._channels_last)
         if not _holds_tensor(content):
             raise DataError(
                 f"the samples {shorten(work.request.indices)} became {describe(content)}, which "
                 "holds no tensor: let each item of the data set be numbers, arrays or tensors"
             )
         return Batch(content, len(work.indices), work.total, work.indices, work.last, work.part)
-
-    def _laid_out(self, tensor: Tensor) -> Tensor:
-        return to_channels_last(tensor) if self._channels_last and tensor.ndim == 4 else tensor
 
 
 def _make_loader(

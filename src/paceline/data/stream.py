@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
-from paceline.data.batch import Batch, BatchSource, map_tensors, to_channels_last
+from paceline.data.batch import Batch, BatchSource, laid_out
 from paceline.data.dataset_worker import Collate, ItemRequest, collating
 from paceline.data.device_feed import DeviceFeed
 from paceline.data.order import EpochPlan, Indices, step_shares
@@ -124,11 +124,8 @@ class StreamSource(BatchSource):
     ) -> Batch:
         with collating(request):
             collated = self._collate(items)
-        content = map_tensors(self._feed.bring(collated), self._laid_out)
+        content = laid_out(self._feed.bring(collated), channels_last=self._channels_last)
         return Batch(content, local, total, indices)
-
-    def _laid_out(self, tensor: Tensor) -> Tensor:
-        return to_channels_last(tensor) if self._channels_last and tensor.ndim == 4 else tensor
 
     def _compare(self, items: list[object], start: int) -> None:
         """Refuse to go on where the workers have read different samples. Collective."""

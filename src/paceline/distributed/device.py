@@ -12,8 +12,8 @@ from paceline.distributed.environment import (
     set_variables,
     wants_cuda_sanitizer,
 )
-from paceline.distributed.gpu_driver import may_have_gpus
 from paceline.distributed.options import DistOptions
+from paceline.distributed.system_gpus import may_have_gpus
 from paceline.errors import UsageError
 
 _BACKENDS_DEVICE = {"nccl": "cuda", "smddp": "cuda", "xccl": "xpu", "gloo": "cpu", "mpi": "cpu"}

@@ -2,16 +2,38 @@
 
 import ctypes
 import platform
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
+_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version"))
 _OF_KERNEL = Path("/sys/module/amdgpu")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 """Where Linux has a directory for each device, by its address."""
 _NVML = "libnvidia-ml.so.1"
 """A part of NVIDIA's driver."""
+
+
+@cache
+def may_have_gpus() -> bool:
+    """Tell whether this machine could have NVIDIA's or AMD's GPUs; False is certain.
+
+    Launchers and workers ask alike: what the one counts the others use. Containers may have the
+    driver's library without its device files (Jetson, gVisor).
+    """
+    if sys.platform not in ("linux", "darwin"):
+        return True
+    return any(Path(device).exists() for device in _DEVICES) or _has_library(_NVML)
+
+
+def _has_library(name: str) -> bool:
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
 
 
 def driver_version(files: Sequence[Path] = _DRIVERS, of_kernel: Path = _OF_KERNEL) -> str | None:

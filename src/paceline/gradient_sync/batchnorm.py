@@ -239,8 +239,10 @@ def _statistics(inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         (C,), (C,) and a scalar, float64.
     """
     dims = [0, *range(2, inputs.dim())]
-    own_mean = inputs.mean(dims, keepdim=True) if inputs.numel() else inputs.new_zeros(1)
-    own_mean = own_mean.expand(1, inputs.shape[1], *[1] * len(dims[1:]))
+    if inputs.numel():
+        own_mean = inputs.mean(dims, keepdim=True)
+    else:
+        own_mean = inputs.new_zeros([1, inputs.shape[1]] + [1] * (inputs.dim() - 2))
     # sum (x - c)^2 + n c^2 = sum x^2
     squares = (inputs - own_mean).square().sum(dims).double()
     centre = own_mean.flatten().double()

@@ -10,9 +10,9 @@ from paceline.distributed.environment import (
     read_placement,
     surroundings,
 )
-from paceline.distributed.gpu_driver import may_have_gpus
 from paceline.distributed.options import DistOptions
 from paceline.distributed.placement import NodePlacement, Placement
+from paceline.distributed.system_gpus import may_have_gpus
 from paceline.errors import UsageError
 from paceline.launch.options import LaunchOptions
 from paceline.launch.ssh.options import HostsOptions

@@ -25,6 +25,7 @@ from paceline.gradient_sync.batchnorm import synchronise_batchnorm
 from paceline.gradient_sync.replica import Forward
 from paceline.training.batches.loader import EvalLoader, Loader
 from paceline.training.nondeterministic import refuse_nondeterministic
+from paceline.training.numerics import refuses_nondeterministic
 from paceline.training.options import ComputeOptions, Precision
 from paceline.training.snapshots.script_state import KeptValues, PerPartState, State, Stateful
 from paceline.training.weight_average import WeightAverage
@@ -177,9 +178,7 @@ def place_model(
     Raises:
         UsageError: The same bits are asked for, and a layer can't give them there.
     """
-    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    is_pinned = torch.are_deterministic_algorithms_enabled() and not only_warns
-    if group.device.type == "cuda" and is_pinned:
+    if group.device.type == "cuda" and refuses_nondeterministic():
         refuse_nondeterministic(module)
     module.to(group.device)
     if channels_last:

@@ -234,14 +234,17 @@ def _hardware(device: torch.device) -> dict[str, str | int]:
     return found
 
 
+def refuses_nondeterministic() -> bool:
+    """Tell whether torch refuses what doesn't give the same bits every time, warnings aside."""
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    return torch.are_deterministic_algorithms_enabled() and not only_warns
+
+
 def _switches() -> dict[str, str | int]:
     """Read what a script might change in between; costs about a microsecond."""
     return {
         "threads": torch.get_num_threads(),
-        "deterministic_algorithms": _yes(
-            torch.are_deterministic_algorithms_enabled()
-            and not torch.is_deterministic_algorithms_warn_only_enabled()
-        ),
+        "deterministic_algorithms": _yes(refuses_nondeterministic()),
         "cudnn_deterministic": _yes(torch.backends.cudnn.deterministic),
         "cudnn_benchmark": _yes(torch.backends.cudnn.benchmark),
     }

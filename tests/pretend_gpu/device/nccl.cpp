@@ -299,6 +299,24 @@ ncclResult_t leave(ncclComm* comm) {
   return ncclSuccess;
 }
 
+constexpr int ALL = -1;
+
+// Combines what all workers have, `number` elements, on the worker `root` or on ALL. Where it is
+// `scattered` each worker has as many for every worker, and gets its own.
+ncclResult_t combine(
+    const void* own, bool scattered, void* into, size_t number, ncclDataType_t type,
+    ncclRedOp_t op, int root, ncclComm* comm, cudaStream_t stream) {
+  const Kind kind = kind_of(type);
+  if (kind.combine == nullptr || op > ncclAvg) return ncclInvalidArgument;
+  return begin(comm, stream, [=] {
+    const size_t bytes = number * kind.bytes;
+    std::vector<char> all(bytes * comm->size);
+    if (!swap(comm, static_cast<const char*>(own), scattered ? bytes : 0, all.data(), bytes)) return;
+    if (root == ALL || root == comm->rank)
+      kind.combine(all.data(), static_cast<char*>(into), number, comm->size, op);
+  });
+}
+
 }  // namespace
 
 // --- Communicators
@@ -408,39 +426,17 @@ EXPORT ncclResult_t ncclRecv(
 EXPORT ncclResult_t ncclAllReduce(
     const void* own, void* into, size_t number, ncclDataType_t type, ncclRedOp_t op,
     ncclComm_t comm, cudaStream_t stream) {
-  const Kind kind = kind_of(type);
-  if (kind.combine == nullptr || op > ncclAvg) return ncclInvalidArgument;
-  return begin(comm, stream, [=] {
-    const size_t bytes = number * kind.bytes;
-    std::vector<char> all(bytes * comm->size);
-    if (!swap(comm, static_cast<const char*>(own), 0, all.data(), bytes)) return;
-    kind.combine(all.data(), static_cast<char*>(into), number, comm->size, op);
-  });
+  return combine(own, false, into, number, type, op, ALL, comm, stream);
 }
 EXPORT ncclResult_t ncclReduce(
     const void* own, void* into, size_t number, ncclDataType_t type, ncclRedOp_t op, int root,
     ncclComm_t comm, cudaStream_t stream) {
-  const Kind kind = kind_of(type);
-  if (kind.combine == nullptr || op > ncclAvg) return ncclInvalidArgument;
-  return begin(comm, stream, [=] {
-    const size_t bytes = number * kind.bytes;
-    std::vector<char> all(bytes * comm->size);
-    if (!swap(comm, static_cast<const char*>(own), 0, all.data(), bytes)) return;
-    if (comm->rank == root)
-      kind.combine(all.data(), static_cast<char*>(into), number, comm->size, op);
-  });
+  return combine(own, false, into, number, type, op, root, comm, stream);
 }
 EXPORT ncclResult_t ncclReduceScatter(
     const void* own, void* into, size_t number, ncclDataType_t type, ncclRedOp_t op,
     ncclComm_t comm, cudaStream_t stream) {
-  const Kind kind = kind_of(type);
-  if (kind.combine == nullptr || op > ncclAvg) return ncclInvalidArgument;
-  return begin(comm, stream, [=] {
-    const size_t bytes = number * kind.bytes;
-    std::vector<char> all(bytes * comm->size);
-    if (!swap(comm, static_cast<const char*>(own), bytes, all.data(), bytes)) return;
-    kind.combine(all.data(), static_cast<char*>(into), number, comm->size, op);
-  });
+  return combine(own, true, into, number, type, op, ALL, comm, stream);
 }
 EXPORT ncclResult_t ncclAllGather(
     const void* own, void* into, size_t number, ncclDataType_t type, ncclComm_t comm,

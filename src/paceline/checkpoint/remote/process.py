@@ -21,7 +21,7 @@ from paceline.checkpoint.remote.url import reason_of
 from paceline.errors import UsageError
 from paceline.files import write_json
 from paceline.launch.signals import STOP_SIGNALS
-from paceline.options.text import printable
+from paceline.options.text import say
 from paceline.results.run_directory import RunDirectory
 
 FINISH, RELEASE = "finish", "release"
@@ -210,9 +210,7 @@ class CopyProcess:
             self._say(f"failed: {reason}; {then}")
 
     def _say(self, text: str) -> None:
-        with suppress(OSError):
-            line = f"paceline: copying to {self._record.url} {text}"
-            print(printable(line), file=sys.stderr, flush=True)
+        say(f"paceline: copying to {self._record.url} {text}")
 
     def _went_on(self) -> None:
         self._went_on_s = time.monotonic()

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from paceline.distributed.device import is_accelerator
+from paceline.distributed.device import is_accelerator, use_device
 from paceline.distributed.environment import use_interface
 
 _REPEATS = 3
@@ -83,8 +83,7 @@ def all_reduce(plan: AllReducePlan, kept: TCPStore | None = None) -> AllReduceRe
     if plan.interface:
         use_interface(plan.interface, override=True)
     device = torch.device("cpu" if plan.backend == "gloo" else "cuda:0")
-    if is_accelerator(device):
-        torch.accelerator.set_device_index(device)
+    use_device(device)
     dist.init_process_group(
         plan.backend,
         store=PrefixStore("paceline/doctor", store),

@@ -1,6 +1,7 @@
 """The list of runs: which there are, how each stands, and how the list is sorted and filtered."""
 
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -98,6 +99,12 @@ def test_a_list_fits_80_columns(make_run: MakeRun, folder: Path) -> None:
     lines = table_lines(list_runs(folder), NOW, 80)
     assert max(map(len, lines)) <= 80
     assert len({line.split()[0] for line in lines}) == len(lines)  # still told apart
+
+
+def test_a_name_given_to_a_run_is_shown_whole(make_run: MakeRun, folder: Path) -> None:
+    make_run("digits-20260302-101502", run={"settings": {"name": "base"}})
+    line = table_lines(list_runs(folder), NOW, 80)[1]
+    assert re.match(r"base \(di…[-0-9]+-101502\)  finished", line)
 
 
 def test_names_tags_and_settings_filter(make_run: MakeRun, folder: Path) -> None:

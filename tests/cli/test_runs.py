@@ -1,6 +1,7 @@
 """`paceline runs`, `label` and `resume` without a path, on run directories that are there."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -107,6 +108,59 @@ def test_resume_changes_no_labels_that_were_changed_since(
     assert main(["label", str(run), "--tag", "a"]) == ExitCode.DONE
     assert main(["resume", str(run), "--tag", "b"]) == ExitCode.USAGE
     assert f"paceline label {run} --tag ..." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ended", "settings", "told"),
+    [
+        ("epochs", {}, "all 2 epochs. Nothing was changed.\n"),
+        ("target", {"target_accuracy": 0.9}, "target accuracy 90 % reached"),
+        ("patience", {"early_stopping": 1}, "no better validation result for 1 epoch"),
+        ("time", {"time_budget": "2h"}, "time budget of 2h used"),
+    ],
+)
+def test_resume_leaves_a_finished_run_as_it_is(
+    ended: str,
+    settings: dict[str, object],
+    told: str,
+    runs: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = RunDirectory(runs / "digits-20260302-101500")
+    described, ending = run.read_run(), run.read_summary()
+    assert isinstance(described["settings"], dict)
+    described["settings"] |= settings
+    run.run_json.write_text(json.dumps(described))
+    run.summary_json.write_text(json.dumps(ending | {"stopped_because": ended}))
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("*")}
+    assert main(["resume", str(run.path), "--workers", "1", "--tag", "a"]) == ExitCode.DONE
+    said = capsys.readouterr()
+    assert said.out.startswith(f"{run.path} has finished: ")
+    assert told in said.out
+    name = next(iter(settings), "epochs")
+    option = f"--{name.replace('_', '-')} ... --allow-change {name}"
+    assert f"To train on: paceline resume {run.path} {option}\n" in said.out
+    assert "No effect on a finished run: --tag: `paceline label` does that" in said.err
+    assert main(["resume", str(run.path), "--json"]) == ExitCode.DONE
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["exit_code"] == 0
+    assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
+
+
+def test_a_finished_script_goes_on_only_where_its_loop_may_be_longer(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, script = RunDirectory(runs / "digits-20260302-101500"), runs.parent / "mine.py"
+    script.touch()
+    of_script = {"kind": "script", "recipe": "mine.py", "reference": str(script)}
+    run.run_json.write_text(json.dumps(run.read_run() | of_script))
+    run.summary_json.write_text(json.dumps(run.read_summary() | {"stopped_because": "script"}))
+    monkeypatch.setattr("paceline.cli.resume.start", lambda launch: 99)
+    assert main(["resume", str(run.path)]) == ExitCode.DONE
+    assert "or change the script's loop and resume" in capsys.readouterr().out
+    assert main(["resume", str(run.path), "--allow-change", "epochs"]) == 99
+    later_s = run.summary_json.stat().st_mtime + 1
+    os.utime(script, (later_s, later_s))
+    assert main(["resume", str(run.path)]) == 99
 
 
 @pytest.mark.slow

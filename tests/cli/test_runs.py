@@ -90,6 +90,60 @@ def test_a_label_that_says_nothing_is_refused(
     assert not run.notes_json.exists()
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["label", "evaluate", "report", "watch --json", "copy", "export", "resume", "track", "workers"],
+)
+def test_a_run_is_named_where_its_directory_could_be(
+    command: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(runs / "digits-20260302-101500")
+    run.notes_json.write_text(json.dumps({"name": "lr/0.1 try"}))
+    run.run_json.write_text("{")  # so that all but `watch` and `workers` end there, naming it
+    name, *options = command.split()
+    files = ["weights.pt"] if name == "export" else []
+    for called in ("lr/0.1 try", run.path.name, "runs/digits-20260302-101500/", str(run.path)):
+        code = main([name, called, *files, *options])
+        said = capsys.readouterr()
+        assert str(run.path) in said.out + said.err, said.err
+        assert code == (ExitCode.DONE if name == "watch" else ExitCode.USAGE)
+    assert main([name, "runs/digits-20260302-101501", *files, *options]) == ExitCode.USAGE
+    said = capsys.readouterr()
+    assert f"no run directory runs/digits-20260302-101501, and no run below {runs} is" in said.err
+    assert "Did you mean 'digits-20260302-101500'" in said.err
+    assert "`paceline runs` lists them" in said.err
+
+
+def test_watch_without_a_path_follows_the_newest(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = RunDirectory(runs / "later")
+    shutil.copytree(GOLDEN / "run", later.path)
+    started = later.read_run() | {"started_at": "2126-03-09T10:15:00+00:00", "history": []}
+    later.run_json.write_text(json.dumps(started))
+    for ended in (True, False):
+        assert main(["watch", "--json"]) == ExitCode.DONE
+        said = capsys.readouterr()
+        assert json.loads(said.out)["path"] == str(later.path)
+        assert said.err == "Watching runs/later\n"
+        if ended:
+            later.summary_json.unlink()  # killed: newer than what runs, but over
+    running = RunDirectory(runs / "digits-20260302-101500")
+    running.summary_json.unlink()
+    with running.lock():
+        assert main(["watch", "--json"]) == ExitCode.DONE
+    assert json.loads(capsys.readouterr().out)["path"] == str(running.path)
+
+
+def test_watch_where_there_are_no_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["watch"]) == ExitCode.USAGE
+    said = f"there are no runs in {tmp_path}/runs. Name a run directory: paceline watch RUN_DIR"
+    assert said in capsys.readouterr().err
+
+
 def test_resume_without_a_path_refuses_a_running_one(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

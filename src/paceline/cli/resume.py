@@ -31,6 +31,7 @@ from paceline.options.config_file import CONFIG
 from paceline.options.fields import OptionField, OptionValue
 from paceline.options.shell import command_line
 from paceline.options.text import printable
+from paceline.results.find_runs import choose_run
 from paceline.results.run_directory import USUAL_FOLDER, RunDirectory
 from paceline.runtime.placement import choose_place, worker_here
 from paceline.runtime.spec import Launch
@@ -76,7 +77,7 @@ def main(tokens: Sequence[str]) -> int:
     where, rest = tokens[0], tokens[1:]
     if is_url(where):
         where, rest = _fetched(where, rest)
-    run = RunDirectory.named(where)
+    run = choose_run(where)
     past = PreviousRun.read(run)
     if past.kind == "script":
         return _resume_script(run, past, where, rest)
@@ -122,7 +123,7 @@ def _show_help(tokens: Sequence[str]) -> NoReturn:
         own = [_ALLOW, _RUN_DIR, CONFIG, *TRAIN_OUTPUT, *cluster_options()]
         options = [*training_options().values(), *own]
         show_help(_USAGE, _ABOUT, options, tokens)
-    past = PreviousRun.read(RunDirectory.named(named[0]))
+    past = PreviousRun.read(choose_run(named[0]))
     if past.kind == "script":
         from paceline.runtime.script_options import script_options
 

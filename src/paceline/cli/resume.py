@@ -199,7 +199,7 @@ def _fetched(url: str, tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Sequence[str]) -> int:
-    from paceline.runtime.script_options import script_options
+    from paceline.runtime.script_options import script_options, warn_of_misspelt
 
     if not Path(past.reference).is_file():
         raise UsageError(f"the script {past.reference} of this training is gone")
@@ -210,6 +210,7 @@ def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Seq
         )
     options = [*script_options().values(), _ALLOW, CONFIG, *cluster_options()]
     given = parse_options(shlex.join(("paceline", "resume", where)), _ABOUT, tokens, options)
+    warn_of_misspelt([*training_options().values(), *options])
     given.pop("config", None)
     choice, allowed = take_cluster_choice(given), _names(given.pop("allow_change", ()))
     past.changed(given, allowed)  # refuses

@@ -11,6 +11,7 @@ from paceline.errors import ExitCode, PacelineError, StoreError, UsageError
 from paceline.options.command_line import note, parse_options, show_help, take_word, wants_help
 from paceline.options.shell import command_line
 from paceline.options.text import printable
+from paceline.results.find_runs import choose_run
 from paceline.results.json_object import section, whole
 from paceline.results.run_directory import USUAL_FOLDER, RunDirectory
 
@@ -36,7 +37,7 @@ def main(tokens: Sequence[str]) -> int:
         _, run = fetch(source, target)
         print(printable(f"Resume it: {command_line('resume', run.path)}"))
     else:
-        _copy(RunDirectory.named(source), target)
+        _copy(choose_run(source), target)
     return ExitCode.DONE
 
 

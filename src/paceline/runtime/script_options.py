@@ -1,11 +1,12 @@
 """What a script and the command line say about a training, put together."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from paceline.distributed.environment import detect_launchers, surroundings
 from paceline.errors import UsageError
 from paceline.optim.options import OptimOptions
-from paceline.options.command_line import flag, parse_options
+from paceline.options.command_line import flag, misspelt_variables, note, parse_options
 from paceline.options.fields import OptionField, OptionValue, option_fields
 from paceline.training.config import training_options
 
@@ -27,8 +28,20 @@ def script_options() -> Mapping[str, OptionField]:
     }
 
 
+def warn_of_misspelt(options: Iterable[OptionField]) -> None:
+    """Say which variables of the environment look like settings of a training and aren't.
+
+    Of several workers that were started one by one the first says it.
+    """
+    environment = surroundings()
+    if not any(placement.rank for placement in detect_launchers(environment).workers):
+        for line in misspelt_variables(environment, options):
+            note(line)
+
+
 def from_environment() -> dict[str, OptionValue]:
     """Read the options that stand in the environment, such as PACELINE_PRECISION."""
+    warn_of_misspelt(training_options().values())
     return parse_options("the environment", "", (), script_options().values())
 
 

@@ -73,7 +73,9 @@ def test_what_was_measured_is_there_after_a_signal(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
-    assert "not measured: wideresnet, bf16, 1 GPU / the same by hand; transformer" in table.read_text()
+    assert (
+        "not measured: wideresnet, bf16, 1 GPU / the same by hand; transformer" in table.read_text()
+    )
     content = json.loads((tmp_path / "gpu.json").read_text())
     (blocks,) = content["raw"].values()
     assert len(blocks["ours"]) == len(blocks["theirs"]) == 8

@@ -141,7 +141,7 @@ class Examination:
                 self._facts[host] = read_dataclass(HostFacts, answer)
             except (ValueError, TypeError) as error:
                 problems[host] = f"its probe is of another version ({error})"
-        # Judge each host by itself, for the workers that it would get.
+        # Check each host by itself, for the workers that it would get.
         self._note_problems("facts", problems)
         slots = {host.name: host.slots for host in self._pool.hosts}
         on_gpus = self._diagnosis_request.on_gpus
@@ -158,7 +158,7 @@ class Examination:
                 self._findings += check_name(host, facts)
             self._findings += check_machine(host, facts, wants)
             self._findings += check_gpus(host, facts.gpus, wants)
-        # Judge the hosts against one another.
+        # Check the hosts against one another.
         self._findings += check_congestion(self._facts)
         self._findings += check_versions(self._facts)
         self._findings += check_processors(self._facts)

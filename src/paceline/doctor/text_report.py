@@ -1,4 +1,4 @@
-"""What `paceline doctor` prints: findings by host, then between hosts, then a table of the links."""
+"""What `paceline doctor` prints: findings by host, between hosts, then a table of the links."""
 
 from collections.abc import Iterator, Sequence
 

@@ -12,7 +12,7 @@ _USED_SHARE = 0.1
 
 
 def check_gpus(host: str, gpus: GpuFacts, wants: Wants) -> Iterator[CheckResult]:
-    """Judge the GPUs of one host."""
+    """Check the GPUs of one host."""
     if gpus.problem:
         yield fault(
             host,

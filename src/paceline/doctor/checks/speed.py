@@ -138,8 +138,8 @@ def _slow_host(host: str, slow: Sequence[Slow]) -> CheckResult:
         hosts=(host,),
         what="links",
         state="warning",
-        text=f"its links to all the others are slow ({', '.join(shown)}), and all hosts wait for it "
-        "in every step: look at its cable, switch port, duplex (ethtool) and instance type, or "
+        text=f"its links to all the others are slow ({', '.join(shown)}), and all hosts wait for "
+        "it in every step: look at its cable, switch port, duplex (ethtool) and instance type, or "
         "leave it out",
     )
 

@@ -21,7 +21,7 @@ from paceline.metrics.console import Advance, Console
 from paceline.optim.table import OPTIMIZER_OPTIONS
 from paceline.options.fields import OptionValue
 from paceline.results.metrics_table import COLUMNS, EpochRow
-from paceline.results.run_directory import RunDirectory
+from paceline.results.run_directory import RunDirectory, SampleUnit
 from paceline.training import status_exchange
 from paceline.training.config import TrainConfig
 from paceline.training.engine import Engine
@@ -165,7 +165,7 @@ class RecordingConsole(Console):
     def advance(self, advance: Advance) -> None:
         self.losses.append(advance.loss)
 
-    def epoch(self, row: EpochRow) -> None:
+    def epoch(self, row: EpochRow, unit: SampleUnit) -> None:
         self.rows.append(row)
 
     def close(self) -> None:

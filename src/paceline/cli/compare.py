@@ -88,12 +88,17 @@ def _as_json(shown: "Comparison") -> Mapping[str, object]:
             {
                 **entry.to_json(),
                 "settings": {row.name: row.values[place] for row in shown.settings},
-                "figures": {row.name: row.values[place] for row in shown.figures},
+                "figures": {_key(row.name): row.values[place] for row in shown.figures},
                 "curves": _columns(entry.report.metrics),
                 "steps": _columns(entry.report.steps),
             }
         )
     return {"runs": runs}
+
+
+def _key(name: str) -> str:
+    """Name a figure for programs: the same whatever the samples are."""
+    return "images/s" if name == "samples/s" else name
 
 
 def _columns(table: "Metrics") -> Mapping[str, Sequence[float | None]]:

@@ -121,9 +121,9 @@ def _show_figures(result: "EvaluationResult") -> None:
     print(f"samples   {totals.samples}, each counted once")
     print(f"loss      {show_loss(totals.mean_loss)}")
     if result.top:
-        print(f"top-1     {totals.accuracy:.2%}")
+        print(f"top-1     {show_percent(totals.accuracy)}")
     if result.top == 5:
-        print(f"top-5     {totals.top5_accuracy:.2%}")
+        print(f"top-5     {show_percent(totals.top5_accuracy)}")
 
 
 def _show_classes(classes: Confusion) -> None:

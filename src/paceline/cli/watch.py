@@ -200,7 +200,7 @@ def _curve(status: "RunStatus", losses: Sequence[float], width: int, plain: bool
 
 def _speed(status: "RunStatus") -> str:
     speed, lr = status.images_per_s, status.lr
-    parts = [f"{show_speed(speed)} images/s"] if speed else []
+    parts = [f"{show_speed(speed)} {status.sample_unit}/s"] if speed else []
     if lr is not None and status.state == "running":
         parts.append(f"lr {show_rate(lr)}")
     return ", ".join(parts)

@@ -118,4 +118,4 @@ def table_of(speeds: Sequence[WorkerSpeed], most: int) -> "Table":
 
 def _part(seconds: float, step_s: float) -> str:
     share = seconds / step_s if step_s else 0.0
-    return f"{1000 * seconds:.3g} {share:4.0%}"
+    return f"{1000 * seconds:.3g} {100 * share:3.0f} %"

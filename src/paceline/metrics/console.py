@@ -4,7 +4,7 @@ import math
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Literal, final
 
 from paceline.options.durations import format_clock
-from paceline.options.figures import show_bytes, show_loss, show_rate
+from paceline.options.figures import show_bytes, show_loss, show_percent, show_rate
 from paceline.options.text import printable, wrapped
 from paceline.results.metrics_table import EpochRow
+from paceline.results.run_directory import SampleUnit
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -35,6 +36,7 @@ class Communication:
 _PLAIN_EVERY_S = 10.0
 _LEAST_BAR, _MOST_BAR = 6, 24
 """Columns of the bar."""
+_PER_S: Mapping[SampleUnit, str] = {"images": "img/s", "samples": "samples/s"}
 _LABEL = re.compile(r" {2}[a-z]+ +(?=\S)")
 _DROPPED = (
     (),
@@ -71,6 +73,7 @@ class Advance:
     """Share of the last second in which this worker's GPU computed; None where nobody tells it."""
     gpu_memory_bytes: int | None = None
     """The most that tensors have taken of it so far."""
+    unit: SampleUnit = "images"
 
     def text(self) -> str:
         """Write it as one line, without the position."""
@@ -111,12 +114,12 @@ class Advance:
     def _figures(self) -> dict[str, str]:
         spent = self.spent
         used, memory = self.gpu_utilization, self.gpu_memory_bytes
-        gpu = ["" if used is None else f"{used:3.0%}", show_bytes(memory) if memory else ""]
+        gpu = ["" if used is None else _whole(used), show_bytes(memory) if memory else ""]
         return {
             "loss": f"loss {show_loss(self.loss)}",
-            "accuracy": "" if self.accuracy is None else f"acc {self.accuracy:6.2%}",
-            "speed": f"{self.images_per_s:,.0f} img/s" if self.images_per_s else "",
-            "comm": f"comm {min(1.0, spent.exposed + spent.waiting):3.0%}" if spent else "",
+            "accuracy": "" if self.accuracy is None else f"acc {show_percent(self.accuracy):>7}",
+            "speed": f"{self.images_per_s:,.0f} {_PER_S[self.unit]}" if self.images_per_s else "",
+            "comm": f"comm {_whole(spent.exposed + spent.waiting)}" if spent else "",
             "wire": f"{show_bytes(spent.wire_bytes)}/step" if spent else "",
             "gpu": " ".join(("GPU", *filter(None, gpu))) if any(gpu) else "",
             "lr": f"lr {show_rate(self.lr)}",
@@ -149,7 +152,7 @@ class Console(ABC):
         """Show how far the epoch is."""
 
     @abstractmethod
-    def epoch(self, row: EpochRow) -> None:
+    def epoch(self, row: EpochRow, unit: SampleUnit) -> None:
         """Show a finished epoch's figures as a row of the table."""
 
     @abstractmethod
@@ -175,7 +178,7 @@ class SilentConsole(Console):
     def advance(self, advance: Advance) -> None:
         """Do nothing."""
 
-    def epoch(self, row: EpochRow) -> None:
+    def epoch(self, row: EpochRow, unit: SampleUnit) -> None:
         """Do nothing."""
 
     def close(self) -> None:
@@ -209,9 +212,9 @@ class PlainConsole(Console):
             self.say(f"{place}  {advance.text()}")
             self._last_s = monotonic()
 
-    def epoch(self, row: EpochRow) -> None:
+    def epoch(self, row: EpochRow, unit: SampleUnit) -> None:
         """Print the row, under a header the first time."""
-        for line in self._table.lines(row):
+        for line in self._table.lines(row, unit):
             self.say(line)
         self._last_s = monotonic()
 
@@ -262,10 +265,10 @@ class BarConsole(Console):
         self._open = advance.bar_line(bar.console.width, plain=plain)
         bar.update(bar.task_ids[0], visible=True, description=self._open)
 
-    def epoch(self, row: EpochRow) -> None:
+    def epoch(self, row: EpochRow, unit: SampleUnit) -> None:
         """Print the row, under a header the first time."""
         self._open = ""
-        *header, line = self._table.lines(row)
+        *header, line = self._table.lines(row, unit)
         for title in header:
             self._say(title, style="bold cyan")
         self.say(line)
@@ -336,8 +339,13 @@ def _print(line: str) -> None:
         print(printable(line), flush=True)
 
 
+def _whole(share: float) -> str:
+    """Write a share in whole percent, always as wide as `12 %`, since its line is redrawn."""
+    return f"{min(100.0, 100 * share):2.0f} %"
+
+
 def _percent(share: float) -> str:
-    return "-" if math.isnan(share) else f"{share:.2%}"
+    return "-" if math.isnan(share) else f"{100 * share:.2f}"
 
 
 _COLUMNS: Mapping[str, tuple[str, int, Callable[[float], str]]] = {
@@ -346,12 +354,12 @@ _COLUMNS: Mapping[str, tuple[str, int, Callable[[float], str]]] = {
     "step": ("step", 7, "{:d}".format),
     "time_s": ("time", 7, format_clock),
     "train_loss": ("loss", 7, show_loss),
-    "train_accuracy": ("acc", 7, _percent),
+    "train_accuracy": ("acc %", 6, _percent),
     "val_loss": ("val loss", 8, show_loss),
-    "val_accuracy": ("val acc", 7, _percent),
-    "val_top5_accuracy": ("top-5", 7, _percent),
+    "val_accuracy": ("val acc %", 9, _percent),
+    "val_top5_accuracy": ("top-5 %", 7, _percent),
     "lr": ("lr", 7, show_rate),
-    "images_per_s": ("img/s", 8, "{:,.0f}".format),
+    "images_per_s": ("", 7, "{:,.0f}".format),
 }
 
 
@@ -366,29 +374,23 @@ class EpochTable:
         self._columns: tuple[str, ...] = ()
         self._has_header = has_header
 
-    def lines(self, row: EpochRow) -> list[str]:
+    def lines(self, row: EpochRow, unit: SampleUnit) -> list[str]:
         """Write a row, under a header the first time and where it has a column more."""
         own = {name for name in _COLUMNS if getattr(row, name) is not None}
-        line: list[str] = []
+        header: list[str] = []
         if not own <= set(self._columns):
             self._columns = tuple(name for name in _COLUMNS if name in own | set(self._columns))
-            line = [] if self._has_header else [table_header(self._columns)]
+            header = [] if self._has_header else [self._line(unit, None)]
             self._has_header = False
-        return [*line, table_line(row, self._columns)]
+        return [*header, self._line(unit, row)]
 
-
-def table_header(columns: Iterable[str]) -> str:
-    """Write the heading of the table of epochs."""
-    listed = (_COLUMNS[name] for name in columns)
-    return " ".join(f"{title:>{width}}" for title, width, _ in listed)
-
-
-def table_line(row: EpochRow, columns: Iterable[str]) -> str:
-    """Write one epoch as a line under `table_header`."""
-    return " ".join(_cell(row, name) for name in columns)
-
-
-def _cell(row: EpochRow, name: str) -> str:
-    _, width, write = _COLUMNS[name]
-    value = getattr(row, name)
-    return f"{'' if value is None else write(value):>{width}}"
+    def _line(self, unit: SampleUnit, row: EpochRow | None) -> str:
+        """Write an epoch's figures, or without one the headings."""
+        cells = []
+        for name in self._columns:
+            title, width, write = _COLUMNS[name]
+            title = title or _PER_S[unit]
+            value = None if row is None else getattr(row, name)
+            shown = "" if value is None else write(value)
+            cells.append(f"{title if row is None else shown:>{max(width, len(title))}}")
+        return " ".join(cells)

@@ -117,7 +117,7 @@ _PLANS = (
     ),
     _Plan(
         slug="speed",
-        title="Images/s",
+        title="{}/s",
         columns=(("images_per_s", "all workers", "single"),),
         from_zero=True,
     ),
@@ -166,9 +166,10 @@ def choose_charts(report: RunReport) -> tuple[Chart, ...]:
     best = best_position(report)
     alone = number(section(report.run, "derived"), "world_size") == 1
     charts = []
-    for plan in _PLANS:
-        if alone and plan.slug == "communication":
+    for each in _PLANS:
+        if alone and each.slug == "communication":
             continue
+        plan = replace(each, title=each.title.format(report.unit.capitalize()))
         if plan.large and report.steps.has(plan.columns[0][0]):
             charts.append(_step_chart(plan, report, marks, best))
         elif any(metrics.has(name) for name, _, _ in plan.columns):

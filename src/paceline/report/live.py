@@ -17,7 +17,7 @@ from paceline.results.growing_table import GrowingTable
 from paceline.results.json_object import entries, number, section, text, whole
 from paceline.results.metrics_table import STEPS, TABLE_MAX_BYTES, Metrics, parse_metrics
 from paceline.results.profile import StepProfile
-from paceline.results.run_directory import RunDirectory
+from paceline.results.run_directory import RunDirectory, SampleUnit
 
 _DIED = (
     "ended without a word: its launcher was killed, or this is a copy of a training that runs "
@@ -54,6 +54,7 @@ class RunStatus:
     train_accuracy: float | None
     lr: float | None
     images_per_s: float | None
+    sample_unit: SampleUnit
     exposed_comm: float | None
     waiting: float | None
     parts: Mapping[str, float] | None
@@ -163,6 +164,7 @@ def status_of(
         train_accuracy=last.get("train_accuracy"),
         lr=last.get("lr"),
         images_per_s=_either(number(report.summary, "images_per_s"), last.get("images_per_s")),
+        sample_unit=report.unit,
         exposed_comm=last.get("exposed_comm"),
         waiting=last.get("waiting"),
         parts=parts,

@@ -321,6 +321,7 @@ def _planned(engine: Engine) -> dict[str, object]:
             "micro_batches": plan.micro_batches,
             "steps_per_epoch": plan.steps_per_epoch,
             "train_samples": plan.train_samples,
+            "sample_unit": context.unit,
         }
     if plan is not None and context.progress.rate is not None:
         lr, rule = scaled_lr(config.optim, plan.global_batch)

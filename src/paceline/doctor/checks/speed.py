@@ -7,7 +7,7 @@ from paceline.distributed.environment_check import State
 from paceline.doctor.bandwidth import HostLink, Slow, slow_hosts, slow_links, slowest
 from paceline.doctor.check_result import CheckResult
 from paceline.doctor.facts import AddressChoice
-from paceline.options.figures import show_bandwidth, show_bytes, show_time
+from paceline.options.figures import show_bandwidth, show_bytes, show_time, show_whole_percent
 
 _GRADIENTS_BYTES = 100e6
 _GIGABIT = 100e6
@@ -113,7 +113,8 @@ def _broken(link: HostLink) -> CheckResult:
 def _slow(slow: Slow) -> CheckResult:
     link, parts = slow.link, []
     if slow.share is not None and link.best_bytes_per_s is not None:
-        parts.append(f"{show_bandwidth(link.best_bytes_per_s)}, {slow.share:.0%} of what is usual")
+        share = show_whole_percent(slow.share)
+        parts.append(f"{show_bandwidth(link.best_bytes_per_s)}, {share} of what is usual")
     if slow.times is not None and link.round_trip_s is not None:
         parts.append(f"round-trip {show_time(link.round_trip_s)}, {slow.times:.1f} x the usual")
     text = f"{link.source} to {link.target} is slow ({'; '.join(parts)}): look at what lies between"

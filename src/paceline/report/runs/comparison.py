@@ -14,6 +14,7 @@ from paceline.report.runs.listing import (
     arguments_of,
     list_runs,
     read_entry,
+    shared_unit,
     sort_runs,
 )
 from paceline.results.find_runs import choose_run, is_run
@@ -206,7 +207,7 @@ _FIGURES: Sequence[tuple[str, _Read, _Write]] = (
     ("epochs", lambda entry: entry.epochs, figures.show_count),
     ("steps", _of_summary("steps", "step"), figures.show_count),
     ("training time", _of_summary("train_time_s", "time_s"), figures.dashed(format_duration)),
-    ("images/s", _of_summary("images_per_s", "images_per_s"), figures.show_speed),
+    ("{}/s", _of_summary("images_per_s", "images_per_s"), figures.show_speed),
 )
 
 
@@ -217,7 +218,7 @@ def _final_figures(runs: Sequence[RunEntry]) -> tuple[Row, ...]:
     for name, read, write in _FIGURES:
         values = tuple(read(entry) for entry in runs)
         cells = tuple(write(value) for value in values)
-        rows.append(Row(name=name, values=values, cells=cells))
+        rows.append(Row(name=name.format(shared_unit(runs)), values=values, cells=cells))
     own = [section(entry.report.summary, "figures") for entry in runs]
     for name in dict.fromkeys(name for one in own for name in one):
         values = tuple(number(one, name) for one in own)

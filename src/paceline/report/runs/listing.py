@@ -16,7 +16,7 @@ from paceline.report.load_run import RunReport, read_run
 from paceline.report.run_outcome import RunState, find_state
 from paceline.results.find_runs import find_runs
 from paceline.results.json_object import JsonObject, entries, number, section, text, whole
-from paceline.results.run_directory import RunDirectory
+from paceline.results.run_directory import RunDirectory, SampleUnit
 
 ListedState = RunState | Literal["damaged"]
 
@@ -79,6 +79,11 @@ class RunList:
     entries: tuple[RunEntry, ...]
     whole: bool
     """Whether everything below the folder was looked at."""
+
+
+def shared_unit(runs: Sequence[RunEntry]) -> SampleUnit:
+    """Say what the samples of all these runs are called."""
+    return "images" if all(entry.report.unit == "images" for entry in runs) else "samples"
 
 
 def list_runs(root: Path) -> RunList:

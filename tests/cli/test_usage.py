@@ -218,10 +218,17 @@ def test_a_scripts_own_names_are_not_taken_for_ours(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.py").touch()
-    for word in ("--batch-size", "--output-dir", "--num-workers"):
+    for word, why in (
+        ("--batch-size", "Paceline's own is --global-batch. "),
+        ("--output-dir", ""),
+        ("--num-workers", "Paceline's own is --loader-workers or --workers. "),
+        ("--lr", "a script chooses its optimizer, learning rate and loss itself. "),
+        ("--learning-rate", "a script chooses its optimizer, learning rate and loss itself. "),
+    ):
         assert main(["run", "mine.py", word, "8"]) == ExitCode.USAGE
         said = capsys.readouterr().err
         assert f"unknown option '{word}'" in said
+        assert why in said
         assert said.rstrip().endswith("paceline run mine.py -- ...")
 
 

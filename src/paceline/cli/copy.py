@@ -37,7 +37,7 @@ def main(tokens: Sequence[str]) -> int:
         _, run = fetch(source, target)
         print(printable(f"Resume it: {command_line('resume', run.path)}"))
     else:
-        _copy(choose_run(source), target)
+        _copy(source, target)
     return ExitCode.DONE
 
 
@@ -75,7 +75,8 @@ def fetch(url: str, where: str | None) -> tuple[str, RunDirectory]:
     return url, run
 
 
-def _copy(run: RunDirectory, target: str | None) -> None:
+def _copy(source: str, target: str | None) -> None:
+    run = choose_run(source)
     from paceline.checkpoint.remote.copier import RunCopier
     from paceline.checkpoint.remote.process import note_in_summary
     from paceline.checkpoint.remote.record import CopyRecord

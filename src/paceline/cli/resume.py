@@ -199,7 +199,11 @@ def _fetched(url: str, tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Sequence[str]) -> int:
-    from paceline.runtime.script_options import script_options, warn_of_misspelt
+    from paceline.runtime.script_options import (
+        refuse_of_recipes,
+        script_options,
+        warn_of_misspelt,
+    )
 
     if not Path(past.reference).is_file():
         raise UsageError(f"the script {past.reference} of this training is gone")
@@ -209,6 +213,7 @@ def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Seq
             "given anew: " + (" ".join(past.script_args) or "none")
         )
     options = [*script_options().values(), _ALLOW, CONFIG, *cluster_options()]
+    refuse_of_recipes(tokens, "The script's own arguments are those that the training began with")
     given = parse_options(shlex.join(("paceline", "resume", where)), _ABOUT, tokens, options)
     warn_of_misspelt([*training_options().values(), *options])
     given.pop("config", None)

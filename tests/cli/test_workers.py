@@ -92,7 +92,7 @@ def test_a_training_that_is_over_is_not_waited_for(
     [
         ([], "the run directory is missing"),
         (["--once"], "the run directory is missing"),
-        (["nowhere", "--once"], "holds no training"),
+        (["nowhere", "--once"], "there is no run directory nowhere"),
         ([".", "--most", "0", "--once"], "--most is 0"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`paceline watch RUN_DIR`: follows a training in the terminal, from its files alone."""
+"""`paceline watch [RUN_DIR]`: follows a training in the terminal, from its files alone."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.watchdog.stragglers import find_stragglers
-from paceline.options.command_line import read_command
+from paceline.options.command_line import note, parse_options, show_help, wants_help
 from paceline.options.durations import format_duration
 from paceline.options.fields import OptionField
 from paceline.options.figures import (
@@ -21,16 +21,19 @@ from paceline.options.figures import (
     show_whole_percent,
 )
 from paceline.options.text import aligned, printable, wrapped
-from paceline.results.run_directory import RunDirectory
+from paceline.results.find_runs import RUN_OR_NAME, choose_run
+from paceline.results.run_directory import USUAL_FOLDER, RunDirectory
 
 if TYPE_CHECKING:
     from paceline.report.live import RunFollower, RunStatus
 
+_USAGE = "paceline watch [RUN_DIR]"
 _ABOUT = (
-    "Follow a training in the terminal: where it stands, its loss, its speed, where the time goes "
-    "and what each worker does, read from its files about once a second, so that it works from "
-    "another shell or host. It ends with the training; Ctrl-C ends it before, and not the "
-    "training. In a pipe it prints a line for each change."
+    "Follow a training in the terminal, without RUN_DIR the newest that runs below runs/ (else the "
+    "newest): where it stands, its loss, its speed, where the time goes and what each worker does, "
+    "read from its files about once a second, so that it works from another shell or host. It ends "
+    "with the training; Ctrl-C ends it before, and not the training. In a pipe it prints a line "
+    f"for each change. {RUN_OR_NAME}"
 )
 _OPTIONS = (
     OptionField(
@@ -53,10 +56,11 @@ _STYLES = {"running": "cyan", "finished": "green", "stopped": "yellow"}
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    (where,), given = read_command(
-        "paceline watch RUN_DIR", _ABOUT, tokens, _OPTIONS, "the run directory"
-    )
-    run = RunDirectory.named(where)
+    if wants_help(tokens):
+        show_help(_USAGE, _ABOUT, _OPTIONS, tokens)
+    is_named = bool(tokens) and not tokens[0].startswith("-")
+    given = parse_options(_USAGE, _ABOUT, tokens[1:] if is_named else tokens, _OPTIONS)
+    run = choose_run(tokens[0]) if is_named else _newest()
     if not run.run_json.exists() and not run.is_locked():
         raise UsageError(f"{run.path} holds no training (no {run.run_json.name})")
     from paceline.report.live import RunFollower
@@ -69,6 +73,20 @@ def main(tokens: Sequence[str]) -> int:
     else:
         follow_plainly(follower)
     return ExitCode.DONE
+
+
+def _newest() -> RunDirectory:
+    """Find the run to watch where none was named, and say which."""
+    from paceline.report.runs.listing import list_runs, newest_running
+
+    newest = newest_running(list_runs(USUAL_FOLDER.absolute()).entries)
+    if newest is None:
+        raise UsageError(
+            f"there are no runs in {USUAL_FOLDER.absolute()}. Name a run directory: "
+            "paceline watch RUN_DIR"
+        )
+    note(f"Watching {USUAL_FOLDER / newest.label}")
+    return RunDirectory(newest.report.path)
 
 
 def follow_live(follower: "RunFollower") -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 from paceline.options import figures
 from paceline.report.load_run import RunReport
 from paceline.results.json_object import entries, number, section, text, whole
-from paceline.results.metrics_table import Metrics
+from paceline.results.metrics_table import Metrics, best_row
 
 MAX_POINTS = 1000
 """More than a screen can show; keeps the page small for runs of thousands of epochs."""
@@ -191,18 +191,12 @@ def thin(length: int, limit: int, keep: Sequence[int] = ()) -> list[int]:
 
 
 def best_position(report: RunReport) -> int | None:
-    """Find the best epoch's position: the summary's, else by the figure that the run goes by."""
+    """Find the best epoch's position: the summary's, else by the training's rule."""
     metrics = report.metrics
     best_epoch = number(report.summary, "best_epoch")
     if best_epoch is not None and best_epoch in metrics.column("epoch"):
         return metrics.column("epoch").index(best_epoch)
-    by_loss = text(section(report.run, "settings"), "best_by") == "val_loss"
-    by_loss = by_loss or not metrics.has("val_accuracy")
-    sign = -1 if by_loss else 1
-    figures = metrics.column("val_loss" if by_loss else "val_accuracy")
-    # Of equal values the earliest: the position counts negatively.
-    known = [(sign * value, -i) for i, value in enumerate(figures) if not math.isnan(value)]
-    return -max(known)[1] if known else None
+    return best_row(metrics, text(section(report.run, "settings"), "best_by"))
 
 
 def find_marks(report: RunReport) -> tuple[Mark, ...]:

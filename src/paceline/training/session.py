@@ -391,8 +391,9 @@ class Session:
         self._context.components.check_optimizers()
         plan = self._context.progress.plan
         if plan is not None:
-            sync = self.config.compute.sync_batchnorm
-            optimizers = len(self._context.components.optimizers)
+            components = self._context.components
+            sync = self.config.compute.sync_batchnorm or components.have_synced_batchnorm()
+            optimizers = len(components.optimizers)
             check_plan(plan, self.config.data, sync_batchnorm=sync, optimizers=optimizers)
         self.engine.begin()
 

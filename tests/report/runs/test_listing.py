@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UsageError
+from paceline.report.charts import best_position
+from paceline.report.live import RunFollower
+from paceline.report.load_run import read_run
 from paceline.report.page import render_page
 from paceline.report.runs.comparison import compare
 from paceline.report.runs.listing import (
@@ -22,6 +25,7 @@ from paceline.report.runs.listing import (
 )
 from paceline.report.runs.pages import write_index
 from paceline.report.runs.table import table_lines
+from paceline.report.sections import epochs_table
 from paceline.results.find_runs import MOST_LEVELS, find_runs
 from paceline.results.run_directory import sample_unit
 from tests.report.runs.conftest import MakeRun, change
@@ -177,6 +181,19 @@ def test_the_best_goes_by_what_the_run_goes_by(make_run: MakeRun, folder: Path) 
     assert figures["accuracy"]["best"] == pytest.approx(0.946478873)
     assert figures["loss"]["best"] == pytest.approx(0.285669532)
     assert figures["loss"]["best_by"] == "val_loss"
+
+
+def test_of_equal_accuracies_the_lower_loss_is_the_best_everywhere(make_run: MakeRun) -> None:
+    run = make_run("even", ended=None)
+    rows = run.metrics_csv.read_text().splitlines()
+    first = [*rows[1].split(",")[:6], "0.2", "0.9", *rows[1].split(",")[8:]]
+    second = [*rows[2].split(",")[:6], "0.1", "0.9", *rows[2].split(",")[8:]]
+    run.metrics_csv.write_text("\n".join([rows[0], ",".join(first), ",".join(second), ""]))
+    report = read_run(run)
+    assert best_position(report) == 1
+    status = RunFollower(run).read()
+    assert (status.best_epoch, status.best_val_loss) == (2, 0.1)
+    assert epochs_table(report).marked == 1
 
 
 def test_the_newest_unfinished_run_goes_by_its_newest_start(

@@ -156,6 +156,12 @@ def newest_unfinished(listed: Sequence[RunEntry]) -> RunEntry | None:
     return max(open_ones, key=_last_start, default=None)
 
 
+def newest_running(listed: Sequence[RunEntry]) -> RunEntry | None:
+    """Choose the run that was started or resumed last, of those that run; else of all."""
+    running = [entry for entry in listed if entry.state == "running"]
+    return max(running or listed, key=_last_start, default=None)
+
+
 def sort_runs(listed: Sequence[RunEntry], column: str) -> list[RunEntry]:
     """Sort by a column: names from a to z, figures and times the best, largest or newest first.
 

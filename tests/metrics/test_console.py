@@ -309,12 +309,13 @@ def test_the_bar_goes_away_and_the_last_figures_of_a_stopped_epoch_stay(
     monkeypatch.setenv("COLUMNS", "160")
     bar = BarConsole(log)
     bar.advance(ADVANCE)
-    until(lambda: ADVANCE.text() in terminal.getvalue())  # drawn by a thread
+    line = ADVANCE.bar_line(160, widths=console._USUAL_WIDTHS)
+    until(lambda: line in terminal.getvalue())  # drawn by a thread
     bar.close()
     assert "epoch 2/5" in terminal.getvalue()
-    assert log.read_text() == f"{ADVANCE.bar_line(160)}\n"
+    assert log.read_text() == f"{line}\n"
     # They stand on a line of their own, and the bar below it is erased.
-    bar_after = terminal.getvalue().rpartition(f"\x1b[2K{ADVANCE.bar_line(160)}\n")[2]
+    bar_after = terminal.getvalue().rpartition(f"\x1b[2K{line}\n")[2]
     assert bar_after.rstrip().endswith("\x1b[2K\x1b[?25h")
 
 
@@ -351,7 +352,7 @@ def test_no_line_of_the_bar_is_cut(
     monkeypatch.setenv("COLUMNS", str(width))
     bar = BarConsole(tmp_path / "rank-0.log")
     bar.advance(ADVANCE)
-    expected = ADVANCE.bar_line(width)
+    expected = ADVANCE.bar_line(width, widths=console._USUAL_WIDTHS)
     until(lambda: "ETA 1:15" in terminal.getvalue())
     bar.close()
     assert expected in terminal.getvalue()

@@ -37,6 +37,8 @@ _PLAIN_EVERY_S = 10.0
 _LEAST_BAR, _MOST_BAR = 6, 24
 """Columns of the bar."""
 _PER_S: Mapping[SampleUnit, str] = {"images": "img/s", "samples": "samples/s"}
+_USUAL_WIDTHS = {"loss": 11, "speed": 12, "lr": 10, "left": 9}
+"""Columns that figures of the progress line have from the beginning, as most come to that."""
 _LABEL = re.compile(r" {2}[a-z]+ +(?=\S)")
 _DROPPED_FIRST: Sequence[Sequence[str]] = (
     (),
@@ -277,7 +279,7 @@ class BarConsole(Console):
         self._table = EpochTable(has_header=has_header)
         self._open = ""
         """The figures of an epoch that hasn't ended."""
-        self._widths: dict[str, int] = {}
+        self._widths = dict(_USUAL_WIDTHS)
         """The most columns that each figure has had: those behind it stay where they are."""
 
     def say(self, line: str) -> None:

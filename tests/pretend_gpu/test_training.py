@@ -77,3 +77,14 @@ def test_a_script_trains_on_every_device(gpus: Host, devices: int, tmp_path: Pat
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Pretend H100" in done.stdout
     assert "weights" in done.stdout
+
+
+@pytest.mark.parametrize("tf32", ["on", "off"])
+def test_tf32_is_chosen(gpus: Host, tf32: str, tmp_path: Path) -> None:
+    done = gpus.paceline(
+        *("train", "digits", "--run-dir", "run", "--epochs", "1", "--tf32", tf32),
+        directory=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    said = "TF32 in matrix products and convolutions" if tf32 == "on" else "no TF32"
+    assert said in done.stdout

@@ -467,7 +467,7 @@ class Session:
         """
         engine, loader = self.engine, self._eval_loader_of(loader)
         with engine.evaluation():
-            batches, context = engine.stop_flag.until_signal(loader.batches()), engine.context
+            batches, context = engine.evaluation_batches(loader), engine.context
             figures, samples = average(judge, batches, context.group, context.division)
         if loader.num_samples not in (0, samples):
             raise RuntimeError(f"evaluated {samples} of {loader.num_samples} samples")

@@ -54,6 +54,38 @@ def test_where_data_is_missing_nothing_is_fetched(plan: Plan) -> None:
     assert "workers  " in told
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["mnist", "--no-download"], "the training couldn't start: MNIST is not complete in"),
+        (["imagefolder-vgg19", "--data-dir", "nowhere"], "holds no folder `train`"),
+        (["synthetic", "--model", "none_such"], "none_such"),
+    ],
+)
+def test_what_the_training_would_lack(
+    words: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *words, "--dry-run"]) == ExitCode.USAGE
+    assert told in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_batch_larger_than_the_training_set(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    where = ["--run-dir", str(tmp_path / "run"), "--dry-run"]
+    assert main(["train", "digits", "--global-batch", "1443", *where]) == ExitCode.DONE
+    said = "The global batch (1,443) is larger than the training set (1,442 samples): an epoch is"
+    assert said in capsys.readouterr().err
+    assert main(["train", "digits", "--global-batch", "1442", *where]) == ExitCode.DONE
+    assert "larger" not in capsys.readouterr().err
+
+
 def test_of_a_script_and_of_a_run(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "mine.py").touch()
     assert "the script makes it" in plan("run", "mine.py")

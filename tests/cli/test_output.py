@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from paceline.cli.output import Output
 from paceline.errors import ExitCode
 from paceline.recipes.registry import BUILT_IN
 from paceline.results.run_directory import RunDirectory
+from paceline.runtime.spec import Launch
 from tests.cli.conftest import Paceline, summary
 
 _GOLDEN = Path(__file__).parents[1] / "results" / "golden" / "run"
@@ -83,3 +85,49 @@ def test_a_training_and_its_evaluation(
     assert "class" not in capsys.readouterr().out
     assert main(["evaluate", str(run), "-v"]) == ExitCode.DONE
     assert " taken for " in capsys.readouterr().out
+
+
+@pytest.fixture
+def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
+    """What would have been started, in a directory with a script and a stopped run of it."""
+    started: list[Launch] = []
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").touch()
+    run = RunDirectory(tmp_path / "run")
+    shutil.copytree(_GOLDEN, run.path)
+    run.summary_json.unlink()
+    of_script = {"kind": "script", "recipe": "mine.py", "reference": str(tmp_path / "mine.py")}
+    run.run_json.write_text(json.dumps(run.read_run() | of_script))
+
+    def start(launch: Launch) -> int:
+        started.append(launch)
+        return ExitCode.JOB
+
+    monkeypatch.setattr("paceline.cli.train.start", start)
+    monkeypatch.setattr("paceline.cli.resume.start", start)
+    return started
+
+
+@pytest.mark.parametrize("command", [["run", "mine.py"], ["resume", "run"]])
+def test_of_scripts(
+    command: list[str], launches: list[Launch], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "-q", "--", "-v"] if command[0] == "run" else [*command, "-q"]) == 65
+    (quiet,) = launches
+    assert quiet.quiet
+    assert quiet.config.metrics.progress == "off"
+    assert quiet.request.script_args == (("-v",) if command[0] == "run" else ())
+    assert capsys.readouterr().out == ""
+    assert main([*command, "--json", "-v", "--epochs", "2"]) == ExitCode.JOB
+    said = capsys.readouterr()
+    assert json.loads(said.out)["exit_code"] == 65
+    assert "  --epochs" in said.err
+
+
+@pytest.mark.parametrize("command", [["train", "digits"], ["run", "mine.py"], ["resume", "run"]])
+def test_quiet_goes_along_to_a_cluster(
+    command: list[str], launches: list[Launch], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "-q", "--on", "slurm", "--dry-run"]) == ExitCode.DONE
+    assert "--quiet" in capsys.readouterr().out
+    assert not launches

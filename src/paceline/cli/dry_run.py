@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from paceline.errors import ExitCode, PacelineError
+from paceline.errors import ExitCode, PacelineError, UsageError
+from paceline.options.command_line import note
 from paceline.options.fields import OptionValue
 from paceline.options.figures import plural, show_bytes
 from paceline.options.text import printable
@@ -30,7 +31,7 @@ def show_plan(launch: Launch) -> int:
     The recipe's job is built, so its data is read, but nothing is fetched, made or started.
 
     Raises:
-        UsageError: It couldn't start: the run directory is in use, say.
+        UsageError: It couldn't start: the run directory is in use, say, or its data is missing.
     """
     if launch.is_new:
         launch.run.check_new()
@@ -53,13 +54,17 @@ def _job(launch: Launch) -> "tuple[Job | None, str]":
     """Build the job, or say why it can't be without starting the training."""
     if launch.request.kind == "script":
         return None, _OF_SCRIPT
-    arguments = dict(launch.request.arguments)
+    given = launch.request.arguments
+    arguments = dict(given)
     for name, (fetches, instead) in _NOTHING_FETCHED.items():
         if arguments.get(name) == fetches:
             arguments[name] = instead
     try:
         return load_recipe(launch.request.reference)(**arguments), ""
     except PacelineError as error:
+        fetched = arguments.get("download") != given.get("download")
+        if not fetched and launch.place.hosts is None:  # else the hosts may have it
+            raise UsageError(f"the training couldn't start: {error}") from error
         return None, f"can't be built yet, so steps and memory aren't known: {error}"
 
 
@@ -74,12 +79,14 @@ def _workers(launch: Launch) -> int:
 
 def _steps(job: "Job", config: TrainConfig, workers: int) -> str:
     from paceline.distributed.work_division import Division
-    from paceline.training.batches.plan import make_plan
+    from paceline.training.batches.plan import describe_oversized, make_plan
     from paceline.training.batches.sources import describe_data
 
     samples = describe_data(job.train).num_samples()
     division = Division.of(config.data.shards, workers or 1)
     plan = make_plan(config.data, division, samples)
+    if oversized := describe_oversized(plan):
+        note(oversized)
     total = plan.steps_per_epoch * config.loop.epochs
     return (
         f"{samples:,} samples, {plural(plan.steps_per_epoch, 'step')} an epoch of "

@@ -90,6 +90,10 @@ class Output:
                 f"--json has no effect with --on {on}: read summary.json in the run directory there"
             )
 
+    def sent_on(self) -> list[str]:
+        """Give the words by which a command that runs elsewhere says as little."""
+        return ["--quiet"] if self.quiet else []
+
     def tell_end(self, run: RunDirectory, code: int) -> None:
         """With `--json`, print how a training ended; its first process calls it.
 

@@ -20,7 +20,7 @@ from paceline.launch.registry import launchers
 from paceline.options.command_line import (
     flag,
     note,
-    parse_options,
+    read_options,
     show_help,
     take_option,
     wants_help,
@@ -132,9 +132,7 @@ def _show_help(tokens: Sequence[str]) -> NoReturn:
         known = training_options()
         arguments = {option.name: option for option in load_recipe(past.reference).arguments()}
     own = with_defaults(known, {**past.settings, "workers": past.world_size})
-    if past.kind == "recipe":
-        own += TRAIN_OUTPUT
-    own += [_ALLOW, CONFIG, *cluster_options()]
+    own += [_ALLOW, CONFIG, *TRAIN_OUTPUT, *cluster_options()]
     options = [*with_defaults(arguments, past.arguments), *own]
     about = f"{_ABOUT} The defaults shown are those of the run."
     show_help(shlex.join(("paceline", "resume", named[0])), about, options, tokens)
@@ -212,11 +210,16 @@ def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Seq
             "the script's own arguments are those that the training began with; they can't be "
             "given anew: " + (" ".join(past.script_args) or "none")
         )
-    options = [*script_options().values(), _ALLOW, CONFIG, *cluster_options()]
+    own_options = [_ALLOW, CONFIG, *TRAIN_OUTPUT, *cluster_options()]
+    options = [*script_options().values(), *own_options]
     refuse_of_recipes(tokens, "The script's own arguments are those that the training began with")
-    given = parse_options(shlex.join(("paceline", "resume", where)), _ABOUT, tokens, options)
+    found = read_options(shlex.join(("paceline", "resume", where)), _ABOUT, tokens, options)
+    given = found.values
     warn_of_misspelt([*training_options().values(), *options])
     given.pop("config", None)
+    output = Output.take(given)
+    if output.quiet:
+        given.setdefault("progress", "off")
     choice, allowed = take_cluster_choice(given), _names(given.pop("allow_change", ()))
     past.changed(given, allowed)  # refuses
     # What the script itself says it will say again.
@@ -237,7 +240,10 @@ def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Seq
         command=("paceline", "resume", where, *tokens),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    return _resume(request, TrainConfig.from_settings(settings), past, choice, given, allowed)
+    config = TrainConfig.from_settings(settings)
+    sources = dict.fromkeys(settings, "run") | dict(found.sources)
+    output.tell_settings(request, sources, dry_run=choice.plans_alone(config.launch.on))
+    return _resume(request, config, past, choice, given, allowed, (), output)
 
 
 def _resume(
@@ -268,7 +274,7 @@ def _resume(
         output.refuse_json(config.launch.on)
         sent = {n: v for n, v in given.items() if n != "on"}
         sent |= {"allow_change": tuple(allowed)} if allowed else {}
-        command = ("paceline", "resume", str(run.path), *words(sent))
+        command = ("paceline", "resume", str(run.path), *words(sent), *output.sent_on())
         return submit(choice, config, command, file_name(run.path.name), str(run.path))
     # Here or on hosts; options for clusters have no meaning then.
     choice.check(config.launch.on)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline.cli.cluster_submit import cluster_options, take_cluster_choice
-from paceline.cli.output import ALL_IS_SAID
+from paceline.cli.output import TRAIN_OUTPUT, Output
 from paceline.cli.train import RUN_DIR, begin, merge_layers, print_config
 from paceline.errors import ExitCode, UsageError
 from paceline.options.command_line import (
@@ -37,7 +37,8 @@ def main(tokens: Sequence[str]) -> int:
 
     own, arguments = part_script_args(tokens)
     run_dir = replace(RUN_DIR, aliases=())  # as `script_options` has it
-    options = [*script_options().values(), run_dir, CONFIG, PRINT_CONFIG, *cluster_options()]
+    own_options = [run_dir, CONFIG, PRINT_CONFIG, *TRAIN_OUTPUT, *cluster_options()]
+    options = [*script_options().values(), *own_options]
     if wants_help(own):
         show_help(_USAGE, _ABOUT, options, own)
     script, own = _take_script(own)
@@ -48,7 +49,9 @@ def main(tokens: Sequence[str]) -> int:
     warn_of_misspelt([*training_options().values(), *options])
     given = merge_layers(found.values, found.of_file(), {})
     given.pop("config", None)
-    prints = given.pop("print_config", False)
+    output, prints = Output.take(given), given.pop("print_config", False)
+    if output.quiet:
+        given.setdefault("progress", "off")
     choice, where = take_cluster_choice(given), given.pop("run_dir", None)
     request = TrainRequest(
         kind="script",
@@ -67,8 +70,8 @@ def main(tokens: Sequence[str]) -> int:
         return ExitCode.DONE
     config = TrainConfig.from_settings(given)
     plans = choice.plans_alone(config.launch.on)
-    ALL_IS_SAID.tell_settings(request, found.sources, dry_run=plans)
-    return begin(script, request, config, choice, given, where)
+    output.tell_settings(request, found.sources, dry_run=plans)
+    return begin(script, request, config, choice, given, where, output=output)
 
 
 def _take_script(tokens: Sequence[str]) -> tuple[str, Sequence[str]]:

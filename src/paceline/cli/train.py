@@ -146,6 +146,7 @@ def begin(
         output.refuse_json(config.launch.on)
         run_dir = str(where or run_dir_there(of_run))
         sent = words({n: v for n, v in given.items() if n != "on"} | {"run_dir": run_dir})
+        sent += output.sent_on()
         command = ("paceline", "run" if is_script else "train", target, *sent)
         after = ("--", *request.script_args) if is_script else ()
         return submit(choice, config, (*command, *after), name, run_dir)

@@ -83,7 +83,7 @@ def settled(
             names = ", ".join(known)
             raise UsageError(f"paceline.session() has no option {name!r}. Known: {names}")
     for name, value in script.items():
-        if name in given and given[name] != value:
+        if name in given and given[name] != value and name != "progress":  # `-q` switches it off
             raise UsageError(
                 f"the script says {name}={value!r}, and the command line or the environment says "
                 f"{flag(name)} {given[name]}: leave it out in one of the two places, or put what "

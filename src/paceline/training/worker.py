@@ -19,6 +19,7 @@ from paceline.files import storing, write_json
 from paceline.launch.error_records import describe, record
 from paceline.optim.table import OPTIMIZER_OPTIONS
 from paceline.results.run_directory import RunDirectory
+from paceline.training.batches.plan import describe_oversized
 from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.engine import Engine
 from paceline.training.job import Job
@@ -146,6 +147,9 @@ def announce(engine: Engine, request: TrainRequest) -> None:
             write_run(run, description, start)
         opening = restart_line(engine) if attempt else opening_lines(engine, description, run)
         context.console.say(opening)
+        plan = context.progress.plan
+        if plan is not None and (oversized := describe_oversized(plan)):
+            context.console.warn(oversized)
         if context.components.unseeded and not context.progress.state.step:
             context.console.warn(unseeded_line(context.components.unseeded))
 

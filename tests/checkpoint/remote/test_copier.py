@@ -336,5 +336,5 @@ def test_a_copy_that_cant_be_begun_leaves_the_place_of_before(run: RunDirectory)
     first.write(run)
     (run.path / "taken").touch()
     with pytest.raises((UsageError, StoreError)):
-        copy._copy(run, f"file://{run.path}/taken")  # below a file
+        copy._copy(str(run.path), f"file://{run.path}/taken")  # below a file
     assert CopyRecord.read(run) == first

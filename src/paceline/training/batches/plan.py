@@ -120,6 +120,17 @@ def make_plan(
     )
 
 
+def describe_oversized(plan: TrainPlan) -> str | None:
+    """Say that a global batch is larger than the training set; None where it isn't, or unknown."""
+    if not 0 < plan.train_samples < plan.global_batch:
+        return None
+    return (
+        f"The global batch ({plan.global_batch:,}) is larger than the training set "
+        f"({plan.train_samples:,} samples): an epoch is one step with all of them. Give a smaller "
+        "--global-batch"
+    )
+
+
 _SYNCED = "synchronised BatchNorm (--sync-batchnorm, nn.SyncBatchNorm)"
 
 

@@ -260,11 +260,11 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _number(loss: Tensor) -> float:
-    return float(loss.detach().double().item())
+    return float(loss.detach().item())
 
 
 def _numbers(tensor: Tensor) -> tuple[float, ...]:
-    values: Iterable[float] = tensor.detach().double().reshape(-1).tolist()
+    values: Iterable[float] = tensor.detach().cpu().double().reshape(-1).tolist()
     return tuple(values)
 
 

@@ -28,6 +28,7 @@ from paceline.verify.events import (
 )
 from paceline.verify.observer import Observer, SessionHook
 from paceline.verify.script_hooks import watched
+from paceline.verify.source_lines import code_at
 from paceline.verify.trial import EnoughSeenError, Trial
 
 
@@ -47,7 +48,9 @@ def test_what_is_printed_is_noted_on_what_looks_like_the_real_stream(
         assert (sys.stdout.encoding, sys.stdout.isatty()) == (real.encoding, real.isatty())
         sys.stdout.buffer.write(b"bytes\n")
         print("noted", flush=True)
-    assert Printed("noted") in read_events(observer.writer.path)
+    (noted,) = (e for e in read_events(observer.writer.path) if isinstance(e, Printed))
+    assert noted.line == "noted"
+    assert code_at(noted.at) == 'print("noted", flush=True)'
     assert capfd.readouterr().out == "bytes\n"
 
 

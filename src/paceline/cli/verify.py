@@ -93,6 +93,8 @@ _NOT_OURS = {"workers", "max_restarts", "on", "rank", "world_size", "local_rank"
 """Options of training that say where workers run: the verification does."""
 _NOT_OURS |= {"name", "tag", "note"}  # nothing is kept
 _TIMEOUT_S = 120.0
+_WORKERS = "{workers}"
+"""Stands for the number of workers in a script's arguments."""
 _LAST_LINES = 20
 _REFUSALS = ("Permission denied", "os error 13")
 _REFUSED_WRITES = (
@@ -332,7 +334,7 @@ class _Launcher:
         with own_directory_is(self.place), self._changes_told():
             outcome = launch_local(
                 ENTRY,
-                self._trial(run, records, disturbed=disturbed),
+                self._trial(run, records, workers, disturbed=disturbed),
                 workers=workers,
                 threads=threads,
                 policy=Policy(),
@@ -387,12 +389,14 @@ class _Launcher:
         """Whether the kernel can forbid workers to write."""
         return landlock_version() > 0
 
-    def _trial(self, run: RunDirectory, records: Path, *, disturbed: bool) -> str:
+    def _trial(self, run: RunDirectory, records: Path, workers: int, *, disturbed: bool) -> str:
         from dataclasses import replace
 
         from paceline.verify.trial import Trial
 
-        request = replace(self.asked.request, run_dir=str(run.path))
+        given = self.asked.request.script_args
+        arguments = tuple(word.replace(_WORKERS, str(workers)) for word in given)
+        request = replace(self.asked.request, run_dir=str(run.path), script_args=arguments)
         if request.kind == "recipe":
             more = {"progress": "off"} | ({"device": "cpu"} if self.on_cpu else {})
             request = replace(request, settings={**request.settings, **more})

@@ -19,10 +19,11 @@ from torch.utils.data.sampler import RandomSampler
 
 from paceline.data.batch import Batch
 from paceline.training.batches.loader import Loader
-from paceline.verify.events import Drawn, Drew, PassBegun, PassEnded
+from paceline.verify.events import Drawn, Drew, PassBegun, PassEnded, Placed
 from paceline.verify.observer import SESSION_LOADER, Observer
 from paceline.verify.patching import Patches
 from paceline.verify.rng_tracking import drawn_from, rng_states
+from paceline.verify.source_lines import caller
 from paceline.verify.tensor_sketch import content_hashes
 from paceline.verify.trial import EnoughSeenError
 
@@ -52,6 +53,8 @@ class LoaderWatch:
     observer: Observer
     _sites: "WeakKeyDictionary[object, int]" = field(default_factory=WeakKeyDictionary)
     """Where each loader was made."""
+    _samplers: "WeakKeyDictionary[object, str]" = field(default_factory=WeakKeyDictionary)
+    """The line in which each DistributedSampler was made."""
     _passes: Counter[int] = field(default_factory=Counter)
     """How many passes have begun over the loaders of a site."""
     _trained: Counter[int] = field(default_factory=Counter)
@@ -66,6 +69,7 @@ class LoaderWatch:
         """Stand around torch's DataLoader while the block runs."""
         with Patches() as patches:
             patches.wrap(DataLoader, "__init__", self._around_init)
+            patches.wrap(DistributedSampler, "__init__", self._around_sampler)
             patches.wrap(DataLoader, "__iter__", self._around_iter)
             patches.wrap(_BaseDataLoaderIter, "_next_index", self._around_next_index)
             patches.wrap(_BaseDataLoaderIter, "_reset", self._around_reset)
@@ -79,7 +83,19 @@ class LoaderWatch:
         @wraps(original)
         def make(loader: DataLoader[object], *arguments: object, **named: object) -> None:
             original(loader, *arguments, **named)
-            self._sites[loader] = _site(sys._getframe(1))
+            self._sites[loader] = site = _site(sys._getframe(1))
+            self.observer.place(f"loader {site}")
+            if isinstance(loader.sampler, DistributedSampler) and loader.sampler in self._samplers:
+                made = self._samplers[loader.sampler]
+                self.observer.record(Placed(f"sampler {site}", made))
+
+        return make
+
+    def _around_sampler(self, original: Callable[..., object]) -> Callable[..., object]:
+        @wraps(original)
+        def make(sampler: object, *arguments: object, **named: object) -> None:
+            original(sampler, *arguments, **named)
+            self._samplers[sampler] = caller()
 
         return make
 
@@ -181,6 +197,7 @@ class LoaderWatch:
         begun = _Pass(loader, site, self._passes[site], self.observer.steps)
         self._passes[site] += 1
         self._latest = begun
+        self.observer.place(f"pass {site}")
         self.observer.record(_describe(loader, site, begun.number))
         return begun
 

@@ -7,15 +7,17 @@ INSTALLED := $(VENV)/.installed
 TESTS ?= tests
 # Tests start several processes each, and wait a third of their time: for leases, limits, signals.
 JOBS ?= 3
+MINUTES ?= 20
 CODE := src tests benchmarks docs examples
 
-.PHONY: help install demo test test-all mutants check format docs clean
+.PHONY: help install demo test test-all mutants gpu check format docs clean
 
 help:
 	@echo 'make demo     train the embedded default on 2 workers to its target'
 	@echo 'make test     run the core of the tests, in minutes (TESTS=tests/optim for a part)'
 	@echo 'make test-all run all of them: also what needs more than Python, such as Slurm'
 	@echo 'make mutants  put small faults into a copy of the source: do the tests notice? (TOUCHED=HEAD~1)'
+	@echo 'make gpu      on a machine with GPUs: their tests, speed, memory, faults (MINUTES=20)'
 	@echo 'make check    format, lint, types, import order, spelling, cost of a step'
 	@echo 'make docs     build the documentation and an API reference as a site in build/site'
 	@echo 'make install  set up .venv'
@@ -51,6 +53,9 @@ test-all: install
 
 mutants: install
 	$(BIN)/python -m tests.mutants --jobs $(JOBS) $(if $(TOUCHED),--touched $(TOUCHED))
+
+gpu: install
+	$(BIN)/python -m benchmarks.gpu --minutes $(MINUTES)
 
 check: install
 	$(BIN)/ruff format --check $(CODE)

@@ -1,7 +1,7 @@
 """A real Paceline training that hands the floor over between blocks of steps.
 
-The training runs through `trainer.loop.train` as always; only its source of batches is wrapped, and
-calls back before the first step of every block. What the callback does isn't counted as the
+The training runs through `training.loop.train` as always; only its source of batches is wrapped,
+and calls back before the first step of every block. What the callback does isn't counted as the
 training's time.
 """
 
@@ -76,12 +76,12 @@ class Gate(BatchSource):
 
 
 @contextlib.contextmanager
-def worker_group() -> Iterator[Group]:
+def worker_group(settings: Mapping[str, OptionValue] = MNIST_SETTINGS) -> Iterator[Group]:
     """Join the process group as a worker of `paceline train` does. Collective."""
-    config = TrainConfig.from_settings(MNIST_SETTINGS)
+    config = TrainConfig.from_settings(settings)
     placement = current_placement()
     device = pick_device(config.dist, placement)
-    set_up_torch(config)
+    set_up_torch(config, device)
     backend = resolve_backend(config.dist, device)
     with joined(placement, device, backend, config.dist.timeout_s) as group:
         yield group
@@ -102,9 +102,33 @@ def mnist_training(
         data: Training and validation images.
         group: The workers.
     """
-    config = TrainConfig.from_settings({**MNIST_SETTINGS, **settings})
+    with training_of(
+        lambda: Job(model=MnistCnn(), train=data[0], validation=data[1], loss="nll"),
+        {**MNIST_SETTINGS, **settings},
+        run,
+        group,
+    ) as training:
+        yield training
+
+
+@contextlib.contextmanager
+def training_of(
+    build: Callable[[], Job],
+    settings: Mapping[str, OptionValue],
+    run: RunDirectory,
+    group: Group,
+) -> Iterator[RecipeTraining]:
+    """Set up a training of any job as a worker of `paceline train` does. Collective.
+
+    Args:
+        build: Makes the job, once the random streams are seeded.
+        settings: Its options.
+        run: Where it leaves its files; made already.
+        group: The workers.
+    """
+    config = TrainConfig.from_settings(settings)
     seed_everything(SEED)
-    job = Job(model=MnistCnn(), train=data[0], validation=data[1], loss="nll")
+    job = build()
     with open_session(config, run, group, StopFlag(under_launcher=True)) as session:
         yield prepare(session, job)
 

@@ -7,6 +7,7 @@ import platform
 import random
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -68,23 +69,31 @@ class Report:
 
     def finish(self, arguments: argparse.Namespace) -> int:
         """Print the figures as a Markdown table, write the JSON, and give the exit code."""
-        print(f"\n### {self.name}\n")
-        print("\n".join(f"- {line}" for line in (*machine_lines(), *self.remarks)))
-        print("\n" + markdown(_HEADER, [figure.cells() for figure in self.figures]))
+        print("\n" + self.as_markdown())
         if arguments.json:
-            content = {
-                "name": self.name,
-                "command": sys.argv,
-                "machine": machine_lines(),
-                "remarks": self.remarks,
-                "figures": [{**asdict(f), "met": f.met} for f in self.figures],
-                "raw": self.raw,
-            }
-            Path(arguments.json).write_text(json.dumps(content, indent=1) + "\n")
+            Path(arguments.json).write_text(self.as_json())
         missed = [figure.what for figure in self.figures if figure.met is False]
         if missed:
             print(f"\nGates missed: {', '.join(missed)}")
         return 1 if missed and arguments.check else 0
+
+    def as_markdown(self) -> str:
+        """Write the machine, the remarks and a table of the figures."""
+        lines = "\n".join(f"- {line}" for line in (*machine_lines(), *self.remarks))
+        table = markdown(_HEADER, [figure.cells() for figure in self.figures])
+        return f"### {self.name}\n\n{lines}\n\n{table}"
+
+    def as_json(self) -> str:
+        """Write everything, every single measurement included."""
+        content = {
+            "name": self.name,
+            "command": sys.argv,
+            "machine": machine_lines(),
+            "remarks": self.remarks,
+            "figures": [{**asdict(f), "met": f.met} for f in self.figures],
+            "raw": self.raw,
+        }
+        return json.dumps(content, indent=1) + "\n"
 
 
 def parser(about: str) -> argparse.ArgumentParser:
@@ -165,9 +174,25 @@ def machine_lines() -> list[str]:
     capability = torch.backends.cpu.get_cpu_capability()
     return [
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, load average {load}",
+        *gpu_lines(),
         f"{cpu_name()}, {usable_cores()} cores, {capability}, {bf16_hardware()}",
         f"Python {platform.python_version()}, torch {torch.__version__}, Paceline {__version__}",
     ]
+
+
+def gpu_lines() -> list[str]:
+    """Name the GPUs, and what drives them; nothing where there are none."""
+    import torch
+
+    from paceline.distributed.system_gpus import driver_version
+
+    count = torch.cuda.device_count()
+    if not count:
+        return []
+    names = Counter(torch.cuda.get_device_properties(i).name for i in range(count))
+    gpus = ", ".join(f"{number} x {name}" for name, number in names.items())
+    cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+    return [f"{gpus}, {cuda}, cuDNN {torch.backends.cudnn.version()}, driver {driver_version()}"]
 
 
 def has_amx() -> bool:

@@ -23,6 +23,7 @@ from paceline.models.mnist_cnn import MnistCnn
 
 MEAN, STD = 0.1307, 0.3081
 LR = 0.01
+CPU = torch.device("cpu")
 
 
 @dataclass(kw_only=True)
@@ -123,20 +124,22 @@ def _tuned_steps(
             yield
 
 
-def article_loop(data_dir: Path, workers: Workers) -> HandLoop:
+def article_loop(data_dir: Path, workers: Workers, device: torch.device = CPU) -> HandLoop:
     """Write the loop as a DDP article does: fp32, torchvision's MNIST, transforms by sample.
 
     Args:
         data_dir: Where `MNIST/raw` holds the four IDX files.
         workers: Who takes part.
+        device: This worker's.
     """
     from torchvision import datasets, transforms
 
     transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((MEAN,), (STD,))])
     train_set = datasets.MNIST(str(data_dir), train=True, transform=transform)
     test_set = datasets.MNIST(str(data_dir), train=False, transform=transform)
-    model = MnistCnn()
-    return HandLoop(model=model, steps=_article_steps(model, train_set, test_set, workers))
+    model = MnistCnn().to(device)
+    steps = _article_steps(model, train_set, test_set, workers, device)
+    return HandLoop(model=model, steps=steps)
 
 
 def _article_steps(
@@ -144,6 +147,7 @@ def _article_steps(
     train_set: "torch.utils.data.Dataset[tuple[Tensor, int]]",
     test_set: "torch.utils.data.Dataset[tuple[Tensor, int]]",
     workers: Workers,
+    device: torch.device,
 ) -> Iterator[None]:
     rank, world_size = workers.rank, workers.world_size
     sampler = DistributedSampler(train_set, world_size, rank)  # type: ignore[var-annotated]
@@ -155,6 +159,7 @@ def _article_steps(
     for epoch in count():
         sampler.set_epoch(epoch)
         for step, (x, y) in enumerate(loader):
+            x, y = x.to(device), y.to(device)
             optimizer.zero_grad()
             loss = F.nll_loss(net(x), y)
             loss.backward()
@@ -162,7 +167,8 @@ def _article_steps(
             if step % 10 == 0 and rank == 0:
                 print(f"epoch {epoch} step {step} loss {loss.item():.4f}", flush=True)
             if step == len(loader) - 1:
-                _evaluate(model, iter(test_loader), workers, nullcontext)
+                batches = ((x.to(device), y.to(device)) for x, y in test_loader)
+                _evaluate(model, batches, workers, nullcontext)
             yield
 
 
@@ -174,13 +180,15 @@ def _evaluate(
     context: Callable[[], AbstractContextManager[object]],
 ) -> None:
     model.eval()
-    sums = torch.zeros(3)
+    sums: Tensor | float = 0.0
     for x, y in batches:
         with context():
             out = model(x)
         out = out.float()
         right = (out.argmax(1) == y).sum()
-        sums += torch.stack([F.nll_loss(out, y, reduction="sum"), right, torch.tensor(len(y))])
+        count = torch.tensor(len(y), device=y.device)
+        sums = sums + torch.stack([F.nll_loss(out, y, reduction="sum"), right, count])
+    assert isinstance(sums, Tensor)
     model.train()
     if workers.world_size > 1:
         dist.all_reduce(sums)

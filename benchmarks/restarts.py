@@ -15,6 +15,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,6 +26,10 @@ from benchmarks.stamps import Stamp, read_stamps, wait_until
 _EVERY = 5
 _MOST_STEPS = 40
 _TIMEOUT_S = 120.0
+
+Options = Mapping[str, object]
+NO_OPTIONS: Options = {}
+"""Of the training, besides those of every one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +52,7 @@ class Disturbed:
     weights_sha256: str
 
 
-def command(directory: Path, epochs: int) -> list[str]:
+def command(directory: Path, epochs: int, options: Options = NO_OPTIONS) -> list[str]:
     """Write the command of a training whose stamps go into `directory`."""
     return train_command(
         "benchmarks.jobs:stamped_digits",
@@ -56,22 +61,25 @@ def command(directory: Path, epochs: int) -> list[str]:
         epochs=epochs,
         snapshot_every_steps=_EVERY,
         max_restarts=20,
+        **options,
     )
 
 
-def undisturbed(directory: Path, epochs: int) -> str:
+def undisturbed(directory: Path, epochs: int, options: Options = NO_OPTIONS) -> str:
     """Train without a kill; give the weights' hash."""
     directory.mkdir()
     output = directory / "output.txt"
-    finish(start(command(directory, epochs), output), output)
+    finish(start(command(directory, epochs, options), output), output)
     return str(_summary(directory)["weights_sha256"])
 
 
-def disturbed(directory: Path, epochs: int, kills: int, seed: int) -> Disturbed:
+def disturbed(
+    directory: Path, epochs: int, kills: int, seed: int, options: Options = NO_OPTIONS
+) -> Disturbed:
     """Train and kill workers; give what came of it."""
     directory.mkdir()
     output = directory / "output.txt"
-    process = start(command(directory, epochs), output)
+    process = start(command(directory, epochs, options), output)
     draw = random.Random(seed)
     done = []
     try:

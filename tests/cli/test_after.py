@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from paceline.checkpoint.host_tensors import weights_sha256
 from paceline.cli.app import main
 from paceline.errors import ExitCode
-from paceline.options.figures import show_loss
+from paceline.options.figures import show_loss, show_percent
 from paceline.recipes.registry import BUILT_IN
 from tests.cli.conftest import Paceline, summary
 
@@ -30,7 +30,7 @@ def test_evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(run), "--snapshot", "last"]) == ExitCode.DONE
     shown = capsys.readouterr().out
     assert "355, each counted once" in shown
-    assert f"{float(str(summary(run)['val_accuracy'])):.2%}" in shown
+    assert show_percent(float(str(summary(run)["val_accuracy"]))) in shown
     assert (run / "evaluation" / "confusion.png").read_bytes().startswith(b"\x89PNG")
     counts = json.loads((run / "evaluation" / "confusion.json").read_text())["counts"]
     assert sum(map(sum, counts)) == 355

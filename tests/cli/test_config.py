@@ -1,6 +1,7 @@
 """`--config` and `--print-config`: settings in a file, and what they come to."""
 
 import json
+import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from paceline.cli.app import main
 from paceline.errors import ExitCode
+from paceline.options.command_line import INTERNAL_VARIABLES
 from paceline.training.config import training_options
 
 _GOLDEN = Path(__file__).parents[1] / "results" / "golden" / "run" / "run.json"
@@ -99,6 +101,47 @@ def test_of_options_that_exclude_each_other_the_typed_one_counts(
     found = tomllib.loads(printed("digits", "--config", "job.toml", "--warmup-epochs", "2"))
     assert found["warmup-epochs"] == 2
     assert "warmup-steps" not in found
+
+
+def test_a_misspelt_variable_is_noticed_and_others_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").touch()
+    for name in (
+        "EPOCH",
+        "LEARNINGRATE",
+        "LR",
+        "BATCH_SIZE",
+        "NO_TENSORBOARD",
+        "PARTITION",
+        "ROOT",
+    ):
+        monkeypatch.setenv(f"PACELINE_{name}", "1")
+    for name in INTERNAL_VARIABLES - {"PACELINE_ATTEMPT", "PACELINE_NODE", "PACELINE_REQUEST"}:
+        monkeypatch.setenv(name, "1")
+    for words in (["train", "digits"], ["run", "mine.py"]):
+        assert main([*words, "--print-config"]) == ExitCode.DONE
+        assert capsys.readouterr().err.splitlines() == [
+            "PACELINE_EPOCH sets nothing: did you mean PACELINE_EPOCHS?",
+            "PACELINE_LEARNINGRATE sets nothing: did you mean PACELINE_LEARNING_RATE?",
+        ]
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert main(["train", "digits", "--print-config"]) == ExitCode.DONE
+    assert not capsys.readouterr().err
+
+
+def test_every_variable_of_our_own_is_known() -> None:
+    package = Path(__file__).parents[2] / "src" / "paceline"
+    named = {
+        name
+        for path in package.rglob("*.py")
+        for name in re.findall(r"PACELINE_[A-Z_]*[A-Z]", path.read_text())
+    }
+    settings = {f"PACELINE_{name.upper()}" for name in [*training_options(), "config"]}
+    assert named - settings == INTERNAL_VARIABLES
 
 
 @pytest.mark.parametrize("where", ["typed", "environment"])

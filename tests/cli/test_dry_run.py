@@ -58,6 +58,7 @@ def test_of_a_script_and_of_a_run(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "mine.py").touch()
     assert "the script makes it" in plan("run", "mine.py")
     shutil.copytree(_GOLDEN, tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
     told = plan("resume", "run")
     assert "--lr               0.05    (run)" in told
     assert f"{tmp_path / 'run'}, from step " in told

@@ -122,7 +122,8 @@ def test_a_hang_under_torchrun(paceline: Paceline, script: Path, tmp_path: Path)
 @pytest.mark.slow
 def test_a_straggler_is_named_and_shown(paceline: Paceline, script: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = "--workers 2 --loader-workers 0 --epochs 40 --hang-after-s 30".split()
+    # Watched every half second, so that half a minute's looks take a quarter.
+    command = "--workers 2 --loader-workers 0 --epochs 40 --hang-after-s 5".split()
     training = paceline.start("run", script, *command, "--run-dir", run, "--", "slow data")
     live = run / "logs" / "workers.json"
 

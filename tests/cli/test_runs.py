@@ -1,6 +1,7 @@
 """`paceline runs`, `label` and `resume` without a path, on run directories that are there."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -89,6 +90,60 @@ def test_a_label_that_says_nothing_is_refused(
     assert not run.notes_json.exists()
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["label", "evaluate", "report", "watch --json", "copy", "export", "resume", "track", "workers"],
+)
+def test_a_run_is_named_where_its_directory_could_be(
+    command: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(runs / "digits-20260302-101500")
+    run.notes_json.write_text(json.dumps({"name": "lr/0.1 try"}))
+    run.run_json.write_text("{")  # so that all but `watch` and `workers` end there, naming it
+    name, *options = command.split()
+    files = ["weights.pt"] if name == "export" else []
+    for called in ("lr/0.1 try", run.path.name, "runs/digits-20260302-101500/", str(run.path)):
+        code = main([name, called, *files, *options])
+        said = capsys.readouterr()
+        assert str(run.path) in said.out + said.err, said.err
+        assert code == (ExitCode.DONE if name == "watch" else ExitCode.USAGE)
+    assert main([name, "runs/digits-20260302-101501", *files, *options]) == ExitCode.USAGE
+    said = capsys.readouterr()
+    assert f"no run directory runs/digits-20260302-101501, and no run below {runs} is" in said.err
+    assert "Did you mean 'digits-20260302-101500'" in said.err
+    assert "`paceline runs` lists them" in said.err
+
+
+def test_watch_without_a_path_follows_the_newest(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = RunDirectory(runs / "later")
+    shutil.copytree(GOLDEN / "run", later.path)
+    started = later.read_run() | {"started_at": "2126-03-09T10:15:00+00:00", "history": []}
+    later.run_json.write_text(json.dumps(started))
+    for ended in (True, False):
+        assert main(["watch", "--json"]) == ExitCode.DONE
+        said = capsys.readouterr()
+        assert json.loads(said.out)["path"] == str(later.path)
+        assert said.err == "Watching runs/later\n"
+        if ended:
+            later.summary_json.unlink()  # killed: newer than what runs, but over
+    running = RunDirectory(runs / "digits-20260302-101500")
+    running.summary_json.unlink()
+    with running.lock():
+        assert main(["watch", "--json"]) == ExitCode.DONE
+    assert json.loads(capsys.readouterr().out)["path"] == str(running.path)
+
+
+def test_watch_where_there_are_no_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["watch"]) == ExitCode.USAGE
+    said = f"there are no runs in {tmp_path}/runs. Name a run directory: paceline watch RUN_DIR"
+    assert said in capsys.readouterr().err
+
+
 def test_resume_without_a_path_refuses_a_running_one(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,6 +162,59 @@ def test_resume_changes_no_labels_that_were_changed_since(
     assert main(["label", str(run), "--tag", "a"]) == ExitCode.DONE
     assert main(["resume", str(run), "--tag", "b"]) == ExitCode.USAGE
     assert f"paceline label {run} --tag ..." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ended", "settings", "told"),
+    [
+        ("epochs", {}, "all 2 epochs. Nothing was changed.\n"),
+        ("target", {"target_accuracy": 0.9}, "target accuracy 90 % reached"),
+        ("patience", {"early_stopping": 1}, "no better validation result for 1 epoch"),
+        ("time", {"time_budget": "2h"}, "time budget of 2h used"),
+    ],
+)
+def test_resume_leaves_a_finished_run_as_it_is(
+    ended: str,
+    settings: dict[str, object],
+    told: str,
+    runs: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = RunDirectory(runs / "digits-20260302-101500")
+    described, ending = run.read_run(), run.read_summary()
+    assert isinstance(described["settings"], dict)
+    described["settings"] |= settings
+    run.run_json.write_text(json.dumps(described))
+    run.summary_json.write_text(json.dumps(ending | {"stopped_because": ended}))
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("*")}
+    assert main(["resume", str(run.path), "--workers", "1", "--tag", "a"]) == ExitCode.DONE
+    said = capsys.readouterr()
+    assert said.out.startswith(f"{run.path} has finished: ")
+    assert told in said.out
+    name = next(iter(settings), "epochs")
+    option = f"--{name.replace('_', '-')} ... --allow-change {name}"
+    assert f"To train on: paceline resume {run.path} {option}\n" in said.out
+    assert "No effect on a finished run: --tag: `paceline label` does that" in said.err
+    assert main(["resume", str(run.path), "--json"]) == ExitCode.DONE
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["exit_code"] == 0
+    assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
+
+
+def test_a_finished_script_goes_on_only_where_its_loop_may_be_longer(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, script = RunDirectory(runs / "digits-20260302-101500"), runs.parent / "mine.py"
+    script.touch()
+    of_script = {"kind": "script", "recipe": "mine.py", "reference": str(script)}
+    run.run_json.write_text(json.dumps(run.read_run() | of_script))
+    run.summary_json.write_text(json.dumps(run.read_summary() | {"stopped_because": "script"}))
+    monkeypatch.setattr("paceline.cli.resume.start", lambda launch: 99)
+    assert main(["resume", str(run.path)]) == ExitCode.DONE
+    assert "or change the script's loop and resume" in capsys.readouterr().out
+    assert main(["resume", str(run.path), "--allow-change", "epochs"]) == 99
+    later_s = run.summary_json.stat().st_mtime + 1
+    os.utime(script, (later_s, later_s))
+    assert main(["resume", str(run.path)]) == 99
 
 
 @pytest.mark.slow

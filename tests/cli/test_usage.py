@@ -83,13 +83,13 @@ _WRONG = [
     ),
     ("train digits --keep-last 1", r"at least 2"),
     ("train nowhere.py:build", r"there is no file .*nowhere.py"),
-    ("resume nowhere", r"nowhere holds no training"),
+    ("resume nowhere", r"there is no run directory nowhere, and no run below .*runs is called so"),
     ("resume", r"no run below .*runs is unfinished. Name a run directory: paceline resume RUN_DIR"),
     ("resume --rank 1", r"name the run directory: of several workers .* each might find another"),
-    ("evaluate nowhere", r"nowhere holds no training"),
-    ("export nowhere weights.pt", r"nowhere holds no training"),
+    ("evaluate nowhere", r"there is no run directory nowhere"),
+    ("export nowhere weights.pt", r"there is no run directory nowhere"),
     ("export somewhere", r"the file to write is missing"),
-    ("report nowhere", r"nowhere holds no training"),
+    ("report nowhere", r"there is no run directory nowhere.*`paceline runs` lists them"),
 ]
 
 
@@ -209,7 +209,7 @@ def test_help_of_resume_shows_the_runs_own_values(
 
 def test_help_of_resume_where_there_is_no_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["resume", "nowhere", "--help"]) == ExitCode.USAGE
-    assert "nowhere holds no training" in capsys.readouterr().err
+    assert "there is no run directory nowhere" in capsys.readouterr().err
     assert main(["resume", "--help", "--lr", "0.1"]) == ExitCode.DONE
     assert "paceline resume [RUN_DIR] [OPTIONS]" in capsys.readouterr().out
 
@@ -218,10 +218,17 @@ def test_a_scripts_own_names_are_not_taken_for_ours(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.py").touch()
-    for word in ("--batch-size", "--output-dir", "--num-workers"):
+    for word, why in (
+        ("--batch-size", "Paceline's own is --global-batch. "),
+        ("--output-dir", ""),
+        ("--num-workers", "Paceline's own is --loader-workers or --workers. "),
+        ("--lr", "a script chooses its optimizer, learning rate and loss itself. "),
+        ("--learning-rate", "a script chooses its optimizer, learning rate and loss itself. "),
+    ):
         assert main(["run", "mine.py", word, "8"]) == ExitCode.USAGE
         said = capsys.readouterr().err
         assert f"unknown option '{word}'" in said
+        assert why in said
         assert said.rstrip().endswith("paceline run mine.py -- ...")
 
 

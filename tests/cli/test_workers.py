@@ -36,9 +36,9 @@ def drawn(most: int) -> list[str]:
 def test_the_table_fits_a_terminal_and_names_the_slow() -> None:
     lines = drawn(20)
     (slow,) = [line for line in lines if "node1" in line]
-    assert slow.split() == "12 node1 1,400 10 30 30% 0 0% 70 70% data".split()
+    assert slow.split() == "12 node1 1,400 10 30 30 % 0 0 % 70 70 % data".split()
     (first, _) = [line for line in lines if "node0" in line]
-    assert first.split() == "0 node0 1,400 10 40 40% 50 50% 10 10%".split()
+    assert first.split() == "0 node0 1,400 10 40 40 % 50 50 % 10 10 %".split()
 
 
 def test_only_the_slowest_are_shown_of_many() -> None:
@@ -92,7 +92,7 @@ def test_a_training_that_is_over_is_not_waited_for(
     [
         ([], "the run directory is missing"),
         (["--once"], "the run directory is missing"),
-        (["nowhere", "--once"], "holds no training"),
+        (["nowhere", "--once"], "there is no run directory nowhere"),
         ([".", "--most", "0", "--once"], "--most is 0"),
     ],
 )

@@ -58,6 +58,13 @@ def test_more_workers_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         pick_device(DistOptions(device="cuda"), placement)
 
 
+def test_over_gloo_workers_share_gpus() -> None:
+    sharing = DistOptions(device="cuda", backend="gloo")
+    for local_rank, index in enumerate((0, 1, 0, 1)):
+        placement = Placement(rank=0, world_size=4, local_rank=local_rank, local_world_size=4)
+        assert device_index(sharing, placement, 2) == index
+
+
 def test_intel_gpus_are_used_where_they_are_asked_for() -> None:
     for options in (DistOptions(device="xpu"), DistOptions(backend="xccl")):
         assert resolve_device_kind(options, 0, xpus=1) == "xpu"

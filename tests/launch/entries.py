@@ -101,8 +101,8 @@ def outlive(payload: str) -> str:
         return "first"
     while not (place / "pid").exists():
         time.sleep(0.01)
-    peer = psutil.Process(int((place / "pid").read_text()))
     with suppress(psutil.NoSuchProcess):
+        peer = psutil.Process(int((place / "pid").read_text()))
         while peer.is_running() and peer.status() != psutil.STATUS_ZOMBIE:
             time.sleep(0.01)
     return "last"

@@ -7,6 +7,7 @@ import pytest
 
 from paceline.launch.process_tree import in_first_namespace
 from tests.launch.waiting import alive, until
+from tests.support.needs import PROCESS_NAMESPACES, need
 
 _CODE = """
 import os, subprocess, sys
@@ -56,11 +57,10 @@ def test_a_container_is_told_from_the_machine(tmp_path: Path) -> None:
     assert not in_first_namespace("ipc", tmp_path)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="making a namespace takes root")
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux has namespaces")
 @pytest.mark.parametrize("kind", ["ipc", "pid"])
 def test_a_namespace_of_its_own_is_seen_in_it(kind: str) -> None:
     """Also with a /proc of its own, as containers have, whose NSpid shows nothing of others."""
+    need(PROCESS_NAMESPACES)
     code = "from paceline.launch.process_tree import in_first_namespace as first; "
     code += "print(first('ipc'), first('pid'))"
     words = ["unshare", f"--{kind}", "--fork", "--mount-proc", sys.executable, "-c", code]

@@ -58,7 +58,7 @@ def show(shown: Console) -> None:
     for epoch in (1, 2):
         for step in (30, 60):
             shown.advance(replace(ADVANCE, epoch=epoch, step=step))
-        shown.epoch(replace(ROW, epoch=epoch))
+        shown.epoch(replace(ROW, epoch=epoch), "images")
     shown.close()
     shown.close()
 
@@ -69,20 +69,20 @@ def lines_of(text: str) -> list[str]:
 
 def table_of(*rows: EpochRow) -> list[str]:
     table = EpochTable()
-    return [line for row in rows for line in table.lines(row)]
+    return [line for row in rows for line in table.lines(row, "images")]
 
 
 EXPECTED = ["opening", *(line.rstrip() for line in table_of(ROW, replace(ROW, epoch=2)))]
 
 
 def test_one_line_of_progress() -> None:
-    assert ADVANCE.text() == "loss 0.5123  acc 87.65%  12,346 img/s  lr 0.05  ETA 1:15"
+    assert ADVANCE.text() == "loss 0.5123  acc 87.65 %  12,346 img/s  lr 0.05  ETA 1:15"
     assert "acc" not in replace(ADVANCE, accuracy=None).text()
 
 
 def test_a_loop_of_unknown_length_shows_what_is_known() -> None:
     free = replace(ADVANCE, step=30, steps=0, images_per_s=0.0)
-    assert free.text() == "loss 0.5123  acc 87.65%  lr 0.05  ETA 1:15"
+    assert free.text() == "loss 0.5123  acc 87.65 %  lr 0.05  ETA 1:15"
     assert (free.position(), ADVANCE.position()) == ("step 30", "30/120")
 
 
@@ -95,9 +95,9 @@ def test_the_table_has_the_columns_that_have_figures() -> None:
         "120",
         "1:01",
         "0.5000",
-        "75.00%",
+        "75.00",
         "0.2500",
-        "98.75%",
+        "98.75",
         "0.1",
         "1,234",
     ]
@@ -106,12 +106,19 @@ def test_the_table_has_the_columns_that_have_figures() -> None:
     assert "acc" not in table_of(replace(ROW, train_accuracy=None, val_accuracy=None))[0]
 
 
+def test_samples_that_are_no_images_are_called_samples() -> None:
+    assert "  12,346 samples/s  " in replace(ADVANCE, unit="samples").text()
+    header, line = EpochTable().lines(ROW, "samples")
+    assert header.split()[-1] == "samples/s"
+    assert len(header) == len(line) <= 79
+
+
 def test_an_epoch_without_validation_leaves_its_columns_empty() -> None:
     bare = replace(ROW, epoch=2, val_loss=None, val_accuracy=None)
     header, first, second = table_of(ROW, bare)
     assert len(header) == len(first) == len(second)
     column = slice(header.index("val loss"), header.index("lr") - 5)
-    assert first[column].split() == ["0.2500", "98.75%"]
+    assert first[column].split() == ["0.2500", "98.75"]
     assert second[column].strip() == ""
     assert first[column.stop :] == second[column.stop :]
 
@@ -122,7 +129,7 @@ def test_a_column_that_comes_later_has_a_header_of_its_own() -> None:
     assert "val loss" not in before
     assert "val loss" in after
     shown = EpochTable(has_header=True)
-    assert len(shown.lines(ROW)) == 1  # the header stands above, from before a restart
+    assert len(shown.lines(ROW, "images")) == 1  # the header stands above, from before a restart
 
 
 def test_the_whole_table_fits_a_terminal_of_80_columns() -> None:
@@ -146,21 +153,22 @@ def test_the_whole_table_fits_a_terminal_of_80_columns() -> None:
 def test_the_bar_uses_the_room_there_is() -> None:
     for width in range(46, 200):
         line = ADVANCE.bar_line(width)
+        assert ("━" in line) == (width >= 64)
         assert len(line) <= width
         assert "2/5" in line
         assert "30/120" in line
         assert "loss 0.5123" in line
         assert line.endswith("ETA 1:15")
     text = ADVANCE.text()
-    assert ADVANCE.bar_line(120) == f"epoch 2/5 {'━' * 6}{'─' * 18} 30/120 {text}"
-    assert ADVANCE.bar_line(120, plain=True) == f"epoch 2/5 {'#' * 6}{'-' * 18} 30/120 {text}"
+    assert ADVANCE.bar_line(120) == f"epoch 2/5 {'━' * 6}{'─' * 18}  30/120 {text}"
+    assert ADVANCE.bar_line(120, plain=True) == f"epoch 2/5 {'#' * 6}{'-' * 18}  30/120 {text}"
 
 
 @pytest.mark.parametrize(
     ("width", "figures"),
     [
-        (79, "loss 0.5123 acc 87.65% 12,346 img/s lr 0.05 ETA 1:15"),
-        (60, "loss 0.5123 acc 87.65% 12,346 img/s ETA 1:15"),
+        (76, "loss 0.5123 acc 87.65 % 12,346 img/s lr 0.05 ETA 1:15"),
+        (60, "loss 0.5123 acc 87.65 % 12,346 img/s ETA 1:15"),
         (50, "loss 0.5123 12,346 img/s ETA 1:15"),
         (40, "loss 0.5123 ETA 1:15"),
         (10, "loss 0.5123 ETA 1:15"),
@@ -173,10 +181,11 @@ def test_a_narrow_terminal_shows_whole_figures(width: int, figures: str) -> None
 @pytest.mark.parametrize(
     ("width", "figures"),
     [
-        (100, "img/s comm 12% 1.2 GB/step lr 0.05 ETA 1:15"),
-        (80, "img/s comm 12% lr 0.05 ETA 1:15"),
-        (70, "acc 87.65% 12,346 img/s comm 12% ETA 1:15"),
-        (60, "acc 87.65% 12,346 img/s ETA 1:15"),
+        (100, "img/s comm 12 % 1.2 GB/step lr 0.05 ETA 1:15"),
+        (80, "─────  30/120 loss 0.5123 acc 87.65 % 12,346 img/s comm 12 % ETA 1:15"),
+        (70, "─────  30/120 loss 0.5123 acc 87.65 % 12,346 img/s ETA 1:15"),
+        (63, "acc 87.65 % 12,346 img/s ETA 1:15"),
+        (60, "acc 87.65 % 12,346 img/s ETA 1:15"),
     ],
 )
 def test_several_workers_see_what_communication_costs(width: int, figures: str) -> None:
@@ -186,12 +195,53 @@ def test_several_workers_see_what_communication_costs(width: int, figures: str) 
     assert line.endswith(figures)
 
 
+def test_figures_stay_where_they_are_while_they_change() -> None:
+    lines, widths = [], {"loss": 12, "speed": 14, "left": 11}
+    for step, loss, speed, eta_s in ((9, 0.5, 999.0, 9.0), (100, 1234.5, 123456.0, 3601.0)):
+        now = replace(ADVANCE, step=step, loss=loss, images_per_s=speed, eta_s=eta_s)
+        lines.append(now.bar_line(100, widths=widths))
+    first, second = lines
+    for name in ("/120", "loss", "acc", "lr", "ETA"):
+        assert first.index(name) == second.index(name)
+
+
+def test_an_evaluation_has_a_bar_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "__stdout__", terminal)
+    shown = BarConsole(tmp_path / "rank-0.log")
+    drawn: list[str] = []
+    monkeypatch.setattr(shown, "_show", drawn.append)
+    shown.advance(ADVANCE)
+    shown.evaluating("epoch 2/5 validation", 3, 12)
+    shown.evaluating("epoch 2/5 validation", 3, 0)
+    shown.close()
+    place = f"epoch 2/5 validation {'━' * 6}{'─' * 18}"
+    assert drawn[1:] == [f"{place}  3/12", "epoch 2/5 validation batch 3"]
+    assert drawn[0].rstrip() in terminal.getvalue()  # what a stopped epoch leaves is the training's
+
+
+def test_plain_progress_of_an_evaluation_after_ten_seconds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(console, "monotonic", lambda: now[0])
+    plain = PlainConsole()
+    plain.evaluating("test", 3, 12)
+    now[0] += 10.0
+    plain.evaluating("test", 4, 12)
+    plain.evaluating("test", 5, 12)
+    assert capsys.readouterr().out == "test   4/12\n"
+
+
 def test_what_its_gpu_does_where_there_is_room() -> None:
     both = replace(ADVANCE, gpu_utilization=0.87, gpu_memory_bytes=61_200_000_000)
-    assert both.bar_line(100).endswith("12,346 img/s  GPU 87% 61 GB  lr 0.05  ETA 1:15")
+    assert both.bar_line(100).endswith("12,346 img/s  GPU 87 % 61 GB  lr 0.05  ETA 1:15")
     assert both.bar_line(75).endswith("12,346 img/s lr 0.05 ETA 1:15")
     assert "  GPU 61 GB  " in replace(both, gpu_utilization=None).text()
-    assert "  GPU  3%  " in replace(ADVANCE, gpu_utilization=0.03).text()
+    assert "  GPU  3 %  " in replace(ADVANCE, gpu_utilization=0.03).text()
 
 
 def test_plain_lines_with_one_header_and_no_progress_within_ten_seconds(

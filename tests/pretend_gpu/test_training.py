@@ -70,6 +70,19 @@ def test_with_shards_one_device_and_two_give_the_same_bits(gpus: Host, tmp_path:
     assert weights[0] == weights[1]
 
 
+def test_workers_that_share_a_device_give_the_same_bits(gpus: Host, tmp_path: Path) -> None:
+    weights = set()
+    for workers in (1, 3):
+        done = gpus.paceline(
+            *("train", "digits", "--run-dir", f"by{workers}", "--shards", "4", "--epochs", "1"),
+            *("--device", "cuda", "--backend", "gloo", "--workers", str(workers)),
+            directory=tmp_path,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        weights.add(summary(tmp_path / f"by{workers}")["weights_sha256"])
+    assert len(weights) == 1
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_script_trains_on_every_device(gpus: Host, devices: int, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)

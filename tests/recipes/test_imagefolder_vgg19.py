@@ -17,6 +17,7 @@ from paceline.distributed.environment import Placement
 from paceline.distributed.group import Group
 from paceline.errors import DataError, ExitCode, UsageError
 from paceline.options.fields import OptionValue
+from paceline.options.figures import show_percent
 from paceline.recipes.registry import reference_of
 from paceline.training.batches.sources import describe_data, make_source
 from paceline.training.config import TrainConfig
@@ -69,7 +70,7 @@ def test_evaluation_knows_the_classes_by_name(
 ) -> None:
     assert main(["evaluate", str(trained), "--snapshot", "last"]) == ExitCode.DONE
     shown = capsys.readouterr().out
-    assert f"top-1     {float(str(summary(trained)['val_accuracy'])):.2%}" in shown
+    assert f"top-1     {show_percent(float(str(summary(trained)['val_accuracy'])))}" in shown
     assert [line.split()[0] for line in shown.splitlines() if line.endswith(" 20")] == [*CLASSES]
 
 

@@ -45,8 +45,9 @@ def test_only_who_knows_the_path_reads_the_page() -> None:
         root = server.url.removesuffix(server.path)
         assert len(server.path) > 20
         for path in ("/", "/version", "/..", f"{server.path}..", f"{server.path}run.json"):
-            with pytest.raises(HTTPError, match="404"):
+            with pytest.raises(HTTPError, match="404") as caught:
                 fetch(root + path)
+            caught.value.close()
 
 
 def test_the_page_is_made_again_when_something_has_changed(

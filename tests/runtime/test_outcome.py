@@ -75,7 +75,8 @@ def test_a_training_that_ended_before_the_signal_is_done(
 def test_how_an_end_is_told(
     ended: str, kind: str, line: str, run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run.run_json.write_text(json.dumps({"kind": kind, "settings": {"epochs": 15}}))
+    unit = {"sample_unit": "images" if kind == "recipe" else "samples"}
+    run.run_json.write_text(json.dumps({"kind": kind, "settings": {"epochs": 15}, "derived": unit}))
     figures = {"steps": 115, "epochs": 5, "train_time_s": 129.0, "images_per_s": 20.0}
     run.summary_json.write_text(json.dumps({"stopped_because": ended, **figures}))
     assert announce_end(run, interrupted=False, write=unwritten) == 0

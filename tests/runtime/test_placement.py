@@ -6,7 +6,9 @@ from paceline.distributed.options import DistOptions
 from paceline.distributed.placement import Placement
 from paceline.errors import UsageError
 from paceline.launch.options import LaunchOptions
+from paceline.runtime import placement
 from paceline.runtime.placement import node_here, worker_here, workers_of_node
+from paceline.training.config import TrainConfig
 from tests.distributed.test_launcher_variables import SRUN, SRUN_FOUND, TORCH
 
 NODES = {"PET_NODE_RANK": "1", "PET_NNODES": "2", "PET_MASTER_ADDR": "job-0"}
@@ -82,3 +84,20 @@ def test_contradictions(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         find(environment, monkeypatch, **options)
+
+
+@pytest.mark.parametrize(
+    ("asked", "before", "backend", "workers"),
+    [(None, None, "gloo", 2), (5, None, "gloo", 5), (None, 4, "gloo", 4), (None, 4, "nccl", 2)],
+)
+def test_over_gloo_there_may_be_more_workers_than_gpus(
+    asked: int | None,
+    before: int | None,
+    backend: str,
+    workers: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(placement, "count_gpus", lambda *_: 2)
+    monkeypatch.setattr(placement, "may_have_gpus", lambda: True)
+    config = TrainConfig.from_settings({"device": "cuda", "backend": backend, "workers": asked})
+    assert placement.local_place(config, usual=before).workers == workers

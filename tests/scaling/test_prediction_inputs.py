@@ -88,7 +88,7 @@ def test_a_study_tells_its_own_link(study: Path) -> None:
     link = fitted_link(read_inputs(study), None, "nccl")
     assert link.network.bandwidth_bytes_per_s == pytest.approx(8e8, rel=1e-3)
     assert link.source == (
-        "6.4 Gbit/s, which explains the study's own sizes to 0.0% of their steps; round-trip 100 µs"
+        "6.4 Gbit/s, which explains the study's own sizes to 0 % of their steps; round-trip 100 µs"
     )
 
 
@@ -198,7 +198,7 @@ def test_nothing_is_there(tmp_path: Path) -> None:
 def test_a_stated_link_carries_headers_too() -> None:
     link = stated_link("1gbit", None, "gloo")
     assert link.network == Network(bandwidth_bytes_per_s=0.957 * 125e6, round_trip_s=1e-4)
-    assert link.source == "1 Gbit/s, as stated, of which 95.7% is payload; round-trip 100 µs"
+    assert link.source == "1 Gbit/s, as stated, of which 95.7 % is payload; round-trip 100 µs"
 
 
 def test_gloo_doesnt_use_a_fast_link() -> None:

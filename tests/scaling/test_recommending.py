@@ -142,7 +142,7 @@ def test_money_without_epochs() -> None:
 def test_a_fixed_cost_is_named() -> None:
     slow = replace(VGG, epoch=EpochCosts(snapshot_s=60.0))
     assert (
-        "Evaluation, snapshot and the loader's start are 47% of an epoch on 8 nodes: no way of "
+        "Evaluation, snapshot and the loader's start are 47 % of an epoch on 8 nodes: no way of "
         "combining gradients changes that." in told(projection("100gbit", profile=slow))
     )
 
@@ -176,7 +176,7 @@ def test_the_slowest_is_named() -> None:
         workers=(WorkerTime(rank=0, host="a", compute_s=STEP_S, spread_s=STEP_S / 5),),
     )
     found = projection("100gbit", profile=uneven, methods=PLAIN)
-    assert "Waiting for the slowest worker is 22% of a step on 8 nodes" in told(found)
+    assert "Waiting for the slowest worker is 22 % of a step on 8 nodes" in told(found)
 
 
 def test_failures_are_named() -> None:

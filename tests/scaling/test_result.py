@@ -109,7 +109,7 @@ def test_doubtful_measurements_are_noted() -> None:
     study = summarise(ASKED, list(found), found, {}, {})
     notes = " ".join(study.notes)
     assert "Fewer than 5 steps could be looked at with 1 worker: give more than 20" in notes
-    assert "Not reliable: repeats differ by more than 20% with 2 workers." in study.not_reliable
+    assert "Not reliable: repeats differ by more than 20 % with 2 workers." in study.not_reliable
 
 
 def test_averages_that_are_too_rare_to_be_measured_are_noted() -> None:
@@ -149,7 +149,7 @@ def test_more_than_the_work_of_one_for_each_is_not_reliable() -> None:
     found = {size(1): [measured(1, 0.8)], size(2): [measured(2, 0.8 / 17.23)]}
     study = summarise(ASKED, list(found), found, {}, {})
     assert study.not_reliable.startswith(
-        "Not reliable: each of 2 workers with allreduce seems to do 1723% of what one does alone. "
+        "Not reliable: each of 2 workers with allreduce seems to do 1723 % of what one does alone. "
     )
     found = {size(1): [measured(1, 0.8)], size(2): [measured(2, 0.8 / 1.09)]}
     assert summarise(ASKED, list(found), found, {}, {}).not_reliable == ""

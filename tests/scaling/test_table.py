@@ -27,9 +27,9 @@ def test_where_the_time_goes() -> None:
         "workers step data forward backward exposed waiting optimizer other".split()
     )
     assert lines[place + 4] == "8 1,756 10.0 250 500 956 0.00 30.0 10.0".split()
-    assert "8 workers with allreduce: 3.6 times the best images/s of one; of a step 54%" in text
+    assert "8 workers with allreduce: 3.6 times the best images/s of one; of a step 54 %" in text
     place = lines.index("workers evaluation snapshot loader start of the epoch sent".split())
-    assert lines[place + 4] == "8 4.0 s 500 ms - 3% 7.0 kB".split()
+    assert lines[place + 4] == "8 4.0 s 500 ms - 3.0 % 7.0 kB".split()
 
 
 def test_no_conclusion_is_drawn_of_what_is_not_reliable() -> None:
@@ -41,7 +41,7 @@ def test_no_conclusion_is_drawn_of_what_is_not_reliable() -> None:
 
 def test_what_was_trained() -> None:
     lines = [line.split() for line in as_text(ec2_like()).splitlines()]
-    assert "1 14 2:00:00 time budget 0.3795 88.00% 0.4485 86.90%".split() in lines
+    assert "1 14 2:00:00 time budget 0.3795 88.00 % 0.4485 86.90 %".split() in lines
 
 
 def test_large_figures_with_methods_fit_a_terminal() -> None:
@@ -91,7 +91,7 @@ def test_averaging_at_the_end_of_an_epoch_has_a_column_where_there_is_some() -> 
     found = {size(1): [measured(1, 0.8)], size(2, "local"): [own]}
     lines = as_text(summarise(ASKED, list(found), found, {}, {})).splitlines()
     place = [line.split()[-5:] for line in lines].index("averaging of the epoch sent".split())
-    assert lines[place + 2].split() == "2 local 4.0 s 500 ms - 3.0 s 4% 4.0 kB".split()
+    assert lines[place + 2].split() == "2 local 4.0 s 500 ms - 3.0 s 4.4 % 4.0 kB".split()
     assert "averaging" not in as_text(ec2_like())
 
 

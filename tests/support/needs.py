@@ -156,6 +156,11 @@ HOSTS = Need(
     },
     attempt=_build_a_rig,
 )
+PROCESS_NAMESPACES = Need(
+    what="namespaces of processes",
+    programs={"unshare": "util-linux", "true": "coreutils"},
+    attempt=lambda _: _try("unshare", "--pid", "--ipc", "--fork", "--mount-proc", "true"),
+)
 NAMESPACES = Need(
     what="network namespaces",
     programs={"ip": "iproute2", "tc": "iproute2", "sysctl": "procps"},

@@ -21,7 +21,7 @@ from paceline.metrics.console import Advance, Console
 from paceline.optim.table import OPTIMIZER_OPTIONS
 from paceline.options.fields import OptionValue
 from paceline.results.metrics_table import COLUMNS, EpochRow
-from paceline.results.run_directory import RunDirectory
+from paceline.results.run_directory import RunDirectory, SampleUnit
 from paceline.training import status_exchange
 from paceline.training.config import TrainConfig
 from paceline.training.engine import Engine
@@ -152,6 +152,7 @@ class RecordingConsole(Console):
     lines: list[str] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     rows: list[EpochRow] = field(default_factory=list)
+    evaluated: list[tuple[str, int, int]] = field(default_factory=list)
 
     def say(self, line: str) -> None:
         self.lines.append(line)
@@ -165,7 +166,10 @@ class RecordingConsole(Console):
     def advance(self, advance: Advance) -> None:
         self.losses.append(advance.loss)
 
-    def epoch(self, row: EpochRow) -> None:
+    def evaluating(self, what: str, done: int, total: int) -> None:
+        self.evaluated.append((what, done, total))
+
+    def epoch(self, row: EpochRow, unit: SampleUnit) -> None:
         self.rows.append(row)
 
     def close(self) -> None:

@@ -1,5 +1,6 @@
 import pytest
 
+from paceline.results.metrics_table import Metrics, best_row
 from paceline.training.options import LoopOptions
 from paceline.training.progress import (
     describe_too_long,
@@ -77,6 +78,13 @@ def test_which_epoch_is_the_best(options: LoopOptions, results: Results, bests: 
     best = len(bests) - bests[::-1].index(True)
     assert state.best_epoch == best
     assert (state.best_val_accuracy, state.best_val_loss) == results[best - 1]
+    # Whoever reads the table later finds the same one.
+    nan = float("nan")
+    columns = {
+        "val_accuracy": tuple(nan if accuracy is None else accuracy for accuracy, _ in results),
+        "val_loss": tuple(nan if loss is None else loss for _, loss in results),
+    }
+    assert best_row(Metrics(columns=columns), options.best_by) == best - 1
 
 
 def test_steps_are_fitted_to_the_time_that_is_left() -> None:

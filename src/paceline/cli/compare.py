@@ -12,7 +12,6 @@ from paceline.errors import ExitCode
 from paceline.options.command_line import note, parse_options, show_help, wants_help
 from paceline.options.fields import OptionField
 from paceline.options.text import printable
-from paceline.results.run_directory import USUAL_FOLDER
 
 if TYPE_CHECKING:
     from paceline.report.runs.comparison import Comparison
@@ -60,7 +59,7 @@ def main(tokens: Sequence[str]) -> int:
     from paceline.report.runs.curves import choose_metric, curve_tables
     from paceline.report.runs.text import comparison_lines
 
-    runs = choose_runs(places, USUAL_FOLDER.absolute())
+    runs = choose_runs(places)
     asked = given.get("metric")
     for entry in runs:
         for problem in entry.report.problems:
@@ -89,12 +88,17 @@ def _as_json(shown: "Comparison") -> Mapping[str, object]:
             {
                 **entry.to_json(),
                 "settings": {row.name: row.values[place] for row in shown.settings},
-                "figures": {row.name: row.values[place] for row in shown.figures},
+                "figures": {_key(row.name): row.values[place] for row in shown.figures},
                 "curves": _columns(entry.report.metrics),
                 "steps": _columns(entry.report.steps),
             }
         )
     return {"runs": runs}
+
+
+def _key(name: str) -> str:
+    """Name a figure for programs: the same whatever the samples are."""
+    return "images/s" if name == "samples/s" else name
 
 
 def _columns(table: "Metrics") -> Mapping[str, Sequence[float | None]]:

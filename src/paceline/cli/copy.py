@@ -11,6 +11,7 @@ from paceline.errors import ExitCode, PacelineError, StoreError, UsageError
 from paceline.options.command_line import note, parse_options, show_help, take_word, wants_help
 from paceline.options.shell import command_line
 from paceline.options.text import printable
+from paceline.results.find_runs import choose_run
 from paceline.results.json_object import section, whole
 from paceline.results.run_directory import USUAL_FOLDER, RunDirectory
 
@@ -36,7 +37,7 @@ def main(tokens: Sequence[str]) -> int:
         _, run = fetch(source, target)
         print(printable(f"Resume it: {command_line('resume', run.path)}"))
     else:
-        _copy(RunDirectory.named(source), target)
+        _copy(source, target)
     return ExitCode.DONE
 
 
@@ -74,7 +75,8 @@ def fetch(url: str, where: str | None) -> tuple[str, RunDirectory]:
     return url, run
 
 
-def _copy(run: RunDirectory, target: str | None) -> None:
+def _copy(source: str, target: str | None) -> None:
+    run = choose_run(source)
     from paceline.checkpoint.remote.copier import RunCopier
     from paceline.checkpoint.remote.process import note_in_summary
     from paceline.checkpoint.remote.record import CopyRecord

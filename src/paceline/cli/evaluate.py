@@ -19,6 +19,7 @@ from paceline.options.fields import OptionField
 from paceline.options.figures import show_loss, show_percent
 from paceline.options.text import aligned, printable
 from paceline.results.confusion import Confusion
+from paceline.results.find_runs import RUN_OR_NAME, choose_run
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.write_report import write_report
 from paceline.training.previous_run import PreviousRun
@@ -53,7 +54,8 @@ _MOST_MISTAKES = 10
 _ABOUT = (
     "Print loss, top-1 and top-5 of a run's model on the validation set, and for each class recall "
     "(its accuracy), precision and F1. Write RUN_DIR/evaluation/confusion.png and .json, and "
-    "RUN_DIR/report.html again, with the confusion matrix."
+    "RUN_DIR/report.html again, with the confusion matrix. "
+    f"{RUN_OR_NAME}"
 )
 
 
@@ -62,7 +64,7 @@ def main(tokens: Sequence[str]) -> int:
     (where,), given = read_command(
         "paceline evaluate RUN_DIR", _ABOUT, tokens, _OPTIONS, "the run directory"
     )
-    output, run = Output.take(given), RunDirectory.named(where)
+    output, run = Output.take(given), choose_run(where)
     PreviousRun.read_recipe(run)  # before torch is loaded, and it is said which snapshot is taken
     from paceline.training.evaluation.evaluate_run import evaluate_run, find_snapshot
 
@@ -119,9 +121,9 @@ def _show_figures(result: "EvaluationResult") -> None:
     print(f"samples   {totals.samples}, each counted once")
     print(f"loss      {show_loss(totals.mean_loss)}")
     if result.top:
-        print(f"top-1     {totals.accuracy:.2%}")
+        print(f"top-1     {show_percent(totals.accuracy)}")
     if result.top == 5:
-        print(f"top-5     {totals.top5_accuracy:.2%}")
+        print(f"top-5     {show_percent(totals.top5_accuracy)}")
 
 
 def _show_classes(classes: Confusion) -> None:

@@ -12,7 +12,7 @@ from paceline.options.command_line import (
 )
 from paceline.options.fields import OptionField
 from paceline.options.text import printable
-from paceline.results.run_directory import RunDirectory
+from paceline.results.find_runs import RUN_OR_NAME, choose_run
 
 _OPTIONS = (
     snapshot_option("Export"),
@@ -27,7 +27,8 @@ _OPTIONS = (
 )
 _ABOUT = (
     "Write a run's weights to FILE, by its suffix as .safetensors or as a PyTorch state dict "
-    "(.pt, .pth), under the model's own names."
+    "(.pt, .pth), under the model's own names. "
+    f"{RUN_OR_NAME}"
 )
 
 
@@ -41,7 +42,7 @@ def main(tokens: Sequence[str]) -> int:
         "the run directory",
         "the file to write",
     )
-    run = RunDirectory.named(where)
+    run = choose_run(where)
     run.read_run()
     from paceline.checkpoint.export import export_weights
     from paceline.checkpoint.format import read_snapshot

@@ -14,13 +14,14 @@ from paceline.options.command_line import (
 )
 from paceline.options.fields import OptionField
 from paceline.options.text import printable
-from paceline.results.run_directory import RunDirectory
+from paceline.results.find_runs import RUN_OR_NAME, choose_run
 from paceline.results.run_notes import RunNotes
 
 _USAGE = "paceline label RUN_DIR"
 _ABOUT = (
     "Change a run's name, tags and note, also while it runs; without options, show them. "
-    "`paceline train --name ... --tag ... --note ...` gives them from the start."
+    "`paceline train --name ... --tag ... --note ...` gives them from the start. "
+    f"{RUN_OR_NAME}"
 )
 _OPTIONS = (
     OptionField(
@@ -62,7 +63,7 @@ def main(tokens: Sequence[str]) -> int:
     found = read_options(_USAGE, _ABOUT, rest, _OPTIONS)
     # PACELINE_NAME and the like in the environment are for trainings that begin.
     given = {n: v for n, v in found.values.items() if found.sources[n] == ON_COMMAND_LINE}
-    run = RunDirectory.named(where)
+    run = choose_run(where)
     problems: list[str] = []
     before = RunNotes.read(run, run.read_run(), problems)
     if problems and not given:

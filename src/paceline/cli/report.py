@@ -8,12 +8,13 @@ from paceline.files import storing
 from paceline.options.command_line import note, read_command
 from paceline.options.fields import OptionField, OptionValue
 from paceline.options.text import printable
+from paceline.results.find_runs import choose_run
 from paceline.results.run_directory import RunDirectory
 
 _ABOUT = (
-    "Write DIR/report.html again, of a run directory or of a scaling study's directory; works at "
-    "any time, while it runs as well. With --watch serve a run's page until Ctrl-C, made again "
-    "whenever the run has something new."
+    "Write DIR/report.html again, of a run directory (or the name of a run below runs/) or of a "
+    "scaling study's directory; works at any time, while it runs as well. With --watch serve a "
+    "run's page until Ctrl-C, made again whenever the run has something new."
 )
 _LOOPBACK = "127.0.0.1"
 _OPTIONS = (
@@ -51,7 +52,7 @@ def main(tokens: Sequence[str]) -> int:
         _OPTIONS,
         "the run directory, or that of a scaling study",
     )
-    run = RunDirectory.named(where)
+    run = choose_run(where)
     if given.get("watch"):
         return _watch(run, given)
     for name in ("host", "port"):

@@ -30,6 +30,8 @@ from paceline.options.command_line import (
 from paceline.options.config_file import CONFIG
 from paceline.options.fields import OptionField, OptionValue
 from paceline.options.shell import command_line
+from paceline.options.text import printable
+from paceline.results.find_runs import choose_run
 from paceline.results.run_directory import USUAL_FOLDER, RunDirectory
 from paceline.runtime.placement import choose_place, worker_here
 from paceline.runtime.spec import Launch
@@ -75,7 +77,7 @@ def main(tokens: Sequence[str]) -> int:
     where, rest = tokens[0], tokens[1:]
     if is_url(where):
         where, rest = _fetched(where, rest)
-    run = RunDirectory.named(where)
+    run = choose_run(where)
     past = PreviousRun.read(run)
     if past.kind == "script":
         return _resume_script(run, past, where, rest)
@@ -121,7 +123,7 @@ def _show_help(tokens: Sequence[str]) -> NoReturn:
         own = [_ALLOW, _RUN_DIR, CONFIG, *TRAIN_OUTPUT, *cluster_options()]
         options = [*training_options().values(), *own]
         show_help(_USAGE, _ABOUT, options, tokens)
-    past = PreviousRun.read(RunDirectory.named(named[0]))
+    past = PreviousRun.read(choose_run(named[0]))
     if past.kind == "script":
         from paceline.runtime.script_options import script_options
 
@@ -149,10 +151,7 @@ def _newest_unfinished(tokens: Sequence[str]) -> str:
     """
     from paceline.report.runs.listing import list_runs, newest_unfinished
 
-    found = detect_launchers(surroundings())
-    apart = any(placement.world_size > 1 for placement in found.workers)
-    apart = apart or (found.node is not None and found.node.nodes > 1)
-    if apart or any(token.partition("=")[0] == "--rank" for token in tokens):
+    if _is_one_of_several(tokens):
         raise UsageError(
             "name the run directory: of several workers or nodes that are started one by one each "
             "might find another one. Usage: paceline resume RUN_DIR [options]"
@@ -200,7 +199,11 @@ def _fetched(url: str, tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Sequence[str]) -> int:
-    from paceline.runtime.script_options import script_options
+    from paceline.runtime.script_options import (
+        refuse_of_recipes,
+        script_options,
+        warn_of_misspelt,
+    )
 
     if not Path(past.reference).is_file():
         raise UsageError(f"the script {past.reference} of this training is gone")
@@ -210,7 +213,9 @@ def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Seq
             "given anew: " + (" ".join(past.script_args) or "none")
         )
     options = [*script_options().values(), _ALLOW, CONFIG, *cluster_options()]
+    refuse_of_recipes(tokens, "The script's own arguments are those that the training began with")
     given = parse_options(shlex.join(("paceline", "resume", where)), _ABOUT, tokens, options)
+    warn_of_misspelt([*training_options().values(), *options])
     given.pop("config", None)
     choice, allowed = take_cluster_choice(given), _names(given.pop("allow_change", ()))
     past.changed(given, allowed)  # refuses
@@ -256,6 +261,9 @@ def _resume(
             f"{run.notes_json.name} counts. Change them there: {command_line('label', run.path)} "
             f"{labels[0]} ..."
         )
+    if not _is_one_of_several(request.command) and _is_finished(run, past, request):
+        ignored = [flag(name) for name in given if flag(name) in typed]
+        return _tell_finished(run, request, ignored, output)
     if config.launch.on in launchers():
         output.refuse_json(config.launch.on)
         sent = {n: v for n, v in given.items() if n != "on"}
@@ -285,6 +293,86 @@ def _resume(
     if place.rank == 0:
         output.tell_end(run, code)
     return code
+
+
+def _is_one_of_several(tokens: Sequence[str]) -> bool:
+    """Tell whether other workers or nodes run this command as well, started one by one."""
+    found = detect_launchers(surroundings())
+    apart = any(placement.world_size > 1 for placement in found.workers)
+    apart = apart or (found.node is not None and found.node.nodes > 1)
+    return apart or any(token.partition("=")[0] == "--rank" for token in tokens)
+
+
+_ENDED_BY: Mapping[str, tuple[str, ...]] = {
+    "epochs": ("epochs",),
+    "target": ("target_accuracy", "patience"),
+    "patience": ("early_stopping",),
+    "time": ("time_budget",),
+}
+"""What settles that a training ends for a reason: with others there may be more to train."""
+
+
+def _is_finished(run: RunDirectory, past: PreviousRun, request: TrainRequest) -> bool:
+    """Tell whether a training has come to its end, and nothing asks for more.
+
+    Where its last snapshot is gone there is something to train again. A script may have got a
+    longer loop: it is started where it has changed since, or the user allows changes.
+    """
+    try:
+        summary = run.read_summary()
+        ended, steps = summary.get("stopped_because"), summary.get("steps")
+        if ended in (None, "signal") or run.newest_step() != steps or run.is_locked():
+            return False
+        if past.kind == "script":
+            ended_at_s = run.summary_json.stat().st_mtime
+            if request.allowed or Path(past.reference).stat().st_mtime > ended_at_s:
+                return False
+    except (OSError, ValueError):
+        return False
+    names = _ENDED_BY.get(str(ended), ())
+    return all(
+        request.settings[name] == past.settings.get(name)
+        for name in names
+        if name in request.settings
+    )
+
+
+def _tell_finished(
+    run: RunDirectory, request: TrainRequest, ignored: Sequence[str], output: Output
+) -> int:
+    """Say that nothing is left to train, and how to train on. Returns the exit code.
+
+    Args:
+        run: The run directory; nothing in it is changed.
+        request: What was asked for.
+        ignored: The options that were typed and have no effect.
+        output: How much is said, and where.
+    """
+    from paceline.report.load_run import read_run
+    from paceline.report.run_outcome import describe_ending
+
+    report = read_run(run, with_steps=False)
+    name = _ENDED_BY.get(str(report.summary.get("stopped_because")), ("",))[0]
+    again = ["resume", str(run.path)]
+    if name:
+        again += [flag(name), "..."]
+    more = f"To train on: {command_line(*again, '--allow-change', name or 'epochs')}"
+    if request.kind == "script":
+        more += ", or change the script's loop and resume"
+    with output.apart():
+        if not output.quiet:
+            sentence = describe_ending(report).sentence.removeprefix("finished ")
+            print(printable(f"{run.path} has finished: {sentence}. Nothing was changed.\n{more}"))
+    for command in dict.fromkeys(_CHANGED_BY.get(name, "") for name in ignored):
+        names = [name for name in ignored if _CHANGED_BY.get(name, "") == command]
+        instead = f": `paceline {command}` does that" if command else ""
+        note(f"No effect on a finished run: {', '.join(names)}{instead}")
+    output.tell_end(run, ExitCode.DONE)
+    return ExitCode.DONE
+
+
+_CHANGED_BY = {"--name": "label", "--tag": "label", "--note": "label", "--copy-to": "copy"}
+"""Commands for what can be changed of a finished run."""
 
 
 def _names(allowed: object) -> list[str]:

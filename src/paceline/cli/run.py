@@ -17,7 +17,7 @@ from paceline.options.command_line import (
     wants_help,
 )
 from paceline.options.config_file import CONFIG, PRINT_CONFIG
-from paceline.training.config import TrainConfig, TrainRequest
+from paceline.training.config import TrainConfig, TrainRequest, training_options
 
 _USAGE = "paceline run SCRIPT.py [options] [-- the script's own arguments]"
 _ABOUT = (
@@ -29,7 +29,11 @@ _ABOUT = (
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    from paceline.runtime.script_options import script_options
+    from paceline.runtime.script_options import (
+        refuse_of_recipes,
+        script_options,
+        warn_of_misspelt,
+    )
 
     own, arguments = part_script_args(tokens)
     run_dir = replace(RUN_DIR, aliases=())  # as `script_options` has it
@@ -38,8 +42,10 @@ def main(tokens: Sequence[str]) -> int:
         show_help(_USAGE, _ABOUT, options, own)
     script, own = _take_script(own)
     command = shlex.join(("paceline", "run", script))
-    hint = f". Arguments of the script itself come after --: {command} -- ..."
-    found = read_options(command, _ABOUT, own, options, hint)
+    hint = f"Arguments of the script itself come after --: {command} -- ..."
+    refuse_of_recipes(own, hint)
+    found = read_options(command, _ABOUT, own, options, f". {hint}")
+    warn_of_misspelt([*training_options().values(), *options])
     given = merge_layers(found.values, found.of_file(), {})
     given.pop("config", None)
     prints = given.pop("print_config", False)

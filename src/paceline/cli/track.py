@@ -6,14 +6,15 @@ from paceline.errors import ExitCode, InfrastructureError, UsageError
 from paceline.metrics.options import MetricsOptions
 from paceline.options.command_line import read_command
 from paceline.options.fields import option_fields
+from paceline.results.find_runs import RUN_OR_NAME, choose_run
 from paceline.results.json_object import section, text, texts
-from paceline.results.run_directory import RunDirectory
 from paceline.runtime.tracking import track
 from paceline.tracking.registry import require_trackers
 
 _ABOUT = (
     "Send a run to W&B, MLflow or another tracker, as train --tracker does: all of a training that "
-    "is over, or what hadn't been sent; of one that runs, until it ends."
+    "is over, or what hadn't been sent; of one that runs, until it ends. "
+    f"{RUN_OR_NAME}"
 )
 _OPTIONS = tuple(
     option
@@ -27,7 +28,7 @@ def main(tokens: Sequence[str]) -> int:
     (where,), given = read_command(
         "paceline track RUN_DIR", _ABOUT, tokens, _OPTIONS, "the run directory"
     )
-    run = RunDirectory.named(where)
+    run = choose_run(where)
     # What isn't given is as the training had it.
     settings = section(run.read_run(), "settings")
     names, project = given.get("tracker"), given.get("tracker_project")

@@ -30,6 +30,7 @@ from paceline.options.fields import OptionField, OptionValue
 from paceline.recipes.registry import DEFAULT, reference_of
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.placement import choose_place
+from paceline.runtime.script_options import warn_of_misspelt
 from paceline.runtime.spec import Launch
 from paceline.runtime.start import start, warn_of_no_effect
 from paceline.training.config import TrainConfig, TrainRequest, merge, training_options
@@ -254,7 +255,10 @@ def read_recipe_options(
                 "training already; set its default with @paceline.recipe(...)"
             )
     about = f"{which} {recipe.summary} {_ENVIRONMENT}".strip()
-    return read_options(command, about, tokens, [*arguments, *options, *extra])
+    known = [*arguments, *options, *extra]
+    found = read_options(command, about, tokens, known)
+    warn_of_misspelt(known)
+    return found
 
 
 def file_name(name: str) -> str:

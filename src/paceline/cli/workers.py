@@ -11,6 +11,7 @@ from paceline.launch.watchdog.stragglers import WorkerSpeed, find_stragglers, re
 from paceline.options.command_line import read_command
 from paceline.options.fields import OptionField
 from paceline.options.text import printable
+from paceline.results.find_runs import RUN_OR_NAME, choose_run
 from paceline.results.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 _ABOUT = (
     "Show a running training's workers in a live table, the slowest first: where the time of a "
     "step goes, into computing, waiting for other workers, and waiting for data. Ctrl-C ends the "
-    "table, not the training."
+    "table, not the training. "
+    f"{RUN_OR_NAME}"
 )
 _OPTIONS = (
     OptionField(
@@ -40,7 +42,7 @@ def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     usage = "paceline workers RUN_DIR"
     (where,), given = read_command(usage, _ABOUT, tokens, _OPTIONS, "the run directory")
-    run = RunDirectory.named(where)
+    run = choose_run(where)
     if not run.logs.is_dir():
         raise UsageError(f"{run.path} holds no training: there is no {run.logs.name} in it")
     most = int(str(given.get("most", 20)))
@@ -116,4 +118,4 @@ def table_of(speeds: Sequence[WorkerSpeed], most: int) -> "Table":
 
 def _part(seconds: float, step_s: float) -> str:
     share = seconds / step_s if step_s else 0.0
-    return f"{1000 * seconds:.3g} {share:4.0%}"
+    return f"{1000 * seconds:.3g} {100 * share:3.0f} %"

@@ -15,8 +15,8 @@ class DataOptions:
     """How samples become batches; the global batch is the contract, not the number of workers."""
 
     global_batch: int | None = field(default=None, metadata={"aliases": ("batch_size",)})
-    """Samples that one optimizer step sees, over all workers together (`--batch-size` is this, not
-    a worker's share). The default is the recipe's own."""
+    """Samples that one optimizer step sees, over all workers together: not a worker's share. The
+    default is the recipe's own."""
 
     batch_per_worker: int | None = None
     """Samples of each worker in a step; the global batch is then this times the number of workers.

@@ -121,7 +121,8 @@ def device_index(options: DistOptions, placement: Placement, gpus: int) -> int:
     """Number this worker's GPU among those that it sees.
 
     Slurm and MPI may show each worker a GPU of its own (`srun --gpus-per-task=1`): it is then the
-    only one.
+    only one. Over Gloo more workers than GPUs share them, in turn; NCCL lets each GPU take part
+    once.
 
     Raises:
         UsageError: There are fewer GPUs than workers, or nobody says which one to take.
@@ -134,12 +135,13 @@ def device_index(options: DistOptions, placement: Placement, gpus: int) -> int:
     # Such launchers may show each worker its own GPU alone, which then is number 0.
     if placement.source in _MAY_SHOW_ONE_GPU and gpus == 1:
         return 0
-    if placement.local_rank >= gpus:
+    if placement.local_rank >= gpus and not options.shares_gpus:
         raise UsageError(
             f"{placement.local_world_size} workers on this node need as many GPUs, "
-            f"and there are {gpus}. Ask for --workers {gpus}, or use --device cpu"
+            f"and there are {gpus}. Ask for --workers {gpus}, or use --device cpu; or let them "
+            "share GPUs: --device cuda --backend gloo"
         )
-    return placement.local_rank
+    return placement.local_rank % gpus
 
 
 def use_device(device: torch.device) -> None:

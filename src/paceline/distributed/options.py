@@ -43,7 +43,9 @@ class DistOptions:
 
     device: DeviceKind = "auto"
     """What a worker computes on. auto: its own GPU where there is one, else the CPU; with
-    `--backend gloo` or mpi the CPU. Intel GPUs (xpu) are used where they are asked for."""
+    `--backend gloo` or mpi the CPU. Intel GPUs (xpu) are used where they are asked for. With
+    `--device cuda --backend gloo` there may be more workers than GPUs, which then share them: no
+    faster, and good for trying things out."""
 
     timeout_s: float = 300.0
     """Seconds after which a worker that waits for the others gives up, so that a hang becomes an
@@ -63,6 +65,11 @@ class DistOptions:
         if self.init_method is not None:
             parse_init_method(self.init_method)
         self._check_place()
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether there may be more workers than GPUs: NCCL lets each GPU take part once."""
+        return self.device == "cuda" and self.backend == "gloo"
 
     def _check_place(self) -> None:
         if (self.rank is None) != (self.world_size is None):

@@ -136,7 +136,8 @@ def _gpu_workers(requested: int | None, gpus: int, backend: str) -> int:
     if requested is not None and requested > gpus:
         raise UsageError(
             f"--workers {requested}, but there {_are(gpus, 'GPU')} here (one worker uses one). "
-            f"Say --workers {gpus}, or --backend gloo to train on the CPU"
+            f"Say --workers {gpus}, or --backend gloo to train on the CPU; with --device cuda as "
+            "well they share the GPUs"
         )
     return requested or gpus
 

@@ -4,7 +4,7 @@ import math
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Literal, final
 
 from paceline.options.durations import format_clock
-from paceline.options.figures import show_bytes, show_loss, show_rate
+from paceline.options.figures import show_bytes, show_loss, show_percent, show_rate
 from paceline.options.text import printable, wrapped
 from paceline.results.metrics_table import EpochRow
+from paceline.results.run_directory import SampleUnit
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -35,17 +36,21 @@ class Communication:
 _PLAIN_EVERY_S = 10.0
 _LEAST_BAR, _MOST_BAR = 6, 24
 """Columns of the bar."""
+_PER_S: Mapping[SampleUnit, str] = {"images": "img/s", "samples": "samples/s"}
 _LABEL = re.compile(r" {2}[a-z]+ +(?=\S)")
-_DROPPED = (
+_DROPPED_FIRST: Sequence[Sequence[str]] = (
     (),
     ("wire",),
     ("wire", "gpu"),
     ("wire", "gpu", "lr"),
     ("wire", "gpu", "lr", "comm"),
+)
+"""Figures that a narrow terminal goes without, to keep its bar;"""
+_DROPPED_NEXT: Sequence[Sequence[str]] = (
     ("wire", "gpu", "lr", "comm", "accuracy"),
     ("wire", "gpu", "lr", "comm", "accuracy", "speed"),
 )
-"""Figures that a narrow terminal goes without."""
+"""and those that a narrower one goes without, having none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,35 +76,45 @@ class Advance:
     """Share of the last second in which this worker's GPU computed; None where nobody tells it."""
     gpu_memory_bytes: int | None = None
     """The most that tensors have taken of it so far."""
+    unit: SampleUnit = "images"
 
     def text(self) -> str:
         """Write it as one line, without the position."""
-        return "  ".join(text for text in self._figures().values() if text)
+        return "  ".join(text for text in self.figures().values() if text)
 
-    def bar_line(self, width: int, *, plain: bool = False) -> str:
+    def bar_line(
+        self, width: int, *, plain: bool = False, widths: Mapping[str, int] | None = None
+    ) -> str:
         """Write position, bar and figures so that the line fits a terminal.
 
-        Where there is little room the bar gets shorter and goes, then the bytes a step, the
-        GPU, the learning rate, the share of communication, the accuracy and the speed; no figure is
-        ever cut.
+        Where there is little room the bar gets shorter. Before it goes, the bytes a step, the GPU,
+        the learning rate and the share of communication do; without it, these, the accuracy and the
+        speed go one after the other. No figure is ever cut.
 
         Args:
             width: Columns of the terminal.
             plain: The terminal shows ASCII alone.
+            widths: The least columns of each figure, so that those behind it stay where they were.
         """
-        steps = self.position()
+        least = widths or {}
+        figures = {n: t.ljust(least.get(n, 0)) for n, t in self.figures().items() if t}
+        steps = self.position().rjust(len(f"{self.steps}/{self.steps}"))
         long, brief = f"epoch {self.epoch}/{self.epochs}", f"{self.epoch}/{self.epochs}"
-        # First with a bar, as long as there is room for one of a useful length.
-        for text in (self.text(), self.text().replace("  ", " ")):
-            room = width - len(f"{long}  {steps} {text}")
-            if room >= _LEAST_BAR:
-                return f"{long} {self._bar(min(room, _MOST_BAR), plain)} {steps} {text}"
-        # Without a bar: leave out figures until it fits, the least important first.
+        # First with a bar of a useful length.
+        for dropped in _DROPPED_FIRST:
+            kept = [text for name, text in figures.items() if name not in dropped]
+            for place, gap in ((long, "  "), (long, " "), (brief, " ")):
+                text = gap.join(kept)
+                room = width - len(f"{place}  {steps} {text}")
+                if room >= _LEAST_BAR:
+                    drawn = bar(min(room, _MOST_BAR), self.step, self.steps, plain=plain)
+                    return f"{place} {drawn} {steps} {text}".rstrip()
+        # Without one: leave out figures until it fits, the least important first.
         line = ""
-        for dropped in _DROPPED:
-            kept = [text for name, text in self._figures().items() if text and name not in dropped]
+        for dropped in (*_DROPPED_FIRST, *_DROPPED_NEXT):
+            kept = [text for name, text in figures.items() if name not in dropped]
             for place in (long, brief):
-                line = " ".join((place, steps, *kept))
+                line = " ".join((place, self.position(), *kept)).rstrip()
                 if len(line) <= width:
                     return line
         return line
@@ -108,25 +123,36 @@ class Advance:
         """Write the step, and of how many where that is known."""
         return f"{self.step}/{self.steps}" if self.steps else f"step {self.step}"
 
-    def _figures(self) -> dict[str, str]:
+    def figures(self) -> dict[str, str]:
+        """Write each figure; empty where it isn't known."""
         spent = self.spent
         used, memory = self.gpu_utilization, self.gpu_memory_bytes
-        gpu = ["" if used is None else f"{used:3.0%}", show_bytes(memory) if memory else ""]
+        gpu = ["" if used is None else _whole(used), show_bytes(memory) if memory else ""]
+        speed = f"{self.images_per_s:,.0f} {_PER_S[self.unit]}" if self.images_per_s else ""
         return {
             "loss": f"loss {show_loss(self.loss)}",
-            "accuracy": "" if self.accuracy is None else f"acc {self.accuracy:6.2%}",
-            "speed": f"{self.images_per_s:,.0f} img/s" if self.images_per_s else "",
-            "comm": f"comm {min(1.0, spent.exposed + spent.waiting):3.0%}" if spent else "",
+            "accuracy": "" if self.accuracy is None else f"acc {show_percent(self.accuracy):>7}",
+            "speed": speed,
+            "comm": f"comm {_whole(spent.exposed + spent.waiting)}" if spent else "",
             "wire": f"{show_bytes(spent.wire_bytes)}/step" if spent else "",
             "gpu": " ".join(("GPU", *filter(None, gpu))) if any(gpu) else "",
             "lr": f"lr {show_rate(self.lr)}",
             "left": f"ETA {format_clock(self.eta_s)}",
         }
 
-    def _bar(self, length: int, plain: bool) -> str:
-        done = length * self.step // max(1, self.steps)
-        full, empty = ("#", "-") if plain else ("━", "─")
-        return full * done + empty * (length - done)
+
+def bar(length: int, done: int, total: int, *, plain: bool) -> str:
+    """Draw a bar of so many columns.
+
+    Args:
+        length: Columns.
+        done: How much is done,
+        total: of how much; 0 where that isn't known.
+        plain: With ASCII alone.
+    """
+    filled = min(length, length * done // max(1, total))
+    full, empty = ("#", "-") if plain else ("━", "─")
+    return full * filled + empty * (length - filled)
 
 
 class Console(ABC):
@@ -149,7 +175,17 @@ class Console(ABC):
         """Show how far the epoch is."""
 
     @abstractmethod
-    def epoch(self, row: EpochRow) -> None:
+    def evaluating(self, what: str, done: int, total: int) -> None:
+        """Show how far an evaluation is; called for each batch.
+
+        Args:
+            what: What is evaluated, such as `epoch 2/5  validation`.
+            done: This worker's batches that were begun.
+            total: Of how many; 0 where that isn't known.
+        """
+
+    @abstractmethod
+    def epoch(self, row: EpochRow, unit: SampleUnit) -> None:
         """Show a finished epoch's figures as a row of the table."""
 
     @abstractmethod
@@ -175,7 +211,10 @@ class SilentConsole(Console):
     def advance(self, advance: Advance) -> None:
         """Do nothing."""
 
-    def epoch(self, row: EpochRow) -> None:
+    def evaluating(self, what: str, done: int, total: int) -> None:
+        """Do nothing."""
+
+    def epoch(self, row: EpochRow, unit: SampleUnit) -> None:
         """Do nothing."""
 
     def close(self) -> None:
@@ -209,9 +248,15 @@ class PlainConsole(Console):
             self.say(f"{place}  {advance.text()}")
             self._last_s = monotonic()
 
-    def epoch(self, row: EpochRow) -> None:
+    def evaluating(self, what: str, done: int, total: int) -> None:
+        """Print the progress if none was printed for ten seconds."""
+        if self.is_due():
+            self.say(f"{what}  {_batches(done, total)}")
+            self._last_s = monotonic()
+
+    def epoch(self, row: EpochRow, unit: SampleUnit) -> None:
         """Print the row, under a header the first time."""
-        for line in self._table.lines(row):
+        for line in self._table.lines(row, unit):
             self.say(line)
         self._last_s = monotonic()
 
@@ -232,6 +277,8 @@ class BarConsole(Console):
         self._table = EpochTable(has_header=has_header)
         self._open = ""
         """The figures of an epoch that hasn't ended."""
+        self._widths: dict[str, int] = {}
+        """The most columns that each figure has had: those behind it stay where they are."""
 
     def say(self, line: str) -> None:
         """Print the line above the bar and into the log; long labelled lines in their column."""
@@ -257,15 +304,23 @@ class BarConsole(Console):
 
     def advance(self, advance: Advance) -> None:
         """Redraw the bar."""
-        bar = self._bar()
-        plain = not bar.console.encoding.startswith("utf")
-        self._open = advance.bar_line(bar.console.width, plain=plain)
-        bar.update(bar.task_ids[0], visible=True, description=self._open)
+        for name, text in advance.figures().items():
+            self._widths[name] = max(len(text), self._widths.get(name, 0))
+        width, plain = self._bar().console.width, self._is_plain()
+        self._open = advance.bar_line(width, plain=plain, widths=self._widths)
+        self._show(self._open)
 
-    def epoch(self, row: EpochRow) -> None:
+    def evaluating(self, what: str, done: int, total: int) -> None:
+        """Draw a bar of the evaluation in place of the training's."""
+        drawn = f"{bar(_MOST_BAR, done, total, plain=self._is_plain())} " if total else ""
+        shown = f"{what} {drawn}{_batches(done, total)}"
+        fits = len(shown) <= self._bar().console.width
+        self._show(shown if fits else f"{what} {_batches(done, total)}")
+
+    def epoch(self, row: EpochRow, unit: SampleUnit) -> None:
         """Print the row, under a header the first time."""
         self._open = ""
-        *header, line = self._table.lines(row)
+        *header, line = self._table.lines(row, unit)
         for title in header:
             self._say(title, style="bold cyan")
         self.say(line)
@@ -278,6 +333,13 @@ class BarConsole(Console):
                 self._say(self._open)
             self._progress.stop()
             self._progress = None
+
+    def _show(self, line: str) -> None:
+        progress = self._bar()
+        progress.update(progress.task_ids[0], visible=True, description=line)
+
+    def _is_plain(self) -> bool:
+        return not self._bar().console.encoding.startswith("utf")
 
     def _bar(self) -> "Progress":
         if self._progress is None:
@@ -336,8 +398,17 @@ def _print(line: str) -> None:
         print(printable(line), flush=True)
 
 
+def _batches(done: int, total: int) -> str:
+    return f"{done:>{len(str(total))}}/{total}" if total else f"batch {done}"
+
+
+def _whole(share: float) -> str:
+    """Write a share in whole percent, always as wide as `12 %`, since its line is redrawn."""
+    return f"{min(100.0, 100 * share):2.0f} %"
+
+
 def _percent(share: float) -> str:
-    return "-" if math.isnan(share) else f"{share:.2%}"
+    return "-" if math.isnan(share) else f"{100 * share:.2f}"
 
 
 _COLUMNS: Mapping[str, tuple[str, int, Callable[[float], str]]] = {
@@ -346,12 +417,12 @@ _COLUMNS: Mapping[str, tuple[str, int, Callable[[float], str]]] = {
     "step": ("step", 7, "{:d}".format),
     "time_s": ("time", 7, format_clock),
     "train_loss": ("loss", 7, show_loss),
-    "train_accuracy": ("acc", 7, _percent),
+    "train_accuracy": ("acc %", 6, _percent),
     "val_loss": ("val loss", 8, show_loss),
-    "val_accuracy": ("val acc", 7, _percent),
-    "val_top5_accuracy": ("top-5", 7, _percent),
+    "val_accuracy": ("val acc %", 9, _percent),
+    "val_top5_accuracy": ("top-5 %", 7, _percent),
     "lr": ("lr", 7, show_rate),
-    "images_per_s": ("img/s", 8, "{:,.0f}".format),
+    "images_per_s": ("", 7, "{:,.0f}".format),
 }
 
 
@@ -366,29 +437,23 @@ class EpochTable:
         self._columns: tuple[str, ...] = ()
         self._has_header = has_header
 
-    def lines(self, row: EpochRow) -> list[str]:
+    def lines(self, row: EpochRow, unit: SampleUnit) -> list[str]:
         """Write a row, under a header the first time and where it has a column more."""
         own = {name for name in _COLUMNS if getattr(row, name) is not None}
-        line: list[str] = []
+        header: list[str] = []
         if not own <= set(self._columns):
             self._columns = tuple(name for name in _COLUMNS if name in own | set(self._columns))
-            line = [] if self._has_header else [table_header(self._columns)]
+            header = [] if self._has_header else [self._line(unit, None)]
             self._has_header = False
-        return [*line, table_line(row, self._columns)]
+        return [*header, self._line(unit, row)]
 
-
-def table_header(columns: Iterable[str]) -> str:
-    """Write the heading of the table of epochs."""
-    listed = (_COLUMNS[name] for name in columns)
-    return " ".join(f"{title:>{width}}" for title, width, _ in listed)
-
-
-def table_line(row: EpochRow, columns: Iterable[str]) -> str:
-    """Write one epoch as a line under `table_header`."""
-    return " ".join(_cell(row, name) for name in columns)
-
-
-def _cell(row: EpochRow, name: str) -> str:
-    _, width, write = _COLUMNS[name]
-    value = getattr(row, name)
-    return f"{'' if value is None else write(value):>{width}}"
+    def _line(self, unit: SampleUnit, row: EpochRow | None) -> str:
+        """Write an epoch's figures, or without one the headings."""
+        cells = []
+        for name in self._columns:
+            title, width, write = _COLUMNS[name]
+            title = title or _PER_S[unit]
+            value = None if row is None else getattr(row, name)
+            shown = "" if value is None else write(value)
+            cells.append(f"{title if row is None else shown:>{max(width, len(title))}}")
+        return " ".join(cells)

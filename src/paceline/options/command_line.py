@@ -26,6 +26,7 @@ from paceline.options.fields import (
     OptionValue,
     accepted_names,
     check_values,
+    closest_names,
     unknown_name,
 )
 from paceline.options.figures import listed as in_words
@@ -180,6 +181,42 @@ def _note_sources(
     for argument in arguments:
         for token in argument.tokens[:1]:
             sources[argument.field_info.name] = _SOURCES.get(token.source, token.source)
+
+
+INTERNAL_VARIABLES = frozenset(
+    "PACELINE_ATTEMPT PACELINE_FORK_SERVER_OF PACELINE_GUARD_FD PACELINE_GUARD_PID PACELINE_NODE "
+    "PACELINE_PINNED_THREADS PACELINE_REQUEST PACELINE_SCRATCH PACELINE_STORE "
+    "PACELINE_VERIFIED_WORKER".split()
+)
+"""What Paceline's processes say to each other by; its tests have others, which begin with TEST_."""
+
+
+def misspelt_variables(given: Iterable[str], options: Iterable[OptionField]) -> list[str]:
+    """Say which environment variables set nothing although they look like a setting.
+
+    Others that begin alike may be somebody else's, or another recipe's: nothing is said of them.
+
+    Args:
+        given: Names of variables.
+        options: What is known.
+
+    Returns:
+        A line for each.
+    """
+    listed = list(options)
+    names = {name for known in accepted_names(listed).values() for name in known}
+    names |= {alias for option in listed for alias in option.aliases}
+    known = {f"{_ENVIRONMENT_PREFIX}{name.upper()}": name for name in names}
+    lines = []
+    for variable in sorted(given):
+        name = variable.removeprefix(_ENVIRONMENT_PREFIX)
+        ours = name == variable or variable in known or variable in INTERNAL_VARIABLES
+        if ours or name.startswith(("NO_", "TEST_")):
+            continue
+        close = [f"{_ENVIRONMENT_PREFIX}{n.upper()}" for n in closest_names(name, known.values())]
+        if close:
+            lines.append(f"{variable} sets nothing: did you mean {in_words(close, 'or')}?")
+    return lines
 
 
 def snapshot_option(group: str) -> OptionField:

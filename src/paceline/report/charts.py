@@ -8,10 +8,13 @@ from typing import Literal
 from paceline.options import figures
 from paceline.report.load_run import RunReport
 from paceline.results.json_object import entries, number, section, text, whole
-from paceline.results.metrics_table import Metrics
+from paceline.results.metrics_table import Metrics, best_row
 
 MAX_POINTS = 1000
 """More than a screen can show; keeps the page small for runs of thousands of epochs."""
+
+SPAN = 50
+"""Where the largest value is more than so many times the smallest, a scale is logarithmic."""
 
 Scale = Literal["plain", "percent"]
 Role = Literal["train", "validation", "single", "part"]
@@ -66,7 +69,7 @@ class Chart:
         finite = [v for series in self.series for v in series.values if not math.isnan(v)]
         if self.scale == "percent" or self.from_zero or not finite or min(finite) <= 0:
             return False
-        return max(finite) / min(finite) > 50
+        return max(finite) / min(finite) > SPAN
 
     @property
     def description(self) -> str:
@@ -117,7 +120,7 @@ _PLANS = (
     ),
     _Plan(
         slug="speed",
-        title="Images/s",
+        title="{}/s",
         columns=(("images_per_s", "all workers", "single"),),
         from_zero=True,
     ),
@@ -166,9 +169,10 @@ def choose_charts(report: RunReport) -> tuple[Chart, ...]:
     best = best_position(report)
     alone = number(section(report.run, "derived"), "world_size") == 1
     charts = []
-    for plan in _PLANS:
-        if alone and plan.slug == "communication":
+    for each in _PLANS:
+        if alone and each.slug == "communication":
             continue
+        plan = replace(each, title=each.title.format(report.unit.capitalize()))
         if plan.large and report.steps.has(plan.columns[0][0]):
             charts.append(_step_chart(plan, report, marks, best))
         elif any(metrics.has(name) for name, _, _ in plan.columns):
@@ -187,18 +191,12 @@ def thin(length: int, limit: int, keep: Sequence[int] = ()) -> list[int]:
 
 
 def best_position(report: RunReport) -> int | None:
-    """Find the best epoch's position: the summary's, else by the figure that the run goes by."""
+    """Find the best epoch's position: the summary's, else by the training's rule."""
     metrics = report.metrics
     best_epoch = number(report.summary, "best_epoch")
     if best_epoch is not None and best_epoch in metrics.column("epoch"):
         return metrics.column("epoch").index(best_epoch)
-    by_loss = text(section(report.run, "settings"), "best_by") == "val_loss"
-    by_loss = by_loss or not metrics.has("val_accuracy")
-    sign = -1 if by_loss else 1
-    figures = metrics.column("val_loss" if by_loss else "val_accuracy")
-    # Of equal values the earliest: the position counts negatively.
-    known = [(sign * value, -i) for i, value in enumerate(figures) if not math.isnan(value)]
-    return -max(known)[1] if known else None
+    return best_row(metrics, text(section(report.run, "settings"), "best_by"))
 
 
 def find_marks(report: RunReport) -> tuple[Mark, ...]:

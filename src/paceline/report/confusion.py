@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.files import write_atomic
+from paceline.options.figures import show_percent
 from paceline.results.confusion import Confusion, shorten
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str]) -> bytes:
         _write_counts(axes, counts)
     # counts: (classes, classes); right answers are on the diagonal.
     total, right = int(counts.sum()), int(counts.diagonal().sum())
-    share = f", {right / total:.2%} right".replace("%", " %") if total else ""
+    share = f", {show_percent(right / total)} right" if total else ""
     axes.set_title(f"{total:,} samples{share}", color=_INK, fontsize=11, loc="left", pad=12)
     buffer = io.BytesIO()
     with warnings.catch_warnings():

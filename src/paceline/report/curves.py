@@ -27,7 +27,6 @@ _UP = {
     "loss": "loss",
     "accuracy": "accuracy",
     "top5": "top-5",
-    "speed": "images/s",
     "batch-time": "ms",
     "rate": "rate",
     "communication": "of the time",
@@ -55,7 +54,7 @@ def draw_chart(chart: Chart) -> str:
         _draw_series(axes, chart, series)
     _set_range(axes, chart)
     _label_values(axes, chart.scale)
-    name_axes(axes, _MARGINS, across=chart.axis, up=_UP.get(chart.slug, chart.slug))
+    name_axes(axes, _MARGINS, across=chart.axis, up=_UP.get(chart.slug, chart.title.lower()))
     _draw_marks(axes, chart)
     _label_times(axes, chart)
     return figure_to_svg(figure, slug=chart.slug, label=chart.description, colours=COLOURS)

@@ -9,15 +9,16 @@ from itertools import pairwise
 from typing import final
 
 from paceline.errors import DataError, UsageError
+from paceline.launch.watchdog.stragglers import WorkerSpeed, read_live
 from paceline.options.durations import parse_duration_s
-from paceline.report.charts import best_position
+from paceline.report.charts import SPAN, best_position
 from paceline.report.load_run import RunReport, read_run
 from paceline.report.run_outcome import RunState, describe_ending, find_state
 from paceline.results.growing_table import GrowingTable
 from paceline.results.json_object import entries, number, section, text, whole
 from paceline.results.metrics_table import STEPS, TABLE_MAX_BYTES, Metrics, parse_metrics
 from paceline.results.profile import StepProfile
-from paceline.results.run_directory import RunDirectory
+from paceline.results.run_directory import RunDirectory, SampleUnit
 
 _DIED = (
     "ended without a word: its launcher was killed, or this is a copy of a training that runs "
@@ -39,6 +40,8 @@ class RunStatus:
     workers: int | None
     nodes: int | None
     restarts: int
+    speeds: tuple[WorkerSpeed, ...]
+    """What each worker does and how fast, the slowest first; empty where that isn't known."""
     epoch: int | None
     """The one under way, from 1; of a run that has ended the last one."""
     epochs: int | None
@@ -54,6 +57,7 @@ class RunStatus:
     train_accuracy: float | None
     lr: float | None
     images_per_s: float | None
+    sample_unit: SampleUnit
     exposed_comm: float | None
     waiting: float | None
     parts: Mapping[str, float] | None
@@ -151,6 +155,7 @@ def status_of(
         resume="" if state == "running" else ending.resume,
         workers=whole(derived, "world_size"),
         nodes=whole(derived, "nodes"),
+        speeds=tuple(read_live(report.path / "logs")) if state == "running" else (),
         restarts=sum(text(entry, "reason") == "restart" for entry in history),
         epoch=_int(last.get("epoch")),
         epochs=epochs if per_epoch or len(report.metrics) > 1 else None,
@@ -163,6 +168,7 @@ def status_of(
         train_accuracy=last.get("train_accuracy"),
         lr=last.get("lr"),
         images_per_s=_either(number(report.summary, "images_per_s"), last.get("images_per_s")),
+        sample_unit=report.unit,
         exposed_comm=last.get("exposed_comm"),
         waiting=last.get("waiting"),
         parts=parts,
@@ -176,14 +182,21 @@ def status_of(
     )
 
 
+def spans_decades(values: Sequence[float]) -> bool:
+    """Tell whether values lie so far apart that only a logarithmic scale shows them all."""
+    return min(values, default=0.0) > 0 and max(values) / min(values) > SPAN
+
+
 def sparkline(values: Sequence[float], width: int, *, plain: bool = False) -> str:
     """Draw values as one line, each column the mean of its share of them.
 
     Args:
-        values: Finite ones, in order.
+        values: Finite ones, in order; on a logarithmic scale where they `spans_decades`.
         width: Columns at most.
         plain: With ASCII alone.
     """
+    if spans_decades(values):
+        values = [math.log(value) for value in values]
     marks = "_.-=+*#" if plain else "▁▂▃▄▅▆▇█"
     columns = min(width, len(values))
     ends = [round(i * len(values) / columns) for i in range(columns + 1)] if columns > 0 else []

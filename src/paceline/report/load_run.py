@@ -18,7 +18,7 @@ from paceline.results.json_object import (
     whole,
 )
 from paceline.results.metrics_table import STEPS, Metrics, read_metrics
-from paceline.results.run_directory import RunDirectory
+from paceline.results.run_directory import RunDirectory, SampleUnit, sample_unit
 from paceline.results.run_notes import RunNotes
 
 _ATTEMPT = re.compile(r"attempt-(\d+)-")
@@ -59,6 +59,11 @@ class RunReport:
     """When the newest row of metrics.csv was written; None where there is no such file."""
     problems: tuple[str, ...]
     """One sentence for each file that couldn't be read."""
+
+    @property
+    def unit(self) -> SampleUnit:
+        """What the run's samples are called."""
+        return sample_unit(self.run)
 
 
 def read_run(run: RunDirectory, *, with_steps: bool = True) -> RunReport:

@@ -205,7 +205,9 @@ def epochs_table(report: RunReport) -> Table:
     )
     thinned = len(positions) < len(metrics)
     return Table(
-        header=tuple(title for _, title, _ in shown),
+        header=tuple(
+            f"{report.unit}/s" if name == "images_per_s" else title for name, title, _ in shown
+        ),
         rows=rows,
         marked=positions.index(best) if best is not None else None,
         figures_from=0,
@@ -404,7 +406,8 @@ def _top5(report: RunReport) -> KeyFigure:
 def _speed(report: RunReport) -> KeyFigure:
     value = number(report.summary, "images_per_s")
     value = report.metrics.last("images_per_s") if value is None else value
-    return KeyFigure(label="Images/s", value=figures.show_speed(value), note="all workers")
+    label = f"{report.unit.capitalize()}/s"
+    return KeyFigure(label=label, value=figures.show_speed(value), note="all workers")
 
 
 def _time(report: RunReport) -> KeyFigure:

@@ -1,4 +1,4 @@
-"""Finds the run directories below a folder: trainings, and those of studies."""
+"""Finds the run directories below a folder, trainings and those of studies, and one by its name."""
 
 import os
 from collections import deque
@@ -7,10 +7,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.results.run_directory import RunDirectory
+from paceline.errors import UsageError
+from paceline.options.fields import closest_names
+from paceline.options.figures import listed as in_words
+from paceline.results.json_object import read_object
+from paceline.results.run_directory import USUAL_FOLDER, RunDirectory
+from paceline.results.run_notes import RunNotes
 
 MOST_LEVELS, MOST_FOLDERS = 6, 20_000
 """How deep and how far is looked: a folder of data, given by mistake, mustn't take minutes."""
+
+RUN_OR_NAME = "RUN_DIR is a run directory, or the name of a run below runs/."
+"""What commands say in their help whose RUN_DIR is found by `choose_run`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +53,53 @@ def find_runs(root: Path) -> FoundRuns:
         else:
             waiting.extend((inner, level + 1) for inner in _folders(folder))
     return FoundRuns(runs=tuple(sorted(found, key=lambda run: run.path)), whole=whole)
+
+
+def choose_run(given: str) -> RunDirectory:
+    """Find the run that a user names: by its directory, or as `paceline runs` lists it.
+
+    A directory counts before a name; what it holds isn't looked at.
+
+    Args:
+        given: A path, or the name of a run below runs/, or of its directory.
+
+    Raises:
+        UsageError: There is no such directory, and no run is called so, or several are.
+    """
+    run, usual = RunDirectory.named(given), USUAL_FOLDER.absolute()
+    if not _is_missing(run.path):
+        return run
+    names = {found: _names(found, usual) for found in find_runs(usual).runs}
+    same = [found for found in names if given in names[found]]
+    if len(same) > 1:
+        paths = ", ".join(str(found.path) for found in same)
+        raise UsageError(f"{len(same)} runs are called {given!r}: {paths}. Name the directory")
+    if same:
+        return same[0]
+    known = {name for called in names.values() for name in called}
+    close = closest_names(given.removeprefix(f"{USUAL_FOLDER}/").rstrip("/"), known)
+    meant = f" Did you mean {in_words([repr(name) for name in close], 'or')}?" if close else ""
+    raise UsageError(
+        f"there is no run directory {given}, and no run below {usual} is called so.{meant} "
+        "`paceline runs` lists them"
+    )
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:  # it can't be looked at: whoever reads it says why
+        return False
+    return False
+
+
+def _names(run: RunDirectory, usual: Path) -> set[str]:
+    """Give what a run below the usual folder is called: its place there, directory and name."""
+    label = str(run.path.relative_to(usual)) if run.path != usual else run.path.name
+    name = RunNotes.read(run, read_object(run.run_json, []), []).name
+    return {label, run.path.name} | ({name} if name else set())
 
 
 def is_run(folder: Path) -> bool:

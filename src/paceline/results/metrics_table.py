@@ -141,6 +141,41 @@ class Metrics:
         return numbers[-1] if numbers else None
 
 
+Validated = tuple[float | None, float | None]
+"""Loss and accuracy of an epoch on the validation set; None where they aren't known or finite."""
+
+
+def is_better(result: Validated, best: Validated, best_by: str) -> bool:
+    """Tell whether a validation result is better than the best before it.
+
+    The accuracy counts; of equal ones the lower loss, then the earlier epoch. The loss counts alone
+    where `best_by` is `val_loss`, or there is no accuracy.
+    """
+    (loss, accuracy), (best_loss, best_accuracy) = result, best
+    if loss is None:  # not finite, or a script gives the accuracy alone
+        if accuracy is None or best_loss is not None or best_by == "val_loss":
+            return False
+        return best_accuracy is None or accuracy > best_accuracy
+    lower_loss = best_loss is None or loss < best_loss
+    if best_by == "val_loss" or accuracy is None:
+        return lower_loss
+    if best_accuracy is None or accuracy != best_accuracy:
+        return best_accuracy is None or accuracy > best_accuracy
+    return lower_loss
+
+
+def best_row(table: Metrics, best_by: str) -> int | None:
+    """Find the row of the best epoch, as the training that wrote them did; None without results."""
+    best: Validated = (None, None)
+    position = None
+    pairs = zip(table.column("val_loss"), table.column("val_accuracy"), strict=True)
+    for place, (loss, accuracy) in enumerate(pairs):
+        found = (None if math.isnan(loss) else loss, None if math.isnan(accuracy) else accuracy)
+        if is_better(found, best, best_by):
+            position, best = place, found
+    return position
+
+
 def start_table(
     path: Path, completed: int, saved: Iterable[Cells] = (), table: TableFormat = EPOCHS
 ) -> Begun:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import count
 from pathlib import Path
+from typing import Literal
 
 from paceline.errors import UsageError
 from paceline.files import (
@@ -49,6 +50,22 @@ _ASKING_S = 0.2
 _SNAPSHOT = re.compile(r"step-([0-9]{12})")
 _TOKEN = ".launcher-"
 _OF_LAUNCHER = "launcher-"
+
+
+SampleUnit = Literal["images", "samples"]
+
+
+def sample_unit(run: Mapping[str, object]) -> SampleUnit:
+    """Say what a run's samples are called; of a run that doesn't say, by what was trained.
+
+    Args:
+        run: What `run.json` holds.
+    """
+    derived = run.get("derived")
+    known = derived.get("sample_unit") if isinstance(derived, Mapping) else None
+    if known not in ("images", "samples"):
+        return "images" if run.get("kind", "recipe") == "recipe" else "samples"
+    return "images" if known == "images" else "samples"
 
 
 def log_path(log_dir: Path, rank: int) -> Path:

@@ -10,11 +10,11 @@ from paceline.errors import ExitCode
 from paceline.launch.error_records import exit_code_of
 from paceline.launch.failures import WorkerFailure, one_line, render
 from paceline.options.durations import format_duration
-from paceline.options.figures import plural, show_loss
+from paceline.options.figures import plural, show_loss, show_percent
 from paceline.options.shell import command_line
 from paceline.options.text import printable
 from paceline.report.run_outcome import describe_exceeded
-from paceline.results.run_directory import RunDirectory
+from paceline.results.run_directory import RunDirectory, sample_unit
 from paceline.runtime.write_report import WriteReport, write_report
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def _print_interrupted(run: RunDirectory, again: Sequence[str]) -> None:
 def _summary_text(summary: Mapping[str, object], run: RunDirectory) -> str:
     found = run.read_run()
     is_recipe = found.get("kind") == "recipe"
-    speed = _speed(summary, "images" if is_recipe else "samples")
+    speed = _speed(summary, sample_unit(found))
     lines = [
         f"{_how_far(summary, found, is_recipe=is_recipe)}. {_count(summary, 'step')} in "
         f"{format_duration(_number(summary, 'train_time_s'))}{speed}",
@@ -231,7 +231,7 @@ def _start(found: Mapping[str, object]) -> str:
 
 
 def _speed(summary: Mapping[str, object], unit: str) -> str:
-    """Give the images (of a script samples) a second, where it is known how many a step had."""
+    """Give the images or samples a second, where it is known how many a step had."""
     speed = _number(summary, "images_per_s")
     return "" if math.isnan(speed) else f", {speed:,.0f} {unit}/s"
 
@@ -239,7 +239,7 @@ def _speed(summary: Mapping[str, object], unit: str) -> str:
 def _test(summary: Mapping[str, object]) -> str:
     text = f"loss {show_loss(_number(summary, 'test_loss'))}"
     if summary.get("test_accuracy") is not None:
-        text += f", accuracy {_number(summary, 'test_accuracy'):.2%}"
+        text += f", accuracy {show_percent(_number(summary, 'test_accuracy'))}"
     return f"{text} of the best model on {_count(summary, 'sample', 'test_samples')}"
 
 
@@ -251,8 +251,8 @@ def _validation(summary: Mapping[str, object]) -> str:
     if summary.get("val_loss") is not None:
         shown.append(f"loss {show_loss(_number(summary, 'val_loss'))}")
     if accuracy is not None:
-        text = f"accuracy {_number(summary, 'val_accuracy'):.2%}"
-        text += f" (best {_number(summary, 'best_val_accuracy'):.2%}"
+        text = f"accuracy {show_percent(_number(summary, 'val_accuracy'))}"
+        text += f" (best {show_percent(_number(summary, 'best_val_accuracy'))}"
         shown.append(f"{text} in epoch {summary.get('best_epoch')})")
     if not shown and isinstance(others, dict):
         own = {n.removeprefix("val_"): v for n, v in others.items() if n.startswith("val_")}

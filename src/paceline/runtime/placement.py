@@ -110,7 +110,9 @@ def local_place(
     by_device = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
     backend = by_device.get(options.device, options.backend)
     # How many workers: the caller's number, the option, the service's, then that of the last time.
-    if usual is not None and gpus:
+    if options.shares_gpus:
+        backend, usual = "gloo", usual or gpus or None
+    elif usual is not None and gpus:
         usual = min(usual, gpus)  # this machine may have fewer than the last one
     wanted = requested or config.launch.workers or workers_of_node() or usual
     workers = choose_workers(wanted, gpus, cores, backend)

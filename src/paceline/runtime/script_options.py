@@ -1,12 +1,14 @@
 """What a script and the command line say about a training, put together."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from paceline.distributed.environment import detect_launchers, surroundings
 from paceline.errors import UsageError
 from paceline.optim.options import OptimOptions
-from paceline.options.command_line import flag, parse_options
+from paceline.options.command_line import flag, misspelt_variables, note, parse_options
 from paceline.options.fields import OptionField, OptionValue, option_fields
+from paceline.options.figures import listed as in_words
 from paceline.training.config import training_options
 
 _OF_RECIPES = (
@@ -27,8 +29,43 @@ def script_options() -> Mapping[str, OptionField]:
     }
 
 
+def refuse_of_recipes(tokens: Iterable[str], hint: str) -> None:
+    """Refuse options that recipes alone have, and other names of options: a script may mean both.
+
+    Args:
+        tokens: The command line, without the script's arguments.
+        hint: Where the script's own arguments go.
+
+    Raises:
+        UsageError: One of them was given.
+    """
+    options = training_options()
+    own = {flag(name) for option in script_options().values() for name in option.own_names}
+    for token in tokens:
+        given = token.partition("=")[0]
+        meant = [n for n, o in options.items() if given in map(flag, (*o.own_names, *o.aliases))]
+        if not meant or given in own:
+            continue
+        why = "a script chooses its optimizer, learning rate and loss itself"
+        if meant[0] not in _OF_RECIPES:
+            why = f"Paceline's own is {in_words(list(map(flag, meant)), 'or')}"
+        raise UsageError(f"unknown option {given!r}: {why}. {hint}")
+
+
+def warn_of_misspelt(options: Iterable[OptionField]) -> None:
+    """Say which variables of the environment look like settings of a training and aren't.
+
+    Of several workers that were started one by one the first says it.
+    """
+    environment = surroundings()
+    if not any(placement.rank for placement in detect_launchers(environment).workers):
+        for line in misspelt_variables(environment, options):
+            note(line)
+
+
 def from_environment() -> dict[str, OptionValue]:
     """Read the options that stand in the environment, such as PACELINE_PRECISION."""
+    warn_of_misspelt(training_options().values())
     return parse_options("the environment", "", (), script_options().values())
 
 

@@ -12,7 +12,7 @@ from paceline.gradient_sync.cost_model import Compute
 from paceline.gradient_sync.network_model import Cluster, Library, Network
 from paceline.gradient_sync.options import SyncOptions
 from paceline.options.fields import check_types
-from paceline.options.figures import show_bandwidth, show_time
+from paceline.options.figures import show_bandwidth, show_short_percent, show_time
 from paceline.options.quantities import parse_bandwidth_bytes_per_s, parse_count, parse_short_time_s
 from paceline.results.profile import StepProfile
 from paceline.results.study import STUDY_JSON, Mode, SizeResult, Study, require_study
@@ -175,7 +175,8 @@ def stated_link(link: str, round_trip: str | None, library: Library) -> NetworkL
     """
     nominal = parse_bandwidth_bytes_per_s(link)
     round_trip_s = _round_trip_s(round_trip)
-    text = f"{show_bandwidth(nominal)}, as stated, of which {PAYLOAD:.1%} is payload"
+    share = show_short_percent(PAYLOAD)
+    text = f"{show_bandwidth(nominal)}, as stated, of which {share} is payload"
     usable = nominal * PAYLOAD
     if library == "gloo" and usable > GLOO_BYTES_PER_S:
         usable = GLOO_BYTES_PER_S
@@ -249,7 +250,7 @@ def fitted_link(inputs: PredictionInputs, round_trip: str | None, library: Libra
     speed = fitted.network.bandwidth_bytes_per_s
     text = (
         f"{show_bandwidth(speed)}, which explains the study's own sizes "
-        f"to {fitted.misfit:.1%} of their steps"
+        f"to {show_short_percent(round(fitted.misfit, 3))} of their steps"
     )
     return _link(speed, round_trip_s, text, max(_MEASURED_DOUBT, fitted.misfit))
 

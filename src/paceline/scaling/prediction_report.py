@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.options.durations import format_clock
-from paceline.options.figures import plural, show_bandwidth, show_time
+from paceline.options.figures import plural, show_bandwidth, show_time, show_whole_percent
 from paceline.options.text import aligned, wrapped
 from paceline.scaling.forecast import Forecast, Projection, Question, project
 from paceline.scaling.prediction import (
@@ -209,7 +209,7 @@ def _details(forecast: Forecast, projection: Projection) -> list[str]:
             if size.images_per_s < 1000
             else f"{size.images_per_s:,.0f}",
             show_time(size.step_s),
-            f"{idle_s / size.step_s:.0%}",
+            show_whole_percent(idle_s / size.step_s),
             "-" if size.epoch_s is None else format_clock(size.epoch_s),
         ]
         cost = None if price is None else cost_per_epoch(size, price)

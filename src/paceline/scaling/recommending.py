@@ -6,7 +6,7 @@ from dataclasses import replace
 from paceline.gradient_sync.cost_model import method_label
 from paceline.gradient_sync.options import SyncOptions
 from paceline.options.durations import format_duration
-from paceline.options.figures import plural, show_bandwidth
+from paceline.options.figures import plural, show_bandwidth, show_whole_percent
 from paceline.scaling.forecast import Forecast, Projection, every_prediction
 from paceline.scaling.prediction import (
     Band,
@@ -163,16 +163,18 @@ def _on_limits(best: Forecast, projection: Projection) -> Iterator[str]:
     last, nodes = best.last, plural(best.last.nodes, "node")
     if last.epoch_s and last.fixed_s / last.epoch_s > _NOTABLE:
         yield (
-            f"Evaluation, snapshot and the loader's start are {last.fixed_s / last.epoch_s:.0%} of "
+            "Evaluation, snapshot and the loader's start are "
+            f"{show_whole_percent(last.fixed_s / last.epoch_s)} of "
             f"an epoch on {nodes}: no way of combining gradients changes that."
         )
     if last.parts.waiting_s / last.step_s > _NOTABLE:
         yield (
-            f"Waiting for the slowest worker is {last.parts.waiting_s / last.step_s:.0%} of a step "
+            "Waiting for the slowest worker is "
+            f"{show_whole_percent(last.parts.waiting_s / last.step_s)} of a step "
             f"on {nodes}: workers of one speed would help more than a faster network."
         )
     if last.available < _NOTABLE_FAILURES:
-        lost = f"{1 - last.available:.0%} of the time"
+        lost = f"{show_whole_percent(1 - last.available)} of the time"
         yield f"Failures take {lost} on {nodes}: {_cure(last, projection)}."
     alone = projection.question.profile.global_batch
     if last.global_batch > max(_LARGE_BATCH, alone):

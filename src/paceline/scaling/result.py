@@ -7,7 +7,7 @@ from math import ceil
 from statistics import median
 
 from paceline.gradient_sync.options import LOCAL_METHODS
-from paceline.options.figures import listed, plural
+from paceline.options.figures import listed, plural, show_whole_percent
 from paceline.results.profile import EpochCosts, Spread, StepParts
 from paceline.results.study import Measured, Repeat, SizeResult, Study, Trained
 from paceline.scaling.plan import SLOWER_ALONE, Size
@@ -131,13 +131,15 @@ def _not_reliable(results: Sequence[SizeResult]) -> str:
     doubts = []
     wide = sorted({result.workers for result in results if _is_wide(result.images_per_s)})
     if wide:
-        doubts.append(f"repeats differ by more than {_WIDE:.0%} with {_workers(wide)}")
+        much = show_whole_percent(_WIDE)
+        doubts.append(f"repeats differ by more than {much} with {_workers(wide)}")
     beyond = [r for r in results if r.efficiency and r.efficiency.median > _MOST_EFFICIENCY]
     if beyond:
         most = max(beyond, key=lambda r: r.efficiency.median if r.efficiency else 0.0)
         share = most.efficiency.median if most.efficiency else 0.0
         doubts.append(
-            f"each of {_workers([most.workers])} with {most.method} seems to do {share:.0%} of "
+            f"each of {_workers([most.workers])} with {most.method} seems to do "
+            f"{show_whole_percent(share)} of "
             "what one does alone"
         )
     if not doubts:

@@ -4,11 +4,17 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from textwrap import fill
 
 from paceline.options.durations import format_clock, format_duration
-from paceline.options.figures import plural, show_bytes, show_loss, show_rate
-from paceline.options.text import aligned
+from paceline.options.figures import (
+    plural,
+    show_bytes,
+    show_loss,
+    show_percent,
+    show_rate,
+    show_whole_percent,
+)
+from paceline.options.text import aligned, wrapped
 from paceline.results.json_object import text
 from paceline.results.profile import Spread, StepParts
 from paceline.results.study import SizeResult, Study
@@ -23,7 +29,7 @@ def as_text(study: Study) -> str:
     """Write a study for people."""
     measured = [size for size in study.sizes if size.images_per_s is not None]
     parts = [_heading(study)]
-    parts.append(fill(study.not_reliable, WIDTH))
+    parts.append(_filled(study.not_reliable))
     if measured:
         parts += [_main_table(study), _step_table(study, measured), _epoch_table(study, measured)]
     if any(size.trained for size in study.sizes):
@@ -52,7 +58,7 @@ def _heading(study: Study) -> str:
         f"Scaling of {study.recipe}{where}: {study.mode}, {batch}; each size measured {times}, "
         f"{format_duration(study.seconds)} each"
     )
-    return fill(text, WIDTH)
+    return _filled(text)
 
 
 def _main_table(study: Study) -> str:
@@ -102,7 +108,9 @@ def _epoch_table(study: Study, measured: Sequence[SizeResult]) -> str:
         costs += [fixed.averaging_s] if averages else []
         shown = ("-" if cost is None else _seconds(cost) for cost in costs)
         sent = size.wire_bytes_per_step
-        share = f"{(fixed.total_s or 0) / size.epoch_s:.0%}" if size.epoch_s else "-"
+        share = "-"
+        if size.epoch_s:
+            share = show_whole_percent((fixed.total_s or 0) / size.epoch_s)
         rows.append(
             (*_who(study, size)[::2], *shown, share, "-" if sent is None else show_bytes(sent))
         )
@@ -140,7 +148,7 @@ def _conclusions(measured: Sequence[SizeResult]) -> str:
     """Say of the largest size of each method what it comes to."""
     largest = {size.method: size for size in sorted(measured, key=lambda size: size.workers)}
     lines = [_conclusion(size) for size in largest.values() if size.workers > 1 and size.efficiency]
-    return "\n".join(fill(line, WIDTH) for line in lines)
+    return "\n".join(_filled(line) for line in lines)
 
 
 def _conclusion(size: SizeResult) -> str:
@@ -155,7 +163,9 @@ def _conclusion(size: SizeResult) -> str:
         "waiting for the slowest": size.parts.waiting / whole_s,
         "waiting for data": size.parts.data / whole_s,
     }
-    parts = [f"{share:.0%} is {what}" for what, share in shares.items() if share >= 0.01]
+    parts = [
+        f"{show_whole_percent(share)} is {what}" for what, share in shares.items() if share >= 0.01
+    ]
     return f"{text}; of a step {', '.join(parts)}." if parts else f"{text}."
 
 
@@ -166,7 +176,7 @@ def _prediction(study: Study) -> str:
         return ""
     source = text(predicted.link, "source")
     heading = f"Predicted for more hosts (network: {source})" if source else "Predicted"
-    return "\n".join(fill(line, WIDTH) for line in (heading, *predicted.text))
+    return "\n".join(_filled(line) for line in (heading, *predicted.text))
 
 
 def _told(study: Study) -> str:
@@ -178,7 +188,7 @@ def _told(study: Study) -> str:
     ]
     lines += _missing(study)
     lines += study.notes
-    return "\n".join(fill(f"- {line}", WIDTH, subsequent_indent="  ") for line in lines)
+    return "\n".join(_filled(f"- {line}", "  ") for line in lines)
 
 
 def _missing(study: Study) -> list[str]:
@@ -247,7 +257,7 @@ def _loss(value: float | None) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2%}"
+    return "-" if value is None else show_percent(value)
 
 
 def _csv_row(size: SizeResult) -> Mapping[str, object]:
@@ -279,3 +289,7 @@ _OF_TRAINED = (
     "test_loss",
     "test_accuracy",
 )
+
+
+def _filled(text: str, indent: str = "") -> str:
+    return "\n".join(wrapped(text, WIDTH, indent))

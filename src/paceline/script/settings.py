@@ -42,8 +42,7 @@ class SessionSettings(TypedDict, total=False):
     name a worker that has drifted; 0 never does. Default: 100 with --shards, else never."""
 
     global_batch: int | None
-    """Samples that one optimizer step sees, over all workers together (`--batch-size` is this,
-    not a worker's share)."""
+    """Samples that one optimizer step sees, over all workers together: not a worker's share."""
 
     batch_per_worker: int | None
     """Samples of each worker in a step; the global batch is then this times the number of

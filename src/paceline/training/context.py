@@ -11,7 +11,7 @@ from paceline.distributed.group import Group
 from paceline.distributed.work_division import Division
 from paceline.gradient_sync.replica import Replica
 from paceline.metrics.console import Console
-from paceline.results.run_directory import RunDirectory
+from paceline.results.run_directory import RunDirectory, SampleUnit
 from paceline.training.components import Components
 from paceline.training.config import TrainConfig
 from paceline.training.hooks.base import StepHooks
@@ -79,3 +79,9 @@ class TrainingContext:
     replicas: list[Replica] = field(default_factory=list)
     """What takes part in the models' forward and backward passes."""
     step: OpenStep = field(default_factory=OpenStep)
+
+    @property
+    def unit(self) -> SampleUnit:
+        """What a sample is called on the screen."""
+        loader = self.components.train_loader
+        return "samples" if loader is None else loader.served.unit

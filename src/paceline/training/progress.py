@@ -12,6 +12,7 @@ from paceline.data.dataset_worker import shorten
 from paceline.data.order import epoch_order, step_shares
 from paceline.errors import JobError
 from paceline.options.durations import format_duration, parse_duration_s
+from paceline.results.metrics_table import is_better
 from paceline.training.batches.plan import TrainPlan
 from paceline.training.hooks.learning_rate import LearningRateSchedule
 from paceline.training.options import LoopOptions
@@ -351,7 +352,11 @@ def note_validation(state: TrainState, options: LoopOptions) -> bool:
     Returns:
         Whether this epoch is the best so far.
     """
-    better = _is_better(state, options)
+    better = is_better(
+        (state.val_loss, state.val_accuracy),
+        (state.best_val_loss, state.best_val_accuracy),
+        options.best_by,
+    )
     state.epochs_without_gain = 0 if better else state.epochs_without_gain + 1
     if better:
         state.best_val_accuracy = state.val_accuracy
@@ -435,18 +440,3 @@ def describe_too_long(eval_s: float, budget: str, budget_s: float) -> str | None
         f"{format_duration(budget_s / 2 + eval_s)}. Give a longer --time-budget, or fewer samples "
         "to evaluate on"
     )
-
-
-def _is_better(state: TrainState, options: LoopOptions) -> bool:
-    accuracy, best_accuracy = state.val_accuracy, state.best_val_accuracy
-    loss, best_loss = state.val_loss, state.best_val_loss
-    if loss is None:  # not finite, or a script gives the accuracy alone
-        if accuracy is None or best_loss is not None or options.best_by == "val_loss":
-            return False
-        return best_accuracy is None or accuracy > best_accuracy
-    lower_loss = best_loss is None or loss < best_loss
-    if options.best_by == "val_loss" or accuracy is None:
-        return lower_loss
-    if best_accuracy is None or accuracy != best_accuracy:
-        return best_accuracy is None or accuracy > best_accuracy
-    return lower_loss

@@ -56,8 +56,8 @@ def test_a_good_host_is_good() -> None:
     ("change", "what", "state", "words"),
     [
         ({"quota_cores": 1.5}, "cores", "warning", "1.5 of 8 cores"),
-        ({"steal_share": 0.05}, "steal", "warning", "5%"),
-        ({"steal_share": 0.6}, "steal", "fault", "60%"),
+        ({"steal_share": 0.05}, "steal", "warning", "5.0 %"),
+        ({"steal_share": 0.6}, "steal", "fault", "60 %"),
         ({"busy_cores": 6.0, "busiest": ("ffmpeg (7) 590%",)}, "load", "warning", "ffmpeg (7)"),
         ({"available_bytes": 2 * GB}, "memory", "warning", "4 workers need 4.0 GB"),
         ({"limit_bytes": GB}, "memory", "warning", "the control group allows 1.0 GB"),

@@ -39,7 +39,7 @@ def test_a_slow_way_is_named() -> None:
     links = [k for k in all_links("abcd") if (k.source, k.target) != ("a", "b")]
     (found, _) = check_links([*links, link("a", "b", SLOW)], HOSTS, {})
     assert found.hosts == ("a", "b")
-    assert "a to b is slow (96 Mbit/s, 11% of what is usual)" in found.text
+    assert "a to b is slow (96 Mbit/s, 11 % of what is usual)" in found.text
 
 
 def test_many_slow_ways_are_told_together() -> None:

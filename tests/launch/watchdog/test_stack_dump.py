@@ -21,6 +21,7 @@ def lock_the_interpreter():
     print("locking", file=log, flush=True)
     re.match("(a?){40}a{40}", "a" * 40)
 def wait_for_ever():
+    print("waiting", file=log, flush=True)
     time.sleep(300)
 """
 Start = Callable[[str, Path], subprocess.Popen[bytes]]
@@ -42,7 +43,9 @@ def start() -> Iterator[Start]:
 
 
 def test_a_worker_that_sleeps_answers(start: Start, tmp_path: Path) -> None:
-    process = start("wait_for_ever()", tmp_path / "rank-0.log")
+    log = tmp_path / "rank-0.log"
+    process = start("wait_for_ever()", log)
+    until(lambda: "waiting" in log.read_text())
     stacks = collect_stacks([replace(IN_STEP, pid=process.pid)], tmp_path)
     assert "in wait_for_ever" in stacks[0]
     assert "printed before" not in stacks[0]

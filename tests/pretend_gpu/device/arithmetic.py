@@ -45,6 +45,9 @@ def install() -> None:
             made = _Arithmetic(operator, torch.library.get_kernel(name, "CUDA"))
             library.impl(name.removeprefix("aten::"), made.call, "CUDA", with_keyset=True)
     _library.append(library)  # it ends with its library
+    # Fused attention has no CPU kernel of the same name; without it torch composes attention.
+    for fused in ("flash", "mem_efficient", "cudnn"):
+        getattr(torch.backends.cuda, f"enable_{fused}_sdp")(False)
     _device.pretend_gpu_on_replay(_replay)
 
 

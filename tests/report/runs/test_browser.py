@@ -27,7 +27,7 @@ def pages(make_run: MakeRun, folder: Path) -> dict[str, Path]:
             summary={"images_per_s": speed},
         )
     make_run("lost").run_json.unlink()
-    compared = compare(choose_runs([str(folder)], folder))
+    compared = compare(choose_runs([str(folder)]))
     return {
         "index": write_index(list_runs(folder), NOW),
         "compare": write_comparison(compared, folder / "c.html"),

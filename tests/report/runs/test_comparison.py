@@ -15,7 +15,7 @@ from tests.report.runs.conftest import MakeRun, change
 
 
 def compared(*runs: RunDirectory) -> Comparison:
-    return compare(choose_runs([str(run.path) for run in runs], Path("nowhere")))
+    return compare(choose_runs([str(run.path) for run in runs]))
 
 
 def settings(shown: Comparison) -> dict[str, tuple[object, ...]]:
@@ -131,7 +131,7 @@ def test_more_runs_than_fit_are_said_to_be_left_out(make_run: MakeRun, folder: P
     for day in range(1, MOST_SHOWN + 3):
         make_run(f"run-{day:02}", day=day)
     make_run("lost").run_json.unlink()
-    shown = compare(choose_runs([str(folder)], folder))
+    shown = compare(choose_runs([str(folder)]))
     assert [run.label for run in shown.runs] == [f"run-{day:02}" for day in range(3, 11)]
     lines = list(comparison_lines(shown, curve_tables(shown, "val_loss"), 60))
     assert max(len(line) for line in lines if str(folder) not in line) <= 60 + len(shown.left_out)
@@ -141,20 +141,23 @@ def test_more_runs_than_fit_are_said_to_be_left_out(make_run: MakeRun, folder: P
     assert "No setting differs." in lines
 
 
-def test_runs_are_found_by_their_names(make_run: MakeRun, folder: Path) -> None:
+def test_runs_are_found_by_their_names(
+    make_run: MakeRun, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
     first = make_run("digits-1", run={"settings": {"name": "base"}})
     second = make_run("digits-2")
-    (a, b) = choose_runs(["base", "digits-2"], folder)
+    (a, b) = choose_runs(["base", "digits-2"])
     assert [a.report.path, b.report.path] == [first.path, second.path]
     second.notes_json.write_text(json.dumps({"name": "base"}))
     with pytest.raises(UsageError, match="2 runs are called 'base'"):
-        choose_runs(["base", "digits-2"], folder)
+        choose_runs(["base", "digits-2"])
     with pytest.raises(UsageError, match=r"no run below .* is called so"):
-        choose_runs(["digits-1", "digits-3"], folder)
+        choose_runs(["digits-1", "digits-3"])
     with pytest.raises(UsageError, match="1 run to compare: name at least two"):
-        choose_runs(["digits-1", str(first.path)], folder)
+        choose_runs(["digits-1", str(first.path)])
     with pytest.raises(UsageError, match="holds no training, and no folder in it does"):
-        choose_runs([str(first.snapshots)], folder)
+        choose_runs([str(first.snapshots)])
 
 
 def test_a_running_one_is_compared_by_what_it_has(make_run: MakeRun) -> None:

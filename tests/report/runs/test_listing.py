@@ -2,21 +2,32 @@
 
 import json
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from paceline.errors import UsageError
+from paceline.report.charts import best_position
+from paceline.report.live import RunFollower
+from paceline.report.load_run import read_run
+from paceline.report.page import render_page
+from paceline.report.runs.comparison import compare
 from paceline.report.runs.listing import (
     RunList,
     filter_runs,
     list_runs,
     newest_unfinished,
+    read_entry,
+    shared_unit,
     sort_runs,
 )
+from paceline.report.runs.pages import write_index
 from paceline.report.runs.table import table_lines
+from paceline.report.sections import epochs_table
 from paceline.results.find_runs import MOST_LEVELS, find_runs
+from paceline.results.run_directory import sample_unit
 from tests.report.runs.conftest import MakeRun, change
 
 NOW = datetime(2026, 3, 3, 9, 15, tzinfo=UTC)
@@ -172,6 +183,19 @@ def test_the_best_goes_by_what_the_run_goes_by(make_run: MakeRun, folder: Path) 
     assert figures["loss"]["best_by"] == "val_loss"
 
 
+def test_of_equal_accuracies_the_lower_loss_is_the_best_everywhere(make_run: MakeRun) -> None:
+    run = make_run("even", ended=None)
+    rows = run.metrics_csv.read_text().splitlines()
+    first = [*rows[1].split(",")[:6], "0.2", "0.9", *rows[1].split(",")[8:]]
+    second = [*rows[2].split(",")[:6], "0.1", "0.9", *rows[2].split(",")[8:]]
+    run.metrics_csv.write_text("\n".join([rows[0], ",".join(first), ",".join(second), ""]))
+    report = read_run(run)
+    assert best_position(report) == 1
+    status = RunFollower(run).read()
+    assert (status.best_epoch, status.best_val_loss) == (2, 0.1)
+    assert epochs_table(report).marked == 1
+
+
 def test_the_newest_unfinished_run_goes_by_its_newest_start(
     make_run: MakeRun, folder: Path
 ) -> None:
@@ -186,3 +210,39 @@ def test_the_newest_unfinished_run_goes_by_its_newest_start(
     assert resumed is not None
     assert resumed.label == "older"
     assert newest_unfinished(()) is None
+
+
+def test_samples_that_are_no_images_are_called_samples_everywhere(
+    make_run: MakeRun, folder: Path
+) -> None:
+    runs = [make_run("images"), make_run("rows")]
+    change(runs[1].run_json, derived={"sample_unit": "samples"})
+    entries = [read_entry(run, run.path.name) for run in runs]
+    assert [shared_unit(entries[:1]), shared_unit(entries)] == ["images", "samples"]
+    headers = [
+        table_lines(replace(list_runs(folder), entries=tuple(e)), NOW, None)[0]
+        for e in (entries[:1], entries)
+    ]
+    assert ["images/s" in line for line in headers] == [True, False]
+    assert ["samples/s" in line for line in headers] == [False, True]
+    assert "samples/s" in [row.name for row in compare(entries).figures]
+    assert "images/s" in [row.name for row in compare(entries[:1]).figures]
+    page = write_index(list_runs(folder), NOW).read_text()
+    assert ("samples/s" in page, "images/s" in page) == (True, False)
+    page = render_page(entries[1].report)
+    assert ("Samples/s" in page, "images/s" in page.lower()) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("found", "unit"),
+    [
+        ({"kind": "script"}, "samples"),
+        ({"kind": "recipe"}, "images"),
+        ({}, "images"),  # written before there were scripts
+        ({"kind": "script", "derived": {"sample_unit": "images"}}, "images"),
+        ({"kind": "recipe", "derived": {"sample_unit": "samples"}}, "samples"),
+        ({"kind": "recipe", "derived": {"sample_unit": 3}}, "images"),
+    ],
+)
+def test_what_samples_are_called(found: dict[str, object], unit: str) -> None:
+    assert sample_unit(found) == unit

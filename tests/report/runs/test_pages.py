@@ -58,7 +58,7 @@ def test_nobodys_text_becomes_markup(make_run: MakeRun, folder: Path) -> None:
     first = make_run("a", run={"recipe": NASTY, "settings": notes})
     second = make_run("b", run={"versions": {NASTY: NASTY}}, summary={"figures": {NASTY: 1.0}})
     first.summary_json.write_text(json.dumps({"stopped_because": NASTY}))
-    compared = compare(choose_runs([str(first.path), str(second.path)], folder))
+    compared = compare(choose_runs([str(first.path), str(second.path)]))
     for page in (index_of(folder), write_comparison(compared, folder / "c.html").read_text()):
         assert "<script>alert" not in page
         assert "\x1b" not in page
@@ -67,7 +67,7 @@ def test_nobodys_text_becomes_markup(make_run: MakeRun, folder: Path) -> None:
 
 def test_a_comparison_has_each_curve_over_each_way(make_run: MakeRun, folder: Path) -> None:
     runs = [make_run(name, run={"settings": {"lr": lr}}) for name, lr in (("a", 0.1), ("b", 0.2))]
-    shown = compare(choose_runs([str(run.path) for run in runs], folder))
+    shown = compare(choose_runs([str(run.path) for run in runs]))
     page = write_comparison(shown, folder / "c.html").read_text()
     found = outline(page)
     assert found.tags.count("svg") == 9

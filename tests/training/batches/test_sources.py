@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
+from paceline.data.memory import synthetic_images
 from paceline.distributed.group import Group
 from paceline.errors import DataError, JobError, UsageError
+from paceline.training.batches.sources import DataSource, describe_data
 from tests.support.ranks import RankError, run_ranks
 from tests.support.sessions import points, session_on, sgd
 
@@ -37,6 +39,12 @@ def test_a_torch_loader_is_taken_at_its_word(world_size: int, tmp_path: Path) ->
     steps = [[x for seen, _ in found for x in seen[step]] for step in range(3)]
     assert steps == [[float(6 * step + i) for i in range(6)] for step in range(3)]
     assert {length for _, length in found} == {3}
+
+
+def test_samples_are_images_where_that_is_known() -> None:
+    images = DataSource(data=synthetic_images(4, 1, 8, 8, 2, seed=0))
+    assert images.unit == "images"
+    assert describe_data(TensorDataset(torch.zeros(4, 3))).unit == "samples"
 
 
 def test_drop_last_false_keeps_the_short_batch(tmp_path: Path) -> None:

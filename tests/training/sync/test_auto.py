@@ -87,9 +87,9 @@ class Clock:
 @pytest.mark.parametrize(
     ("exposed_s", "half_s", "method", "why"),
     [
-        (0.005, 0.105, "allreduce", "communication that nothing hides takes 5% of a step"),
-        (0.1, 0.105, "bf16", "communication takes 50% of a step of 200 ms; with half the bytes"),
-        (0.1, 0.2, "local", "communication takes 50% of a step of 200 ms, and 50% of 200 ms with"),
+        (0.005, 0.105, "allreduce", "communication that nothing hides takes 4.8 % of a step"),
+        (0.1, 0.105, "bf16", "communication takes 50 % of a step of 200 ms; with half the bytes"),
+        (0.1, 0.2, "local", "communication takes 50 % of a step of 200 ms, and 50 % of 200 ms"),
     ],
 )
 @pytest.mark.core_cases(1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from paceline.doctor.check_result import CheckResult, fault, ok, warning
 from paceline.doctor.facts import DiskFacts, HostFacts, LimitFacts, MachineFacts
-from paceline.options.figures import plural, show_bytes
+from paceline.options.figures import plural, show_bytes, show_whole_percent
 
 GB = 10**9
 _FAULTY_STEAL, _MUCH_STEAL, _SOME_STEAL = 0.5, 0.1, 0.02
@@ -47,7 +47,7 @@ def workers_on(facts: HostFacts, slots: int | None, on_gpus: bool) -> tuple[int,
 
 
 def check_machine(host: str, facts: HostFacts, wants: Wants) -> Iterator[CheckResult]:
-    """Judge all that concerns one host alone, but its GPUs."""
+    """Check all that concerns one host alone, but its GPUs."""
     for part, why in facts.unknown.items():
         yield warning(host, part, f"couldn't be examined: {why}")
     if "machine" not in facts.unknown:
@@ -91,7 +91,8 @@ def _load(host: str, machine: MachineFacts) -> Iterator[CheckResult]:
         yield state(
             host,
             "steal",
-            f"the hypervisor gives {much} of this machine's time to others ({steal:.0%} in a "
+            f"the hypervisor gives {much} of this machine's time to others "
+            f"({show_whole_percent(steal)} in a "
             "second): it will be slower than the other hosts. Stop and start it, so that it moves "
             "elsewhere, or take a type that doesn't share its cores",
         )

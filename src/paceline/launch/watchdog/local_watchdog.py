@@ -1,5 +1,6 @@
 """Watches the workers of one attempt on this host, for their launcher."""
 
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from paceline.launch.watchdog.hang_detector import HangLimits
 from paceline.launch.watchdog.stack_dump import collect_stacks
 from paceline.launch.watchdog.worker_poller import WorkerPoller
 from paceline.launch.watchdog.worker_state import WorkerState
+from paceline.options.text import wrapped
 from paceline.results.run_directory import log_path
 
 
@@ -77,6 +79,17 @@ def watch_locally(
 
 
 def above_progress(text: str) -> str:
-    """Have a text take the place of a worker's progress line on a terminal, which is redrawn."""
-    terminal = sys.stderr is not None and sys.stderr.isatty()
-    return f"\r\x1b[2K{text}" if terminal else text
+    """Have a text take the place of a worker's progress line on a terminal, which is redrawn.
+
+    Its sentences are wrapped to the terminal; what is indented, such as a stack, stays as it is.
+    """
+    if sys.stderr is None or not sys.stderr.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    lines = [
+        line
+        if line.startswith(" ") or len(line) <= width
+        else "\n".join(wrapped(line, width, "  "))
+        for line in text.split("\n")
+    ]
+    return "\r\x1b[2K" + "\n".join(lines)

@@ -24,6 +24,9 @@ _MARKED = 1.5
 """A straggler needs so many times as long by itself as the median worker,"""
 _OF_STEP = 0.2
 """and longer by this part of a step."""
+_STEADY_LOOKS = 20
+"""A worker is named once it was a straggler in so many looks in a row: on a machine that does other
+things as well it is now this worker and now that, and none of them is to blame."""
 _AGAIN_AFTER_LOOKS = 60
 
 
@@ -91,6 +94,8 @@ class Speeds:
     def __init__(self) -> None:
         self._seen: deque[Mapping[int, WorkerState]] = deque(maxlen=_LOOKS + 1)
         self._looks = 0
+        self._in_a_row: dict[int, int] = {}
+        """Of those that were stragglers at the last look: at how many before it without a break."""
         self._named: dict[int, int] = {}
 
     def update(self, states: Sequence[WorkerState]) -> list[WorkerSpeed]:
@@ -113,35 +118,39 @@ class Speeds:
         return sorted(found, key=lambda speed: (-speed.own_s, speed.rank))
 
     def stragglers(self, speeds: Sequence[WorkerSpeed]) -> list[Straggler]:
-        """Give the stragglers that haven't been named for a minute.
+        """Give those that have been stragglers for half a minute, each once a minute at most.
 
         Args:
-            speeds: What the last `update` gave.
+            speeds: What the last `update` gave; called once after each.
         """
-        # Too early: the window isn't full, or holds too few steps to judge.
+        found = find_stragglers(speeds) if self._can_judge() else []
+        self._in_a_row = {
+            each.speed.rank: self._in_a_row.get(each.speed.rank, 0) + 1 for each in found
+        }
+        told = [each for each in found if self._is_due(each.speed.rank)]
+        self._named |= {each.speed.rank: self._looks for each in told}
+        return told
+
+    def _can_judge(self) -> bool:
+        """Tell whether the window is full, and every worker has done some steps in it."""
         if len(self._seen) <= _LOOKS:
-            return []
+            return False
         first, last = self._seen[0], self._seen[-1]
         counted = [last[rank].steps - first[rank].steps for rank in last if rank in first]
-        if min(counted, default=0) < _LEAST_STEPS:
-            return []
-        # Each one is named once a minute at most.
-        found = [
-            straggler
-            for straggler in find_stragglers(speeds)
-            if self._looks - self._named.get(straggler.speed.rank, -_AGAIN_AFTER_LOOKS)
-            >= _AGAIN_AFTER_LOOKS
-        ]
-        self._named |= {straggler.speed.rank: self._looks for straggler in found}
-        return found
+        return min(counted, default=0) >= _LEAST_STEPS
+
+    def _is_due(self, rank: int) -> bool:
+        """Tell whether a straggler has been one for long, and wasn't named of late."""
+        named = self._named.get(rank, -_AGAIN_AFTER_LOOKS)
+        return self._in_a_row[rank] >= _STEADY_LOOKS and self._looks - named >= _AGAIN_AFTER_LOOKS
 
 
 def find_stragglers(speeds: Sequence[WorkerSpeed]) -> list[Straggler]:
     """Find the workers that keep the others waiting: pure."""
     if len(speeds) < 2:
-        # The cause is the part that exceeds its own median by more.
         return []
-    # The low median, so that with two workers the faster one is the measure.
+    # The low median, so that with two workers the faster one is the measure. The cause is the part
+    # that exceeds its own median by more.
     usual_s = median_low([speed.own_s for speed in speeds])
     computes_s = median_low([speed.compute_s for speed in speeds])
     reads_s = median_low([speed.data_s for speed in speeds])

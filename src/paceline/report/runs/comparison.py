@@ -14,9 +14,10 @@ from paceline.report.runs.listing import (
     arguments_of,
     list_runs,
     read_entry,
+    shared_unit,
     sort_runs,
 )
-from paceline.results.find_runs import is_run
+from paceline.results.find_runs import choose_run, is_run
 from paceline.results.json_object import JsonObject, entries, number, section, text
 from paceline.results.run_directory import RunDirectory
 
@@ -76,19 +77,18 @@ class Comparison:
         )
 
 
-def choose_runs(places: Sequence[str], usual: Path) -> tuple[RunEntry, ...]:
+def choose_runs(places: Sequence[str]) -> tuple[RunEntry, ...]:
     """Find the runs that a user names: directories, folders of runs, or names of runs.
 
     Args:
         places: As the user writes them.
-        usual: Where runs with such a name or directory's name are.
 
     Raises:
         UsageError: Something names no run, or several; or there are fewer than two runs.
     """
     chosen: dict[Path, RunEntry] = {}
     for place in places:
-        for entry in _named(place, usual):
+        for entry in _named(place):
             chosen.setdefault(entry.report.path, entry)
     if len(chosen) < 2:
         raise UsageError(
@@ -115,7 +115,7 @@ def compare(runs: Sequence[RunEntry], most: int | None = MOST_SHOWN) -> Comparis
     )
 
 
-def _named(place: str, usual: Path) -> Sequence[RunEntry]:
+def _named(place: str) -> Sequence[RunEntry]:
     path = Path(place).expanduser().absolute()
     if is_run(path):
         return [read_entry(RunDirectory(path), path.name)]
@@ -124,17 +124,8 @@ def _named(place: str, usual: Path) -> Sequence[RunEntry]:
         if not found:
             raise UsageError(f"{path} holds no training, and no folder in it does")
         return found
-    listed = list_runs(usual).entries
-    same = [e for e in listed if place in (e.label, e.report.path.name, e.report.notes.name)]
-    if len(same) > 1:
-        paths = ", ".join(str(entry.report.path) for entry in same)
-        raise UsageError(f"{len(same)} runs are called {place!r}: {paths}. Name the directory")
-    if not same:
-        raise UsageError(
-            f"there is no run directory {place}, and no run below {usual} is called so. "
-            "`paceline runs` lists them"
-        )
-    return same
+    run = choose_run(place)
+    return [read_entry(run, run.path.name)]
 
 
 def _with_steps(entry: RunEntry) -> RunEntry:
@@ -216,7 +207,7 @@ _FIGURES: Sequence[tuple[str, _Read, _Write]] = (
     ("epochs", lambda entry: entry.epochs, figures.show_count),
     ("steps", _of_summary("steps", "step"), figures.show_count),
     ("training time", _of_summary("train_time_s", "time_s"), figures.dashed(format_duration)),
-    ("images/s", _of_summary("images_per_s", "images_per_s"), figures.show_speed),
+    ("{}/s", _of_summary("images_per_s", "images_per_s"), figures.show_speed),
 )
 
 
@@ -227,7 +218,7 @@ def _final_figures(runs: Sequence[RunEntry]) -> tuple[Row, ...]:
     for name, read, write in _FIGURES:
         values = tuple(read(entry) for entry in runs)
         cells = tuple(write(value) for value in values)
-        rows.append(Row(name=name, values=values, cells=cells))
+        rows.append(Row(name=name.format(shared_unit(runs)), values=values, cells=cells))
     own = [section(entry.report.summary, "figures") for entry in runs]
     for name in dict.fromkeys(name for one in own for name in one):
         values = tuple(number(one, name) for one in own)

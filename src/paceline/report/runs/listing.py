@@ -16,7 +16,7 @@ from paceline.report.load_run import RunReport, read_run
 from paceline.report.run_outcome import RunState, find_state
 from paceline.results.find_runs import find_runs
 from paceline.results.json_object import JsonObject, entries, number, section, text, whole
-from paceline.results.run_directory import RunDirectory
+from paceline.results.run_directory import RunDirectory, SampleUnit
 
 ListedState = RunState | Literal["damaged"]
 
@@ -81,6 +81,11 @@ class RunList:
     """Whether everything below the folder was looked at."""
 
 
+def shared_unit(runs: Sequence[RunEntry]) -> SampleUnit:
+    """Say what the samples of all these runs are called."""
+    return "images" if all(entry.report.unit == "images" for entry in runs) else "samples"
+
+
 def list_runs(root: Path) -> RunList:
     """List the runs below a folder; one that is damaged is listed with what is wrong.
 
@@ -134,6 +139,12 @@ def newest_unfinished(listed: Sequence[RunEntry]) -> RunEntry | None:
     """Choose the run that was started last, or gone on with, of those that haven't finished."""
     open_ones = [entry for entry in listed if entry.state not in ("finished", "damaged")]
     return max(open_ones, key=_last_start, default=None)
+
+
+def newest_running(listed: Sequence[RunEntry]) -> RunEntry | None:
+    """Choose the run that was started or resumed last, of those that run; else of all."""
+    running = [entry for entry in listed if entry.state == "running"]
+    return max(running or listed, key=_last_start, default=None)
 
 
 def sort_runs(listed: Sequence[RunEntry], column: str) -> list[RunEntry]:

@@ -16,7 +16,7 @@ from paceline.options import figures
 from paceline.options.figures import plural
 from paceline.report.runs.comparison import Comparison
 from paceline.report.runs.curves import WAYS, curve_pictures
-from paceline.report.runs.listing import RunEntry, RunList
+from paceline.report.runs.listing import RunEntry, RunList, shared_unit
 from paceline.report.runs.table import problems_of, show_best, show_epochs
 from paceline.report.scaling.lines import draw_lines
 from paceline.report.sections import moment
@@ -66,7 +66,7 @@ _COLUMNS = (
     _Column("best accuracy"),
     _Column("lowest loss"),
     _Column("epochs"),
-    _Column("images/s"),
+    _Column("{}/s"),
     _Column("workers"),
     _Column("started, UTC"),
 )
@@ -87,6 +87,8 @@ def write_index(listed: RunList, now: datetime) -> Path:
         StorageError: The folder can't be written.
     """
     columns, rows = _without_empty([_row(entry, listed.root) for entry in listed.entries])
+    unit = shared_unit(listed.entries)
+    columns = [replace(column, title=column.title.format(unit)) for column in columns]
     remarks = any(row.remark_key for row in rows)
     page = fill_template(
         "runs.html",

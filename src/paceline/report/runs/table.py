@@ -5,10 +5,10 @@ from datetime import datetime
 
 from paceline.options import figures
 from paceline.options.text import aligned, printable
-from paceline.report.runs.listing import RunEntry, RunList
+from paceline.report.runs.listing import RunEntry, RunList, shared_unit
 from paceline.results.run_directory import fit_name
 
-HEADER = ("run", "recipe", "state", "best", "epochs", "images/s", "workers", "started")
+HEADER = ("run", "recipe", "state", "best", "epochs", "{}/s", "workers", "started")
 _LEFT = (0, 1, 2)
 _GAP = 2
 _LEAST_NAME = 10
@@ -26,7 +26,8 @@ def table_lines(listed: RunList, now: datetime, width: int | None) -> list[str]:
         width: Characters of a line; None where lines may be of any length.
     """
     rows = [[*map(printable, cells_of(entry, now))] for entry in listed.entries]
-    rows, header = _fit(rows, width)
+    titles = [title.format(shared_unit(listed.entries)) for title in HEADER]
+    rows, header = _fit(rows, titles, width)
     lines = aligned([header, *rows], left=range(len(header) - 5))
     for entry in listed.entries:
         lines += [f"{printable(entry.label)}: {printable(p)}" for p in problems_of(entry)]
@@ -81,9 +82,10 @@ def show_age(moment: datetime | None, now: datetime) -> str:
     return f"{age_s // unit[0]:,} {unit[1]} ago"
 
 
-def _fit(rows: list[list[str]], width: int | None) -> tuple[list[list[str]], list[str]]:
+def _fit(
+    rows: list[list[str]], header: list[str], width: int | None
+) -> tuple[list[list[str]], list[str]]:
     """Leave out the recipe where it says nothing new, and shorten long names, to fit a width."""
-    header = list(HEADER)
     if width is None or _width([header, *rows]) <= width:
         return rows, header
     if len({row[1] for row in rows}) == 1 or all(row[0].startswith(row[1]) for row in rows):

@@ -26,6 +26,7 @@ from paceline.data.stream import StreamSource
 from paceline.distributed.group import Group
 from paceline.distributed.startup_facts import WorkerFacts, disagreement
 from paceline.errors import JobError, UsageError
+from paceline.results.run_directory import SampleUnit
 from paceline.training.batches.plan import TrainPlan
 from paceline.training.config import TrainConfig
 from paceline.training.job import ImageSet
@@ -50,6 +51,11 @@ class DataSource:
     def is_stream(self) -> bool:
         """Whether it can only be read from its beginning."""
         return isinstance(self.data, IterableDataset)
+
+    @property
+    def unit(self) -> SampleUnit:
+        """What the samples are called: images where that is known of them."""
+        return "images" if isinstance(self.data, TensorData | RawImages) else "samples"
 
     def num_samples(self) -> int:
         """Count the samples; 0 where nobody knows."""

@@ -150,6 +150,7 @@ class MetricsLogger(StepHook):
         if steps and context.console.is_due():
             lr = last_lr(context.progress, context.components.optimizers)
             shown = describe_advance(context.progress, agreed, steps, lr, spent, top=top)
+            shown = replace(shown, unit=context.unit)
             if (gpu := context.gpu) is not None:
                 shown = replace(
                     shown, gpu_utilization=gpu.utilization, gpu_memory_bytes=gpu.memory_bytes
@@ -196,7 +197,7 @@ class MetricsLogger(StepHook):
             # Of what snapshots don't hold any more all is on disk.
             self._epochs.append(cells, synced=row.epoch % (_SAVED_ROWS // 2) == 0)
         self._show_on_tensorboard(row)
-        self._context.console.epoch(row)
+        self._context.console.epoch(row, self._context.unit)
 
     def state_dict(self) -> Mapping[str, object]:
         """Give the newest rows, and from where the next one within the epoch counts."""

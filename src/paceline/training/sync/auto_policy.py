@@ -8,6 +8,7 @@ from paceline.errors import SnapshotError
 from paceline.gradient_sync.cost_model import Compute, Machine, choose_local, efficiency, step_cost
 from paceline.gradient_sync.network_model import Cluster, Network
 from paceline.gradient_sync.options import SyncMethod, SyncOptions
+from paceline.options.figures import show_whole_percent
 from paceline.results.profile import StepProfile
 
 ENOUGH = 0.10
@@ -78,7 +79,7 @@ def first_choice(profile: StepProfile | None) -> Choice | None:
     share = exposed_share(profile)
     if share >= ENOUGH:
         return None
-    why = f"communication that nothing hides takes {share:.0%} of a step"
+    why = f"communication that nothing hides takes {show_whole_percent(share)} of a step"
     return Choice(method="allreduce", why=why)
 
 
@@ -106,12 +107,12 @@ def final_choice(
     """
     share = exposed_share(profile)
     left = max(0.0, share * allreduce_s - (allreduce_s - half_s)) / half_s
-    reason = f"communication takes {share:.0%} of a step of {_ms(allreduce_s)}"
+    reason = f"communication takes {show_whole_percent(share)} of a step of {_ms(allreduce_s)}"
     half_gains = half_s < _GAIN * allreduce_s
     if half_gains and left < ENOUGH:
-        why = f"{reason}; with half the bytes it is {left:.0%} of {_ms(half_s)}"
+        why = f"{reason}; with half the bytes it is {show_whole_percent(left)} of {_ms(half_s)}"
         return Choice(method="bf16", why=why)
-    reason += f", and {left:.0%} of {_ms(half_s)} with half the bytes"
+    reason += f", and {show_whole_percent(left)} of {_ms(half_s)} with half the bytes"
     best = Choice(method="bf16" if half_gains else "allreduce", why=reason)
     model = _Model.of(profile, round_trip_s)
     best, best_s = _or_powersgd(best, half_s if half_gains else allreduce_s, model, powersgd_rank)
@@ -146,7 +147,8 @@ class _Model:
         return efficiency(self.compute, method, self.cluster, self.machine)
 
     def describe(self, name: str, method: SyncOptions) -> str:
-        return f"with {name}, {self.reached(method):.0%} of the time should be computation"
+        share = show_whole_percent(self.reached(method))
+        return f"with {name}, {share} of the time should be computation"
 
 
 def _or_powersgd(

@@ -1,15 +1,18 @@
 """The script's lines: who called, what a loss was assigned in, and which a finding names."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from paceline.verify.compare import given_limits
-from paceline.verify.events import Backward, Clipped, Combined, Event, Met, Placed, Scaled
+from paceline.verify.events import Backward, Clipped, Combined, Event, Met, Placed, Scaled, Stepped
 from paceline.verify.source_lines import assigned, caller, code_at
+from paceline.verify.tensor_sketch import mark
 from paceline.verify.trace import Trace, collect_trace
 from paceline.verify.verdict import evaluate_launch
-from tests.verify.made import begun, stepped, trained
+from tests.verify.made import begun, stepped, tensor_of, trained
 
 
 def test_the_innermost_line_of_the_users_own_code() -> None:
@@ -63,6 +66,12 @@ def test_a_script_that_is_gone_has_no_lines() -> None:
     assert code_at("/nowhere/train.py:3") == ""
 
 
+def started(events: Iterable[Event], weight: float) -> list[Event]:
+    """Have the step begin with some weight."""
+    before = (mark(tensor_of(weight), whole=True),)
+    return [replace(e, before=before) if isinstance(e, Stepped) else e for e in events]
+
+
 def launch(*ranks: list[Event]) -> Trace:
     return collect_trace([[begun(0, 0), *events] for events in ranks])
 
@@ -83,6 +92,10 @@ def test_means_over_unequal_numbers_of_items() -> None:
     ]
     # 1.0 lies between the ranks' losses, whose mean is 1.2.
     assert found(ALONE, launch(*ranks)) == [("weighed-alike", ("/gone/train.py:7",))]
+    # Another start explains other losses already.
+    other = launch(*(started(rank, 2.0) for rank in ranks))
+    first = launch(started(trained(["1", "2"], 1.0, 1.0), 1.0))
+    assert [cause for cause, _ in found(first, other)] == ["other-start"]
     ranks[1][2] = Backward(1.2)
     assert [cause for cause, _ in found(ALONE, launch(*ranks))] == ["unknown"]
 

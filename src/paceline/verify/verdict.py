@@ -33,7 +33,6 @@ DETECTORS: tuple[Detector, ...] = (
     steps.gradient_factor,
     steps.mean_of_means,
     steps.clipped_early,
-    steps.weighed_alike,
     figures.metrics,
     figures.figures,
 )
@@ -154,11 +153,14 @@ def _search(case: Case) -> Iterator[Finding]:
     if found_any(found, Cause.NO_COMMUNICATION):
         yield from found  # all else that differs follows from it
         return
-    # All known faults; then, only where none explains the difference, samples and chance.
+    # All known faults; then, only where none explains the difference, what others would bring
+    # about as well: other samples, unequal weights, chance.
     for detector in DETECTORS:
         found += detector(case)
     if not _explained(found):
         found += samples.other_samples(case)
+    if not _explained(found):
+        found += steps.weighed_alike(case)
     if not _explained(found):
         found += steps.chance(case)
     # A difference beyond rounding that nothing explains.

@@ -27,7 +27,8 @@ from paceline.verify.source_lines import caller
 from paceline.verify.tensor_sketch import content_hashes
 from paceline.verify.trial import EnoughSeenError
 
-_DEPTH = 4
+_DEPTH = 16
+"""Calls that tell two loaders of a library apart, which it makes in one place."""
 _MOST_EVALUATED = 200
 """Batches of a pass without training."""
 
@@ -55,6 +56,10 @@ class LoaderWatch:
     """Where each loader was made."""
     _samplers: "WeakKeyDictionary[object, str]" = field(default_factory=WeakKeyDictionary)
     """The line in which each DistributedSampler was made."""
+    _unused: Counter[int] = field(default_factory=Counter)
+    """How many loaders a place has made since one of them was used."""
+    _places: dict[int, int] = field(default_factory=dict)
+    """The place of each loader that isn't its first."""
     _passes: Counter[int] = field(default_factory=Counter)
     """How many passes have begun over the loaders of a site."""
     _trained: Counter[int] = field(default_factory=Counter)
@@ -83,13 +88,23 @@ class LoaderWatch:
         @wraps(original)
         def make(loader: DataLoader[object], *arguments: object, **named: object) -> None:
             original(loader, *arguments, **named)
-            self._sites[loader] = site = _site(sys._getframe(1))
+            self._sites[loader] = site = self._number(_site(sys._getframe(1)))
             self.observer.place(f"loader {site}")
             if isinstance(loader.sampler, DistributedSampler) and loader.sampler in self._samplers:
                 made = self._samplers[loader.sampler]
                 self.observer.record(Placed(f"sampler {site}", made))
 
         return make
+
+    def _number(self, site: int) -> int:
+        """Tell loaders apart that one place makes before any of them is used: a library's, say."""
+        self._unused[site] += 1
+        number = self._unused[site]
+        if number == 1:
+            return site
+        other = crc32(f"{site} {number}".encode())
+        self._places[other] = site
+        return other
 
     def _around_sampler(self, original: Callable[..., object]) -> Callable[..., object]:
         @wraps(original)
@@ -195,6 +210,7 @@ class LoaderWatch:
         if self._trained[site] >= self.observer.trial.epochs:
             raise EnoughSeenError
         begun = _Pass(loader, site, self._passes[site], self.observer.steps)
+        self._unused[self._places.get(site, site)] = 0
         self._passes[site] += 1
         self._latest = begun
         self.observer.place(f"pass {site}")

@@ -82,7 +82,9 @@ def caller(outside: Container[int] = ()) -> str:
 def _is_users(name: str) -> bool:
     if name.startswith("<") or not _LIBRARIES.isdisjoint(Path(name).parts):
         return False
-    return not any(Path(name).is_relative_to(other) for other in _OTHERS)
+    # Packages may be installed elsewhere as well (pip install --target).
+    installed = (place for place in sys.path if place and any(Path(place).glob("*.dist-info")))
+    return not any(Path(name).is_relative_to(other) for other in (*_OTHERS, *installed))
 
 
 def lines_of(finding: Finding, case: Case) -> tuple[str, ...]:

@@ -53,9 +53,10 @@ _USAGE = "paceline verify RECIPE|SCRIPT.py [options] [-- the script's own argume
 _ABOUT = (
     "Train the same steps on several numbers of workers, one after the other, and compare samples, "
     "losses, gradients and weights step by step. A script may be written for paceline.session(), "
-    "or be plain PyTorch as torchrun starts it: it runs unchanged. Where there are fewer GPUs than "
-    "workers, all train on the CPU. What it writes is kept apart, and thrown away. Exit code 0: "
-    "the same bits, or the same to rounding; 65: something differs or is wrong."
+    "or be plain PyTorch as torchrun starts it, or by mp.spawn: it runs unchanged; {workers} in "
+    "its arguments stands for their number. Where there are fewer GPUs than workers, all train on "
+    "the CPU. What it writes is kept apart, and thrown away. Exit code 0: the same bits, or the "
+    "same to rounding; 65: something differs or is wrong."
 )
 _OPTIONS = (
     OptionField(

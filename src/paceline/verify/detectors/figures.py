@@ -14,6 +14,9 @@ _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w.]*\d)")
 _METRIC = re.compile(
     r"acc|right|correct|error|score|f1|auc|val|eval|test|perplex|top|metric", re.IGNORECASE
 )
+_SPEED = re.compile(r"time|second|speed|elapsed|throughput|memory", re.IGNORECASE)
+_SPEED_UNIT = re.compile(r"\s*(s|sec|ms|min|seconds?|\w+\s*(/|per)\s*s\w*)\b", re.IGNORECASE)
+"""Before and after figures that differ between any two launches."""
 _CLOSE = 1e-4
 """Weights within which figures are to be the same."""
 _APART = 1e-3
@@ -160,7 +163,8 @@ def _is_metric(words: str, place: int) -> bool:
     """Tell by the words before a number whether it is a metric; by those after where none are."""
     parts = words.split("#")
     label = parts[place] if any(map(str.isalpha, parts[place])) else parts[place + 1]
-    return _METRIC.search(label) is not None
+    is_speed = _SPEED.search(label) or _SPEED_UNIT.match(parts[place + 1])
+    return _METRIC.search(label) is not None and not is_speed
 
 
 def _by_words(lines: Sequence[str]) -> dict[str, list[str]]:

@@ -18,7 +18,7 @@ def test_a_duration_is_read_in_seconds() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"snapshot_every_steps": 0}, "snapshot_every_steps is 0"),
+        ({"snapshot_every_steps": 0}, "--snapshot-every-steps is 0"),
         ({"snapshot_every": "soon"}, "--snapshot-every is 'soon', not a duration"),
         ({"keep_last": 1}, "at least 2"),
     ],

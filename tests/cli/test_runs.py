@@ -10,6 +10,7 @@ import pytest
 from paceline.cli.app import main
 from paceline.errors import ExitCode
 from paceline.results.run_directory import RunDirectory
+from paceline.runtime.spec import Launch
 from tests.cli.conftest import Paceline, summary
 
 GOLDEN = Path(__file__).parents[1] / "results" / "golden"
@@ -215,6 +216,34 @@ def test_a_finished_script_goes_on_only_where_its_loop_may_be_longer(
     later_s = run.summary_json.stat().st_mtime + 1
     os.utime(script, (later_s, later_s))
     assert main(["resume", str(run.path)]) == 99
+
+
+@pytest.mark.parametrize("kind", ["recipe", "script"])
+def test_a_fetched_run_is_copied_on_unless_something_says_otherwise(
+    kind: str, runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, script = RunDirectory(runs / "digits-20260302-101500"), runs.parent / "mine.py"
+    script.touch()
+    run.summary_json.unlink()
+    if kind == "script":
+        of_script = {"kind": kind, "recipe": "mine.py", "reference": str(script)}
+        run.run_json.write_text(json.dumps(run.read_run() | of_script))
+    places: list[object] = []
+
+    def start(launch: Launch) -> int:
+        places.append(launch.config.snapshots.copy_to)
+        return ExitCode.DONE
+
+    monkeypatch.setattr("paceline.cli.resume.start", start)
+    monkeypatch.setattr("paceline.cli.copy.fetch", lambda url, where: (url, run))
+    resume = ["resume", "s3://bucket/all/run"]
+    assert main(resume) == main([*resume, "--copy-to", "file:///away"]) == ExitCode.DONE
+    assert not capsys.readouterr().err
+    assert main([*resume, "--hosts", "node1,node2"]) == ExitCode.DONE
+    assert "Nothing more is copied to s3://bucket/all: with --hosts" in capsys.readouterr().err
+    monkeypatch.setenv("PACELINE_COPY_TO", "file:///other")
+    assert main(resume) == ExitCode.DONE
+    assert places == ["s3://bucket/all", "file:///away", "none", "file:///other"]
 
 
 @pytest.mark.slow

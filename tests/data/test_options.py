@@ -2,7 +2,7 @@ import pytest
 
 from paceline.data.options import DataOptions, choose_global_batch, count_micro_batches
 from paceline.errors import UsageError
-from paceline.options.fields import option_fields
+from paceline.options.fields import flag, option_fields
 
 
 def test_fields_have_defaults_and_help() -> None:
@@ -21,12 +21,12 @@ def test_fields_have_defaults_and_help() -> None:
 @pytest.mark.parametrize("name", ["global_batch", "batch_per_worker", "max_batch_per_worker"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_sizes_must_be_positive(name: str, value: int) -> None:
-    with pytest.raises(UsageError, match=f"{name} is {value}"):
+    with pytest.raises(UsageError, match=f"{flag(name)} is {value}"):
         DataOptions(**{name: value})  # type: ignore[arg-type]
 
 
 def test_loader_workers_must_not_be_negative() -> None:
-    with pytest.raises(UsageError, match="loader_workers is -1"):
+    with pytest.raises(UsageError, match="--loader-workers is -1"):
         DataOptions(loader_workers=-1)
 
 
@@ -45,7 +45,7 @@ def test_choose_global_batch(options: DataOptions, world_size: int, expected: in
 
 
 def test_disagreeing_sizes_are_refused() -> None:
-    with pytest.raises(UsageError, match="global_batch 64 and batch_per_worker 32 disagree: 3 w"):
+    with pytest.raises(UsageError, match="--global-batch 64 and --batch-per-worker 32 disagree"):
         choose_global_batch(DataOptions(global_batch=64, batch_per_worker=32), 8, 3)
 
 

@@ -9,7 +9,7 @@ import pytest
 from paceline.errors import UsageError
 from paceline.optim.options import OptimOptions, describe_optimizer, optimizer_arguments
 from paceline.optim.table import OPTIMIZER_OPTIONS, OPTIMIZERS, OptimizerName, optimizers_with
-from paceline.options.fields import OptionValue, option_fields
+from paceline.options.fields import OptionValue, flag, option_fields
 from tests.launch.waiting import patient
 
 VALUES: dict[str, OptionValue] = {
@@ -56,13 +56,13 @@ def test_an_option_is_taken_or_refused_naming_who_has_it(name: OptimizerName, op
         assert optimizer_arguments(_options(**given))[option] == VALUES[option]
         return
     message = _refusal(**given)
-    assert f"{name} has no {option}" in message
+    assert f"{name} has no --{option.replace('_', '-')}" in message
     assert ", ".join(optimizers_with(option)) in message
 
 
 def test_momentum_with_adam_says_what_to_do() -> None:
     assert _refusal(optimizer="adam", momentum=0.9) == (
-        "adam has no momentum (given: 0.9). Optimizers that have it: sgd, lars"
+        "adam has no --momentum (given: 0.9). Optimizers that have it: sgd, lars"
     )
 
 
@@ -99,7 +99,7 @@ def test_an_unknown_name_lists_the_known(option: str, value: str) -> None:
 )
 def test_a_value_out_of_range_is_refused(option: str, value: float) -> None:
     message = _refusal(**{option: value})
-    assert message.startswith(f"{option} is {value}; expected ")
+    assert message.startswith(f"{flag(option)} is {value}; expected ")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_value_out_of_range_is_refused(option: str, value: float) -> None:
     ],
 )
 def test_the_edges_of_the_ranges(optimizer: str, option: str, value: object) -> None:
-    assert _refusal(optimizer=optimizer, **{option: value}).startswith(f"{option} is ")
+    assert _refusal(optimizer=optimizer, **{option: value}).startswith(f"{flag(option)} is ")
 
 
 def test_betas_of_the_older_novograd_are_allowed() -> None:
@@ -140,11 +140,11 @@ def test_nesterov_needs_momentum() -> None:
         ({"schedule": "one-cycle", "warmup_epochs": 1.0}, "brings its own warm-up"),
         ({"schedule": "one-cycle", "warmup_steps": 5}, "brings its own warm-up"),
         ({"schedule": "cosine", "step_epochs": 30}, "belongs to the step schedule"),
-        ({"step_factor": 0.1}, "the constant schedule has no step_factor"),
+        ({"step_factor": 0.1}, "the constant schedule has no --step-factor"),
         ({"schedule": "step", "final_lr_factor": 0.0}, "belongs to the cosine schedule"),
-        ({"base_batch": 64}, "lr_scaling is none"),
-        ({"lr_scaling": "linear"}, "needs base_batch"),
-        ({"lr_scaling": "sqrt"}, "needs base_batch"),
+        ({"base_batch": 64}, "--lr-scaling is none"),
+        ({"lr_scaling": "linear"}, "needs --base-batch"),
+        ({"lr_scaling": "sqrt"}, "needs --base-batch"),
     ],
 )
 def test_options_that_do_not_go_together(given: dict[str, object], said: str) -> None:

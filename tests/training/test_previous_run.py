@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UsageError
-from paceline.options.fields import OptionValue
+from paceline.options.fields import OptionValue, flag
 from paceline.results.run_directory import RunDirectory
 from paceline.training.config import TrainConfig
 from paceline.training.previous_run import FIXED, FREE, PreviousRun
@@ -93,7 +93,9 @@ def test_allowed_changes_are_taken(run: RunDirectory) -> None:
 def test_what_can_never_change(name: str, run: RunDirectory) -> None:
     values: dict[str, OptionValue] = {"drop_last": True, "optimizer": "sgd"}
     value = values.get(name, 7)
-    with pytest.raises(UsageError, match=f"{name} can't change .*, since .*: start a new one"):
+    with pytest.raises(
+        UsageError, match=f"{flag(name)} can't change .*, since .*: start a new one"
+    ):
         PreviousRun.read(run).changed({name: value}, [name])
 
 
@@ -147,7 +149,9 @@ def sharded(run: RunDirectory) -> PreviousRun:
 
 @pytest.mark.parametrize("name", ["threads", "max_batch_per_worker"])
 def test_with_shards_what_bits_depend_on_stays(name: str, sharded: PreviousRun) -> None:
-    with pytest.raises(UsageError, match=f"bits depend on {name}: .*--allow-different-hardware"):
+    with pytest.raises(
+        UsageError, match=f"bits depend on {flag(name)}: .*--allow-different-hardware"
+    ):
         sharded.changed({name: 2}, [name])
     knowingly: dict[str, OptionValue] = {name: 2, "allow_different_hardware": True}
     settings, _ = sharded.changed(knowingly, [])

@@ -307,7 +307,7 @@ MISUSES: dict[str, tuple[Misuse, str]] = {
     ),
     "per_worker": (
         lambda s: s.loader(TensorDataset(*points()), global_batch=9),
-        "global_batch 9 and batch_per_worker 5 disagree",
+        "--global-batch 9 and --batch-per-worker 5 disagree",
     ),
     "epochs": (lambda s: s.epochs(9), "epochs=9, and .* says 3"),
     "prepare": (lambda s: s.prepare(net(), 3), "not a int"),

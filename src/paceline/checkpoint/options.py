@@ -38,13 +38,13 @@ class SnapshotOptions:
         """
         if self.snapshot_every_steps is not None and self.snapshot_every_steps < 1:
             raise UsageError(
-                f"snapshot_every_steps is {self.snapshot_every_steps}; it must be at least 1"
+                f"--snapshot-every-steps is {self.snapshot_every_steps}; it must be at least 1"
             )
         if self.snapshot_every is not None:
             parse_duration_s(self.snapshot_every, "--snapshot-every")
         if self.keep_last < 2:
             raise UsageError(
-                f"keep_last is {self.keep_last}; it must be at least 2, "
+                f"--keep-last is {self.keep_last}; it must be at least 2, "
                 "so that a damaged snapshot leaves one to go on from"
             )
 

@@ -63,7 +63,7 @@ class SnapshotStore:
             UsageError: `keep_last` is below 2.
         """
         if keep_last < 2:
-            raise UsageError(f"keep_last is {keep_last}; it must be at least 2")
+            raise UsageError(f"--keep-last is {keep_last}; it must be at least 2")
         self.directory = directory
         self.keep_last = keep_last
         self._spares: list[Path] = []

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
-from paceline.checkpoint.remote.url import is_url, without_secrets
+from paceline.checkpoint.remote.url import OFF, is_url, without_secrets
 from paceline.cli.cluster_submit import ClusterChoice, cluster_options, submit, take_cluster_choice
 from paceline.cli.dry_run import show_plan
 from paceline.cli.output import ALL_IS_SAID, TRAIN_OUTPUT, Output
@@ -78,13 +78,13 @@ def main(tokens: Sequence[str]) -> int:
         _show_help(tokens)
     if not tokens or tokens[0].startswith("-"):
         tokens = (_newest_unfinished(tokens), *tokens)
-    where, rest = tokens[0], tokens[1:]
+    where, rest, copies = tokens[0], tokens[1:], None
     if is_url(where):
-        where, rest = _fetched(where, rest)
+        where, rest, copies = _fetched(where, rest)
     run = choose_run(where)
     past = PreviousRun.read(run)
     if past.kind == "script":
-        return _resume_script(run, past, where, rest)
+        return _resume_script(run, past, where, rest, copies)
     recipe = load_recipe(past.reference)
     # What may be said anew, compared with what the training began with.
     command = shlex.join(("paceline", "resume", where))
@@ -96,6 +96,7 @@ def main(tokens: Sequence[str]) -> int:
     if output.quiet:
         given.setdefault("progress", "off")
     choice, allowed = take_cluster_choice(given), _names(given.pop("allow_change", ()))
+    _copy_on(given, copies, choice)
     given = recipe.with_absolute_paths(given)
     settings, arguments = past.changed(given, allowed, recipe.path_arguments())
     config = TrainConfig.from_settings(settings)
@@ -174,7 +175,7 @@ def _newest_unfinished(tokens: Sequence[str]) -> str:
     return where
 
 
-def _fetched(url: str, tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
+def _fetched(url: str, tokens: Sequence[str]) -> tuple[str, Sequence[str], str]:
     """Fetch a run from its copies.
 
     Args:
@@ -182,8 +183,8 @@ def _fetched(url: str, tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
         tokens: The command line after it.
 
     Returns:
-        The run directory, and the command line without `--run-dir`; copies go on to the same place
-        unless it says otherwise.
+        The run directory, the command line without `--run-dir`, and the place below which the
+        copies are, as `--copy-to` would have it.
     """
     from paceline.cli.copy import fetch
 
@@ -195,12 +196,28 @@ def _fetched(url: str, tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
             f"{command_line('copy', without_secrets(url), 'RUN_DIR')}, and resume RUN_DIR"
         )
     url, run = fetch(url, where)
-    if not any(token.partition("=")[0] == "--copy-to" for token in rest):
-        rest = [*rest, "--copy-to", url.rpartition("/")[0]]
-    return str(run.path), rest
+    return str(run.path), rest, url.rpartition("/")[0]
 
 
-def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Sequence[str]) -> int:
+def _copy_on(given: dict[str, OptionValue], copies: str | None, choice: ClusterChoice) -> None:
+    """Have a run that was fetched copied on to where it was, unless another place is given.
+
+    Args:
+        given: The options; `copy_to` is added.
+        copies: The place below which its copies are; None of a run that wasn't fetched.
+        choice: Hosts copy nothing: each of them has the snapshots.
+    """
+    if copies is None or "copy_to" in given:
+        return
+    given["copy_to"] = copies
+    if choice.hosts.named:
+        note(f"Nothing more is copied to {copies}: with --hosts every host has the snapshots")
+        given["copy_to"] = OFF
+
+
+def _resume_script(
+    run: RunDirectory, past: PreviousRun, where: str, tokens: Sequence[str], copies: str | None
+) -> int:
     from paceline.runtime.script_options import (
         refuse_of_recipes,
         script_options,
@@ -225,6 +242,7 @@ def _resume_script(run: RunDirectory, past: PreviousRun, where: str, tokens: Seq
     if output.quiet:
         given.setdefault("progress", "off")
     choice, allowed = take_cluster_choice(given), _names(given.pop("allow_change", ()))
+    _copy_on(given, copies, choice)
     past.changed(given, allowed)  # refuses
     # What the script itself says it will say again.
     given_then = {"global_batch" if name == "batch_per_worker" else name for name in past.given}

@@ -39,9 +39,9 @@ _END = object()
 _END_S = 5.0
 _REASONS = {
     signal.SIGKILL: "The kernel kills processes when memory runs out: "
-    "use fewer loader_workers, or hold less in memory per sample",
+    "use fewer --loader-workers, or hold less in memory per sample",
     signal.SIGBUS: "Shared memory (/dev/shm) is probably full: "
-    "enlarge it (for containers: --shm-size), or use fewer loader_workers",
+    "enlarge it (for containers: --shm-size), or use fewer --loader-workers",
 }
 
 

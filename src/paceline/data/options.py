@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.errors import UsageError
+from paceline.options.fields import flag
 
 _MOST_LOADERS = 1000
 DEFAULT_GLOBAL_BATCH = 64
@@ -47,12 +48,12 @@ class DataOptions:
         for name in ("global_batch", "batch_per_worker", "max_batch_per_worker", "shards"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UsageError(f"{name} is {value}: it must be at least 1")
+                raise UsageError(f"{flag(name)} is {value}: it must be at least 1")
         if self.shards is not None:
             self._check_shards(self.shards)
         if not 0 <= self.loader_workers <= _MOST_LOADERS:
             raise UsageError(
-                f"loader_workers is {self.loader_workers}: it must be 0 or more, at most "
+                f"--loader-workers is {self.loader_workers}: it must be 0 or more, at most "
                 f"{_MOST_LOADERS:,}"
             )
 
@@ -100,7 +101,7 @@ def choose_global_batch(options: DataOptions, default: int, world_size: int) -> 
         product = options.batch_per_worker * world_size
         if global_batch is not None and global_batch != product:
             raise UsageError(
-                f"global_batch {global_batch} and batch_per_worker {options.batch_per_worker} "
+                f"--global-batch {global_batch} and --batch-per-worker {options.batch_per_worker} "
                 f"disagree: {world_size} workers make {product}. Give one of them"
             )
         global_batch = product
@@ -146,4 +147,4 @@ class PackOptions:
         for name in ("size", "jobs"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UsageError(f"{name} is {value}: it must be at least 1")
+                raise UsageError(f"{flag(name)} is {value}: it must be at least 1")

@@ -127,8 +127,8 @@ def steps_in_epoch(num_samples: int, global_batch: int, drop_last: bool) -> int:
     steps = full if drop_last else full + (rest > 0)
     if steps == 0:
         raise UsageError(
-            f"an epoch of {num_samples} samples has no step with global_batch {global_batch}"
-            + (" and drop_last: use a smaller batch, or keep the last one" if num_samples else "")
+            f"an epoch of {num_samples} samples has no step with --global-batch {global_batch}"
+            + (" and --drop-last: use a smaller batch, or keep the last one" if num_samples else "")
         )
     return steps
 

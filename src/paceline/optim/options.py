@@ -11,7 +11,7 @@ from paceline.optim.table import (
     OptimizerName,
     optimizers_with,
 )
-from paceline.options.fields import LARGEST_NUMBER, OptionValue, check_names
+from paceline.options.fields import LARGEST_NUMBER, OptionValue, check_names, flag
 
 LrScaling = Literal["none", "linear", "sqrt"]
 ScheduleName = Literal["constant", "step", "cosine", "one-cycle"]
@@ -167,7 +167,7 @@ def _given(options: OptimOptions, names: tuple[str, ...]) -> dict[str, OptionVal
 
 def _require(fits: bool, name: str, value: object, expected: str) -> None:
     if not fits:
-        raise UsageError(f"{name} is {value}; expected {expected}")
+        raise UsageError(f"{flag(name)} is {value}; expected {expected}")
 
 
 _INFINITY = LARGEST_NUMBER + 1  # beyond every number that an option can be
@@ -207,7 +207,7 @@ def _check_optimizer(options: OptimOptions) -> None:
         if name not in OPTIMIZERS[options.optimizer].defaults:
             having = ", ".join(optimizers_with(name))
             raise UsageError(
-                f"{options.optimizer} has no {name} (given: {given[name]}). "
+                f"{options.optimizer} has no {flag(name)} (given: {given[name]}). "
                 f"Optimizers that have it: {having}"
             )
     arguments = optimizer_arguments(options)
@@ -219,8 +219,8 @@ def _check_optimizer(options: OptimOptions) -> None:
         )
     if arguments.get("nesterov") and arguments["momentum"] == 0.0:
         raise UsageError(
-            "nesterov needs a momentum above 0: set momentum as well, for example 0.9, or turn it "
-            "off (--no-nesterov)"
+            "--nesterov needs a momentum above 0: give --momentum too, for example 0.9, or turn "
+            "it off (--no-nesterov)"
         )
 
 
@@ -231,36 +231,36 @@ def _check_schedule(options: OptimOptions) -> None:
         if name not in defaults:
             owner = next(kind for kind, own in SCHEDULE_DEFAULTS.items() if name in own)
             raise UsageError(
-                f"the {options.schedule} schedule has no {name} (given: {getattr(options, name)}). "
-                f"It belongs to the {owner} schedule"
+                f"the {options.schedule} schedule has no {flag(name)} (given: "
+                f"{getattr(options, name)}). It belongs to the {owner} schedule"
             )
     # The warm-up: one length, and only where the schedule takes one.
     warms_up = options.warmup_epochs > 0 or options.warmup_steps > 0
     if options.warmup_epochs > 0 and options.warmup_steps > 0:
         raise UsageError(
-            f"warmup_epochs ({options.warmup_epochs:g}) and warmup_steps ({options.warmup_steps}) "
+            f"--warmup-epochs {options.warmup_epochs:g} and --warmup-steps {options.warmup_steps} "
             "both give the length of the warm-up; keep one of them"
         )
     if options.warmup_start is not None and not warms_up:
         raise UsageError(
-            f"warmup_start ({options.warmup_start:g}) is given but there is no warm-up; "
-            "set warmup_epochs or warmup_steps as well"
+            f"--warmup-start {options.warmup_start:g} is given but there is no warm-up; "
+            "give --warmup-epochs or --warmup-steps as well"
         )
     if options.schedule == "one-cycle" and warms_up:
         raise UsageError(
             "the one-cycle schedule brings its own warm-up (the first 30 % of all steps); "
-            "leave out warmup_epochs and warmup_steps, or choose the cosine schedule"
+            "leave out --warmup-epochs and --warmup-steps, or choose the cosine schedule"
         )
 
 
 def _check_scaling(options: OptimOptions) -> None:
     if options.lr_scaling == "none" and options.base_batch is not None:
         raise UsageError(
-            f"base_batch ({options.base_batch}) is given but lr_scaling is none; "
-            "set lr_scaling to linear or sqrt, or leave out base_batch"
+            f"--base-batch {options.base_batch} is given but --lr-scaling is none; "
+            "give --lr-scaling linear or sqrt, or leave out --base-batch"
         )
     if options.lr_scaling != "none" and options.base_batch is None:
         raise UsageError(
-            f"lr_scaling {options.lr_scaling} needs base_batch: "
-            "the global batch for which lr was chosen"
+            f"--lr-scaling {options.lr_scaling} needs --base-batch: "
+            "the global batch for which --lr was chosen"
         )

@@ -67,7 +67,7 @@ def build_schedule(options: OptimOptions, *, total_steps: int, steps_per_epoch: 
     if warmup_steps > total_steps:
         raise UsageError(
             f"the warm-up of {warmup_steps} steps is longer than the training of {total_steps} "
-            "steps; shorten it with warmup_epochs or warmup_steps, or train for more epochs"
+            "steps; shorten it with --warmup-epochs or --warmup-steps, or train for more epochs"
         )
     own = schedule_arguments(options)
     return Schedule(

@@ -29,6 +29,7 @@ from paceline.options.fields import (
     closest_names,
     unknown_name,
 )
+from paceline.options.fields import flag as flag  # which commands take from here
 from paceline.options.figures import listed as in_words
 from paceline.options.text import printable
 
@@ -240,11 +241,6 @@ def ema_option(group: str) -> OptionField:
         "those that were trained.",
         group=group,
     )
-
-
-def flag(name: str) -> str:
-    """Write an option's name as a flag: `--batch-size`, and with one letter `-q`."""
-    return f"{'-' if len(name) == 1 else '--'}{name.replace('_', '-')}"
 
 
 def with_defaults(

@@ -66,6 +66,11 @@ class OptionField:
         return " ".join([first, *(other for other in others if other.startswith("Default:"))])
 
 
+def flag(name: str) -> str:
+    """Write an option's name as a flag: `--batch-size`, and with one letter `-q`."""
+    return f"{'-' if len(name) == 1 else '--'}{name.replace('_', '-')}"
+
+
 @cache  # docstrings are read from source text, which takes a tenth of a second a component
 def option_fields(component: type, group: str) -> tuple[OptionField, ...]:
     """List the options of one component in the order of its dataclass.
@@ -144,7 +149,7 @@ def check_values(values: Mapping[str, object], own: Container[str]) -> None:
         for part in value if isinstance(value, tuple | list) else (value,):
             wrong = _what_is_wrong(part, is_own=name in own and name != "seed")
             if wrong:
-                raise UsageError(f"--{name.replace('_', '-')} {wrong}")
+                raise UsageError(f"{flag(name)} {wrong}")
 
 
 def _what_is_wrong(value: object, *, is_own: bool) -> str | None:

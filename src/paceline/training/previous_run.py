@@ -10,7 +10,7 @@ from paceline.errors import UsageError
 from paceline.gradient_sync.options import SyncOptions, without_other_methods
 from paceline.launch.options import LaunchOptions
 from paceline.metrics.options import MetricsOptions
-from paceline.options.fields import OptionValue, check_names
+from paceline.options.fields import OptionValue, check_names, flag
 from paceline.results.run_directory import RunDirectory
 from paceline.training.config import Kind, TrainConfig, training_options
 
@@ -201,17 +201,17 @@ def _tuples(values: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
 
 
 def _refusal(refused: Sequence[tuple[str, OptionValue, OptionValue]]) -> str:
-    lines = [f"  {name}: the run has {old}, you give {new}" for name, old, new in refused]
+    lines = [f"  {flag(name)}: the run has {old}, you give {new}" for name, old, new in refused]
     fixed = [name for name, _, _ in refused if name in FIXED]
     exact = [name for name, _, _ in refused if name in WITH_SHARDS]
     other = [name for name, _, _ in refused if name not in {*FIXED, *exact}]
     text = "these settings differ from the run's:\n" + "\n".join(lines)
     for name in fixed:
-        text += f"\n{name} can't change within a training, {FIXED[name]}: start a new one"
+        text += f"\n{flag(name)} can't change within a training, {FIXED[name]}: start a new one"
     if exact:
         text += (
-            f"\nWith --shards the bits depend on {' and '.join(exact)}: leave it as it is, or add "
-            "--allow-different-hardware to resume with other bits"
+            f"\nWith --shards the bits depend on {' and '.join(map(flag, exact))}: leave it as "
+            "it is, or add --allow-different-hardware to resume with other bits"
         )
     if other:
         words = " ".join(f"--allow-change {name}" for name in other)

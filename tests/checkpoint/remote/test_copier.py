@@ -65,6 +65,31 @@ def test_the_manifest_comes_last_and_the_table_before_it(
     assert order == sorted(order)
 
 
+def test_a_large_table_is_sent_again_with_a_snapshot_or_once_it_has_grown(
+    run: RunDirectory, store: StoreUnderTest, make_snapshot: MakeSnapshot
+) -> None:
+    copier, sent = copier_of(run, store), []
+
+    def grow_to(size: int) -> None:
+        """Add rows, and note whether the table was copied at the next look."""
+        run.steps_csv.write_bytes(bytes(size))
+        copier.copy(is_last=False)
+        sent.append(store.done.count("write steps.csv"))
+
+    for size in (40_000, 41_000, 100_000, 101_000, 124_999, 125_000, 126_000):
+        grow_to(size)
+    assert sent == [1, 2, 3, 3, 3, 4, 4]
+    grow_to(90_000)  # a resume has dropped rows
+    publish(run, make_snapshot(10))
+    grow_to(90_001)
+    copier.copy()
+    assert store.done.count("write steps.csv") == 6
+    assert sent[-2:] == [5, 6]
+    grow_to(90_002)
+    copier.copy()
+    assert store.done.count("write steps.csv") == 7
+
+
 def test_old_ones_go_when_the_new_one_is_whole_but_not_the_best(
     run: RunDirectory, store: StoreUnderTest, make_snapshot: MakeSnapshot
 ) -> None:

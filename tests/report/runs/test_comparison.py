@@ -127,6 +127,32 @@ def test_a_table_has_the_newest_value_up_to_each_place(make_run: MakeRun) -> Non
     assert by_samples.rows[-1].name == f"{12 * 1442:,}"
 
 
+def test_a_table_repeats_no_value(make_run: MakeRun) -> None:
+    seldom, often = make_run("seldom"), make_run("often")
+    columns = ("epoch", "step", "time_s", "val_loss")
+    write_metrics(seldom, *columns, rows=[(1, 20, 2.0, 0.9), (2, 90, 9.0, 0.7)])
+    write_metrics(often, *columns, rows=[(n, 10 * n, n, 1 - 0.05 * n) for n in range(1, 13)])
+    by_step, *_ = curve_tables(compared(seldom, often), "val_loss")
+    assert [(row.name, row.cells[0]) for row in by_step.rows] == [
+        ("20", "0.9000"),
+        ("40", ""),
+        ("60", ""),
+        ("80", ""),
+        ("90", "0.7000"),
+        ("100", ""),
+        ("120", ""),
+    ]
+
+
+def test_the_figure_that_most_runs_have_is_shown(make_run: MakeRun) -> None:
+    runs = make_run("a"), make_run("b", run={"settings": {"best_by": "val_loss"}})
+    for run in runs:  # rows within the epochs, too, have the training loss
+        run.steps_csv.write_text("epoch,step,time_s,samples,train_loss\n1,5,0.5,320,2.5\n")
+    shown = compared(*runs)
+    assert choose_metric(shown.runs, None) == "val_accuracy"
+    assert choose_metric(shown.runs[::-1], None) == "val_loss"
+
+
 def test_more_runs_than_fit_are_said_to_be_left_out(make_run: MakeRun, folder: Path) -> None:
     for day in range(1, MOST_SHOWN + 3):
         make_run(f"run-{day:02}", day=day)

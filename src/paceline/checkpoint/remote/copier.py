@@ -36,6 +36,9 @@ _OTHER = re.compile(
     r"tracker-[\w.-]+\.json|logs/(rank-\d+\.log|(.+-)?failure-rank-\d+\.json|hang-\d+\.txt)"
 )
 _LOG_MAX_BYTES = 8 << 20
+_LARGE_BYTES, _GROWN_BY = 64 << 10, 1.25
+"""Between snapshots a file beyond this is sent again once it has grown so much: a table that gets a
+few rows each time would otherwise be sent whole each time. A resume drops these rows anyway."""
 _SNAPSHOT = re.compile(r"snapshots/step-([0-9]{12})/(.+)")
 _NAME = re.compile(r"step-([0-9]{12})")
 
@@ -68,6 +71,8 @@ class RunCopier:
         self._best_there = -1
         self._sent: dict[str, str] = {}
         """SHA-256 of the files that were sent and verified."""
+        self._sent_bytes: dict[str, int] = {}
+        """Of the small ones among them."""
         self._seen: set[int] = set()
         self._copied_to = -1
         self._unfit: set[bytes] = set()
@@ -107,11 +112,12 @@ class RunCopier:
         if self._owner().get("token") == self.record.token and RUN not in self._store.names():
             self._store.delete(OWNER)
 
-    def copy(self, *, files: bool = True) -> None:
+    def copy(self, *, files: bool = True, is_last: bool = True) -> None:
         """Copy what isn't there yet: the newest snapshot, the best one and the small files.
 
         Args:
             files: Whether the small files are due, besides those that come with a snapshot.
+            is_last: Whether also what has grown by little since is due.
 
         Raises:
             TakenError: The place has become another's; nothing more is to be copied.
@@ -128,7 +134,7 @@ class RunCopier:
                 self._copy_snapshot(step, local[step], there)
         if files:
             self._check_owner()
-            self._copy_files()
+            self._copy_files(is_last=is_last)
         self._copy_best(there)
         # Only when a new one is whole there do old ones go.
         if self._may_remove and newest in there:
@@ -235,14 +241,25 @@ class RunCopier:
         finally:
             os.close(descriptor)
 
-    def _copy_files(self) -> None:
+    def _copy_files(self, *, is_last: bool = True) -> None:
         for name in SMALL_NAMES:
-            self._copy_small(name)
+            if is_last or self._has_grown(name):
+                self._copy_small(name)
         with suppress(FileNotFoundError):
             for path in sorted((*self._run.path.iterdir(), *self._run.logs.iterdir())):
                 name = path.relative_to(self._run.path).as_posix()
-                if is_log_or_tracker(name) and path.stat().st_size <= _LOG_MAX_BYTES:
+                fits = is_log_or_tracker(name) and path.stat().st_size <= _LOG_MAX_BYTES
+                if fits and (is_last or self._has_grown(name)):
                     self._copy_small(name)
+
+    def _has_grown(self, name: str) -> bool:
+        """Tell whether a file is small, or differs in size enough to be worth sending again."""
+        before = self._sent_bytes.get(name, 0)
+        try:
+            now = (self._run.path / name).stat().st_size
+        except OSError:
+            return False
+        return before < _LARGE_BYTES or not before <= now < before * _GROWN_BY
 
     def _copy_small(self, name: str) -> None:
         """Copy a file where it has changed since; one that isn't there, or no plain file, not."""
@@ -254,6 +271,7 @@ class RunCopier:
         if self._sent.get(name) != entry.sha256:
             self._store.write_bytes(name, content)
             self._sent[name] = entry.sha256
+            self._sent_bytes[name] = len(content)
 
     def _copy_best(self, there: Mapping[int, bytes]) -> None:
         """Point to the best snapshot, once it is there."""

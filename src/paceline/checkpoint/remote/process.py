@@ -161,7 +161,7 @@ class CopyProcess:
             self._copier = copier
             self._keep(replace(copier.record, takes_over=None))
             send("ready")
-        copier.copy(files=files)
+        copier.copy(files=files, is_last=is_last)
         if is_last:
             copier.record = replace(copier.record, complete=True)
             note_in_summary(self._run, copier.record)

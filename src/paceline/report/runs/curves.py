@@ -38,7 +38,7 @@ class CurveTable:
     title: str
     across: str
     rows: tuple[Row, ...]
-    """Named by the place; a cell is the newest value up to there."""
+    """Named by the place; a cell is the newest value since the row before, empty without one."""
 
 
 def curve(run: RunEntry, metric: str, across: Across) -> tuple[tuple[float, float], ...]:
@@ -81,7 +81,11 @@ def choose_metric(runs: Sequence[RunEntry], asked: str | None) -> str:
             raise UsageError(unknown_name(asked, known, "figure"))
         return name
     wanted = [runs[0].best_by, *METRICS]
-    return max(wanted, key=lambda name: sum(table.has(name) for table in tables))
+    return max(wanted, key=lambda name: sum(_has(run, name) for run in runs))
+
+
+def _has(run: RunEntry, metric: str) -> bool:
+    return run.report.metrics.has(metric) or run.report.steps.has(metric)
 
 
 def curve_tables(shown: Comparison, metric: str) -> list[CurveTable]:
@@ -94,8 +98,10 @@ def curve_tables(shown: Comparison, metric: str) -> list[CurveTable]:
         if not ends:
             continue
         rows = []
+        before = -math.inf
         for place in _choose_places(ends, across):
-            values = tuple(_value_at(points, place) for points in curves)
+            values = tuple(_newest_within(points, before, place) for points in curves)
+            before = place
             cells = tuple("" if value is None else write(value) for value in values)
             rows.append(Row(name=_WHERE[across](place), values=values, cells=cells))
         title = f"{METRICS.get(metric, metric)} by {name}"
@@ -150,10 +156,12 @@ def _places(run: RunEntry, across: Across) -> Sequence[float]:
     return [step * (batch or math.nan) for step in metrics.column("step")]
 
 
-def _value_at(points: Sequence[tuple[float, float]], place: float) -> float | None:
-    """Give the newest value up to a place; None before the first one, and after the run's end."""
-    before = [y for x, y in points if x <= place]
-    return before[-1] if before and place <= points[-1][0] else None
+def _newest_within(
+    points: Sequence[tuple[float, float]], before: float, place: float
+) -> float | None:
+    """Give the newest value after one place and up to another; None where there is none."""
+    found = [y for x, y in points if before < x <= place]
+    return found[-1] if found else None
 
 
 def _choose_places(ends: Sequence[float], across: Across) -> list[float]:

@@ -92,7 +92,7 @@ class Recipe:
 
 RECIPES: Mapping[str, Recipe] = {
     "digits": Recipe(options="--global-batch 64"),
-    "synthetic": Recipe(options="--model resnet18 --size 32 --samples 144 --classes 10"),
+    "synthetic": Recipe(options="--model resnet18 --size 32 --samples 144 --classes 10 --lr 1e-3"),
     "mnist": Recipe(
         options="--data-dir {data} --no-download", write=lambda at: write_mnist(at, 144, 32)
     ),
@@ -224,7 +224,7 @@ def covering() -> list[Cell]:
             ("digits", "allreduce", "fp32", 2),
             ("digits", "shards", "fp16", 1),
             ("synthetic", "shards", "fp32", 2),
-            ("synthetic", "powersgd", "bf16", 2),
+            ("synthetic", "powersgd", "fp16", 2),
             ("mnist", "local", "fp16", 2),
             ("mnist", "auto", "bf16", 1),
             ("fashion-wideresnet", "bf16", "fp32", 1),

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import train
 from paceline.cli.app import main
 from paceline.cli.aws import _OPTIONS as AWS_OPTIONS
 from paceline.cli.cluster_submit import (
@@ -132,7 +131,7 @@ def test_what_is_within_the_limits_is_taken(monkeypatch: pytest.MonkeyPatch) -> 
         started.append(launch)
         return ExitCode.DONE
 
-    monkeypatch.setattr(train, "start", start)
+    monkeypatch.setattr("paceline.runtime.start.start", start)
     words = ("--lr", "1e6", "--timeout-s", "86400", "--seed", str(2**63 - 1), "--epochs", "1000000")
     assert main(["train", "digits", *words]) == ExitCode.DONE
     assert len(started) == 1

@@ -209,7 +209,7 @@ def test_a_finished_script_goes_on_only_where_its_loop_may_be_longer(
     of_script = {"kind": "script", "recipe": "mine.py", "reference": str(script)}
     run.run_json.write_text(json.dumps(run.read_run() | of_script))
     run.summary_json.write_text(json.dumps(run.read_summary() | {"stopped_because": "script"}))
-    monkeypatch.setattr("paceline.cli.resume.start", lambda launch: 99)
+    monkeypatch.setattr("paceline.runtime.start.start", lambda launch: 99)
     assert main(["resume", str(run.path)]) == ExitCode.DONE
     assert "or change the script's loop and resume" in capsys.readouterr().out
     assert main(["resume", str(run.path), "--allow-change", "epochs"]) == 99

@@ -11,8 +11,8 @@ from paceline.cli.app import COMMANDS, main
 from paceline.cli.cluster_submit import cluster_options
 from paceline.errors import ExitCode
 from paceline.options.command_line import flag
+from paceline.runtime.placement import warn_of_no_effect
 from paceline.runtime.spec import Place
-from paceline.runtime.start import warn_of_no_effect
 from paceline.training.config import training_options
 
 

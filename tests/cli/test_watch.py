@@ -15,6 +15,7 @@ from paceline.cli import watch
 from paceline.cli.app import main as command
 from paceline.cli.watch import lines_of, main
 from paceline.errors import ExitCode
+from paceline.launch.watchdog.stragglers import WorkerSpeed, live_path, write_live
 from paceline.report.live import RunFollower, RunStatus
 from paceline.results.metrics_table import (
     STEPS,
@@ -115,6 +116,58 @@ def test_the_figures_fit_the_terminal(run: RunDirectory, width: int) -> None:
     assert "workers 2, 2 restarts" in text
     assert "▁" in text
     assert "backward" in text
+
+
+FAST = WorkerSpeed(
+    rank=0,
+    host="node0",
+    step=1400,
+    doing="evaluate",
+    step_s=0.1,
+    compute_s=0.04,
+    waiting_s=0.05,
+    data_s=0.01,
+)
+SLOW = replace(FAST, rank=3, host="node1", doing="step", compute_s=0.03, waiting_s=0, data_s=0.07)
+
+
+def test_each_worker_has_a_line(run: RunDirectory) -> None:
+    lines = shown(run, 80, state="running", speeds=(SLOW, FAST), workers=2)
+    assert all(len(line) <= 80 for line in lines)
+    place = next(i for i, line in enumerate(lines) if line.startswith("workers"))
+    header, slow, fast = (line.split("  ") for line in lines[place + 1 : place + 4])
+    assert [cell.strip() for cell in slow if cell] == [
+        *("3", "node1", "1,400", "100", "30 %", "0 %", "70 %", "step, slow by data")
+    ]
+    assert [cell.strip() for cell in fast if cell] == [
+        *("0", "node0", "1,400", "100", "40 %", "50 %", "10 %", "evaluate")
+    ]
+    assert "waiting" in "".join(header)
+
+
+def test_of_many_workers_the_slowest_are_shown(run: RunDirectory) -> None:
+    speeds = [replace(FAST, rank=rank, host="a-node-with-a-long-name" * 3) for rank in range(20)]
+    lines = shown(run, 80, state="running", speeds=tuple(speeds), workers=20)
+    assert all(len(line) <= 80 for line in lines)
+    assert sum("a-node" in line for line in lines) == 8
+    assert any(line.endswith("and 12 faster ones: paceline workers") for line in lines)
+
+
+def test_speeds_are_read_while_a_training_runs(run: RunDirectory) -> None:
+    write_live(live_path(run.logs), [SLOW, FAST])
+    assert RunFollower(run).read().speeds == ()  # left by a launcher that was killed
+    run.summary_json.unlink()
+    with run.lock():
+        status = RunFollower(run).read()
+    assert status.speeds == (SLOW, FAST)
+    assert json.loads(json.dumps(status.to_json()))["speeds"][0]["rank"] == 3
+
+
+def test_a_loss_that_falls_over_decades_says_so(run: RunDirectory) -> None:
+    status = replace(RunFollower(run).read(), state="running")
+    text = "\n".join(lines_of(status, [10.0, 1.0, 0.1, 0.01], 80, plain=False))
+    assert "█▆▃▁ (log scale)" in text
+    assert "log scale" not in "\n".join(lines_of(status, [2.0, 1.0], 80, plain=False))
 
 
 def test_a_terminal_without_utf_8_gets_ascii(run: RunDirectory) -> None:

@@ -205,7 +205,7 @@ def test_commands_work(
     """Trainings are only prepared here: flags, recipe, settings. The other commands run."""
     for module in (train, resume):
         monkeypatch.setattr(module, "choose_place", lambda *_, **__: Place(here=False, workers=2))
-        monkeypatch.setattr(module, "start", lambda launch: ExitCode.DONE)
+    monkeypatch.setattr("paceline.runtime.start.start", lambda launch: ExitCode.DONE)
     monkeypatch.setattr(resume, "_newest_unfinished", lambda _: "runs/first")  # it has finished
     monkeypatch.setattr(report, "_watch", lambda *_: ExitCode.DONE)  # until Ctrl-C
     monkeypatch.setattr(train, "submit", lambda *_: ExitCode.DONE)

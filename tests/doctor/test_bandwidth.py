@@ -1,4 +1,4 @@
-"""Rounds, slow ways, and the host that they have in common."""
+"""Rounds, slow links, and the host that they have in common."""
 
 from collections.abc import Collection, Sequence
 from itertools import combinations

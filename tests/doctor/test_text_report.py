@@ -34,13 +34,13 @@ def test_findings_stand_with_whom_they_concern() -> None:
         warning("a", "load", "busy"),
         warning("c", "load", "busy"),
         CheckResult(hosts=("b", "c"), what="ports", state="fault", text="b can't reach c"),
-        CheckResult(hosts=HOSTS, what="bandwidth", state="ok", text="the slowest way"),
+        CheckResult(hosts=HOSTS, what="bandwidth", state="ok", text="the slowest link"),
     )
     text = as_text(Diagnosis(hosts=HOSTS, findings=findings, facts={"a": HostFacts()}))
     assert text.splitlines() == [
         "3 hosts",
         "  ok       versions       torch 2.15.0 on a, b",
-        "  ok       bandwidth      the slowest way",
+        "  ok       bandwidth      the slowest link",
         "",
         "c",
         "  fault    versions       torch 2.1, and 2.15.0 on the others",

@@ -1,6 +1,7 @@
 """PowerSGD equals PyTorch's own where that works, loses nothing over time, and never waits for
 itself."""
 
+from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -175,13 +176,16 @@ def test_gradients_of_zero_stay_zero_and_what_comes_after_is_seen() -> None:
     run_ranks(2, body)
 
 
-def test_errors_follow_the_loss_scale() -> None:
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_errors_follow_the_loss_scale(kind: Callable[[float], float | Tensor]) -> None:
     def body(group: Group) -> list[dict[str, Tensor]]:
         scales, found = iter([1.0, 4.0, 2.0, 2.0]), []
         scale = 1.0
-        averager = PowerSGD(group.world_size, 1, lambda: scale)
+        told = kind(scale)  # a tensor is changed in place, as a loss scaler does
+        averager = PowerSGD(group.world_size, 1, lambda: told)
         for step in range(4):
             scale = next(scales)
+            told = told.fill_(scale) if isinstance(told, Tensor) else scale
             own = {
                 name: gradient * scale for name, gradient in gradients_of(group.rank, step).items()
             }

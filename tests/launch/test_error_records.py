@@ -1,6 +1,8 @@
 import errno
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -135,3 +137,18 @@ def test_without_a_place_for_the_record_the_error_still_goes_on(
     with pytest.raises(SystemExit):
         run_guarded(_exit, "", tmp_path / "missing", 0)
     assert "could not be written" in capsys.readouterr().out
+
+
+def test_the_gpu_is_asked_once_what_has_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def mem_get_info() -> None:
+        asked.append("memory")
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered\nmore")
+
+    cuda = SimpleNamespace(is_initialized=lambda: True, mem_get_info=mem_get_info)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    failure = describe(RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), 1)
+    assert failure.kind == "infrastructure"
+    assert "uncorrectable ECC error" in failure.message
+    assert asked == ["memory"]

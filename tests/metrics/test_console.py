@@ -153,20 +153,21 @@ def test_the_whole_table_fits_a_terminal_of_80_columns() -> None:
 def test_the_bar_uses_the_room_there_is() -> None:
     for width in range(46, 200):
         line = ADVANCE.bar_line(width)
+        assert ("━" in line) == (width >= 64)
         assert len(line) <= width
         assert "2/5" in line
         assert "30/120" in line
         assert "loss 0.5123" in line
         assert line.endswith("ETA 1:15")
     text = ADVANCE.text()
-    assert ADVANCE.bar_line(120) == f"epoch 2/5 {'━' * 6}{'─' * 18} 30/120 {text}"
-    assert ADVANCE.bar_line(120, plain=True) == f"epoch 2/5 {'#' * 6}{'-' * 18} 30/120 {text}"
+    assert ADVANCE.bar_line(120) == f"epoch 2/5 {'━' * 6}{'─' * 18}  30/120 {text}"
+    assert ADVANCE.bar_line(120, plain=True) == f"epoch 2/5 {'#' * 6}{'-' * 18}  30/120 {text}"
 
 
 @pytest.mark.parametrize(
     ("width", "figures"),
     [
-        (79, "loss 0.5123 acc 87.65 % 12,346 img/s lr 0.05 ETA 1:15"),
+        (76, "loss 0.5123 acc 87.65 % 12,346 img/s lr 0.05 ETA 1:15"),
         (60, "loss 0.5123 acc 87.65 % 12,346 img/s ETA 1:15"),
         (50, "loss 0.5123 12,346 img/s ETA 1:15"),
         (40, "loss 0.5123 ETA 1:15"),
@@ -181,8 +182,9 @@ def test_a_narrow_terminal_shows_whole_figures(width: int, figures: str) -> None
     ("width", "figures"),
     [
         (100, "img/s comm 12 % 1.2 GB/step lr 0.05 ETA 1:15"),
-        (80, "img/s comm 12 % lr 0.05 ETA 1:15"),
-        (70, "acc 87.65 % 12,346 img/s comm 12 % ETA 1:15"),
+        (80, "─────  30/120 loss 0.5123 acc 87.65 % 12,346 img/s comm 12 % ETA 1:15"),
+        (70, "─────  30/120 loss 0.5123 acc 87.65 % 12,346 img/s ETA 1:15"),
+        (63, "acc 87.65 % 12,346 img/s ETA 1:15"),
         (60, "acc 87.65 % 12,346 img/s ETA 1:15"),
     ],
 )
@@ -191,6 +193,47 @@ def test_several_workers_see_what_communication_costs(width: int, figures: str) 
     line = replace(ADVANCE, spent=spent).bar_line(width)
     assert len(line) <= width
     assert line.endswith(figures)
+
+
+def test_figures_stay_where_they_are_while_they_change() -> None:
+    lines, widths = [], {"loss": 12, "speed": 14, "left": 11}
+    for step, loss, speed, eta_s in ((9, 0.5, 999.0, 9.0), (100, 1234.5, 123456.0, 3601.0)):
+        now = replace(ADVANCE, step=step, loss=loss, images_per_s=speed, eta_s=eta_s)
+        lines.append(now.bar_line(100, widths=widths))
+    first, second = lines
+    for name in ("/120", "loss", "acc", "lr", "ETA"):
+        assert first.index(name) == second.index(name)
+
+
+def test_an_evaluation_has_a_bar_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "__stdout__", terminal)
+    shown = BarConsole(tmp_path / "rank-0.log")
+    drawn: list[str] = []
+    monkeypatch.setattr(shown, "_show", drawn.append)
+    shown.advance(ADVANCE)
+    shown.evaluating("epoch 2/5 validation", 3, 12)
+    shown.evaluating("epoch 2/5 validation", 3, 0)
+    shown.close()
+    place = f"epoch 2/5 validation {'━' * 6}{'─' * 18}"
+    assert drawn[1:] == [f"{place}  3/12", "epoch 2/5 validation batch 3"]
+    assert drawn[0].rstrip() in terminal.getvalue()  # what a stopped epoch leaves is the training's
+
+
+def test_plain_progress_of_an_evaluation_after_ten_seconds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(console, "monotonic", lambda: now[0])
+    plain = PlainConsole()
+    plain.evaluating("test", 3, 12)
+    now[0] += 10.0
+    plain.evaluating("test", 4, 12)
+    plain.evaluating("test", 5, 12)
+    assert capsys.readouterr().out == "test   4/12\n"
 
 
 def test_what_its_gpu_does_where_there_is_room() -> None:
@@ -266,12 +309,13 @@ def test_the_bar_goes_away_and_the_last_figures_of_a_stopped_epoch_stay(
     monkeypatch.setenv("COLUMNS", "160")
     bar = BarConsole(log)
     bar.advance(ADVANCE)
-    until(lambda: ADVANCE.text() in terminal.getvalue())  # drawn by a thread
+    line = ADVANCE.bar_line(160, widths=console._USUAL_WIDTHS)
+    until(lambda: line in terminal.getvalue())  # drawn by a thread
     bar.close()
     assert "epoch 2/5" in terminal.getvalue()
-    assert log.read_text() == f"{ADVANCE.bar_line(160)}\n"
+    assert log.read_text() == f"{line}\n"
     # They stand on a line of their own, and the bar below it is erased.
-    bar_after = terminal.getvalue().rpartition(f"\x1b[2K{ADVANCE.bar_line(160)}\n")[2]
+    bar_after = terminal.getvalue().rpartition(f"\x1b[2K{line}\n")[2]
     assert bar_after.rstrip().endswith("\x1b[2K\x1b[?25h")
 
 
@@ -308,7 +352,7 @@ def test_no_line_of_the_bar_is_cut(
     monkeypatch.setenv("COLUMNS", str(width))
     bar = BarConsole(tmp_path / "rank-0.log")
     bar.advance(ADVANCE)
-    expected = ADVANCE.bar_line(width)
+    expected = ADVANCE.bar_line(width, widths=console._USUAL_WIDTHS)
     until(lambda: "ETA 1:15" in terminal.getvalue())
     bar.close()
     assert expected in terminal.getvalue()

@@ -3,6 +3,7 @@
 import ctypes
 import struct
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median_low
@@ -13,6 +14,8 @@ COUNTERS = (
     "pinned", "events", "waits", "collectives",
 )  # fmt: skip
 """In the order of device/pretend.h."""
+WARM_UP_STEPS = 12
+"""At the beginning, whose costs don't count: DDP times its first ten, with waits."""
 SYNCS = ("stream_syncs", "event_syncs", "device_syncs", "copy_syncs")
 
 
@@ -32,25 +35,28 @@ def counted_by_all(directory: Path) -> list[Counter[str]]:
     return [each for each in found if each["launches"]]
 
 
-def counted_a_step(directory: Path, skipped: int = 12) -> list[Counter[str]]:
-    """Read what a step has cost each process, the median over all but the first steps.
-
-    What happens twice a second, or once an epoch, is in few of them.
+def counted_steps(directory: Path, skipped: int = WARM_UP_STEPS) -> list[list[Counter[str]]]:
+    """Read what each step has cost each process, without what may wait (device/steps.py).
 
     Args:
         directory: PRETEND_GPU_COUNTERS of the training.
-        skipped: Steps at the beginning that don't count: DDP times its first ten, with waits.
+        skipped: Steps at the beginning that don't count.
 
     Returns:
-        By process; costs that are 0 are left out.
+        By process, the steps in order.
     """
     found = []
     for path in sorted(directory.glob("*.steps")):
         rows = [[int(word) for word in line.split()] for line in path.read_text().splitlines()]
-        costs = [
-            [after - before for before, after in zip(*pair, strict=True)]
-            for pair in pairwise(rows[skipped:])
-        ]
-        middle = [median_low(column) for column in zip(*costs, strict=True)]
-        found.append(Counter({n: c for n, c in zip(COUNTERS, middle, strict=True) if c}))
+        totals = [Counter(dict(zip(COUNTERS, row, strict=True))) for row in rows[skipped:]]
+        found.append([after - before for before, after in pairwise(totals)])
     return found
+
+
+def usual(steps: Sequence[Counter[str]], name: str) -> int:
+    """Give what a step costs: half of what two in a row do, the median, rounded up.
+
+    Some ways of training do something in every other step.
+    """
+    pairs = [before[name] + after[name] for before, after in pairwise(steps)]
+    return -(-median_low(pairs) // 2)

@@ -1,9 +1,13 @@
 """Every recipe with every way to train it, on 1 and 2 pretend devices: what a step costs.
 
-python -m tests.pretend_gpu.matrix                what CI runs
-python -m tests.pretend_gpu.matrix --all REGEX    all cells with such a name
+python -m tests.pretend_gpu.matrix                    what CI runs
+python -m tests.pretend_gpu.matrix --all [REGEX]      all cells, or those with such a name
+python -m tests.pretend_gpu.matrix --check            exit 1 where budgets.csv is exceeded
+python -m tests.pretend_gpu.matrix --all --write      make what is measured the budgets
 """
 
+import argparse
+import csv
 import re
 import sys
 import tempfile
@@ -13,16 +17,25 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from tests.pretend_gpu.counters import SYNCS, counted_a_step
+import torch
+
+from tests.pretend_gpu.counters import SYNCS, counted_steps, usual
 from tests.pretend_gpu.host import Host
 from tests.support.cifar_files import write_cifar10
 from tests.support.idx_files import write_mnist
 from tests.support.image_files import write_image_folder
 from tests.support.stl10_files import write_stl10
 
-_PATTERN = 2
-SHOWN = ("launches", "syncs", "h2d", "d2h", "d2d", "pageable", "collectives")
-"""What is said of a step."""
+BUDGETS = Path(__file__).parent / "budgets.csv"
+"""What a step of each cell may cost."""
+USUAL = ("launches", "allocations", "h2d", "d2h", "d2d", "collectives")
+"""What is counted of a usual step; it depends on the version of torch."""
+WORST: Mapping[str, tuple[str, ...]] = {
+    "syncs": SYNCS,
+    "pageable": ("h2d_pageable", "d2h_pageable"),
+}
+"""What is counted of the worst step."""
+_COLUMNS = ("cell", "torch", *USUAL, *WORST)
 DEVICES, PRECISIONS = (1, 2), ("fp32", "bf16", "fp16")
 WAYS: Mapping[str, tuple[str, ...]] = {
     "allreduce": (),
@@ -37,11 +50,40 @@ WAYS: Mapping[str, tuple[str, ...]] = {
 """Ways of combining gradients, and their options."""
 
 
+SCRIPT = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+import paceline
+
+with paceline.session() as s:
+    torch.manual_seed(1)
+    images, labels = torch.randn(144, 1, 8, 8), torch.arange(144) % 4
+    data = torch.utils.data.TensorDataset(images, labels)
+    model = s.model(nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4)
+    ))
+    s.optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+    loader, validation = s.loader(data), s.eval_loader(data)
+    for epoch in s.epochs():
+        for inputs, targets in loader:
+            s.step(F.cross_entropy(model(inputs), targets))
+        s.evaluate(lambda batch: {"loss": F.cross_entropy(model(batch[0]), batch[1])}, validation)
+"""
+
+
+def _write_script(at: Path) -> None:
+    at.mkdir()
+    (at / "train.py").write_text(SCRIPT)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A recipe with little data and a small network."""
+    """A recipe with little data and a small network; or a script."""
 
-    options: str
+    options: str = ""
+    command: str = ""
+    """Instead of `train RECIPE` and options."""
     write: Callable[[Path], object] = lambda _: None
     """Writes its data into a directory, which `{data}` in the options stands for."""
     shards: str = ""
@@ -71,6 +113,7 @@ RECIPES: Mapping[str, Recipe] = {
         write=lambda at: write_image_folder(at, {"train": 48, "val": 4}),
         shards="--size 224",
     ),
+    "a script": Recipe(command="run {data}/train.py", write=_write_script),
 }
 
 
@@ -88,16 +131,16 @@ class Cell:
         """What it is called in tables."""
         return f"{self.recipe} {self.way} {self.precision} on {self.devices}"
 
-    def options(self, data: Path) -> list[str]:
-        """Give the words of the command line behind `train`."""
+    def command(self, data: Path) -> list[str]:
+        """Give the words of the command line behind `paceline`."""
         recipe = RECIPES[self.recipe]
-        text = recipe.options.format(data=data)
+        text = (recipe.command or f"train {self.recipe} {recipe.options}").format(data=data)
         if self.way == "shards":
             text += f" {recipe.shards}"
-        words = [self.recipe, *text.split(), *WAYS[self.way], "--precision", self.precision]
+        words = [*text.split(), *WAYS[self.way], "--precision", self.precision]
         if "--global-batch" not in words:
             words += ["--global-batch", "8"]
-        return [*words, "--epochs", "1", "--time-budget", "none", "--progress", "off"]
+        return [*words, "--epochs", "2", "--time-budget", "none", "--progress", "off"]
 
 
 def all_cells() -> list[Cell]:
@@ -112,33 +155,65 @@ def measure(gpus: Host, cell: Cell, scratch: Path) -> Counter[str]:
     """Train a cell to its end.
 
     Returns:
-        What a step costs the worker that it costs the most. Where steps take as long as half a
-        second each has an exchange: 4 waits and 2 copies to the host.
+        What a step costs the worker that it costs the most, by the names of `USUAL` and `WORST`.
 
     Raises:
-        AssertionError: It didn't come to its end.
+        AssertionError: It didn't come to its end, or waited in a step.
     """
     data, counters = scratch / "data", scratch / "counters"
     counters.mkdir(parents=True)
     RECIPES[cell.recipe].write(data)
     done = gpus.paceline(
-        *("train", *cell.options(data), "--run-dir", str(scratch / "run")),
+        *cell.command(data),
+        *("--run-dir", str(scratch / "run")),
         directory=scratch,
         devices=cell.devices,
         PRETEND_GPU_COUNTERS=str(counters),
+        PRETEND_GPU_WAITS="refused",
     )
     assert done.returncode == 0, f"{cell.name}: {done.stdout}{done.stderr}"
-    found = [_shown(each) for each in counted_a_step(counters)]
-    assert len(found) == cell.devices, f"{cell.name}: {len(found)} workers made steps"
-    return Counter({name: max(each[name] for each in found) for name in SHOWN})
+    workers = counted_steps(counters)
+    assert len(workers) == cell.devices, f"{cell.name}: {len(workers)} workers made steps"
+    found = {name: max(usual(steps, name) for steps in workers) for name in USUAL}
+    for name, of_these in WORST.items():
+        found[name] = max(sum(step[one] for one in of_these) for s in workers for step in s)
+    return Counter(found)
 
 
-def _shown(counted: Counter[str]) -> Counter[str]:
-    sums = {
-        "syncs": sum(counted[name] for name in SYNCS),
-        "pageable": counted["h2d_pageable"] + counted["d2h_pageable"],
-    }
-    return Counter({name: sums.get(name, counted[name]) for name in SHOWN})
+def budgets() -> dict[str, dict[str, str]]:
+    """Read the budgets, by the cells' names."""
+    with BUDGETS.open() as file:
+        return {row["cell"]: row for row in csv.DictReader(file)}
+
+
+def exceeded(cell: Cell, found: Counter[str]) -> list[str]:
+    """List what a cell's step costs more than it may, and what it may."""
+    row = budgets().get(cell.name)
+    if row is None:
+        return [f"{cell.name} has no budget: measure it with --all '{cell.name}' --write"]
+    # What is chosen by measuring isn't the same twice.
+    is_exact = row["torch"] == _torch() and cell.way != "auto"
+    names = [*WORST, *(USUAL if is_exact else ())]
+    return [
+        f"{cell.name}: {found[name]} {name} a step, at most {row[name]}"
+        for name in names
+        if found[name] > int(row[name])
+    ]
+
+
+def _torch() -> str:
+    return ".".join(torch.__version__.split(".")[:2])
+
+
+def write_budgets(measured: Mapping[str, Counter[str]]) -> None:
+    """Make what was measured the budgets of these cells; others stay as they are."""
+    rows: dict[str, Mapping[str, object]] = dict(budgets()) if BUDGETS.exists() else {}
+    for cell, found in measured.items():
+        rows[cell] = {"cell": cell, "torch": _torch(), **found}
+    with BUDGETS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows[cell.name] for cell in all_cells() if cell.name in rows)
 
 
 def covering() -> list[Cell]:
@@ -158,32 +233,42 @@ def covering() -> list[Cell]:
             ("cifar10-wideresnet", "shards", "bf16", 1),
             ("stl10-resnet18", "fp16", "bf16", 2),
             ("imagefolder-vgg19", "allreduce", "fp32", 1),
+            ("a script", "auto", "fp16", 2),
         )
     ]
 
 
-def _main() -> None:
+def _main() -> int:
     from tests.pretend_gpu.build import build
 
-    whole = len(sys.argv) > _PATTERN and sys.argv[1] == "--all"
-    cells = (
-        [c for c in all_cells() if re.search(sys.argv[_PATTERN], c.name)] if whole else covering()
-    )
-    print("| cell |", " | ".join(SHOWN), "|")
-    print("|---|", "|".join("---" for _ in SHOWN), "|", sep="")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--all", nargs="?", const="", metavar="REGEX", help="which of all cells")
+    parser.add_argument("--check", action="store_true", help="exit 1 where a budget is exceeded")
+    parser.add_argument("--write", action="store_true", help="make what is measured the budgets")
+    asked = parser.parse_args()
+    found = covering()
+    if asked.all is not None:
+        found = [cell for cell in all_cells() if re.search(asked.all, cell.name)]
+    wrong = []
+    print("| " + " | ".join(_COLUMNS) + " |\n" + "|---" * len(_COLUMNS) + "|")
     with Host(build()) as gpus:
-        for cell in cells:
+        for cell in found:
             with tempfile.TemporaryDirectory() as scratch:
                 try:
-                    found = measure(gpus, cell, Path(scratch))
-                    print(_row(cell, found), flush=True)
+                    measured = measure(gpus, cell, Path(scratch))
                 except AssertionError as error:
-                    print(f"| {cell.name} | failed: {error} |", flush=True)
-
-
-def _row(cell: Cell, found: Counter[str]) -> str:
-    return f"| {cell.name} | " + " | ".join(str(found[name]) for name in SHOWN) + " |"
+                    wrong.append(str(error))
+                    print(f"| {cell.name} | failed |", flush=True)
+                    continue
+            row = {"cell": cell.name, "torch": _torch(), **measured}
+            print("| " + " | ".join(str(row[name]) for name in _COLUMNS) + " |", flush=True)
+            if asked.write:
+                write_budgets({cell.name: measured})
+            else:
+                wrong += exceeded(cell, measured)
+    print("\n".join(["", *wrong]))
+    return 1 if wrong and asked.check else 0
 
 
 if __name__ == "__main__":
-    _main()
+    sys.exit(_main())

@@ -1,13 +1,24 @@
-"""Every recipe comes to its end in every way of training it."""
+"""Every recipe trains to its end in every way, and no step costs more than it may."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.pretend_gpu.host import Host
-from tests.pretend_gpu.matrix import DEVICES, PRECISIONS, RECIPES, WAYS, Cell, covering, measure
-
-FROM_FILES = "imagefolder-vgg19"
+from tests.pretend_gpu.matrix import (
+    DEVICES,
+    PRECISIONS,
+    RECIPES,
+    USUAL,
+    WAYS,
+    WORST,
+    Cell,
+    budgets,
+    covering,
+    exceeded,
+    measure,
+)
 
 
 @pytest.mark.pretend_gpu
@@ -15,8 +26,23 @@ FROM_FILES = "imagefolder-vgg19"
 def test_it_trains_to_its_end(gpus: Host, cell: Cell, tmp_path: Path) -> None:
     found = measure(gpus, cell, tmp_path)
     assert found["launches"] > 0
-    # What is in memory is on the device from the beginning.
-    assert found["h2d"] == 0 or cell.recipe == FROM_FILES
+    assert exceeded(cell, found) == []
+
+
+def test_what_costs_more_than_it_may_is_named() -> None:
+    cell = covering()[0]
+    row = budgets()[cell.name]
+    found = Counter({name: int(row[name]) for name in (*USUAL, *WORST)})
+    assert exceeded(cell, found) == []
+    found["syncs"] += 1
+    assert exceeded(cell, found) == [f"{cell.name}: 1 syncs a step, at most 0"]
+
+
+def test_no_cell_may_wait_in_a_step() -> None:
+    for name, row in budgets().items():
+        # A loss scaler asks the device once a step, before an optimizer whose kernel doesn't.
+        assert int(row["syncs"]) <= (" fp16 on" in name), name
+        assert row["pageable"] == "0", name
 
 
 def test_ci_runs_every_recipe_and_every_way() -> None:

@@ -1,6 +1,7 @@
 """Trainings on pretend devices come to their end, and to the right one."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,37 @@ with paceline.session() as s:
     total = sum(p.detach().double().sum() for p in model.parameters())
     print("weights", repr(float(total)))
 """
+
+# As PyTorch's tutorial has it: nothing of Paceline in it.
+PLAIN = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+rank, device = int(os.environ["RANK"]), torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+torch.cuda.set_device(device)
+dist.init_process_group("nccl")
+torch.manual_seed(1)
+images, labels = torch.randn(96, 1, 8, 8), torch.arange(96) % 4
+net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4)).to(device)
+model = nn.parallel.DistributedDataParallel(net, device_ids=[device.index])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for start in range(0, 96, 16):
+    mine = slice(start + rank, start + 16, dist.get_world_size())
+    loss = F.cross_entropy(model(images[mine].to(device)), labels[mine].to(device))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print("weights", float(sum(p.detach().double().sum() for p in model.parameters())))
+dist.destroy_process_group()
+"""
+
+
+def weights_of(text: str) -> list[float]:
+    """Read the sums that a script has printed."""
+    return [float(found) for found in re.findall(r"weights (\S+)", text)]
 
 
 def summary(run: Path) -> dict[str, object]:
@@ -90,3 +122,32 @@ def test_a_script_trains_on_every_device(gpus: Host, devices: int, tmp_path: Pat
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Pretend H100" in done.stdout
     assert "weights" in done.stdout
+
+
+def test_a_script_of_its_own_trains_as_under_paceline_run(gpus: Host, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    alone = gpus.python("train.py", directory=tmp_path, devices=2)
+    assert alone.returncode == 0, alone.stdout + alone.stderr
+    run = gpus.paceline("run", "train.py", directory=tmp_path, devices=1)
+    assert weights_of(alone.stdout) == weights_of(run.stdout) != []
+
+
+def test_a_plain_ddp_script_trains_under_paceline_run(gpus: Host, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PLAIN)
+    found = []
+    for devices in (1, 2):
+        done = gpus.paceline("run", "train.py", directory=tmp_path, devices=devices)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found += weights_of(done.stdout)
+    assert found == pytest.approx([found[0]] * len(found), rel=1e-5)
+
+
+@pytest.mark.parametrize("tf32", ["on", "off"])
+def test_tf32_is_chosen(gpus: Host, tf32: str, tmp_path: Path) -> None:
+    done = gpus.paceline(
+        *("train", "digits", "--run-dir", "run", "--epochs", "1", "--tf32", tf32),
+        directory=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    said = "TF32 in matrix products and convolutions" if tf32 == "on" else "no TF32"
+    assert said in done.stdout

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.report import live
-from paceline.report.live import RunFollower, sparkline
+from paceline.report.live import RunFollower, spans_decades, sparkline
 from paceline.report.load_run import read_run
 from paceline.results.metrics_table import STEPS, StepRow, append_rows, cells_of, start_table
 from paceline.results.run_directory import RunDirectory
@@ -119,6 +119,16 @@ def test_nothing_is_written(running: RunDirectory) -> None:
     before = state(running.path)
     RunFollower(running).read()
     assert state(running.path) == before
+
+
+def test_a_curve_that_falls_over_decades_is_drawn_on_a_logarithmic_scale() -> None:
+    falling = [10.0 ** -(i / 2) for i in range(8)]
+    assert spans_decades(falling)
+    assert sparkline(falling, 8) == "█▇▆▅▄▃▂▁"  # linear, all but the first three were the same
+    assert not spans_decades([1.0, 0.5, 0.1])
+    assert not spans_decades([1.0, 0.0])
+    assert not spans_decades([])
+    assert sparkline([4.0, 3.0, 2.0, 1.0, 0.5], 5) == "█▆▄▂▁"
 
 
 def test_files_that_are_none_of_ours_are_said_to_be(running: RunDirectory) -> None:

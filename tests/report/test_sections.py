@@ -78,6 +78,41 @@ def test_without_a_plan_there_is_no_eta(make_run: MakeRun, epochs: object) -> No
     assert "Written" in names
 
 
+def test_the_environment_is_what_is_known_of_it(make_run: MakeRun) -> None:
+    run = make_run()
+    known = {row.name: row.value for row in sections.environment_table(read_run(run))}
+    assert known == {
+        "git commit": "1a2b3c4d5e6f, with changes",
+        "Python": "3.11.7",
+        "torch": "2.15.0",
+        "numpy": "2.4.0",
+        "Paceline": "0.1.0",
+        "CPU": "Example CPU at 2.4 GHz",
+        "device": "cpu",
+        "backend": "gloo",
+        "threads": "1",
+    }
+    content = json.loads(run.run_json.read_text())
+    gpu = {"gpu": "NVIDIA H200", "driver": "575.57", "cuda": "13.2", "cudnn": 91900}
+    run.run_json.write_text(json.dumps({**content, "numerics": gpu}))
+    known = {row.name: row.value for row in sections.environment_table(read_run(run))}
+    assert (known["GPU"], known["CUDA"], known["cuDNN"]) == ("NVIDIA H200", "13.2", "91900")
+    assert "device" not in known  # the GPU is it
+    # An older run, or one that is cut: neither empty lines nor empty columns.
+    bare = {"git": None, "hosts": [{"host": "a", "ranks": [0]}], "versions": {"torch": None}}
+    run.run_json.write_text(json.dumps({**content, **bare, "derived": {}}))
+    report = read_run(run)
+    assert sections.environment_table(report) == ()
+    assert sections.hosts_table(report).header == ("host", "ranks")
+
+
+def test_what_followed_from_the_settings_is_listed_apart(make_run: MakeRun) -> None:
+    found = {row.name: row.value for row in sections.resolved_table(read_run(make_run()))}
+    assert found["batch per worker"] == "32, 32"
+    assert found["lr"] == "0.2 (as given, not scaled)"
+    assert not {"backend", "threads", "device", "lr rule"} & set(found)
+
+
 def test_cells_are_coloured_by_their_share_of_the_row() -> None:
     counts = ((81, 19), (0, 0))
     confusion = Confusion(classes=("cat", "dog"), counts=counts)

@@ -1,7 +1,9 @@
 """What a command says and gives at its end: sentences for people, exit codes for schedulers."""
 
 import json
+import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,27 @@ def test_how_an_end_is_told(
     run.summary_json.write_text(json.dumps({"stopped_because": ended, **figures}))
     assert announce_end(run, interrupted=False, write=unwritten) == 0
     assert capsys.readouterr().out.startswith(line)
+
+
+def test_the_end_fits_a_terminal(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = {"val_loss": 0.0843, "val_accuracy": 0.98, "best_val_accuracy": 0.98, "best_epoch": 3}
+    figures = {"steps": 5, "epochs": 3, "train_time_s": 2.0, "images_per_s": 20.0, **judged}
+    run.summary_json.write_text(
+        json.dumps({"stopped_because": "epochs", "val_samples": 355, **figures})
+    )
+    whole = "loss 0.0843, accuracy 98.00 % (best 98.00 % in epoch 3) on 355 samples"
+    announce_end(run, interrupted=False, write=unwritten)
+    assert whole in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    announce_end(run, interrupted=False, write=unwritten)
+    lines = capsys.readouterr().out.splitlines()
+    first, second = next(pair for pair in pairwise(lines) if "validation" in pair[0])
+    assert len(first) <= 80
+    assert second.startswith(" " * len("  validation  "))
+    assert f"{first.strip()} {second.strip()}" == f"validation  {whole}"
 
 
 @pytest.mark.parametrize(

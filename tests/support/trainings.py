@@ -152,6 +152,7 @@ class RecordingConsole(Console):
     lines: list[str] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     rows: list[EpochRow] = field(default_factory=list)
+    evaluated: list[tuple[str, int, int]] = field(default_factory=list)
 
     def say(self, line: str) -> None:
         self.lines.append(line)
@@ -164,6 +165,9 @@ class RecordingConsole(Console):
 
     def advance(self, advance: Advance) -> None:
         self.losses.append(advance.loss)
+
+    def evaluating(self, what: str, done: int, total: int) -> None:
+        self.evaluated.append((what, done, total))
 
     def epoch(self, row: EpochRow, unit: SampleUnit) -> None:
         self.rows.append(row)

@@ -14,6 +14,7 @@ from paceline.data.options import DataOptions
 from paceline.distributed.group import Group
 from paceline.distributed.work_division import Division
 from paceline.errors import InterruptedTraining, UsageError
+from paceline.options.fields import OptionValue
 from paceline.training import status_exchange
 from paceline.training.batches.plan import check_plan, make_plan
 from paceline.training.status_exchange import StopFlag
@@ -39,6 +40,36 @@ def test_plans_that_leave_a_worker_waiting_are_refused(
     with pytest.raises(UsageError, match=message):
         check_plan(plan, options, sync_batchnorm=sync, optimizers=optimizers)
     check_plan(plan, options, sync_batchnorm=False, optimizers=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, r"2 samples for 3 workers.*nn\.SyncBatchNorm\) each needs one"),
+        ({"max_batch_per_worker": 2}, "can't be combined with --max-batch-per-worker"),
+        ({"balance": True}, "can't be combined with --balance"),
+        ({"shards": 3}, "--shards can't be combined with nn.SyncBatchNorm"),
+    ],
+)
+@pytest.mark.ranks
+def test_a_models_own_synchronised_batchnorm_is_guarded_alike(
+    tmp_path: Path, settings: dict[str, OptionValue], message: str
+) -> None:
+    def body(group: Group) -> None:
+        with session_on(group, tmp_path, settings) as s:
+            # It refuses CPUs in its forward pass; a worker without samples wouldn't enter it.
+            model = s.model(
+                nn.SyncBatchNorm.convert_sync_batchnorm(
+                    nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4))
+                )
+            )
+            s.optimizer(sgd(model))
+            inputs, labels = points()
+            s.loader(TensorDataset(inputs[:14], labels[:14]), global_batch=12)
+            with pytest.raises(UsageError, match=message):
+                next(s.epochs(1))
+
+    run_ranks(3, body)
 
 
 class Counted(IterableDataset[Tensor]):

@@ -107,6 +107,27 @@ def test_a_loss_scaler_is_used_in_the_order_of_pytorchs_examples(early: bool) ->
     assert_weights(weights_of(model), expected, atol=0)
 
 
+def test_a_first_step_that_overflows_leaves_fused_momentum_at_zero() -> None:
+    torch.manual_seed(0)
+    weights = []
+    # What nobody has written is NaN.
+    torch.use_deterministic_algorithms(True)
+    try:
+        for fused in (False, True):
+            torch.manual_seed(0)
+            model, scaler = net(), make_scaler()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
+            optimizer_step = make_optimizer_step([optimizer], scaler)
+            for step in range(4):
+                loss = losses(model, step) * (float("inf") if step == 0 else 1.0)
+                optimizer_step.run_backward(loss, 1.0, completes=True)
+                optimizer_step.update([optimizer])
+            weights.append(weights_of(model))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert_weights(weights[1], weights[0], atol=1e-6)
+
+
 def test_once_unscaled_gradients_take_no_more() -> None:
     model = net()
     optimizer = sgd(model)

@@ -12,8 +12,13 @@ from paceline.distributed.work_division import Division
 from paceline.training import run_metadata
 from paceline.training.batches.plan import make_plan
 from paceline.training.engine import Engine
-from paceline.training.options import ComputeOptions
-from paceline.training.run_metadata import _kernels_line, _peak_gpu_memory, describe_batch
+from paceline.training.options import ComputeOptions, LoopOptions
+from paceline.training.run_metadata import (
+    _kernels_line,
+    _peak_gpu_memory,
+    _target_line,
+    describe_batch,
+)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +93,21 @@ def test_the_kernels_of_a_gpu_and_what_would_be_faster(
         (line,) = lines
         assert line.startswith("  kernels   cuDNN")
         assert line.endswith(f"convolutions{told}")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (LoopOptions(), []),
+        (LoopOptions(target_accuracy=0.9), ["  target    ends at 90 % validation accuracy"]),
+        (
+            LoopOptions(target_accuracy=0.975, patience=2),
+            ["  target    ends at 97.5 % validation accuracy in 2 epochs in a row"],
+        ),
+    ],
+)
+def test_the_target_is_said_at_the_start(options: LoopOptions, told: list[str]) -> None:
+    assert _target_line(options) == told
 
 
 def test_the_memory_of_each_workers_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

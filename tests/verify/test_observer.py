@@ -21,6 +21,7 @@ from paceline.verify.events import (
     EventWriter,
     ModelBuilt,
     Normalised,
+    PassBegun,
     PassEnded,
     Printed,
     Stepped,
@@ -28,6 +29,7 @@ from paceline.verify.events import (
 )
 from paceline.verify.observer import Observer, SessionHook
 from paceline.verify.script_hooks import watched
+from paceline.verify.source_lines import code_at
 from paceline.verify.trial import EnoughSeenError, Trial
 
 
@@ -47,7 +49,9 @@ def test_what_is_printed_is_noted_on_what_looks_like_the_real_stream(
         assert (sys.stdout.encoding, sys.stdout.isatty()) == (real.encoding, real.isatty())
         sys.stdout.buffer.write(b"bytes\n")
         print("noted", flush=True)
-    assert Printed("noted") in read_events(observer.writer.path)
+    (noted,) = (e for e in read_events(observer.writer.path) if isinstance(e, Printed))
+    assert noted.line == "noted"
+    assert code_at(noted.at) == 'print("noted", flush=True)'
     assert capfd.readouterr().out == "bytes\n"
 
 
@@ -131,3 +135,21 @@ def test_the_third_epoch_is_enough(observer: Observer) -> None:
     with watched(observer), pytest.raises(EnoughSeenError):
         train()
     assert epochs == 2
+
+
+def test_loaders_that_one_line_makes_are_told_apart(observer: Observer) -> None:
+    """A library makes all of a script's loaders in one place; a script may, anew in every epoch."""
+    data = TensorDataset(torch.randn(4, 1))
+
+    def make() -> DataLoader[object]:
+        return DataLoader(data, batch_size=2)
+
+    with watched(observer):
+        pairs = []
+        for _ in range(2):
+            pairs.append([make() for _ in range(2)])
+            for loader in pairs[-1]:
+                list(loader)
+    begun = [e.loader for e in read_events(observer.writer.path) if isinstance(e, PassBegun)]
+    assert begun[0] != begun[1]
+    assert begun[:2] == begun[2:]

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from paceline._version import __version__
 from paceline.errors import ExitCode, HelpShown, PacelineError, UsageError
-from paceline.launch.error_records import exit_code_of, kind_of, message_of
 from paceline.options.fields import unknown_name
 from paceline.options.text import printable, shortened
 
@@ -93,6 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()  # the reader of our output left; Python must not complain at exit
         return ExitCode.DONE
     except PacelineError as error:
+        from paceline.launch.error_records import message_of
+
         text = printable(message_of(error))
         print(f"paceline: {shortened(text)}", file=sys.stderr)
         return error.exit_code
@@ -100,6 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if message := _misuse(error):
             print(f"paceline: {shortened(printable(message))}", file=sys.stderr)
             return ExitCode.USAGE
+        from paceline.launch.error_records import exit_code_of, kind_of
+
         traceback.print_exception(error)
         return exit_code_of(kind_of(error))
     except KeyboardInterrupt:

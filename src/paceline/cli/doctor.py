@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _COMMAND = "paceline doctor"
 _ABOUT = (
     "Find what would stop or slow a training: on this machine, or on those that --hosts or "
-    "--hostfile names and on all ways between them. With a recipe its data is compared as well. "
+    "--hostfile names and on all links between them. With a recipe its data is compared as well. "
     "Each line is ok, a warning or a fault with its remedy. Exit code 65: there is a fault; 70: a "
     "host can't be reached. With --here: what a worker started by this shell would find."
 )

@@ -33,9 +33,13 @@ from paceline.options.shell import command_line
 from paceline.options.text import printable
 from paceline.results.find_runs import choose_run
 from paceline.results.run_directory import USUAL_FOLDER, RunDirectory
-from paceline.runtime.placement import choose_place, worker_here
+from paceline.runtime.placement import (
+    choose_place,
+    say_starting,
+    warn_of_no_effect,
+    worker_here,
+)
 from paceline.runtime.spec import Launch
-from paceline.runtime.start import start, warn_of_no_effect
 from paceline.training.config import TrainConfig, TrainRequest, training_options
 from paceline.training.previous_run import PreviousRun
 from paceline.training.recipe import load_recipe
@@ -313,6 +317,9 @@ def _resume(
             warn_of_no_effect(place, given)
             alone = place.hosts is None and not place.started_apart
             _say_what_is_gone(run, run.newest_step(), alone=alone)
+        say_starting(place, config.metrics.progress)
+        from paceline.runtime.start import start  # after that has been said
+
         code = start(launch)
     if place.rank == 0:
         output.tell_end(run, code)

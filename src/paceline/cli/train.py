@@ -29,10 +29,9 @@ from paceline.options.config_file import CONFIG, PRINT_CONFIG, as_toml, read_con
 from paceline.options.fields import OptionField, OptionValue
 from paceline.recipes.registry import DEFAULT, reference_of
 from paceline.results.run_directory import RunDirectory
-from paceline.runtime.placement import choose_place
+from paceline.runtime.placement import choose_place, say_starting, warn_of_no_effect
 from paceline.runtime.script_options import warn_of_misspelt
 from paceline.runtime.spec import Launch
-from paceline.runtime.start import start, warn_of_no_effect
 from paceline.training.config import TrainConfig, TrainRequest, merge, training_options
 from paceline.training.recipe import Recipe, absolute_reference, load_recipe
 from paceline.training.sync.validation import refuse_idle
@@ -172,6 +171,10 @@ def begin(
         )
         if choice.plans_alone(config.launch.on):
             return show_plan(launch) if place.rank == 0 else ExitCode.DONE
+        say_starting(place, config.metrics.progress)
+        # Imported after that has been said: it brings all that starts and watches processes.
+        from paceline.runtime.start import start
+
         code = start(launch)
     if place.rank == 0:
         output.tell_end(runs[-1], code)

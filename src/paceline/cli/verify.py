@@ -53,9 +53,10 @@ _USAGE = "paceline verify RECIPE|SCRIPT.py [options] [-- the script's own argume
 _ABOUT = (
     "Train the same steps on several numbers of workers, one after the other, and compare samples, "
     "losses, gradients and weights step by step. A script may be written for paceline.session(), "
-    "or be plain PyTorch as torchrun starts it: it runs unchanged. Where there are fewer GPUs than "
-    "workers, all train on the CPU. What it writes is kept apart, and thrown away. Exit code 0: "
-    "the same bits, or the same to rounding; 65: something differs or is wrong."
+    "or be plain PyTorch as torchrun starts it, or by mp.spawn: it runs unchanged; {workers} in "
+    "its arguments stands for their number. Where there are fewer GPUs than workers, all train on "
+    "the CPU. What it writes is kept apart, and thrown away. Exit code 0: the same bits, or the "
+    "same to rounding; 65: something differs or is wrong."
 )
 _OPTIONS = (
     OptionField(
@@ -93,6 +94,8 @@ _NOT_OURS = {"workers", "max_restarts", "on", "rank", "world_size", "local_rank"
 """Options of training that say where workers run: the verification does."""
 _NOT_OURS |= {"name", "tag", "note"}  # nothing is kept
 _TIMEOUT_S = 120.0
+_WORKERS = "{workers}"
+"""Stands for the number of workers in a script's arguments."""
 _LAST_LINES = 20
 _REFUSALS = ("Permission denied", "os error 13")
 _REFUSED_WRITES = (
@@ -332,7 +335,7 @@ class _Launcher:
         with own_directory_is(self.place), self._changes_told():
             outcome = launch_local(
                 ENTRY,
-                self._trial(run, records, disturbed=disturbed),
+                self._trial(run, records, workers, disturbed=disturbed),
                 workers=workers,
                 threads=threads,
                 policy=Policy(),
@@ -387,12 +390,14 @@ class _Launcher:
         """Whether the kernel can forbid workers to write."""
         return landlock_version() > 0
 
-    def _trial(self, run: RunDirectory, records: Path, *, disturbed: bool) -> str:
+    def _trial(self, run: RunDirectory, records: Path, workers: int, *, disturbed: bool) -> str:
         from dataclasses import replace
 
         from paceline.verify.trial import Trial
 
-        request = replace(self.asked.request, run_dir=str(run.path))
+        given = self.asked.request.script_args
+        arguments = tuple(word.replace(_WORKERS, str(workers)) for word in given)
+        request = replace(self.asked.request, run_dir=str(run.path), script_args=arguments)
         if request.kind == "recipe":
             more = {"progress": "off"} | ({"device": "cpu"} if self.on_cpu else {})
             request = replace(request, settings={**request.settings, **more})

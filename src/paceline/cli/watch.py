@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from paceline.errors import ExitCode, UsageError
+from paceline.launch.watchdog.stragglers import find_stragglers
 from paceline.options.command_line import note, parse_options, show_help, wants_help
 from paceline.options.durations import format_duration
 from paceline.options.fields import OptionField
@@ -19,7 +20,7 @@ from paceline.options.figures import (
     show_speed,
     show_whole_percent,
 )
-from paceline.options.text import printable, wrapped
+from paceline.options.text import aligned, printable, wrapped
 from paceline.results.find_runs import RUN_OR_NAME, choose_run
 from paceline.results.run_directory import USUAL_FOLDER, RunDirectory
 
@@ -29,11 +30,10 @@ if TYPE_CHECKING:
 _USAGE = "paceline watch [RUN_DIR]"
 _ABOUT = (
     "Follow a training in the terminal, without RUN_DIR the newest that runs below runs/ (else the "
-    "newest): where it stands, its loss, its speed and where the time "
-    "goes, read from its files about once a second, so that it works from another shell or host. "
-    "It ends with the training; Ctrl-C ends it before, and not the training. In a pipe it prints a "
-    "line for each change. "
-    f"{RUN_OR_NAME}"
+    "newest): where it stands, its loss, its speed, where the time goes and what each worker does, "
+    "read from its files about once a second, so that it works from another shell or host. It ends "
+    "with the training; Ctrl-C ends it before, and not the training. In a pipe it prints a line "
+    f"for each change. {RUN_OR_NAME}"
 )
 _OPTIONS = (
     OptionField(
@@ -45,6 +45,8 @@ _OPTIONS = (
     ),
 )
 _EVERY_S = 1.0
+_MOST_WORKERS = 8
+"""In the table, the slowest; a terminal of 24 lines has room for no more."""
 _LABEL = 12
 _LEAST_WIDTH = 40
 _OLD_S = 15.0
@@ -146,6 +148,7 @@ def lines_of(status: "RunStatus", losses: Sequence[float], width: int, *, plain:
         ("speed", _speed(status)),
         ("time goes to", _parts(status)),
         ("workers", _workers(status)),
+        *(("", line) for line in _each_worker(status)),
         ("validation", _validation(status, prefix="")),
         ("ended", status.sentence),
         ("go on with", status.resume),
@@ -157,7 +160,9 @@ def lines_of(status: "RunStatus", losses: Sequence[float], width: int, *, plain:
     for label, content in rows:
         if content:
             text = f"{label:{_LABEL}}  {printable(content)}"
-            lines += wrapped(text, max(width, _LEAST_WIDTH), " " * (_LABEL + 2))
+            room, indent = max(width, _LEAST_WIDTH), " " * (_LABEL + 2)
+            # A line of the table of workers keeps its columns: it is cut, not wrapped.
+            lines += wrapped(text, room, indent) if label else [f"  {printable(content)}"[:room]]
     return lines
 
 
@@ -188,14 +193,17 @@ def _training(status: "RunStatus") -> str:
 
 
 def _curve(status: "RunStatus", losses: Sequence[float], width: int, plain: bool) -> str:
-    from paceline.report.live import sparkline
+    from paceline.report.live import spans_decades, sparkline
 
     if status.train_loss is None:
         return ""
     accuracy = status.train_accuracy
     known = "" if accuracy is None else f", accuracy {show_percent(accuracy)}"
-    drawn = f"  {sparkline(losses, width, plain=plain)}" if len(losses) > 1 else ""
-    return f"{show_loss(status.train_loss)}{known}{drawn}"
+    if len(losses) < 2:
+        return f"{show_loss(status.train_loss)}{known}"
+    scale = " (log scale)" if spans_decades(losses) else ""
+    drawn = sparkline(losses, width - len(scale), plain=plain)
+    return f"{show_loss(status.train_loss)}{known}  {drawn}{scale}"
 
 
 def _speed(status: "RunStatus") -> str:
@@ -225,6 +233,34 @@ def _workers(status: "RunStatus") -> str:
     nodes = f" on {plural(status.nodes, 'node')}" if status.nodes and status.nodes > 1 else ""
     restarts = f", {plural(status.restarts, 'restart')}" if status.restarts else ""
     return f"{status.workers:,}{nodes}{restarts}"
+
+
+def _each_worker(status: "RunStatus") -> Sequence[str]:
+    """Lay out a table of the workers, the slowest first: what each does, and where its time goes.
+
+    Nothing of a single worker: all of this is said above.
+    """
+    if len(status.speeds) < 2:
+        return ()
+    slow = {each.speed.rank: f"slow by {each.cause}" for each in find_stragglers(status.speeds)}
+    rows: list[Sequence[str]] = [
+        ("rank", "host", "step", "ms a step", "computing", "waiting", "data", "now")
+    ]
+    rows += [
+        (
+            str(speed.rank),
+            printable(speed.host),
+            f"{speed.step:,}",
+            f"{1000 * speed.step_s:.3g}",
+            *(show_whole_percent(part / speed.step_s if speed.step_s else 0.0) for part in parts),
+            ", ".join(filter(None, (speed.doing, slow.get(speed.rank)))),
+        )
+        for speed in status.speeds[:_MOST_WORKERS]
+        for parts in ((speed.compute_s, speed.waiting_s, speed.data_s),)
+    ]
+    left = len(status.speeds) - _MOST_WORKERS
+    more = [f"and {left:,} faster ones: paceline workers"] if left > 0 else []
+    return [*aligned(rows, left=(1, len(rows[0]) - 1)), *more]
 
 
 def _validation(status: "RunStatus", prefix: str = "val ") -> str:

@@ -12,12 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.distributed.device import widest_float
+
 Interpolation = Literal["nearest", "bilinear"]
 Range = tuple[float, float]
 
-# In float64 a last-bit difference between the vectorised and the scalar cosine is gone once the
-# result is rounded to float32: the bits can't depend on a sample's place in the batch.
-_EXACT = torch.float64
+# Positions are computed in `widest_float`. In float64 a last-bit difference between the vectorised
+# and the scalar cosine is gone once the result is rounded to float32: the bits can't depend on a
+# sample's place in the batch.
 
 
 class Geometric(Protocol):
@@ -131,7 +133,7 @@ class RandomAffine:
 
     def parameters(self, draws: Tensor, height: int, width: int) -> AffineParameters:
         """Turn draws (N, 7) into what happens to each sample; `height` and `width` in pixels."""
-        angle, x, y, scale, shear_x, shear_y, flip = draws.to(_EXACT).unbind(1)
+        angle, x, y, scale, shear_x, shear_y, flip = draws.to(widest_float(draws.device)).unbind(1)
         across, down = self._translate[0] * width, self._translate[1] * height
         return AffineParameters(
             angle=_between(angle, *self._degrees),
@@ -140,7 +142,7 @@ class RandomAffine:
             scale=_between(scale, *self._scale),
             shear_x=_between(shear_x, *self._shear[:2]),
             shear_y=_between(shear_y, *self._shear[2:]),
-            flip=torch.where(flip < self._flip, -1.0, 1.0).to(_EXACT),
+            flip=torch.where(flip < self._flip, -1.0, 1.0).to(flip.dtype),
         )
 
     def inverse(self, draws: Tensor, height: int, width: int) -> Tensor:
@@ -247,7 +249,7 @@ def _sampling_grid(inverse: Tensor, height: int, width: int) -> Tensor:
 
 
 def _centred(length: int, device: torch.device) -> Tensor:
-    return torch.arange(length, dtype=_EXACT, device=device) - (length - 1) / 2
+    return torch.arange(length, dtype=widest_float(device), device=device) - (length - 1) / 2
 
 
 def _compose(first: Tensor, then: Tensor) -> Tensor:

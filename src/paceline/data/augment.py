@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.data.splitmix import GOLDEN, MULTIPLIER_1, MULTIPLIER_2, Domain, derive_key
+from paceline.distributed.device import widest_float
 
 
 class Augment(Protocol):
@@ -82,7 +83,7 @@ class RandomFlip:
 
     def inverse(self, draws: Tensor, height: int, width: int) -> Tensor:
         """Say where pixels come from, for `Warp`: see `affine.Geometric`."""
-        sign = torch.where(draws[:, 0] < 0.5, -1.0, 1.0).to(torch.float64)
+        sign = torch.where(draws[:, 0] < 0.5, -1.0, 1.0).to(widest_float(draws.device))
         # Positions are counted from the centre, so mirroring changes a sign.
         none, one = torch.zeros_like(sign), torch.ones_like(sign)
         return torch.stack((sign, none, none, none, one, none), dim=1).view(-1, 2, 3)

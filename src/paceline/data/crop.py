@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.distributed.device import widest_float
 from paceline.errors import DataError
 
 
@@ -99,7 +100,7 @@ class RandomResizedCrop:
             float64 (N, 4), whole numbers: top, left, height, width.
         """
         # As torchvision's RandomResizedCrop: area uniform, aspect ratio log-uniform, several tries.
-        exact = draws.to(torch.float64)
+        exact = draws.to(widest_float(draws.device))
         area = exact[:, :_TRIES] * (self._scale[1] - self._scale[0]) + self._scale[0]
         low, high = math.log(self._ratio[0]), math.log(self._ratio[1])
         ratio = (exact[:, _TRIES : 2 * _TRIES] * (high - low) + low).exp()
@@ -123,7 +124,7 @@ class RandomResizedCrop:
         """Crop and scale; (N, C, H, W) to float32 (N, C, S, S)."""
         height, width = images.shape[2:]
         top, left, tall, wide = self.boxes(draws, height, width)[:, :, None].unbind(1)
-        steps = torch.arange(self._size, dtype=torch.float64, device=draws.device) + 0.5
+        steps = torch.arange(self._size, dtype=top.dtype, device=draws.device) + 0.5
         rows = _positions(top, tall, steps / self._size, height)
         columns = _positions(left, wide, steps / self._size, width)
         shape = (len(images), self._size, self._size)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from paceline.distributed.device import widest_float
 from paceline.errors import DataError
 
 _GREY = (0.2989, 0.587, 0.114)
@@ -103,7 +104,8 @@ def _mean_grey(images: Tensor) -> Tensor:
     A sum of float32 values in float64 loses no bits worth mentioning: the order of summing, which
     depends on device, threads and batch, can't be seen in the result.
     """
-    means = images.sum((2, 3), keepdim=True, dtype=torch.float64) / images[0, 0].numel()
+    exact = widest_float(images.device)
+    means = images.sum((2, 3), keepdim=True, dtype=exact) / images[0, 0].numel()
     return (_grey(means) if images.shape[1] == 3 else means).to(torch.float32)
 
 

@@ -17,6 +17,7 @@ from paceline.data.device_feed import DeviceFeed, Underway, one_ahead
 from paceline.data.order import EpochPlan, Indices, StepShare, plan_order, plan_shares
 from paceline.data.protocols import RawImages
 from paceline.data.splitmix import Domain, derive_key
+from paceline.distributed.device_copies import to_device
 from paceline.distributed.work_division import share
 from paceline.errors import DataError
 
@@ -124,7 +125,7 @@ class MemorySource(BatchSource):
         # What every worker knows: the order of the epoch, and each sample's random numbers by its
         # index.
         order = plan_order(plan, self.num_samples)  # (num_samples,)
-        on_device = torch.from_numpy(order).to(self._device)
+        on_device = to_device(torch.from_numpy(order), self._device)
         draws = [
             uniforms(plan.seed, plan.epoch, on_device, stream, augment.num_draws)
             for stream, augment in enumerate(self._augment)
@@ -322,7 +323,7 @@ class PreparedSource(BatchSource):
 
     def train_batches(self, plan: EpochPlan) -> Iterator[Batch]:
         """Give the batches of one epoch, augmented."""
-        order = torch.from_numpy(plan_order(plan, self.num_samples)).to(self._device)
+        order = to_device(torch.from_numpy(plan_order(plan, self.num_samples)), self._device)
         shares = plan_shares(plan, self.num_samples)
         for found, batch in zip(shares, self._raw.train_batches(plan), strict=True):
             images, labels = batch.pair()

@@ -18,6 +18,7 @@ from paceline.errors import UsageError
 
 _BACKENDS_DEVICE = {"nccl": "cuda", "smddp": "cuda", "xccl": "xpu", "gloo": "cpu", "mpi": "cpu"}
 """What `--device auto` means with each backend."""
+_WITHOUT_FLOAT64 = ("mps",)
 _MAY_SHOW_ONE_GPU = ("slurm", "openmpi", "mpich")
 
 
@@ -200,6 +201,17 @@ def has_cudnn(device: torch.device) -> bool:
 def has_batchnorm_kernels(device: torch.device) -> bool:
     """Tell whether torch has kernels for BatchNorm over several workers (`batch_norm_stats` …)."""
     return device.type == "cuda"
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """Give the type for what must lose no digits on a device: float64, where it has that.
+
+    Apple's GPUs don't, nor do some of Intel's: float32 has to do there.
+    """
+    if device.type == "xpu":
+        has_float64 = bool(torch.xpu.get_device_properties(device).has_fp64)
+        return torch.float64 if has_float64 else torch.float32
+    return torch.float32 if device.type in _WITHOUT_FLOAT64 else torch.float64
 
 
 def has_bf16(device: torch.device) -> bool:

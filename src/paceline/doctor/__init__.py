@@ -1,1 +1,1 @@
-"""What would stop or slow a training on these hosts. Probes find facts, judges make findings."""
+"""What would stop or slow a training on these hosts. Probes find facts, checks make findings."""

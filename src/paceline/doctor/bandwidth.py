@@ -1,13 +1,13 @@
-"""Measured ways between hosts, which of them are slow, and in which order they are measured."""
+"""Measured links between hosts, which of them are slow, and in which order they are measured."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
 SLOW = 0.5
-"""A way with less than this share of the usual bandwidth is slow."""
+"""A link with less than this share of the usual bandwidth is slow."""
 FAR = 3.0
-"""A way with more than so many times the usual round-trip is slow."""
+"""A link with more than so many times the usual round-trip is slow."""
 _MEASURABLE_PER_S = 1.25e9
 """Beyond 10 Gbit/s the processors set the pace of the measurement rather than the network."""
 _LEAST_FAR_S = 0.0003
@@ -19,7 +19,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class HostLink:
-    """The way from one host to another."""
+    """The link from one host to another."""
 
     source: str
     target: str
@@ -45,7 +45,7 @@ class HostLink:
 
 @dataclass(frozen=True, kw_only=True)
 class Slow:
-    """A way that is much slower than the others."""
+    """A link that is much slower than the others."""
 
     link: HostLink
     share: float | None = None
@@ -79,10 +79,10 @@ def measuring_s(hosts: int) -> float:
 
 
 def slow_links(links: Sequence[HostLink]) -> list[Slow]:
-    """Find the ways that are much slower than usual.
+    """Find the links that are much slower than usual.
 
-    What is usual is the median of all hosts' best ways. The median of all ways wouldn't do: of
-    three hosts one slow one makes four ways of six slow.
+    What is usual is the median of all hosts' best links. The median of all links wouldn't do: of
+    three hosts one slow one makes four links of six slow.
     """
     rate = min(_usual([(link, link.best_bytes_per_s) for link in links], max), _MEASURABLE_PER_S)
     time = _usual([(link, link.round_trip_s) for link in links], min)
@@ -115,7 +115,7 @@ def _usual(
 
 
 def slow_hosts(slow: Sequence[Slow], hosts: Sequence[str]) -> list[str]:
-    """Name the hosts whose ways are slow to all the others, in one direction at least.
+    """Name the hosts whose links are slow to all the others, in one direction at least.
 
     With fewer than three hosts nobody can tell which end it is.
     """
@@ -132,6 +132,6 @@ def slow_hosts(slow: Sequence[Slow], hosts: Sequence[str]) -> list[str]:
 
 
 def slowest(links: Sequence[HostLink]) -> HostLink | None:
-    """Give the way with the least bandwidth."""
+    """Give the link with the least bandwidth."""
     known = [link for link in links if link.best_bytes_per_s is not None]
     return min(known, key=lambda link: link.best_bytes_per_s or 0.0, default=None)

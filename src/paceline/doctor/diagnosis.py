@@ -1,4 +1,4 @@
-"""The examination of hosts, step by step: ask the probes, hand what they say to the judges.
+"""The examination of hosts, step by step: ask the probes, hand what they say to the checks.
 
 Phases: facts of every host; names and addresses; ports between all pairs; speed, pair by pair; an
 all-reduce over all; files and data. Each phase leaves out who has ceased to answer.
@@ -141,7 +141,7 @@ class Examination:
                 self._facts[host] = read_dataclass(HostFacts, answer)
             except (ValueError, TypeError) as error:
                 problems[host] = f"its probe is of another version ({error})"
-        # Judge each host by itself, for the workers that it would get.
+        # Check each host by itself, for the workers that it would get.
         self._note_problems("facts", problems)
         slots = {host.name: host.slots for host in self._pool.hosts}
         on_gpus = self._diagnosis_request.on_gpus
@@ -158,7 +158,7 @@ class Examination:
                 self._findings += check_name(host, facts)
             self._findings += check_machine(host, facts, wants)
             self._findings += check_gpus(host, facts.gpus, wants)
-        # Judge the hosts against one another.
+        # Check the hosts against one another.
         self._findings += check_congestion(self._facts)
         self._findings += check_versions(self._facts)
         self._findings += check_processors(self._facts)
@@ -184,7 +184,7 @@ class Examination:
             self._choices[host] = choice
             self._findings += check_address(host, choice, facts, given.get(host))
         self._findings += check_addresses(self._choices)
-        # What names stand for on other hosts is judged by every address that a host has.
+        # What names stand for on other hosts is checked by every address that a host has.
         own = {
             host: {a for i in facts.network.interfaces for a in i.addresses}
             for host, facts in self._facts.items()
@@ -265,7 +265,7 @@ class Examination:
         stuck = [link for link in self._links if link.problem]
         if len(hosts) < 2 or missing or stuck:
             if missing or stuck:
-                text = "not tried, since the ways between the hosts have faults"
+                text = "not tried, since the links between the hosts have faults"
                 self._findings.append(
                     CheckResult(hosts=tuple(hosts), what="all-reduce", state="warning", text=text)
                 )

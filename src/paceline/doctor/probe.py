@@ -41,7 +41,7 @@ class Meeting:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One measurement of one way."""
+    """One measurement of one link."""
 
     name: str = ""
     """This host's."""

@@ -1,4 +1,4 @@
-"""What `paceline doctor` prints: findings by host, then between hosts, then a table of the ways."""
+"""What `paceline doctor` prints: findings by host, between hosts, then a table of the links."""
 
 from collections.abc import Iterator, Sequence
 
@@ -68,7 +68,7 @@ def _whom(found: CheckResult, everybody: Sequence[str]) -> str:
 
 
 def _ways(diagnosis: Diagnosis) -> str:
-    """Write the ways between hosts: as two tables, or the slowest ones where there are many."""
+    """Write the links between hosts: as two tables, or the slowest ones where there are many."""
     links = diagnosis.links
     if not links:
         return ""
@@ -88,7 +88,7 @@ def _ways(diagnosis: Diagnosis) -> str:
     ]
     return "\n".join(
         [
-            f"the slowest of {len(links)} ways, and their round-trips (* much slower than usual)",
+            f"the slowest of {len(links)} links, and their round-trips (* much slower than usual)",
             *lines,
         ]
     )

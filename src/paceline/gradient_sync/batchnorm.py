@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.distributed.device import has_batchnorm_kernels
+from paceline.distributed.device import has_batchnorm_kernels, widest_float
 
 _NO_VALUES = 1e-30
 """How many values a worker without samples has: 0 would be divided by."""
@@ -230,13 +230,13 @@ def _statistics(inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Take mean, variance and number of values over the batches of all workers. Collective.
 
     A worker's squares are summed around its own mean and only then, a few numbers a channel, moved
-    to zero in float64: a mean far from zero costs no digits of the variance.
+    to zero in float64, where the device has it: a mean far from zero costs the variance no digits.
 
     Args:
         inputs: (N, C, ...) of this worker.
 
     Returns:
-        (C,), (C,) and a scalar, float64.
+        (C,), (C,) and a scalar, of `widest_float`.
     """
     dims = [0, *range(2, inputs.dim())]
     if inputs.numel():
@@ -244,12 +244,13 @@ def _statistics(inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     else:
         own_mean = inputs.new_zeros([1, inputs.shape[1]] + [1] * (inputs.dim() - 2))
     # sum (x - c)^2 + n c^2 = sum x^2
-    squares = (inputs - own_mean).square().sum(dims).double()
-    centre = own_mean.flatten().double()
+    exact = widest_float(inputs.device)
+    squares = (inputs - own_mean).square().sum(dims).to(exact)
+    centre = own_mean.flatten().to(exact)
     count = centre.new_full((1,), inputs.numel() // inputs.shape[1])
     sums = torch.cat([count * centre, squares + count * centre.square(), count])  # (2C + 1,)
     total_sum, total_square, total = _split(_SumOverWorkers.apply(sums))
-    # var = E[x^2] - E[x]^2, in float64
+    # var = E[x^2] - E[x]^2
     mean = total_sum / total
     return mean, (total_square / total - mean.square()).clamp_min(0), total
 

@@ -47,18 +47,19 @@ class PowerSGD:
         self,
         workers: int,
         rank: int,
-        loss_scale: Callable[[], float] = _no_scale,
+        loss_scale: Callable[[], float | Tensor] = _no_scale,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Args:
         workers: How many there are.
         rank: Columns that are kept of each gradient.
-        loss_scale: What gradients are multiplied by at the moment, alike on all workers.
+        loss_scale: What gradients are multiplied by at the moment, alike on all workers; a
+            tensor () on their device isn't waited for.
         waiting: Is around each wait for the other workers: the rest is this one's own computing.
         """
         self.thin: dict[str, LowRankState] = {}
         """By the parameter's name; of those that have been approximated."""
-        self.scale = 1.0
+        self.scale: float | Tensor = 1.0
         """What the errors are multiplied by: a loss scale of the past."""
         self._workers, self._rank, self._loss_scale = workers, rank, loss_scale
         self._waiting = waiting
@@ -237,7 +238,11 @@ class PowerSGD:
     def _rescale(self) -> None:
         """Bring the errors to the scale that gradients have now: a power of two, mostly."""
         now = self._loss_scale()
-        if now != self.scale and self.thin:
+        if isinstance(now, Tensor):  # only the device knows whether it has changed
+            now = now.clone()
+            if self.thin:
+                torch._foreach_mul_([thin.error for thin in self.thin.values()], now / self.scale)
+        elif now != self.scale and self.thin:
             torch._foreach_mul_([thin.error for thin in self.thin.values()], now / self.scale)
         self.scale = now
 

@@ -45,13 +45,17 @@ def failure_path(log_dir: Path, rank: int) -> Path:
 
 def kind_of(error: BaseException) -> FailureKind:
     """Decide who is at fault for an exception: only an infrastructure failure is worth a retry."""
+    return _kind_of(error, _of_device(error, _with_cause(error)))
+
+
+def _kind_of(error: BaseException, found: DeviceError | None) -> FailureKind:
     if isinstance(error, PacelineError):
         return _KINDS.get(error.exit_code, "infrastructure")
     if isinstance(error, ConnectionError | TimeoutError):
         return "infrastructure"
     if isinstance(error, OSError):
         return "infrastructure" if error.errno in _WORLD_ERRNOS else "job"
-    if (found := _of_device(error)) is not None:
+    if found is not None:
         return found.kind
     # torch raises plain RuntimeErrors for a lost peer: only their text tells.
     names = {base.__name__ for base in type(error).__mro__}
@@ -63,8 +67,8 @@ def kind_of(error: BaseException) -> FailureKind:
     return "job"
 
 
-def _of_device(error: BaseException) -> DeviceError | None:
-    return device_error(_with_cause(error)) if isinstance(error, RuntimeError) else None
+def _of_device(error: BaseException, text: str) -> DeviceError | None:
+    return device_error(text) if isinstance(error, RuntimeError) else None
 
 
 def _with_cause(error: BaseException) -> str:
@@ -95,7 +99,9 @@ def describe(error: BaseException, rank: int) -> WorkerFailure:
     What helps against an error of a GPU is added to the exception, as a note: it then stands under
     every traceback.
     """
-    kind, found = kind_of(error), _of_device(error)
+    text = _with_cause(error)  # asks the GPU, where that is needed
+    found = _of_device(error, text)
+    kind = _kind_of(error, found)
     if found is not None and found.advice not in getattr(error, "__notes__", ()):
         error.add_note(found.advice)
     return WorkerFailure(
@@ -106,7 +112,7 @@ def describe(error: BaseException, rank: int) -> WorkerFailure:
         signal_name=None,
         kind=kind,
         error_type=type(error).__name__,
-        message=_with_cause(error),
+        message=text,
         traceback=_traceback(error),
         operation=note.operation,
         time_s=time.time(),

@@ -4,7 +4,7 @@ import math
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,17 +37,22 @@ _PLAIN_EVERY_S = 10.0
 _LEAST_BAR, _MOST_BAR = 6, 24
 """Columns of the bar."""
 _PER_S: Mapping[SampleUnit, str] = {"images": "img/s", "samples": "samples/s"}
+_USUAL_WIDTHS = {"loss": 11, "speed": 12, "lr": 10, "left": 9}
+"""Columns that figures of the progress line have from the beginning, as most come to that."""
 _LABEL = re.compile(r" {2}[a-z]+ +(?=\S)")
-_DROPPED = (
+_DROPPED_FIRST: Sequence[Sequence[str]] = (
     (),
     ("wire",),
     ("wire", "gpu"),
     ("wire", "gpu", "lr"),
     ("wire", "gpu", "lr", "comm"),
+)
+"""Figures that a narrow terminal goes without, to keep its bar;"""
+_DROPPED_NEXT: Sequence[Sequence[str]] = (
     ("wire", "gpu", "lr", "comm", "accuracy"),
     ("wire", "gpu", "lr", "comm", "accuracy", "speed"),
 )
-"""Figures that a narrow terminal goes without."""
+"""and those that a narrower one goes without, having none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,32 +82,41 @@ class Advance:
 
     def text(self) -> str:
         """Write it as one line, without the position."""
-        return "  ".join(text for text in self._figures().values() if text)
+        return "  ".join(text for text in self.figures().values() if text)
 
-    def bar_line(self, width: int, *, plain: bool = False) -> str:
+    def bar_line(
+        self, width: int, *, plain: bool = False, widths: Mapping[str, int] | None = None
+    ) -> str:
         """Write position, bar and figures so that the line fits a terminal.
 
-        Where there is little room the bar gets shorter and goes, then the bytes a step, the
-        GPU, the learning rate, the share of communication, the accuracy and the speed; no figure is
-        ever cut.
+        Where there is little room the bar gets shorter. Before it goes, the bytes a step, the GPU,
+        the learning rate and the share of communication do; without it, these, the accuracy and the
+        speed go one after the other. No figure is ever cut.
 
         Args:
             width: Columns of the terminal.
             plain: The terminal shows ASCII alone.
+            widths: The least columns of each figure, so that those behind it stay where they were.
         """
-        steps = self.position()
+        least = widths or {}
+        figures = {n: t.ljust(least.get(n, 0)) for n, t in self.figures().items() if t}
+        steps = self.position().rjust(len(f"{self.steps}/{self.steps}"))
         long, brief = f"epoch {self.epoch}/{self.epochs}", f"{self.epoch}/{self.epochs}"
-        # First with a bar, as long as there is room for one of a useful length.
-        for text in (self.text(), self.text().replace("  ", " ")):
-            room = width - len(f"{long}  {steps} {text}")
-            if room >= _LEAST_BAR:
-                return f"{long} {self._bar(min(room, _MOST_BAR), plain)} {steps} {text}"
-        # Without a bar: leave out figures until it fits, the least important first.
+        # First with a bar of a useful length.
+        for dropped in _DROPPED_FIRST:
+            kept = [text for name, text in figures.items() if name not in dropped]
+            for place, gap in ((long, "  "), (long, " "), (brief, " ")):
+                text = gap.join(kept)
+                room = width - len(f"{place}  {steps} {text}")
+                if room >= _LEAST_BAR:
+                    drawn = bar(min(room, _MOST_BAR), self.step, self.steps, plain=plain)
+                    return f"{place} {drawn} {steps} {text}".rstrip()
+        # Without one: leave out figures until it fits, the least important first.
         line = ""
-        for dropped in _DROPPED:
-            kept = [text for name, text in self._figures().items() if text and name not in dropped]
+        for dropped in (*_DROPPED_FIRST, *_DROPPED_NEXT):
+            kept = [text for name, text in figures.items() if name not in dropped]
             for place in (long, brief):
-                line = " ".join((place, steps, *kept))
+                line = " ".join((place, self.position(), *kept)).rstrip()
                 if len(line) <= width:
                     return line
         return line
@@ -111,14 +125,16 @@ class Advance:
         """Write the step, and of how many where that is known."""
         return f"{self.step}/{self.steps}" if self.steps else f"step {self.step}"
 
-    def _figures(self) -> dict[str, str]:
+    def figures(self) -> dict[str, str]:
+        """Write each figure; empty where it isn't known."""
         spent = self.spent
         used, memory = self.gpu_utilization, self.gpu_memory_bytes
         gpu = ["" if used is None else _whole(used), show_bytes(memory) if memory else ""]
+        speed = f"{self.images_per_s:,.0f} {_PER_S[self.unit]}" if self.images_per_s else ""
         return {
             "loss": f"loss {show_loss(self.loss)}",
             "accuracy": "" if self.accuracy is None else f"acc {show_percent(self.accuracy):>7}",
-            "speed": f"{self.images_per_s:,.0f} {_PER_S[self.unit]}" if self.images_per_s else "",
+            "speed": speed,
             "comm": f"comm {_whole(spent.exposed + spent.waiting)}" if spent else "",
             "wire": f"{show_bytes(spent.wire_bytes)}/step" if spent else "",
             "gpu": " ".join(("GPU", *filter(None, gpu))) if any(gpu) else "",
@@ -126,10 +142,19 @@ class Advance:
             "left": f"ETA {format_clock(self.eta_s)}",
         }
 
-    def _bar(self, length: int, plain: bool) -> str:
-        done = length * self.step // max(1, self.steps)
-        full, empty = ("#", "-") if plain else ("━", "─")
-        return full * done + empty * (length - done)
+
+def bar(length: int, done: int, total: int, *, plain: bool) -> str:
+    """Draw a bar of so many columns.
+
+    Args:
+        length: Columns.
+        done: How much is done,
+        total: of how much; 0 where that isn't known.
+        plain: With ASCII alone.
+    """
+    filled = min(length, length * done // max(1, total))
+    full, empty = ("#", "-") if plain else ("━", "─")
+    return full * filled + empty * (length - filled)
 
 
 class Console(ABC):
@@ -150,6 +175,16 @@ class Console(ABC):
     @abstractmethod
     def advance(self, advance: Advance) -> None:
         """Show how far the epoch is."""
+
+    @abstractmethod
+    def evaluating(self, what: str, done: int, total: int) -> None:
+        """Show how far an evaluation is; called for each batch.
+
+        Args:
+            what: What is evaluated, such as `epoch 2/5  validation`.
+            done: This worker's batches that were begun.
+            total: Of how many; 0 where that isn't known.
+        """
 
     @abstractmethod
     def epoch(self, row: EpochRow, unit: SampleUnit) -> None:
@@ -176,6 +211,9 @@ class SilentConsole(Console):
         return False
 
     def advance(self, advance: Advance) -> None:
+        """Do nothing."""
+
+    def evaluating(self, what: str, done: int, total: int) -> None:
         """Do nothing."""
 
     def epoch(self, row: EpochRow, unit: SampleUnit) -> None:
@@ -212,6 +250,12 @@ class PlainConsole(Console):
             self.say(f"{place}  {advance.text()}")
             self._last_s = monotonic()
 
+    def evaluating(self, what: str, done: int, total: int) -> None:
+        """Print the progress if none was printed for ten seconds."""
+        if self.is_due():
+            self.say(f"{what}  {_batches(done, total)}")
+            self._last_s = monotonic()
+
     def epoch(self, row: EpochRow, unit: SampleUnit) -> None:
         """Print the row, under a header the first time."""
         for line in self._table.lines(row, unit):
@@ -235,6 +279,8 @@ class BarConsole(Console):
         self._table = EpochTable(has_header=has_header)
         self._open = ""
         """The figures of an epoch that hasn't ended."""
+        self._widths = dict(_USUAL_WIDTHS)
+        """The most columns that each figure has had: those behind it stay where they are."""
 
     def say(self, line: str) -> None:
         """Print the line above the bar and into the log; long labelled lines in their column."""
@@ -260,10 +306,18 @@ class BarConsole(Console):
 
     def advance(self, advance: Advance) -> None:
         """Redraw the bar."""
-        bar = self._bar()
-        plain = not bar.console.encoding.startswith("utf")
-        self._open = advance.bar_line(bar.console.width, plain=plain)
-        bar.update(bar.task_ids[0], visible=True, description=self._open)
+        for name, text in advance.figures().items():
+            self._widths[name] = max(len(text), self._widths.get(name, 0))
+        width, plain = self._bar().console.width, self._is_plain()
+        self._open = advance.bar_line(width, plain=plain, widths=self._widths)
+        self._show(self._open)
+
+    def evaluating(self, what: str, done: int, total: int) -> None:
+        """Draw a bar of the evaluation in place of the training's."""
+        drawn = f"{bar(_MOST_BAR, done, total, plain=self._is_plain())} " if total else ""
+        shown = f"{what} {drawn}{_batches(done, total)}"
+        fits = len(shown) <= self._bar().console.width
+        self._show(shown if fits else f"{what} {_batches(done, total)}")
 
     def epoch(self, row: EpochRow, unit: SampleUnit) -> None:
         """Print the row, under a header the first time."""
@@ -281,6 +335,13 @@ class BarConsole(Console):
                 self._say(self._open)
             self._progress.stop()
             self._progress = None
+
+    def _show(self, line: str) -> None:
+        progress = self._bar()
+        progress.update(progress.task_ids[0], visible=True, description=line)
+
+    def _is_plain(self) -> bool:
+        return not self._bar().console.encoding.startswith("utf")
 
     def _bar(self) -> "Progress":
         if self._progress is None:
@@ -337,6 +398,10 @@ def make_console(
 def _print(line: str) -> None:
     with suppress(OSError, ValueError):  # full, left by its reader, closed: the training goes on
         print(printable(line), flush=True)
+
+
+def _batches(done: int, total: int) -> str:
+    return f"{done:>{len(str(total))}}/{total}" if total else f"batch {done}"
 
 
 def _whole(share: float) -> str:

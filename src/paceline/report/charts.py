@@ -13,6 +13,9 @@ from paceline.results.metrics_table import Metrics, best_row
 MAX_POINTS = 1000
 """More than a screen can show; keeps the page small for runs of thousands of epochs."""
 
+SPAN = 50
+"""Where the largest value is more than so many times the smallest, a scale is logarithmic."""
+
 Scale = Literal["plain", "percent"]
 Role = Literal["train", "validation", "single", "part"]
 
@@ -66,7 +69,7 @@ class Chart:
         finite = [v for series in self.series for v in series.values if not math.isnan(v)]
         if self.scale == "percent" or self.from_zero or not finite or min(finite) <= 0:
             return False
-        return max(finite) / min(finite) > 50
+        return max(finite) / min(finite) > SPAN
 
     @property
     def description(self) -> str:

@@ -9,8 +9,9 @@ from itertools import pairwise
 from typing import final
 
 from paceline.errors import DataError, UsageError
+from paceline.launch.watchdog.stragglers import WorkerSpeed, read_live
 from paceline.options.durations import parse_duration_s
-from paceline.report.charts import best_position
+from paceline.report.charts import SPAN, best_position
 from paceline.report.load_run import RunReport, read_run
 from paceline.report.run_outcome import RunState, describe_ending, find_state
 from paceline.results.growing_table import GrowingTable
@@ -39,6 +40,8 @@ class RunStatus:
     workers: int | None
     nodes: int | None
     restarts: int
+    speeds: tuple[WorkerSpeed, ...]
+    """What each worker does and how fast, the slowest first; empty where that isn't known."""
     epoch: int | None
     """The one under way, from 1; of a run that has ended the last one."""
     epochs: int | None
@@ -152,6 +155,7 @@ def status_of(
         resume="" if state == "running" else ending.resume,
         workers=whole(derived, "world_size"),
         nodes=whole(derived, "nodes"),
+        speeds=tuple(read_live(report.path / "logs")) if state == "running" else (),
         restarts=sum(text(entry, "reason") == "restart" for entry in history),
         epoch=_int(last.get("epoch")),
         epochs=epochs if per_epoch or len(report.metrics) > 1 else None,
@@ -178,14 +182,21 @@ def status_of(
     )
 
 
+def spans_decades(values: Sequence[float]) -> bool:
+    """Tell whether values lie so far apart that only a logarithmic scale shows them all."""
+    return min(values, default=0.0) > 0 and max(values) / min(values) > SPAN
+
+
 def sparkline(values: Sequence[float], width: int, *, plain: bool = False) -> str:
     """Draw values as one line, each column the mean of its share of them.
 
     Args:
-        values: Finite ones, in order.
+        values: Finite ones, in order; on a logarithmic scale where they `spans_decades`.
         width: Columns at most.
         plain: With ASCII alone.
     """
+    if spans_decades(values):
+        values = [math.log(value) for value in values]
     marks = "_.-=+*#" if plain else "▁▂▃▄▅▆▇█"
     columns = min(width, len(values))
     ends = [round(i * len(values) / columns) for i in range(columns + 1)] if columns > 0 else []

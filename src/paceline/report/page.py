@@ -55,6 +55,7 @@ def render_page(report: RunReport, follow: str = "") -> str:
         epochs=sections.epochs_table(report),
         settings=sections.settings_table(report),
         outcome=sections.outcome_table(report),
+        resolved=sections.resolved_table(report),
         environment=sections.environment_table(report),
         hosts=sections.hosts_table(report),
         history=sections.history_table(report),

@@ -24,6 +24,8 @@ MOST_CLASSES = 25
 """With more the confusion matrix isn't a table: its mistakes are listed."""
 MOST_MISTAKES = 30
 _LONGEST_S = 1e9
+_EMPTY = ("", "none", figures.NOTHING)
+"""What a cell says where nothing is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,19 +149,49 @@ def settings_table(report: RunReport) -> tuple[Setting, ...]:
     return tuple(sorted(rows, key=lambda row: not row.given))
 
 
+_HERE = ("backend", "threads")
+"""Of what followed from the settings: what the machine decides."""
+_GPU = {"gpu": "GPU", "driver": "driver", "cuda": "CUDA", "cudnn": "cuDNN"}
+
+
 def environment_table(report: RunReport) -> tuple[Setting, ...]:
-    """List what followed from the settings on this machine, and the versions."""
-    derived = dict(section(report.run, "derived"))
-    rule = derived.pop("lr_rule", None)
-    if rule:
-        derived["lr"] = rule
+    """List what the training ran on: code, libraries and hardware, as far as it is recorded."""
     rows = []
     if commit := section(report.run, "git"):
         changed = ", with changes" if commit.get("dirty") is True else ""
-        rows.append(("commit", f"{text(commit, 'commit')[:12]}{changed}"))
-    rows += [(name.replace("_", " "), _derived(v)) for name, v in derived.items()]
-    rows += [(name, figures.show_value(v)) for name, v in section(report.run, "versions").items()]
-    return tuple(Setting(name=name, value=content) for name, content in rows if content)
+        rows.append(("git commit", f"{text(commit, 'commit')[:12]}{changed}"))
+    names = {"python": "Python", "paceline": "Paceline"}
+    versions = section(report.run, "versions")
+    rows += [(names.get(name, name), figures.show_value(v)) for name, v in versions.items()]
+    derived, numerics = section(report.run, "derived"), section(report.run, "numerics")
+    rows.append(("CPU", text(numerics, "cpu") or _one(report, "cpu")))
+    rows += [(shown, figures.show_value(numerics.get(name))) for name, shown in _GPU.items()]
+    if "gpu" not in numerics:
+        rows.append(("device", text(derived, "device") or _one(report, "device")))
+    rows += [(name, figures.show_value(derived.get(name))) for name in _HERE]
+    return _known(rows)
+
+
+def resolved_table(report: RunReport) -> tuple[Setting, ...]:
+    """List what followed from the settings, the data and the number of workers."""
+    derived = dict(section(report.run, "derived"))
+    if rule := derived.pop("lr_rule", None):
+        derived["lr"] = str(rule).removeprefix("lr ")
+    elsewhere = {*_HERE, "device"}
+    return _known(
+        [(n.replace("_", " "), _derived(v)) for n, v in derived.items() if n not in elsewhere]
+    )
+
+
+def _known(rows: Sequence[tuple[str, str]]) -> tuple[Setting, ...]:
+    """Make settings of names and texts; of those that say something."""
+    return tuple(Setting(name=name, value=shown) for name, shown in rows if shown not in _EMPTY)
+
+
+def _one(report: RunReport, name: str) -> str:
+    """Give what all hosts have alike; empty where they differ, or don't say."""
+    found = {text(host, name) for host in entries(report.run, "hosts")}
+    return found.pop() if len(found) == 1 else ""
 
 
 def hosts_table(report: RunReport) -> Table:
@@ -174,7 +206,13 @@ def hosts_table(report: RunReport) -> Table:
         )
         for host in entries(report.run, "hosts")
     )
-    return Table(header=("host", "ranks", "device", "CPU", "cores"), rows=rows)
+    header = ("host", "ranks", "device", "CPU", "cores")
+    # Columns in which no host says anything are left out.
+    kept = [i for i in range(len(header)) if any(row[i] not in _EMPTY for row in rows)]
+    return Table(
+        header=tuple(header[i] for i in kept),
+        rows=tuple(tuple(row[i] for i in kept) for row in rows if kept),
+    )
 
 
 def history_table(report: RunReport) -> Table:

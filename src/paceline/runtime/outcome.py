@@ -1,6 +1,7 @@
 """What the user sees when a training is over: summary, or failure, and where things are."""
 
 import math
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import ExitCode
 from paceline.launch.error_records import exit_code_of
 from paceline.launch.failures import WorkerFailure, one_line, render
+from paceline.metrics.console import in_column
 from paceline.options.durations import format_duration
 from paceline.options.figures import plural, show_loss, show_percent
 from paceline.options.shell import command_line
@@ -86,7 +88,7 @@ def announce_end(
         return ExitCode.RESUMABLE
     write(run)
     if not quiet:
-        print(printable(_summary_text(summary, run)), flush=True)
+        print(_fitting(printable(_summary_text(summary, run))), flush=True)
     return ExitCode.DONE
 
 
@@ -171,6 +173,14 @@ def _print_interrupted(run: RunDirectory, again: Sequence[str]) -> None:
         what = "Resume"
     command = printable(command_line("resume", run.path, *again))
     print(f"Stopped. {what}: {command}", flush=True)
+
+
+def _fitting(text: str) -> str:
+    """Wrap labelled lines to the terminal; in a pipe each stays one line."""
+    if not sys.stdout.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return "\n".join(in_column(line, width) for line in text.split("\n"))
 
 
 def _summary_text(summary: Mapping[str, object], run: RunDirectory) -> str:

@@ -1,6 +1,8 @@
 """Where the workers of a training run, and how many: in this process, on this machine, on hosts."""
 
 import os
+import sys
+from collections.abc import Collection
 from dataclasses import replace
 
 from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
@@ -21,6 +23,7 @@ from paceline.launch.worker_count import (
     threads_per_worker,
     usable_cores,
 )
+from paceline.options.figures import plural
 from paceline.runtime.spec import Place
 from paceline.training.config import TrainConfig
 from paceline.training.sync.validation import check_method, check_reproducible
@@ -51,6 +54,30 @@ def choose_place(
     place = _here(config) or _on_node(config) or local_place(config, usual=usual_workers)
     check_workers(config, place.workers)
     return place
+
+
+def warn_of_no_effect(place: Place, given: Collection[str]) -> None:
+    """Say which given options mean nothing where something else has started the workers."""
+    if place.here and "max_restarts" in given:
+        print(
+            "--max-restarts has no effect here: what started this process restarts it "
+            "(torchrun has an option of the same name)",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def say_starting(place: Place, progress: str) -> None:
+    """Tell a person at a terminal at once what happens: what comes next is slow.
+
+    Args:
+        place: Where the workers run; nothing is said of those that something else starts.
+        progress: The option: nothing is said with `off`.
+    """
+    if place.here or place.hosts is not None or place.node is not None:
+        return
+    if progress != "off" and sys.stderr is not None and sys.stderr.isatty():
+        print(f"Starting {plural(place.workers, 'worker')}", file=sys.stderr, flush=True)
 
 
 def check_workers(config: TrainConfig, workers: int) -> None:

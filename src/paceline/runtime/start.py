@@ -1,9 +1,8 @@
 """Starts the workers of a training, waits for them, and says how it ended."""
 
 import json
-import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -13,33 +12,15 @@ from paceline.errors import ExitCode, InfrastructureError
 from paceline.launch.error_records import describe
 from paceline.launch.signals import signals_raised
 from paceline.metrics.tensorboard import require_tensorboard
-from paceline.options.figures import plural
 from paceline.runtime.copying import copied_by
 from paceline.runtime.outcome import announce, announce_end, announce_failure
 from paceline.runtime.run_dir_agreement import WAIT_FOR_RUN_DIR_S, agree_on_run, find_run, make_run
-from paceline.runtime.spec import PRELOAD, Launch, Place
+from paceline.runtime.spec import PRELOAD, Launch
 from paceline.runtime.start_node import start_on_node
 from paceline.runtime.start_ssh import start_on_hosts
 from paceline.runtime.tracking import tracked
 from paceline.runtime.write_report import write_report_apart
 from paceline.tracking.registry import require_trackers
-
-
-def warn_of_no_effect(place: Place, given: Collection[str]) -> None:
-    """Say which given options mean nothing where something else has started the workers."""
-    if place.here and "max_restarts" in given:
-        print(
-            "--max-restarts has no effect here: what started this process restarts it "
-            "(torchrun has an option of the same name)",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
-def say_starting(place: Place, progress: str) -> None:
-    """Tell a person at a terminal at once what happens: importing torch takes seconds."""
-    if progress != "off" and sys.stderr is not None and sys.stderr.isatty():
-        print(f"Starting {plural(place.workers, 'worker')}", file=sys.stderr, flush=True)
 
 
 def start(launch: Launch) -> int:
@@ -67,7 +48,6 @@ def _start_local(launch: Launch) -> int:
     # Make and own the run directory before anything slow.
     launch = make_run(launch)
     run, place = launch.run, launch.place
-    say_starting(place, launch.config.metrics.progress)
     tracks = tracked(run, launch.config.metrics, quiet=launch.quiet)
     with run.lock(), run.swept(), copied_by(launch), tracks:
         run.remove_summary()

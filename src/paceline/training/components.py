@@ -115,6 +115,10 @@ class Components:
                     f"session (one has the shape {strange[0]}): take their model in by s.model(...)"
                 )
 
+    def have_synced_batchnorm(self) -> bool:
+        """Tell whether a model has PyTorch's own SyncBatchNorm: its forward pass is collective."""
+        return any(isinstance(layer, nn.SyncBatchNorm) for layer in self.model.modules())
+
     def stateful(self) -> dict[str, Stateful]:
         """Name everything with a state besides models and optimizers."""
         numbered = {f"scheduler-{i}": s for i, s in enumerate(self.schedulers)}

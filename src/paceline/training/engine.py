@@ -455,6 +455,21 @@ class Engine:
         progress.add_evaluation(agree_on_pause(progress.lap(), self.stop_flag, context.group))
         context.profiler.evaluated(progress.state)
 
+    def evaluation_batches(self, loader: EvalLoader, what: str = "") -> Iterator[Batch]:
+        """Give an evaluation's batches, unless a signal ends it, and show how far it is.
+
+        Args:
+            loader: What is evaluated.
+            what: Its name on the screen; of the open epoch's validation by default.
+        """
+        context, epoch = self.context, self.context.progress.state.epoch + 1
+        place = f"epoch {epoch}/{context.config.loop.epochs}"
+        title = what or (f"{place} validation" if self.epoch.is_open else "evaluation")
+        total = 0 if loader.served.is_stream else len(loader)
+        for done, batch in enumerate(self.stop_flag.until_signal(loader.batches())):
+            context.console.evaluating(title, done, total)
+            yield batch
+
     def time_evaluation(self, judge: BatchMetrics, loader: EvalLoader) -> None:
         """Time an evaluation by its first batches, where a time budget must leave room for it.
 

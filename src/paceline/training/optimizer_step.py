@@ -57,6 +57,8 @@ class OptimizerStep(StepHook):
     """Whether an optimizer has stepped since the loss scale was adapted."""
     _unscaled: list[Optimizer] = field(default_factory=list)
     """Whose gradients have their true size already, in fp16."""
+    _begun: list[Optimizer] = field(default_factory=list)
+    """Those that have been asked for a step, in fp16: the scaler may have skipped it."""
 
     def begin_alone(self) -> None:
         """Note that the next backward pass isn't about a batch of the training loader.
@@ -125,6 +127,9 @@ class OptimizerStep(StepHook):
                 optimizer.step()
         else:
             for optimizer in filter(_has_gradients, optimizers):
+                if optimizer not in self._begun:
+                    self._begun.append(optimizer)
+                    begin_momentum(optimizer)
                 self.scaler.step(optimizer)
                 self._has_stepped = True
         self.is_updating = False
@@ -251,6 +256,27 @@ class ScriptOptimizer:
                 plain(*args, **kwargs)
 
         return zero_grad
+
+
+def begin_momentum(optimizer: Optimizer) -> None:
+    """Let a fused SGD's momentum begin at 0, before a first step that a loss scaler may skip.
+
+    Its kernel would leave the momentum's memory as it finds it then, and go on from that
+    (torch 2.15). From 0 the first step that counts has the same bits.
+    """
+    if not isinstance(optimizer, torch.optim.SGD):
+        return
+    for group in optimizer.param_groups:
+        if group["fused"] and group["momentum"]:
+            if group["dampening"]:
+                raise UsageError(
+                    "torch.optim.SGD(fused=True) with dampening can't be combined with fp16: a "
+                    "first step that overflows would leave its momentum unset. Leave fused out"
+                )
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    momentum = torch.zeros_like(parameter.grad)
+                    optimizer.state[parameter].setdefault("momentum_buffer", momentum)
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

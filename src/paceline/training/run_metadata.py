@@ -20,12 +20,14 @@ from paceline.files import write_json
 from paceline.launch.worker_count import usable_cores
 from paceline.optim.options import describe_optimizer
 from paceline.optim.rate import scaled_lr
+from paceline.options.figures import show_short_percent
 from paceline.results.run_directory import RUN_FORMAT, RunDirectory
 from paceline.training.batches.plan import TrainPlan
 from paceline.training.config import TrainRequest
 from paceline.training.engine import Engine
 from paceline.training.hooks.base import ADDED_HOOKS
 from paceline.training.numerics import describe, describe_kernels, numerics_of_all
+from paceline.training.options import LoopOptions
 from paceline.training.profiling.gpu_monitor import peak_memory
 from paceline.training.revision import find_revision
 from paceline.training.snapshots.train_state import finite
@@ -193,6 +195,7 @@ def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDir
         lines.append(f"  lr        {rule}, {schedule} schedule")
     if context.config.loop.ema is not None:
         lines.append(f"  ema       decay {context.config.loop.ema:g}, evaluated and exported")
+    lines += _target_line(context.config.loop)
     if method_of(context.config) not in ("allreduce", "ordered"):
         lines.append(f"  sync      {derived['sync']}")
     each = "" if context.shared else " here; each other node keeps its own"
@@ -200,6 +203,15 @@ def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDir
     if context.progress.state.step:
         lines.append(f"  from      {_position(engine)}")
     return "\n".join(lines)
+
+
+def _target_line(loop: LoopOptions) -> list[str]:
+    """Say which accuracy ends the training; empty where none does."""
+    if loop.target_accuracy is None:
+        return []
+    epochs = f" in {loop.patience} epochs in a row" if loop.patience > 1 else ""
+    target = show_short_percent(loop.target_accuracy)
+    return [f"  target    ends at {target} validation accuracy{epochs}"]
 
 
 def _kernels_line(engine: Engine) -> list[str]:

@@ -391,8 +391,9 @@ class Session:
         self._context.components.check_optimizers()
         plan = self._context.progress.plan
         if plan is not None:
-            sync = self.config.compute.sync_batchnorm
-            optimizers = len(self._context.components.optimizers)
+            components = self._context.components
+            sync = self.config.compute.sync_batchnorm or components.have_synced_batchnorm()
+            optimizers = len(components.optimizers)
             check_plan(plan, self.config.data, sync_batchnorm=sync, optimizers=optimizers)
         self.engine.begin()
 
@@ -466,7 +467,7 @@ class Session:
         """
         engine, loader = self.engine, self._eval_loader_of(loader)
         with engine.evaluation():
-            batches, context = engine.stop_flag.until_signal(loader.batches()), engine.context
+            batches, context = engine.evaluation_batches(loader), engine.context
             figures, samples = average(judge, batches, context.group, context.division)
         if loader.num_samples not in (0, samples):
             raise RuntimeError(f"evaluated {samples} of {loader.num_samples} samples")

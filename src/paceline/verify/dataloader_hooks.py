@@ -19,14 +19,16 @@ from torch.utils.data.sampler import RandomSampler
 
 from paceline.data.batch import Batch
 from paceline.training.batches.loader import Loader
-from paceline.verify.events import Drawn, Drew, PassBegun, PassEnded
+from paceline.verify.events import Drawn, Drew, PassBegun, PassEnded, Placed
 from paceline.verify.observer import SESSION_LOADER, Observer
 from paceline.verify.patching import Patches
 from paceline.verify.rng_tracking import drawn_from, rng_states
+from paceline.verify.source_lines import caller
 from paceline.verify.tensor_sketch import content_hashes
 from paceline.verify.trial import EnoughSeenError
 
-_DEPTH = 4
+_DEPTH = 16
+"""Calls that tell two loaders of a library apart, which it makes in one place."""
 _MOST_EVALUATED = 200
 """Batches of a pass without training."""
 
@@ -52,6 +54,12 @@ class LoaderWatch:
     observer: Observer
     _sites: "WeakKeyDictionary[object, int]" = field(default_factory=WeakKeyDictionary)
     """Where each loader was made."""
+    _samplers: "WeakKeyDictionary[object, str]" = field(default_factory=WeakKeyDictionary)
+    """The line in which each DistributedSampler was made."""
+    _unused: Counter[int] = field(default_factory=Counter)
+    """How many loaders a place has made since one of them was used."""
+    _places: dict[int, int] = field(default_factory=dict)
+    """The place of each loader that isn't its first."""
     _passes: Counter[int] = field(default_factory=Counter)
     """How many passes have begun over the loaders of a site."""
     _trained: Counter[int] = field(default_factory=Counter)
@@ -66,6 +74,7 @@ class LoaderWatch:
         """Stand around torch's DataLoader while the block runs."""
         with Patches() as patches:
             patches.wrap(DataLoader, "__init__", self._around_init)
+            patches.wrap(DistributedSampler, "__init__", self._around_sampler)
             patches.wrap(DataLoader, "__iter__", self._around_iter)
             patches.wrap(_BaseDataLoaderIter, "_next_index", self._around_next_index)
             patches.wrap(_BaseDataLoaderIter, "_reset", self._around_reset)
@@ -79,7 +88,29 @@ class LoaderWatch:
         @wraps(original)
         def make(loader: DataLoader[object], *arguments: object, **named: object) -> None:
             original(loader, *arguments, **named)
-            self._sites[loader] = _site(sys._getframe(1))
+            self._sites[loader] = site = self._number(_site(sys._getframe(1)))
+            self.observer.place(f"loader {site}")
+            if isinstance(loader.sampler, DistributedSampler) and loader.sampler in self._samplers:
+                made = self._samplers[loader.sampler]
+                self.observer.record(Placed(f"sampler {site}", made))
+
+        return make
+
+    def _number(self, site: int) -> int:
+        """Tell loaders apart that one place makes before any of them is used: a library's, say."""
+        self._unused[site] += 1
+        number = self._unused[site]
+        if number == 1:
+            return site
+        other = crc32(f"{site} {number}".encode())
+        self._places[other] = site
+        return other
+
+    def _around_sampler(self, original: Callable[..., object]) -> Callable[..., object]:
+        @wraps(original)
+        def make(sampler: object, *arguments: object, **named: object) -> None:
+            original(sampler, *arguments, **named)
+            self._samplers[sampler] = caller()
 
         return make
 
@@ -179,8 +210,10 @@ class LoaderWatch:
         if self._trained[site] >= self.observer.trial.epochs:
             raise EnoughSeenError
         begun = _Pass(loader, site, self._passes[site], self.observer.steps)
+        self._unused[self._places.get(site, site)] = 0
         self._passes[site] += 1
         self._latest = begun
+        self.observer.place(f"pass {site}")
         self.observer.record(_describe(loader, site, begun.number))
         return begun
 

@@ -15,6 +15,7 @@ from paceline.launch.failures import WorkerFailure, is_lost_peer
 from paceline.options.figures import plural
 from paceline.verify.events import Ended, Event, Stepped
 from paceline.verify.patching import Patches
+from paceline.verify.source_lines import caller
 
 _CALLS = (
     "all_gather",
@@ -35,20 +36,20 @@ _CALLS = (
     "scatter",
     "scatter_object_list",
 )
-_WIDTH = 64
+_WIDTH = 1024
 _NOWHERE = "in no such call"
 
 
 @contextmanager
 def locations_recorded(
-    records: Path, rank: int, met: Callable[[], None] = lambda: None
+    records: Path, rank: int, met: Callable[[str], None] = lambda _: None
 ) -> Iterator[None]:
     """Keep the name of the collective call that a rank is in, in a file that outlives the rank.
 
     Args:
         records: Shared by the ranks of one launch.
         rank: This one.
-        met: Is called after each collective call.
+        met: Is called with its name after each collective call.
     """
     with _path(records, rank).open("wb", buffering=0) as file, Patches() as patches:
         for name in _CALLS:
@@ -59,19 +60,19 @@ def locations_recorded(
         yield
 
 
-def _nothing() -> None:
+def _nothing(name: str) -> None:
     """A backward pass alone meets nobody."""
 
 
 def _around(
-    file: FileIO, name: str, done: Callable[[], None], original: Callable[..., object]
+    file: FileIO, name: str, done: Callable[[str], None], original: Callable[..., object]
 ) -> Callable[..., object]:
     @wraps(original)
     def call(*arguments: object, **named: object) -> object:
-        _note(file, name)
+        _note(file, f"{name} at {at}" if (at := caller()) else name)
         result = original(*arguments, **named)
         _note(file, "")  # not where it fails: that is where the rank was
-        done()
+        done(name)
         return result
 
     return call
@@ -79,7 +80,7 @@ def _around(
 
 def _note(file: FileIO, name: str) -> None:
     # One write of fixed width at offset 0: a killed rank leaves the old name or the new one.
-    os.pwrite(file.fileno(), name.encode().ljust(_WIDTH), 0)
+    os.pwrite(file.fileno(), name.encode().ljust(_WIDTH)[:_WIDTH], 0)
 
 
 def read_locations(records: Path, ranks: Sequence[Sequence[Event]]) -> list[str]:

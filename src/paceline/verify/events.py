@@ -87,6 +87,8 @@ class Backward:
 
     loss: float
     weight: float = 1.0
+    synced: bool | None = None
+    """Whether DistributedDataParallel is going to combine its gradients; None without it."""
 
 
 @dataclass(frozen=True)
@@ -148,10 +150,38 @@ class Figured:
 
 
 @dataclass(frozen=True)
+class Clipped:
+    """The script has clipped gradients."""
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A GradScaler is about to take a step."""
+
+    scale: float
+
+
+@dataclass(frozen=True)
+class Combined:
+    """The script itself has combined a tensor over the ranks, between backward pass and step."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A line of the script has done something for the first time."""
+
+    what: str
+    at: str
+    """`file:line`."""
+
+
+@dataclass(frozen=True)
 class Printed:
     """Rank 0 has printed a line."""
 
     line: str
+    at: str = ""
+    """`file:line` of the script."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +205,10 @@ Event = (
     | Reduced
     | Met
     | Figured
+    | Clipped
+    | Scaled
+    | Combined
+    | Placed
     | Printed
     | Ended
 )

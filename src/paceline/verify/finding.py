@@ -18,6 +18,7 @@ class Cause(StrEnum):
     DROP_LAST = "drop-last"
     PADDED_TRAINING = "padded-training"
     PADDED_EVALUATION = "padded-evaluation"
+    DROPPED_EVALUATION = "dropped-evaluation"
     OTHER_SAMPLES = "other-samples"
     BATCH_GROWS = "batch-grows"
     RATE_STAYS = "rate-stays"
@@ -25,6 +26,8 @@ class Cause(StrEnum):
     SCHEDULE_PER_WORKER = "schedule-per-worker"
     GRADIENT_FACTOR = "gradient-factor"
     MEAN_OF_MEANS = "mean-of-means"
+    WEIGHED_ALIKE = "weighed-alike"
+    CLIPPED_EARLY = "clipped-early"
     BATCHNORM_SHARE = "batchnorm-share"
     SAME_DROPOUT = "same-dropout"
     SAME_AUGMENTATION = "same-augmentation"
@@ -34,12 +37,17 @@ class Cause(StrEnum):
     START_HIDDEN = "start-hidden"
     OTHER_START = "other-start"
     MODELS_DIFFER = "models-differ"
+    WRAPPER_BYPASSED = "wrapper-bypassed"
+    NO_SYNC = "no-sync"
+    SCALE_APART = "scale-apart"
+    LATE_PARAMETER = "late-parameter"
     WEIGHTS_APART = "weights-apart"
     UNEQUAL_STEPS = "unequal-steps"
     WAITS_APART = "waits-apart"
     NO_GRADIENT = "no-gradient"
     METRIC_FACTOR = "metric-factor"
     METRIC_MEANS = "metric-means"
+    METRIC_APART = "metric-apart"
     METRIC_SHARE = "metric-share"
     FIGURES = "figures"
     CHANCE = "chance"
@@ -68,6 +76,8 @@ class Finding:
     """The first step in which it shows, from 0."""
     rank: int | None = None
     tensor: str = ""
+    lines: tuple[str, ...] = ()
+    """Of the script, as `file:line`, the likeliest first."""
 
     @property
     def is_fault(self) -> bool:
@@ -104,10 +114,17 @@ class Case:
         step: int | None = None,
         rank: int | None = None,
         tensor: str = "",
+        at: str = "",
     ) -> Finding:
         """Make a finding of this launch."""
         return Finding(
-            cause=cause, workers=self.workers, what=what, step=step, rank=rank, tensor=tensor
+            cause=cause,
+            workers=self.workers,
+            what=what,
+            step=step,
+            rank=rank,
+            tensor=tensor,
+            lines=(at,) if at else (),
         )
 
     def first_steps(self) -> tuple[Step, Step] | None:

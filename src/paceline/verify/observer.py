@@ -1,6 +1,6 @@
 """What one worker sees, put together from the hooks around it and written down."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -17,6 +17,7 @@ from paceline.training.hooks.base import StepHook
 from paceline.training.snapshots.train_state import TrainState
 from paceline.verify.events import (
     Backward,
+    Combined,
     Drawn,
     Drew,
     Evaluated,
@@ -26,11 +27,13 @@ from paceline.verify.events import (
     Met,
     ModelBuilt,
     Normalised,
+    Placed,
     Reduced,
     Stepped,
 )
 from paceline.verify.perturbation import disturb_gradients, disturb_weights
 from paceline.verify.rng_tracking import rng_states
+from paceline.verify.source_lines import caller
 from paceline.verify.tensor_sketch import TensorSketch, content_hashes, mark
 from paceline.verify.trial import EnoughSeenError, Trial
 
@@ -61,6 +64,8 @@ class Observer:
     roots: dict[int, nn.Module] = field(default_factory=dict)
     """Models that were built, by id."""
     autocast: torch.dtype | None = None
+    place_variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment of a worker in the place of a process that the script spawns; else empty."""
     _optimizers: list[Optimizer] = field(default_factory=list)
     _taken: list[int] = field(default_factory=list)
     """Steps of each optimizer."""
@@ -72,6 +77,15 @@ class Observer:
     _batches: int = 0
     _disturbed_at: int = -1
     _dropped_at: int = -1
+    _in_step: bool = False
+    """Whether a forward or backward pass of the training has begun, and no step has ended it."""
+    _in_wrapper: int = 0
+    """How deep in DistributedDataParallel's forward pass."""
+    _synced: bool | None = None
+    """Whether gradients of the last forward pass through it are going to be combined."""
+    _wrapped: set[int] = field(default_factory=set)
+    """Modules in a DistributedDataParallel, by id."""
+    _places: set[tuple[str, str]] = field(default_factory=set)
     _rng_state: str = ""
     """State of the generator after the last batch, dropout or backward pass; empty before them."""
 
@@ -111,11 +125,24 @@ class Observer:
         if not self.in_session:
             self.writer.write(event)
 
+    def place(self, what: str, outside: Container[int] = ()) -> None:
+        """Note which line of the script does something: each line once."""
+        if not self.in_session and (at := caller(outside)) and (what, at) not in self._places:
+            self._places.add((what, at))
+            self.writer.write(Placed(what, at))
+
+    def spawned(self, place: Mapping[str, str]) -> None:
+        """Note that what the script spawns runs here."""
+        self.place_variables = place
+
     def record_model(
         self, module: nn.Module, by: str, *, broadcasts: bool = True, prefix: str = ""
     ) -> None:
         """Note a model as this rank has built it."""
         self._name(module, prefix)
+        if by != "session":
+            self._wrapped.update(map(id, module.modules()))
+            self.place("wrap")
         tensors = [*module.named_parameters(), *module.named_buffers()]
         hashes = {prefix + n: mark(t, whole=False).sha256 for n, t in tensors}
         shapes = {prefix + n: str(tuple(t.shape)) for n, t in tensors}
@@ -125,11 +152,14 @@ class Observer:
         """Note a backward pass of a plain script."""
         if loss.numel() == 1 and not self.in_session:
             self._record_draws()
-            self.record(Backward(_number(loss)))
+            self.record(Backward(_number(loss), synced=self._synced))
+            self.place("backward")
+            self._in_step, self._synced = True, None
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Note the gradients that an optimizer is about to use."""
         number = self._number_of(optimizer)
+        self.place("step")
         whole = self.rank == 0
         parameters = _parameters(optimizer)
         if self.trial.disturbed:
@@ -147,6 +177,7 @@ class Observer:
         self._taken[number] += 1
         # Several optimizers may take turns: the busiest one counts the steps.
         self.steps = max(self._taken)
+        self._in_step = False
         whole = self.rank == 0
         stepped = Stepped(
             optimizer=number,
@@ -164,6 +195,8 @@ class Observer:
         """Note BatchNorm that sees a share only, and models about to be judged."""
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
             self._note_batchnorm(module)
+        if module.training and torch.is_grad_enabled():
+            self._note_forward(module)
         if id(module) not in self.names and not isinstance(module, DistributedDataParallel):
             self._name(module)  # what is called first is the outermost
         if id(module) not in self.roots:
@@ -180,6 +213,17 @@ class Observer:
         if not module.training and self._evaluated_at != self.steps:
             self._evaluated_at = self.steps
             self.record(Evaluated(self._buffers()))
+
+    def wrapper_entered(self, *, synced: bool) -> None:
+        """Note that a forward pass through DistributedDataParallel begins."""
+        self._in_wrapper += 1
+        self._synced = synced
+        if not synced:
+            self.place("unsynced")
+
+    def wrapper_left(self) -> None:
+        """Note that it has ended."""
+        self._in_wrapper -= 1
 
     def before_dropout(self, given: Tensor) -> None:
         """Note which numbers the first dropout of a step is going to draw."""
@@ -205,6 +249,24 @@ class Observer:
         if before.numel() <= _MOST_REDUCED and not before.is_complex():
             self.record(Reduced(operation, _numbers(before), _numbers(after)))
 
+    def parameter_registered(self, module: nn.Module) -> None:
+        """Note a parameter that DistributedDataParallel, made before, doesn't know."""
+        if id(module) in self._wrapped:
+            self.place("late")
+
+    def combined(self, tensor: Tensor) -> None:
+        """Note that a script combines gradients by itself."""
+        if self._in_step and tensor.ndim:
+            self.record(Combined())
+
+    def communicated(self, name: str) -> None:
+        """Note a collective call that has ended."""
+        self.meet(joined_only=False)
+        if self._in_step:
+            self.place("collective")
+        elif "gather" in name:
+            self.place("gathered")
+
     def meet(self, *, joined_only: bool) -> None:
         """Note that this rank has joined the others or communicates with them."""
         if joined_only not in self._met:
@@ -225,6 +287,15 @@ class Observer:
             self.names[id(parameter)] = prefix + name
         for name, part in module.named_modules():
             self.names[id(part)] = prefix + name
+
+    def _note_forward(self, module: nn.Module) -> None:
+        """Note a forward pass to be trained on, and one that goes by the wrapper."""
+        if id(module) in self.roots:
+            self._in_step = True
+        # A checkpointed part is run again in the backward pass, outside of its wrapper.
+        is_again = torch._C._current_graph_task_id() != -1
+        if id(module) in self._wrapped and not (self._in_wrapper or is_again):
+            self.place("bypass", outside=self._wrapped)
 
     def _note_batchnorm(self, module: nn.Module) -> None:
         if id(module) not in self._normalised and not isinstance(module, nn.SyncBatchNorm):
@@ -260,11 +331,11 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _number(loss: Tensor) -> float:
-    return float(loss.detach().double().item())
+    return float(loss.detach().item())
 
 
 def _numbers(tensor: Tensor) -> tuple[float, ...]:
-    values: Iterable[float] = tensor.detach().double().reshape(-1).tolist()
+    values: Iterable[float] = tensor.detach().cpu().double().reshape(-1).tolist()
     return tuple(values)
 
 

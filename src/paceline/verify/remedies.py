@@ -59,6 +59,11 @@ ADVICE: Mapping[Cause, Advice] = {
         "evaluate Subset(test_set, range(rank, len(test_set), world_size)) and add sums and "
         "counts up with all_reduce",
     ),
+    Cause.DROPPED_EVALUATION: Advice(
+        "the figure is of another part of the data on every number of workers",
+        "s.evaluate(judge, s.eval_loader(test_set)): every sample exactly once",
+        "DataLoader(Subset(test_set, range(rank, len(test_set), world_size)), drop_last=False)",
+    ),
     Cause.OTHER_SAMPLES: Advice(
         "what a step learns from follows the number of workers",
         "batches = s.loader(train_set): the order of samples doesn't know the workers",
@@ -99,6 +104,20 @@ ADVICE: Mapping[Cause, Advice] = {
         "size of their batches",
         "s.step(loss): weighted by samples",
         "(loss * len(batch) * world_size / samples_of_all_ranks).backward()",
+    ),
+    Cause.WEIGHED_ALIKE: Advice(
+        "the mean of the ranks' means isn't the mean over all items: one of a rank that has few "
+        "counts more",
+        "s.step(loss) with one loss for each sample; items within samples need a sum over them",
+        "count = all_reduce(SUM) of the items on all ranks, then "
+        "(sum_of_losses * world_size / count).backward()",
+    ),
+    Cause.CLIPPED_EARLY: Advice(
+        "the norm of a part isn't that of the whole: how much is cut off follows the number of "
+        "parts",
+        "--clip-norm, or clip right before optimizer.step() of a session",
+        "clip_grad_norm_ once, right before optimizer.step(), when all gradients are added up and "
+        "combined",
     ),
     Cause.BATCHNORM_SHARE: Advice(
         "mean and variance over fewer samples are others, and noisier",
@@ -149,6 +168,31 @@ ADVICE: Mapping[Cause, Advice] = {
         "model = s.model(net) says at once which parameter differs",
         "build the model from settings that all ranks read alike",
     ),
+    Cause.WRAPPER_BYPASSED: Advice(
+        "DistributedDataParallel prepares to combine gradients in its own forward pass: without "
+        "it each rank trains by itself",
+        "model = s.model(net) and s.step(loss): gradients are combined whatever was called",
+        "call the wrapper, model(x), also for what computes the loss: move it into the module's "
+        "forward()",
+    ),
+    Cause.NO_SYNC: Advice(
+        "DistributedDataParallel combines gradients in the backward pass after a forward pass "
+        "outside of no_sync() only: each rank trains by itself",
+        "s.backward(loss, more=True) for all but the last micro-batch",
+        "forward and backward pass of the last micro-batch of a step outside of model.no_sync()",
+    ),
+    Cause.SCALE_APART: Advice(
+        "gradients are combined as they are scaled; each rank then divides by a factor of its own",
+        "--precision fp16: all workers have one scale",
+        "the same GradScaler arguments on all ranks, as many scaler.update() on each, and its "
+        "state_dict in the checkpoint",
+    ),
+    Cause.LATE_PARAMETER: Advice(
+        "DistributedDataParallel combines the gradients of the parameters that it finds when it is "
+        "made",
+        "s.model(net) when the model is complete",
+        "replace, add, freeze or prune parameters before DistributedDataParallel(model)",
+    ),
     Cause.WEIGHTS_APART: Advice(
         "the ranks' gradients aren't combined, or their optimizers differ: each trains by itself",
         "model = s.model(net) and s.step(loss)",
@@ -179,6 +223,12 @@ ADVICE: Mapping[Cause, Advice] = {
         "the mean of means isn't the mean where shares are unequal",
         "s.evaluate(judge, s.eval_loader(test_set)): each sample counts once",
         "all_reduce(SUM) of sums and of counts, then one division",
+    ),
+    Cause.METRIC_APART: Advice(
+        "what is combined twice, or of another number of parts, follows the number of ranks",
+        "s.evaluate(judge, s.eval_loader(test_set))",
+        "sums and counts of each rank's own samples, all_reduce(SUM) once at the end, then one "
+        "division",
     ),
     Cause.METRIC_SHARE: Advice(
         "each rank knows its own share only, and rank 0 prints",

@@ -9,10 +9,15 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import TextIO, cast, final
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.distributed import distributed_c10d
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    register_module_forward_pre_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -21,12 +26,14 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from paceline.distributed.environment import set_variables
 from paceline.verify.dataloader_hooks import LoaderWatch
 from paceline.verify.deadlock_locations import locations_recorded
-from paceline.verify.events import Printed
+from paceline.verify.events import Clipped, Printed, Scaled
 from paceline.verify.observer import Observer
 from paceline.verify.patching import Patches
 from paceline.verify.rng_tracking import dropout_watched
+from paceline.verify.source_lines import caller
 from paceline.verify.subprocesses import JOINS, STEPS, refuse_child, watch_children
 from paceline.verify.trial import EnoughSeenError, output_path
 
@@ -38,7 +45,7 @@ def watched(observer: Observer) -> Iterator[None]:
         # Everything is undone in reverse order when the stack closes, after an error as well.
         patches = stack.enter_context(Patches())
         # Where samples and random numbers come from.
-        watch_children(observer.trial, patches)
+        watch_children(observer.trial, patches, observer.spawned)
         stack.enter_context(LoaderWatch(observer).installed())
         stack.enter_context(
             dropout_watched(
@@ -53,6 +60,12 @@ def watched(observer: Observer) -> Iterator[None]:
         stack.callback(handle.remove)
         patches.wrap(Tensor, "backward", partial(_around_backward, observer))
         patches.wrap(DistributedDataParallel, "__init__", partial(_around_ddp, observer))
+        patches.wrap(DistributedDataParallel, "forward", partial(_around_wrapper, observer))
+        late = register_module_parameter_registration_hook(
+            lambda part, *_: observer.parameter_registered(part)
+        )
+        stack.callback(late.remove)
+        _place_makers(observer, patches)
         for kind in _schedulers():
             patches.wrap(kind, "step", partial(_around_schedule, observer))
         # Communication: scripts import these functions from either module.
@@ -61,8 +74,8 @@ def watched(observer: Observer) -> Iterator[None]:
             patches.wrap(module, "new_group", partial(_around_new_group, observer))
         for name in ("all_reduce", "reduce"):
             patches.wrap(dist, name, partial(_around_reduce, observer))
-        met = partial(observer.meet, joined_only=False)
-        stack.enter_context(locations_recorded(Path(observer.trial.records), observer.rank, met))
+        records = Path(observer.trial.records)
+        stack.enter_context(locations_recorded(records, observer.rank, observer.communicated))
         stack.enter_context(_printing_noted(observer))
         yield
 
@@ -100,6 +113,66 @@ def _around_ddp(observer: Observer, original: Callable[..., object]) -> Callable
     return wrap
 
 
+def _around_wrapper(observer: Observer, original: Callable[..., object]) -> Callable[..., object]:
+    @wraps(original)
+    def forward(wrapper: DistributedDataParallel, *arguments: object, **named: object) -> object:
+        if torch.is_grad_enabled():
+            observer.wrapper_entered(synced=wrapper.require_backward_grad_sync)
+        try:
+            return original(wrapper, *arguments, **named)
+        finally:
+            if torch.is_grad_enabled():
+                observer.wrapper_left()
+
+    return forward
+
+
+def _place_makers(observer: Observer, patches: Patches) -> None:
+    """Note the lines that make or set what a training depends on."""
+    patches.wrap(Optimizer, "__init__", partial(_placed, observer, "optimizer"))
+    patches.wrap(
+        nn.modules.batchnorm._BatchNorm, "__init__", partial(_placed, observer, "batchnorm")
+    )
+    patches.wrap(DistributedDataParallel, "no_sync", partial(_placed, observer, "no_sync"))
+    patches.wrap(GradScaler, "__init__", partial(_placed, observer, "scaler"))
+    patches.wrap(GradScaler, "step", partial(_around_scaler, observer))
+    for seeding in (torch, torch.random):
+        patches.wrap(seeding, "manual_seed", partial(_placed, observer, "seed"))
+    for clipping in (nn.utils, nn.utils.clip_grad):
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            patches.wrap(clipping, name, partial(_around_clipping, observer))
+
+
+def _placed(
+    observer: Observer, what: str, original: Callable[..., object]
+) -> Callable[..., object]:
+    @wraps(original)
+    def call(*arguments: object, **named: object) -> object:
+        observer.place(what)
+        return original(*arguments, **named)
+
+    return call
+
+
+def _around_scaler(observer: Observer, original: Callable[..., object]) -> Callable[..., object]:
+    @wraps(original)
+    def step(scaler: GradScaler, *arguments: object, **named: object) -> object:
+        observer.record(Scaled(scaler.get_scale()))
+        return original(scaler, *arguments, **named)
+
+    return step
+
+
+def _around_clipping(observer: Observer, original: Callable[..., object]) -> Callable[..., object]:
+    @wraps(original)
+    def clip(*arguments: object, **named: object) -> object:
+        observer.record(Clipped())
+        observer.place("clip")
+        return original(*arguments, **named)
+
+    return clip
+
+
 def _schedulers() -> list[type[LRScheduler]]:
     """List the schedulers that have a `step` of their own."""
     found: list[type[LRScheduler]] = []
@@ -116,6 +189,8 @@ def _around_schedule(observer: Observer, original: Callable[..., object]) -> Cal
     @wraps(original)
     def step(scheduler: object, *arguments: object, **named: object) -> object:
         observer.scheduled += 1
+        if getattr(scheduler, "_step_count", 1):  # not its first one, as it is made
+            observer.place("schedule")
         return original(scheduler, *arguments, **named)
 
     return step
@@ -136,6 +211,10 @@ def _around_group(observer: Observer, original: Callable[..., object]) -> Callab
             backend = "gloo"
         if not observer.in_session:
             timeout = _limited(observer, timeout)
+        if observer.place_variables:  # the script speaks of processes that it would have started
+            set_variables(observer.place_variables)
+            init_method, arguments = None, ()
+            named = {n: v for n, v in named.items() if n not in ("rank", "world_size", "store")}
         result = original(backend, init_method, timeout, *arguments, **named)
         observer.meet(joined_only=True)
         return result
@@ -168,6 +247,7 @@ def _around_reduce(observer: Observer, original: Callable[..., object]) -> Calla
         operation = operation or named.get("op", dist.ReduceOp.SUM)  # type: ignore[assignment]
         before = tensor.detach().clone()
         result = original(tensor, *arguments, **named)
+        observer.combined(tensor)
         if result is None:  # not the asynchronous kind
             observer.reduced(str(operation).rpartition(".")[2], before, tensor)
         return result
@@ -249,4 +329,4 @@ class _Lines(io.TextIOBase):
             return
         self._file.write(line + "\n")
         if self._observer.rank == 0:
-            self._observer.record(Printed(line))
+            self._observer.record(Printed(line, caller()))

@@ -1,18 +1,25 @@
-"""Processes that a verified script starts by itself: held back as well, or refused by name."""
+"""Processes that a verified script starts by itself.
+
+What `mp.spawn` would start runs in verify's own workers. Other processes are held back as the
+script is, and refused by name where they train.
+"""
 
 import json
 import multiprocessing.process
 import multiprocessing.spawn
 import os
+import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Never, final
 
+import numpy as np
+import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from torch.distributed import distributed_c10d
@@ -34,19 +41,30 @@ _ADVICE = (
     'set: `if "RANK" in os.environ: {call}`, with init_process_group("gloo") and no address, rank '
     "or world size of its own. Where it has an option for that, give it after --"
 )
+_COUNT = (
+    "The script starts {number} by mp.spawn, and verify has {workers}: let their number come from "
+    "an argument, and give it as {{workers}}: `paceline verify SCRIPT.py -- --nprocs {{workers}}`"
+)
+_PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _entered: list[ExitStack] = []  # for as long as a spawned process lives
 
 
-def watch_children(trial: Trial, patches: Patches) -> None:
-    """Refuse processes that train, and have all others write where this one does.
+Placed = Callable[[Mapping[str, str]], None]
+"""Is told the environment that says who this worker is, whatever the script makes of it."""
+
+
+def watch_children(trial: Trial, patches: Patches, spawned: Placed | None = None) -> None:
+    """Run what is spawned here, refuse processes that train, and hold all others back.
 
     Args:
         trial: Of this launch.
         patches: Ends with the script.
+        spawned: Is called when this worker takes the place of a spawned process; None in processes
+            that can't.
     """
     for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
         for name in ("spawn", "start_processes"):
-            patches.wrap(module, name, partial(_around_spawn, trial))
+            patches.wrap(module, name, partial(_around_spawn, trial, spawned))
     # Spawned processes are isolated alike; programs are noted, since what they do isn't seen.
     patches.wrap(multiprocessing.spawn, "get_preparation_data", partial(_around_data, trial))
     patches.wrap(subprocess.Popen, "__init__", partial(_around_program, trial))
@@ -89,21 +107,52 @@ def programs_started(records: Path) -> list[str]:
     return list(dict.fromkeys(path.read_text().splitlines())) if path.exists() else []
 
 
-def _refuse(trial: Trial, what: str, call: str = 'main(int(os.environ["LOCAL_RANK"]))') -> Never:
-    message = f"the script starts its own training processes: {what}. {_ADVICE.format(call=call)}"
+def _refuse(
+    trial: Trial, what: str, call: str = 'main(int(os.environ["LOCAL_RANK"]))', count: str = ""
+) -> Never:
+    parts = (f"the script starts its own training processes: {what}", count)
+    message = ". ".join([*filter(None, parts), _ADVICE.format(call=call)])
     write_json(Path(trial.records) / _REFUSED, message)
     raise UsageError(message)
 
 
-def _around_spawn(trial: Trial, original: Callable[..., Any]) -> Callable[..., Any]:
+def _around_spawn(
+    trial: Trial, spawned: Placed | None, original: Callable[..., Any]
+) -> Callable[..., Any]:
     @wraps(original)
-    def spawn(fn: Callable[..., Any], *arguments: Any, **named: Any) -> Never:
-        number = named.get("nprocs", arguments[1] if len(arguments) > 1 else 1)
-        name = getattr(fn, "__name__", "main")
-        call = f'{name}(int(os.environ["LOCAL_RANK"]), ...)'
-        _refuse(trial, f"mp.spawn({name}, nprocs={number})", call)
+    def spawn(
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        nprocs: int = 1,
+        join: bool = True,
+        *others: Any,
+        **named: Any,
+    ) -> Any:
+        place = {n: v for n, v in current_variables().items() if n in _PLACE}
+        workers = int(place.get("WORLD_SIZE", 1))
+        if spawned is None or nprocs != workers:
+            name = getattr(fn, "__name__", "main")
+            call = f'{name}(int(os.environ["LOCAL_RANK"]), ...)'
+            count = _COUNT.format(number=nprocs, workers=workers)
+            _refuse(trial, f"mp.spawn({name}, nprocs={nprocs})", call, count)
+        spawned(place)
+        # A spawned process has random numbers of its own, whatever its parent has drawn.
+        torch.manual_seed(torch.Generator().initial_seed())
+        random.seed()
+        np.random.seed()
+        fn(int(place["LOCAL_RANK"]), *args)
+        return None if join else _Joined()
 
     return spawn
+
+
+@final
+class _Joined:
+    """What `mp.spawn(..., join=False)` gives: all has been done by then."""
+
+    def join(self, *_: object) -> bool:
+        """Wait for nothing."""
+        return True
 
 
 @final

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import final
 
-from paceline.options.figures import plural
+from paceline.options.figures import listed, plural
 from paceline.options.text import aligned, wrapped
 from paceline.verify.compare import FACTOR, Comparison, Limits
 from paceline.verify.finding import Finding
 from paceline.verify.remedies import ADVICE
+from paceline.verify.source_lines import code_at, shown
 from paceline.verify.verdict import CountVerdict, Verdict
 
 _WIDTH = 100
@@ -58,7 +59,7 @@ class VerifyResult:
 
 def as_text(outcome: VerifyResult) -> str:
     """Write it for people."""
-    parts = [_table(outcome)]
+    parts = [_wrapped(headline(outcome), 0), _table(outcome)]
     if any(
         j.verdict == Verdict.ROUNDING or j.verdict == Verdict.DIFFERENT for j in outcome.results
     ):
@@ -71,6 +72,29 @@ def as_text(outcome: VerifyResult) -> str:
         parts.append("Mend what was found, and verify again: one fault may hide another.")
     parts.append(_wrapped(f"Conclusion: {conclusion(outcome)}", 0))
     return "\n\n".join(part for part in parts if part)
+
+
+def headline(outcome: VerifyResult) -> str:
+    """Give the verdict on all numbers of workers in a line."""
+    on = f"on {listed([str(result.workers) for result in outcome.results])} workers"
+    faults = [str(finding.cause) for finding in outcome.findings if finding.is_fault]
+    named = f"{plural(len(faults), 'fault')}: {', '.join(faults)}"
+    found = {result.verdict for result in outcome.results[1:]}
+    # The worst verdict of all numbers of workers is the whole's.
+    if Verdict.FAILED in found or outcome.results[0].verdict == Verdict.FAILED:
+        number = next(r.workers for r in outcome.results if r.verdict == Verdict.FAILED)
+        return f"failed on {plural(number, 'worker')}: {', '.join(faults)}"
+    if Verdict.NOTHING in found:
+        return f"nothing to compare {on}"
+    if Verdict.DIFFERENT in found:
+        causes = [str(f.cause) for f in outcome.findings if f.makes_different]
+        return f"different: {plural(len(causes), 'cause')}: {', '.join(causes)}"
+    if Verdict.CHANCE in found:
+        text = f"the same samples {on}, but other random numbers"
+    else:
+        how = "up to rounding" if Verdict.ROUNDING in found else "bit for bit"
+        text = f"the same training {on}, {how}"
+    return f"{text}; {named}" if faults else text
 
 
 def conclusion(outcome: VerifyResult) -> str:
@@ -96,11 +120,13 @@ def as_json(outcome: VerifyResult) -> dict[str, object]:
     """Write it for programs."""
     return {
         "is_good": outcome.is_good,
+        "verdict": headline(outcome),
         "conclusion": conclusion(outcome),
         "workers": [_result_json(result) for result in outcome.results],
         "findings": [
             asdict(finding)
             | {"cause": str(finding.cause), "is_fault": finding.is_fault}
+            | {"lines": [_line_json(place) for place in finding.lines]}
             | asdict(ADVICE[finding.cause])
             for finding in outcome.findings
         ],
@@ -111,6 +137,11 @@ def as_json(outcome: VerifyResult) -> dict[str, object]:
         },
         "not_seen": list(outcome.unseen),
     }
+
+
+def _line_json(place: str) -> dict[str, object]:
+    name, _, line = place.rpartition(":")
+    return {"file": name, "line": int(line), "code": code_at(place)}
 
 
 def _result_json(result: CountVerdict) -> dict[str, object]:
@@ -187,7 +218,8 @@ def _finding(number: int, finding: Finding) -> str:
     places += [f"first in {finding.tensor}"] if finding.tensor else []
     kind = "" if finding.is_fault else "note, "
     lines = [f"{number}. {finding.cause} ({kind}{', '.join(places)})"]
-    parts = [("", finding.what), ("why: ", advice.why)]
+    parts = [("", finding.what), *(("at ", shown(place)) for place in finding.lines)]
+    parts += [("why: ", advice.why)]
     parts += [("Paceline: ", advice.paceline), ("PyTorch: ", advice.torch)]
     lines += [_wrapped(f"   {label}{text}", 5) for label, text in parts]
     return "\n".join(lines)

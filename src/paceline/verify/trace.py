@@ -11,6 +11,8 @@ from typing import TypeVar, final
 
 from paceline.verify.events import (
     Backward,
+    Clipped,
+    Combined,
     Drawn,
     Drew,
     Ended,
@@ -22,8 +24,10 @@ from paceline.verify.events import (
     Normalised,
     PassBegun,
     PassEnded,
+    Placed,
     Printed,
     Reduced,
+    Scaled,
     Stepped,
 )
 
@@ -44,6 +48,8 @@ class Step:
     """Sum over the step's backward passes, by rank."""
     weights: tuple[float, ...]
     """What Paceline's session multiplies each rank's loss by; 1 in plain scripts."""
+    unsynced: tuple[int, ...] = ()
+    """Ranks whose last backward pass combined nothing, though DistributedDataParallel is there."""
 
     @property
     def all_samples(self) -> list[str]:
@@ -118,6 +124,14 @@ class Trace:
     """By rank 0, of its own, outside of steps; the last one first."""
     figured: tuple[Figured, ...] = ()
     printed: tuple[str, ...] = ()
+    printed_at: tuple[str, ...] = ()
+    """The script's line that has printed each."""
+    places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Lines of the script by what they do, of the first rank that does it."""
+    scales: tuple[tuple[float, ...], ...] = ()
+    """Loss scales in the order of steps, by rank."""
+    clips_early: tuple[str, ...] = ()
+    """What comes after gradients were clipped, and still changes them."""
     is_cut: bool = False
     in_shards: bool = False
     """Whether a rank's steps are made of several shards, the same on any number of workers."""
@@ -183,6 +197,10 @@ def collect_trace(
         reduced=tuple(_reduced(first)),
         figured=tuple(e for e in first if isinstance(e, Figured)),
         printed=tuple(e.line for e in first if isinstance(e, Printed)),
+        printed_at=tuple(e.at for e in first if isinstance(e, Printed)),
+        places=_places(ranks),
+        scales=tuple(tuple(e.scale for e in r if isinstance(e, Scaled)) for r in ranks),
+        clips_early=tuple(_after_clipping(first)),
         is_cut=any(e.is_cut for e in first if isinstance(e, Ended)),
         in_shards=any(len({e.part for e in r if isinstance(e, Drawn)}) > 1 for r in ranks),
         failure=failure,
@@ -204,6 +222,33 @@ def _reduced(events: Sequence[Event]) -> Iterable[Reduced]:
             in_step = False
         elif isinstance(event, Reduced) and not in_step:
             yield event
+
+
+def _places(ranks: Sequence[Sequence[Event]]) -> Mapping[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for events in ranks:
+        own: defaultdict[str, list[str]] = defaultdict(list)
+        for event in events:
+            if isinstance(event, Placed):
+                own[event.what].append(event.at)
+        found = {what: tuple(dict.fromkeys(at)) for what, at in own.items()} | found
+    return found
+
+
+def _after_clipping(events: Sequence[Event]) -> Iterator[str]:
+    """Tell what changes gradients between clipping them and the step."""
+    is_clipped = False
+    for event in events:
+        if isinstance(event, Stepped):
+            is_clipped = False
+        elif isinstance(event, Clipped):
+            is_clipped = True
+        elif is_clipped and isinstance(event, Backward):
+            yield "another backward pass adds to them"
+            return
+        elif is_clipped and isinstance(event, Combined):
+            yield "the ranks' gradients are combined"
+            return
 
 
 def _by_rank(ranks: Sequence[Sequence[Event]], kind: type[Kind]) -> tuple[tuple[Kind, ...], ...]:
@@ -241,6 +286,11 @@ def _steps(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Ste
             contents=tuple(tuple(c for d in drawn for c in d.contents) for _, drawn, _ in parts),
             losses=tuple(_loss_of(backwards) for _, _, backwards in parts),
             weights=tuple(sum(b.weight for b in backwards) for _, _, backwards in parts),
+            unsynced=tuple(
+                rank
+                for rank, (_, _, backwards) in enumerate(parts)
+                if backwards and backwards[-1].synced is False
+            ),
         )
 
 

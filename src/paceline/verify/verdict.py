@@ -1,7 +1,7 @@
 """The verdict on each number of workers, with what was found and what could not be seen."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import final
 
@@ -9,6 +9,7 @@ from paceline.options.figures import plural
 from paceline.verify.compare import CHAOS, FACTOR, Comparison, Limits, compare
 from paceline.verify.detectors import figures, ranks, samples, steps
 from paceline.verify.finding import Case, Cause, Detector, Finding
+from paceline.verify.source_lines import lines_of
 from paceline.verify.trace import Trace
 
 DETECTORS: tuple[Detector, ...] = (
@@ -20,6 +21,7 @@ DETECTORS: tuple[Detector, ...] = (
     samples.padded_training,
     samples.batch,
     samples.padded_evaluation,
+    samples.dropped_evaluation,
     ranks.unequal_steps,
     ranks.waits_apart,
     ranks.weights_apart,
@@ -30,6 +32,7 @@ DETECTORS: tuple[Detector, ...] = (
     steps.batchnorm_share,
     steps.gradient_factor,
     steps.mean_of_means,
+    steps.clipped_early,
     figures.metrics,
     figures.figures,
 )
@@ -84,7 +87,7 @@ def evaluate_launch(first: Trace, other: Trace, limits: Limits) -> CountVerdict:
         comparison=comparison,
         beyond=comparison.first_beyond(limits),
     )
-    findings = tuple(_search(case))
+    findings = tuple(replace(f, lines=lines_of(f, case)) for f in _search(case))
     return CountVerdict(
         workers=other.workers,
         verdict=_verdict(case, findings),
@@ -102,7 +105,7 @@ def evaluate_first(first: Trace) -> CountVerdict:
         findings = [failed(first)]
         alone = Case(first=first, other=first, comparison=compare(first, first), beyond=None)
         for detector in (steps.no_gradient, ranks.unequal_steps, ranks.waits_apart):
-            findings += detector(alone)
+            findings += [replace(f, lines=lines_of(f, alone)) for f in detector(alone)]
     return CountVerdict(
         workers=first.workers,
         verdict=Verdict.FAILED if first.failure else Verdict.FIRST,
@@ -150,11 +153,14 @@ def _search(case: Case) -> Iterator[Finding]:
     if found_any(found, Cause.NO_COMMUNICATION):
         yield from found  # all else that differs follows from it
         return
-    # All known faults; then, only where none explains the difference, samples and chance.
+    # All known faults; then, only where none explains the difference, what others would bring
+    # about as well: other samples, unequal weights, chance.
     for detector in DETECTORS:
         found += detector(case)
     if not _explained(found):
         found += samples.other_samples(case)
+    if not _explained(found):
+        found += steps.weighed_alike(case)
     if not _explained(found):
         found += steps.chance(case)
     # A difference beyond rounding that nothing explains.

@@ -21,7 +21,7 @@ def judged(gpus: GpuFacts, wants: Wants = WANTS) -> dict[str, tuple[State, str]]
 def test_good_gpus() -> None:
     assert judged(FOUR) == {
         "GPUs": ("ok", "4 x A10G"),
-        "GPU copies": ("ok", "right on all ways between the GPUs"),
+        "GPU copies": ("ok", "right on all links between the GPUs"),
     }
     assert judged(GpuFacts()) == {"GPUs": ("ok", "none")}
 

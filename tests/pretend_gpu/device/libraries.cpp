@@ -89,7 +89,13 @@ EXPORT int cublasLtMatmulAlgoGetHeuristic(
 // --- cuDNN
 
 static thread_local cudaStream_t stream_of_cudnn = nullptr;
+// Of the convolution that is described last: tensor cores, TF32, or neither (torch asserts that).
+static thread_local int math_of_convolution = 0;
 
+EXPORT int cudnnSetConvolutionMathType(void*, int math) {
+  math_of_convolution = math;
+  return 0;
+}
 EXPORT int cudnnSetStream(void*, cudaStream_t stream) {
   stream_of_cudnn = stream;
   return 0;
@@ -115,7 +121,6 @@ SUCCEEDS(cudnnSetTensorNdDescriptor)
 SUCCEEDS(cudnnSetFilterNdDescriptor)
 SUCCEEDS(cudnnSetConvolutionNdDescriptor)
 SUCCEEDS(cudnnSetConvolutionGroupCount)
-SUCCEEDS(cudnnSetConvolutionMathType)
 SUCCEEDS(cudnnSetActivationDescriptor)
 SUCCEEDS(cudnnGetTensorNdDescriptor)
 SUCCEEDS(cudnnGetFilterNdDescriptor)
@@ -138,7 +143,8 @@ struct Choice {  // cudnnConvolutionFwdAlgoPerf_t and its two sisters
 // A choice that is deterministic. cudnn.benchmark asks by Find…Ex, which would try each out.
 int choose(int* found, Choice* choices) {
   memset(choices, 0, sizeof(Choice));
-  choices->algorithm = choices->determinism = choices->math = 1;
+  choices->algorithm = choices->determinism = 1;
+  choices->math = math_of_convolution;
   *found = 1;
   return 0;
 }

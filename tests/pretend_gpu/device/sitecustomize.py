@@ -1,42 +1,58 @@
-"""Imported by every Python with this directory on its path: arithmetic comes with torch."""
+"""Imported by every Python with this directory on its path: what comes with torch and Paceline."""
 
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
-class _AndArithmetic(importlib.abc.Loader):
-    """Imports torch as its own loader does, and does more."""
+def _after_torch(torch: ModuleType) -> None:
+    from tests.pretend_gpu.device.arithmetic import install
 
-    def __init__(self, own: importlib.abc.Loader) -> None:
+    install()
+
+
+def _after_engine(engine: ModuleType) -> None:
+    from tests.pretend_gpu.device.steps import note_steps
+
+    note_steps(engine)
+
+
+class _AndMore(importlib.abc.Loader):
+    """Imports a module as its own loader does, and does more."""
+
+    def __init__(self, own: importlib.abc.Loader, more: Callable[[ModuleType], None]) -> None:
         self._own = own
+        self._more = more
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._own.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         self._own.exec_module(module)
-        from tests.pretend_gpu.device.arithmetic import install
-        from tests.pretend_gpu.device.steps import note_steps
-
-        install()
-        note_steps()
+        self._more(module)
 
 
-class _AfterTorch(importlib.abc.MetaPathFinder):
+class _After(importlib.abc.MetaPathFinder):
+    """Does something once a module has been imported."""
+
+    def __init__(self, module: str, more: Callable[[ModuleType], None]) -> None:
+        self._module = module
+        self._more = more
+
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != "torch":
+        if name != self._module:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _AndArithmetic(spec.loader)
+            spec.loader = _AndMore(spec.loader, self._more)
         return spec
 
 
-sys.meta_path.insert(0, _AfterTorch())
+sys.meta_path.insert(0, _After("torch", _after_torch))
+sys.meta_path.insert(0, _After("paceline.training.engine", _after_engine))

@@ -1,22 +1,161 @@
-"""Notes the counters at each step of an optimizer, beside those of the process."""
+"""What a step costs: the counters after each one of a training, without what may wait.
 
+About twice a second the workers exchange how they are, and now and then there is a snapshot or an
+evaluation. These fetch from the device, and depend on the clock; no step's cost is theirs.
+"""
+
+import functools
 import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from types import ModuleType
+from typing import Any, final
 
-from torch.optim.optimizer import register_optimizer_step_post_hook
+import torch
+from torch.optim import Optimizer
 
-from tests.pretend_gpu.counters import COUNTERS, counted_here
+from tests.pretend_gpu.counters import COUNTERS, WARM_UP_STEPS, counted_here
+
+_MAY_WAIT = ("begin", "agree", "snapshot", "_close_pass", "close_epoch", "time_evaluation")
+"""Methods of `paceline.training.engine.Engine`; so may its `evaluation`, before and after."""
+
+_AT_THE_END = ("load_best", "fingerprint", "state_fingerprint")
+"""Methods of `SnapshotManager`."""
 
 
-def note_steps() -> None:
-    """Write a line a step into PRETEND_GPU_COUNTERS/PROCESS.steps, where that is set."""
-    register_optimizer_step_post_hook(_note)
+@final
+class _Spent:
+    """What this process has spent where it may wait."""
+
+    def __init__(self) -> None:
+        self.counted: Counter[str] = Counter()
+        self.depth = self.steps = 0
+
+    @contextmanager
+    def may_wait(self) -> Iterator[None]:
+        """Leave out what is done within a block; torch refuses no waits in it."""
+        self.depth += 1
+        if self.depth > 1:
+            yield
+        else:
+            before = counted_here()
+            mode = _refuse_waits(0)
+            try:
+                yield
+            finally:
+                _refuse_waits(mode)
+                self.counted.update(counted_here() - before)
+        self.depth -= 1
 
 
-def _note(*_: object) -> None:
+_spent = _Spent()
+
+
+def note_steps(engine: ModuleType) -> None:
+    """Write a line a step into PRETEND_GPU_COUNTERS/PROCESS.steps, where that is set.
+
+    With PRETEND_GPU_WAITS=refused torch refuses operations that wait, once a training is warm.
+
+    Args:
+        engine: The module `paceline.training.engine`.
+    """
+    plain = engine.Engine._count_step
+
+    @functools.wraps(plain)
+    def count_step(training: object) -> None:
+        plain(training)
+        _note()
+
+    engine.Engine._count_step = count_step
+    torch.amp.GradScaler.step = _scaled_step  # type: ignore[assignment, method-assign]
+    _leave_out_waits(engine)
+
+
+def _leave_out_waits(engine: ModuleType) -> None:
+    """Leave out what Paceline may wait for."""
+    from paceline.data import memory
+    from paceline.gradient_sync import replica_consistency
+    from paceline.training import losses
+    from paceline.training.evaluation import distributed_mean
+    from paceline.training.snapshots import manager
+    from paceline.training.sync import auto
+
+    for owner, name in (
+        *((engine.Engine, name) for name in _MAY_WAIT),
+        (distributed_mean, "_counted"),  # an evaluation's result is fetched at its end
+        (replica_consistency, "_row"),  # --check-every compares the weights
+        (auto.AutoSync, "_measure"),
+        *((manager.SnapshotManager, name) for name in _AT_THE_END),
+        # Once in a training: data sets are moved to the device, the first targets are looked at.
+        (memory.MemorySource, "__init__"),
+        (memory.PreparedSource, "__init__"),
+        (losses.CheckedLoss, "_check_classes"),
+    ):
+        setattr(owner, name, _left_out(getattr(owner, name)))
+    engine.Engine.evaluation = _ends_left_out(engine.Engine.evaluation)
+
+
+def _ends_left_out(
+    method: Callable[..., AbstractContextManager[None]],
+) -> Callable[..., AbstractContextManager[None]]:
+    @functools.wraps(method)
+    @contextmanager
+    def left_out(*args: object, **kwargs: object) -> Iterator[None]:
+        ends = ExitStack()
+        with _spent.may_wait():
+            ends.enter_context(method(*args, **kwargs))
+        try:
+            yield
+        except BaseException:
+            if not ends.__exit__(*sys.exc_info()):
+                raise
+        else:
+            with _spent.may_wait():
+                ends.close()
+
+    return left_out
+
+
+def _left_out(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def left_out(*args: object, **kwargs: object) -> object:
+        with _spent.may_wait():
+            return method(*args, **kwargs)
+
+    return left_out
+
+
+_plain_step = torch.amp.GradScaler.step
+
+
+def _scaled_step(scaler: torch.amp.GradScaler, optimizer: Optimizer, *others: object) -> object:
+    """Let a loss scaler ask the device before an optimizer's step whose kernel doesn't; counted."""
+    if getattr(optimizer, "_step_supports_amp_scaling", False):
+        return _plain_step(scaler, optimizer, *others)
+    mode = _refuse_waits(0)
+    try:
+        return _plain_step(scaler, optimizer, *others)
+    finally:
+        _refuse_waits(mode)
+
+
+def _refuse_waits(mode: int) -> int:
+    """Have torch refuse operations that wait (2), or not (0); returns what it did before."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode(mode)
+    return before
+
+
+def _note() -> None:
     directory = os.environ.get("PRETEND_GPU_COUNTERS")
     if not directory:
         return
-    counted = counted_here()
+    _spent.steps += 1
+    if _spent.steps == WARM_UP_STEPS and os.environ.get("PRETEND_GPU_WAITS") == "refused":
+        _refuse_waits(2)
+    counted = counted_here() - _spent.counted
     with Path(directory, f"{os.getpid()}.steps").open("a") as file:
         print(*(counted[name] for name in COUNTERS), file=file)

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.errors import StorageError, UsageError
 from paceline.report.runs.comparison import choose_runs, compare
-from paceline.report.runs.listing import list_runs
+from paceline.report.runs.listing import list_runs, places_of
 from paceline.report.runs.pages import write_comparison, write_index
 from tests.report.runs.conftest import MakeRun
 from tests.report.test_page import NASTY, Outline
@@ -78,6 +78,17 @@ def test_a_comparison_has_each_curve_over_each_way(make_run: MakeRun, folder: Pa
     assert '<th scope="row">lr</th><td>0.1</td><td>0.2</td>' in page
     assert "Training loss. A: from 2.105 to 1.001; B: from 2.105 to 1.001" in page
     assert page == write_comparison(shown, folder / "c.html").read_text()  # over its own
+
+
+def test_runs_of_one_name_are_told_apart(make_run: MakeRun, folder: Path) -> None:
+    for name, lr in (("a", 0.1), ("b", 0.2), ("c", 0.3)):
+        title = "try" if name != "c" else "other"
+        make_run(name, run={"settings": {"lr": lr, "name": title}})
+    listed = list_runs(folder)
+    assert places_of(listed.entries) == ["a", "b", ""]
+    pages = index_of(folder), write_comparison(compare(listed.entries), folder / "p").read_text()
+    for page in pages:
+        assert re.findall(r'class="place">(\w)<', page) == ["a", "b"]
 
 
 def test_pages_are_written_over_nothing_else(make_run: MakeRun, folder: Path) -> None:

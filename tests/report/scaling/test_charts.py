@@ -1,5 +1,6 @@
 """Which lines and bars the pictures have, and how they are drawn."""
 
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import cast
@@ -8,6 +9,9 @@ import pytest
 
 from paceline.report.scaling.bars import draw_bars, step_picture
 from paceline.report.scaling.charts import (
+    Across,
+    Line,
+    Picture,
     efficiency_picture,
     learning_pictures,
     throughput_picture,
@@ -140,6 +144,22 @@ def test_labels_along_an_axis_do_not_touch(count: int) -> None:
         letters = (len(places[left][1]) + len(places[right][1])) / 2
         assert places[right][0] - places[left][0] > 7 * letters
     assert choose_labels([]) == []
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("across", ["time", "samples", "step"])
+@pytest.mark.parametrize(
+    ("first", "last"), [(0.1, 0.45), (0.6, 1.9), (12.0, 18.0), (1100.0, 1900.0), (4000.0, 7000.0)]
+)
+def test_an_axis_has_more_than_one_tick(
+    wide: bool, across: Across, first: float, last: float
+) -> None:
+    line = Line(label="A", value="", colour=0, points=((first, 2.0), (last, 1.0)))
+    picture = Picture(
+        slug="loss", title="Loss", caption="", across=across, lines=(line,), wide=wide
+    )
+    labels = re.findall(r"text-anchor:middle[^>]*>([^<]+)</text>", draw_lines(picture))
+    assert len(labels) == len(set(labels)) >= 2  # what goes up is written to the right
 
 
 def test_ticks_are_short() -> None:

@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from paceline.distributed.group import Group
 from paceline.errors import JobError
 from tests.support.ranks import run_ranks
-from tests.support.sessions import points, session_on
+from tests.support.sessions import net, pair_of, points, session_on, sgd
+from tests.support.trainings import RecordingConsole
 
 pytestmark = pytest.mark.ranks
 WORLDS = [1, 2, 3]
@@ -35,6 +37,27 @@ def test_evaluation_counts_each_sample_once(world_size: int, samples: int, tmp_p
     for by_sample, by_batch in run_ranks(world_size, body):
         assert by_sample == {"mean": (samples - 1) / 2, "ones": 1.0}
         assert by_batch["mean"] == pytest.approx((samples - 1) / 2)
+
+
+def test_how_far_an_evaluation_is_is_shown(tmp_path: Path) -> None:
+    def body(group: Group) -> list[tuple[str, int, int]]:
+        with session_on(group, tmp_path, {"epochs": 1}) as s:
+            console = s.engine.context.console = RecordingConsole()
+            s.optimizer(sgd(s.model(net())))
+            batches = s.loader(TensorDataset(*points(8)), global_batch=8)
+            model = s.engine.context.components.model
+            test = s.eval_loader(TensorDataset(*points(7)), batch_size=3)
+            s.evaluate(lambda _: {"loss": 1.0}, test)
+            for _ in s.epochs():
+                for x, y in map(pair_of, batches):
+                    s.step(F.cross_entropy(model(x), y))
+                s.evaluate(lambda _: {"loss": 1.0}, test)
+            return console.evaluated
+
+    (shown,) = run_ranks(1, body)
+    assert shown == [
+        (what, done, 3) for what in ("evaluation", "epoch 1/1 validation") for done in range(3)
+    ]
 
 
 def test_job_errors_name_the_figures_that_differ(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
+import pytest
 import torch
 from torch import Tensor, nn
 
 from paceline.results.profile import Arrival
+from paceline.training.profiling import gradient_timing
 from paceline.training.profiling.gradient_timing import GradientTimes, merged
-from paceline.training.profiling.step_timeline import now
+from paceline.training.profiling.step_timeline import Moment, now
 
 
 def _net() -> nn.Sequential:
@@ -50,6 +52,26 @@ def test_two_passes_follow_each_other() -> None:
     times.take(is_first=False)
     last_two = times.arrivals(1.0)[-2:]
     assert sum(a.bytes for a in last_two) == 4 * (4 * 2 + 2)
+
+
+def test_moments_of_a_gpu_are_not_waited_for_between_two_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, times, read = _net(), GradientTimes(on_gpu=False), list[tuple[Moment, Moment]]()
+
+    def seconds_between(begin: Moment, end: Moment) -> float:
+        read.append((begin, end))
+        return 1.0
+
+    monkeypatch.setattr(gradient_timing, "seconds_between", seconds_between)
+    times.watch(model.parameters())
+    _pass(times, model(torch.ones(2, 4)).sum())
+    times.take(is_first=False)
+    assert not read
+    times.arrivals(1.0)
+    assert len(read) == 7  # the pass, and when the gradients came
+    times.arrivals(1.0)
+    assert len(read) == 7
 
 
 def test_the_first_step_counts_until_there_is_another() -> None:

@@ -12,7 +12,7 @@ _USED_SHARE = 0.1
 
 
 def check_gpus(host: str, gpus: GpuFacts, wants: Wants) -> Iterator[CheckResult]:
-    """Judge the GPUs of one host."""
+    """Check the GPUs of one host."""
     if gpus.problem:
         yield fault(
             host,
@@ -41,7 +41,7 @@ def check_gpus(host: str, gpus: GpuFacts, wants: Wants) -> Iterator[CheckResult]
             "take the host out",
         )
     else:
-        yield ok(host, "GPU copies", "right on all ways between the GPUs")
+        yield ok(host, "GPU copies", "right on all links between the GPUs")
     yield from _used(host, gpus)
 
 

@@ -47,7 +47,7 @@ def workers_on(facts: HostFacts, slots: int | None, on_gpus: bool) -> tuple[int,
 
 
 def check_machine(host: str, facts: HostFacts, wants: Wants) -> Iterator[CheckResult]:
-    """Judge all that concerns one host alone, but its GPUs."""
+    """Check all that concerns one host alone, but its GPUs."""
     for part, why in facts.unknown.items():
         yield warning(host, part, f"couldn't be examined: {why}")
     if "machine" not in facts.unknown:

@@ -20,7 +20,7 @@ Meanings = Mapping[str, Mapping[str, str | None]]
 
 
 def check_name(host: str, facts: HostFacts) -> Iterator[CheckResult]:
-    """Judge what a host's own name stands for on itself."""
+    """Check what a host's own name stands for on itself."""
     own, means = facts.network.hostname, facts.network.hostname_means
     if means is None:
         yield warning(
@@ -44,7 +44,7 @@ def check_name(host: str, facts: HostFacts) -> Iterator[CheckResult]:
 def check_meanings(
     hosts: Sequence[str], answers: Meanings, own: Mapping[str, set[str]]
 ) -> Iterator[CheckResult]:
-    """Judge what the hosts' names stand for on the others.
+    """Check what the hosts' names stand for on the others.
 
     Args:
         hosts: Their names.
@@ -86,7 +86,7 @@ def _misunderstanding(means: str | None, own: set[str], others: set[str]) -> str
 def check_address(
     host: str, choice: AddressChoice, facts: HostFacts, given: str | None
 ) -> Iterator[CheckResult]:
-    """Judge at which address the others are to reach a host."""
+    """Check at which address the others are to reach a host."""
     known = ", ".join(f"{i.name} {i.addresses[0]}" for i in facts.network.interfaces if i.addresses)
     if not choice.address:
         yield fault(
@@ -122,7 +122,7 @@ def check_ports(
     addresses: Mapping[str, str],
     port_ranges: Mapping[str, tuple[int, int]],
 ) -> Iterator[CheckResult]:
-    """Judge who gets through to whom.
+    """Check who gets through to whom.
 
     Args:
         contacts: What came of every try, by who tried and where to.
@@ -153,7 +153,7 @@ def check_ports(
 def _ports_of(
     target: str, found: Mapping[str, Contact], address: str, port_range: tuple[int, int]
 ) -> Iterator[CheckResult]:
-    """Judge one host's ports: in one line where all the others say the same."""
+    """Check one host's ports: in one line where all the others say the same."""
     low, high = port_range
     # Nothing gets through from these.
     shut = [source for source, contact in found.items() if not contact.open_ports]
@@ -213,7 +213,7 @@ def check_mtu(choices: Mapping[str, AddressChoice]) -> Iterator[CheckResult]:
 def check_packets(
     contacts: Mapping[Pair, Contact], mtus: Mapping[str, int]
 ) -> Iterator[CheckResult]:
-    """Judge whether full packets get through, in one line for each host that they don't reach."""
+    """Check whether full packets get through, in one line for each host that they don't reach."""
     small: dict[tuple[str, int, int], list[str]] = {}
     for (source, target), contact in contacts.items():
         largest, mtu = contact.largest_packet, mtus[source]

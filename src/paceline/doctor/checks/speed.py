@@ -1,4 +1,4 @@
-"""How fast the ways between hosts are, and the all-reduce over all of them."""
+"""How fast the links between hosts are, and the all-reduce over all of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,11 +63,11 @@ def size_to_reduce(links: Sequence[HostLink]) -> int:
 def check_links(
     links: Sequence[HostLink], hosts: Sequence[str], choices: Mapping[str, AddressChoice]
 ) -> Iterator[CheckResult]:
-    """Judge the ways between hosts."""
+    """Check the links between hosts."""
     for link in links:
         if link.problem:
             yield _broken(link)
-    # Slow ways: by host where all of its ways are slow, one by one otherwise, or all in one line.
+    # Slow links: by host where all of its links are slow, one by one otherwise, or all in one line.
     slow = slow_links(links)
     guilty = slow_hosts(slow, hosts)
     for host in guilty:
@@ -88,7 +88,7 @@ def _bandwidth(slowest_link: HostLink, hosts: Sequence[str]) -> CheckResult:
     # A ring sends 2 (n - 1) / n of the data (Patarasuk and Yuan 2009).
     ring_s = 2 * (len(hosts) - 1) / len(hosts) * _GRADIENTS_BYTES / max(rate, 1.0)
     text = (
-        f"the slowest way is {slowest_link.source} to {slowest_link.target}, "
+        f"the slowest link is {slowest_link.source} to {slowest_link.target}, "
         f"{show_bandwidth(rate)}: gradients of 100 MB need {show_time(ring_s)} a step"
     )
     if rate >= _GIGABIT:
@@ -125,7 +125,7 @@ def _many_slow(slow: Sequence[Slow]) -> CheckResult:
     worst = sorted(slow, key=lambda found: found.link.best_bytes_per_s or 0.0)[:_MOST_SLOW]
     named = dict.fromkeys(name for s in slow for name in (s.link.source, s.link.target))
     shown = ", ".join(f"{found.link.source} to {found.link.target}" for found in worst)
-    text = f"{len(slow)} ways are much slower than usual ({shown} and others): two racks or zones?"
+    text = f"{len(slow)} links are much slower than usual ({shown} and others): two racks or zones?"
     return CheckResult(hosts=tuple(named), what="links", state="warning", text=text)
 
 
@@ -138,8 +138,8 @@ def _slow_host(host: str, slow: Sequence[Slow]) -> CheckResult:
         hosts=(host,),
         what="links",
         state="warning",
-        text=f"its ways to all the others are slow ({', '.join(shown)}), and all hosts wait for it "
-        "in every step: look at its cable, switch port, duplex (ethtool) and instance type, or "
+        text=f"its links to all the others are slow ({', '.join(shown)}), and all hosts wait for "
+        "it in every step: look at its cable, switch port, duplex (ethtool) and instance type, or "
         "leave it out",
     )
 
@@ -147,7 +147,7 @@ def _slow_host(host: str, slow: Sequence[Slow]) -> CheckResult:
 def _below_interface(
     links: Sequence[HostLink], choices: Mapping[str, AddressChoice]
 ) -> Iterator[CheckResult]:
-    """Compare the best way from each host with what its interface says it can."""
+    """Compare the best link from each host with what its interface says it can."""
     for host, choice in choices.items():
         speed = choice.interface.speed_bytes_per_s if choice.interface is not None else None
         rates = [k.best_bytes_per_s for k in links if k.source == host and k.best_bytes_per_s]
@@ -165,7 +165,7 @@ def _below_interface(
 def check_all_reduce(
     found: AllReduce, links: Sequence[HostLink], hosts: Sequence[str]
 ) -> CheckResult:
-    """Judge the all-reduce over all hosts, against the slowest way."""
+    """Check the all-reduce over all hosts, against the slowest link."""
 
     def said(state: State, text: str) -> CheckResult:
         return CheckResult(hosts=tuple(hosts), what="all-reduce", state=state, text=text)
@@ -187,7 +187,7 @@ def check_all_reduce(
         f"{show_bytes(found.size_bytes)} over {found.backend} in {show_time(found.seconds)}, "
         f"right, {show_bandwidth(rate)} on each host"
     )
-    # It should come near the slowest way, or what Gloo can do at best.
+    # It should come near the slowest link, or what Gloo can do at best.
     link = slowest(links)
     limit = (link.best_bytes_per_s or 0.0) if link is not None else 0.0
     if found.backend == "gloo":
@@ -195,7 +195,7 @@ def check_all_reduce(
     if rate < _SHARE_OF_LINK * limit:
         return said(
             "warning",
-            f"{text}: less than half of the {show_bandwidth(limit)} that the slowest way carries. "
+            f"{text}: less than half of the {show_bandwidth(limit)} that the slowest link carries. "
             "Are the processors busy, or does it take another interface (--interface)?",
         )
     return said("ok", text)

@@ -1,1 +1,1 @@
-"""What a host finds out about itself and its ways to the others; runs on each host."""
+"""What a host finds out about itself and its links to the others; runs on each host."""

@@ -58,7 +58,7 @@ class _StrangerError(OSError):
 
 
 def contact(peer: Peer, tokens: Tokens, mtu: int) -> Contact:
-    """Try every port of a host, and over the first open one its clock and the way's packets.
+    """Try every port of a host, and over the first open one its clock and the link's packets.
 
     Args:
         peer: The other host.

@@ -201,7 +201,7 @@ def gpu_facts() -> GpuFacts:
 
 
 def wrong_copies(devices: Sequence[str]) -> Iterator[str]:
-    """Copy a pattern from each device to each, and name the ways on which it was damaged.
+    """Copy a pattern from each device to each, and name the links on which it was damaged.
 
     Some machines return zeros or old data from copies between GPUs (where the IOMMU or PCI access
     control is in the way) and report no error.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from paceline.errors import UsageError
 from paceline.options import figures
 from paceline.options.fields import unknown_name
-from paceline.report.charts import MAX_POINTS, thin
+from paceline.report.charts import MAX_POINTS, SPAN, thin
 from paceline.report.curves import choose_times
 from paceline.report.runs.comparison import Comparison, Row
 from paceline.report.runs.listing import RunEntry
@@ -188,4 +188,4 @@ def _is_share(metric: str) -> bool:
 
 def _spans_decades(lines: Sequence[Line]) -> bool:
     values = [y for line in lines for _, y in line.points]
-    return min(values) > 0 and max(values) / min(values) > 50
+    return min(values) > 0 and max(values) / min(values) > SPAN

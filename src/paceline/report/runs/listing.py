@@ -1,6 +1,7 @@
 """The runs below a folder, each in one entry: what a table, a page and JSON say of it."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -84,6 +85,20 @@ class RunList:
 def shared_unit(runs: Sequence[RunEntry]) -> SampleUnit:
     """Say what the samples of all these runs are called."""
     return "images" if all(entry.report.unit == "images" for entry in runs) else "samples"
+
+
+def places_of(runs: Sequence[RunEntry]) -> list[str]:
+    """Say where each run is that has its name in common with another; empty of the others."""
+    names = Counter(entry.name for entry in runs)
+    labels = Counter(entry.label for entry in runs)
+    return [
+        ""
+        if names[entry.name] == 1
+        else entry.label
+        if labels[entry.label] == 1 and entry.label != entry.name
+        else str(entry.report.path)
+        for entry in runs
+    ]
 
 
 def list_runs(root: Path) -> RunList:

@@ -16,7 +16,7 @@ from paceline.options import figures
 from paceline.options.figures import plural
 from paceline.report.runs.comparison import Comparison
 from paceline.report.runs.curves import WAYS, curve_pictures
-from paceline.report.runs.listing import RunEntry, RunList, shared_unit
+from paceline.report.runs.listing import RunEntry, RunList, places_of, shared_unit
 from paceline.report.runs.table import problems_of, show_best, show_epochs
 from paceline.report.scaling.lines import draw_lines
 from paceline.report.sections import moment
@@ -51,6 +51,8 @@ class _Cell:
 class _PageRow:
     cells: tuple[_Cell, ...]
     link: str
+    place: str
+    """Its directory, where another run has the same name."""
     tags: Sequence[str]
     note: str
 
@@ -86,7 +88,9 @@ def write_index(listed: RunList, now: datetime) -> Path:
         UsageError: There is an `index.html` that isn't such a page.
         StorageError: The folder can't be written.
     """
-    columns, rows = _without_empty([_row(entry, listed.root) for entry in listed.entries])
+    places = places_of(listed.entries)
+    pairs = zip(listed.entries, places, strict=True)
+    columns, rows = _without_empty([_row(entry, listed.root, place) for entry, place in pairs])
     unit = shared_unit(listed.entries)
     columns = [replace(column, title=column.title.format(unit)) for column in columns]
     remarks = any(row.remark_key for row in rows)
@@ -125,12 +129,16 @@ def write_comparison(shown: Comparison, path: Path) -> Path:
             drawn = [(picture, Markup(draw_lines(picture))) for picture in pictures]
             ways.append((f"By {name}", drawn))
     pairs = list(zip(shown.letters, shown.runs, strict=True))
+    places = places_of(shown.runs)
     page = fill_template(
         "compare.html",
         title=f"{plural(len(shown.runs), 'run')} side by side",
         generator=_GENERATOR,
         letters=shown.letters,
-        runs=[_compared(letter, entry, path.parent) for letter, entry in pairs],
+        runs=[
+            {**_compared(letter, entry, path.parent), "place": place}
+            for (letter, entry), place in zip(pairs, places, strict=True)
+        ],
         problems=[
             *([shown.left_out] if shown.left_out else []),
             *(f"{letter}: {problem}" for letter, e in pairs for problem in problems_of(e)),
@@ -156,7 +164,7 @@ def _compared(letter: str, entry: RunEntry, folder: Path) -> dict[str, object]:
     }
 
 
-def _row(entry: RunEntry, root: Path) -> _PageRow:
+def _row(entry: RunEntry, root: Path, place: str) -> _PageRow:
     by_loss = entry.best_by == "val_loss"
     accuracy, loss = (None, entry.best) if by_loss else (entry.best, None)
     state = _COLOURS.get(entry.state, entry.state)
@@ -178,6 +186,7 @@ def _row(entry: RunEntry, root: Path) -> _PageRow:
             ),
         ),
         link=_link(entry, root),
+        place=place,
         tags=notes.tags,
         note=notes.note,
     )

@@ -147,6 +147,8 @@ def _scale_across(axes: "Axes", picture: Picture) -> None:
     else:
         low, high = _limit_other(axes, picture)
         places = _factors(picture, low, high) if picture.wide else _steps(axes, picture, high)
+        if len(places) < 2:  # one tick alone gives no scale
+            places = _amounts(axes, " s" if picture.across == "time" else "")
     axes.xaxis.set_minor_locator(NullLocator())
     points = [(_points_across(axes, picture, place), label) for place, label in places]
     shown = choose_labels(points)
@@ -180,7 +182,10 @@ def _limit_other(axes: "Axes", picture: Picture) -> tuple[float, float]:
 def _factors(picture: Picture, low: float, high: float) -> list[tuple[float, str]]:
     """Round places on an axis that goes by factors."""
     if picture.across == "time":
-        return [(float(t), clock(t)) for t in _ROUND_S if low <= t <= high]
+        round_s = [t for t in _ROUND_S if low <= t <= high]
+        if len(round_s) < 2:
+            round_s = [t for t in choose_times(high, most=5) if t >= low]
+        return [(float(t), clock(t)) for t in round_s]
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     places = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
     return [(place, short(place)) for place in places if low <= place <= high]
@@ -192,12 +197,12 @@ def _steps(axes: "Axes", picture: Picture, high: float) -> list[tuple[float, str
     return _amounts(axes)
 
 
-def _amounts(axes: "Axes") -> list[tuple[float, str]]:
+def _amounts(axes: "Axes", unit: str = "") -> list[tuple[float, str]]:
     from matplotlib.ticker import MaxNLocator
 
     low, high = axes.get_xlim()
     ticks = MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
-    return [(float(tick), short(float(tick))) for tick in ticks if low <= tick <= high]
+    return [(float(tick), short(float(tick)) + unit) for tick in ticks if low <= tick <= high]
 
 
 def _points_across(axes: "Axes", picture: Picture, place: float) -> float:

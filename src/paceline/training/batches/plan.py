@@ -131,10 +131,20 @@ def describe_oversized(plan: TrainPlan) -> str | None:
     )
 
 
+_SYNCED = "synchronised BatchNorm (--sync-batchnorm, nn.SyncBatchNorm)"
+
+
 def check_plan(
     plan: TrainPlan, options: DataOptions, *, sync_batchnorm: bool, optimizers: int
 ) -> None:
     """Refuse what can't be computed with this plan, or with one that is balanced later.
+
+    Args:
+        plan: How the batches are cut.
+        options: What was asked for.
+        sync_batchnorm: Whether a BatchNorm takes its statistics over all workers: by
+            `--sync-batchnorm`, or PyTorch's own in the model.
+        optimizers: How many there are.
 
     Raises:
         UsageError: Synchronised BatchNorm, or several optimizers, over batches cut into pieces; or
@@ -152,26 +162,32 @@ def check_plan(
             "the weights before and after the first one's update"
         )
     workers = plan.division.world_size
+    if sync_batchnorm and plan.division.is_fixed:
+        raise UsageError(
+            "--shards can't be combined with nn.SyncBatchNorm: its statistics would be those of as "
+            "many shards as there are workers. Use nn.BatchNorm2d (each shard has statistics of "
+            "its own), or GroupNorm"
+        )
     if not sync_batchnorm or workers == 1:
         return
     if options.balance:
         raise UsageError(
-            "--sync-batchnorm can't be combined with --balance: its statistics need samples of "
+            f"{_SYNCED} can't be combined with --balance: its statistics need samples of "
             "every worker in every step"
         )
     if not plan.steps_per_epoch and not plan.drop_last:
         raise UsageError(
-            "--sync-batchnorm on a stream needs --drop-last: its last batch may have fewer samples "
+            f"{_SYNCED} on a stream needs --drop-last: its last batch may have fewer samples "
             "than there are workers"
         )
     if plan.micro_batches > 1:
         raise UsageError(
-            "--sync-batchnorm can't be combined with --max-batch-per-worker: its statistics "
+            f"{_SYNCED} can't be combined with --max-batch-per-worker: its statistics "
             "are those of the whole global batch, which has to pass through the model at once"
         )
     last = plan.train_samples % plan.global_batch
     if 0 < last < workers and not plan.drop_last:
         raise UsageError(
             f"the last batch of an epoch has {last} samples for {workers} workers; "
-            "with --sync-batchnorm each needs one: use --drop-last or another --global-batch"
+            f"with {_SYNCED} each needs one: use --drop-last or another --global-batch"
         )

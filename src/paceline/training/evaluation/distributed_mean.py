@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from paceline.data.batch import Batch
+from paceline.distributed.device import widest_float
 from paceline.distributed.group import Group
 from paceline.distributed.work_division import Division
 from paceline.errors import JobError
@@ -36,7 +37,7 @@ def average(
     """
     mine = division.parts_of(group.rank)
     names: tuple[str, ...] | None = None
-    # One (figures,) float64 for each batch, on the device, by part.
+    # One (figures,) for each batch, on the device, by part.
     sums: list[list[Tensor]] = [[] for _ in mine]
     samples = [0] * len(mine)
     for batch in batches:
@@ -64,15 +65,15 @@ def average(
 
 def _counted(sums: Sequence[Tensor], samples: int, figures: int) -> Tensor:
     """Add one part's batches up: (figures + 1,) float64, the last one the number of samples."""
-    added = torch.stack(list(sums)).sum(0).cpu() if sums else torch.zeros(figures).double()
+    added = torch.stack(list(sums)).sum(0).cpu().double() if sums else torch.zeros(figures).double()
     return torch.cat([added, torch.tensor([samples], dtype=torch.float64)])
 
 
 def _summed(name: str, value: Tensor | float, samples: int, device: torch.device) -> Tensor:
-    """Give a figure's sum over a batch: () float64 on the device."""
+    """Give a figure's sum over a batch: () on the device, float64 where it has that."""
     if not isinstance(value, Tensor):
-        return torch.tensor(float(value) * samples, dtype=torch.float64, device=device)
-    detached = value.detach().to(device, torch.float64)
+        return torch.tensor(float(value) * samples, dtype=widest_float(device), device=device)
+    detached = value.detach().to(device, widest_float(device))
     if detached.numel() == 1:
         return detached.reshape(()) * samples
     if detached.numel() == samples:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from math import ceil
 from statistics import median
 from typing import final
@@ -16,8 +17,32 @@ _KEPT = 9
 """Steps that are remembered."""
 _MOST = 256
 
-Times = Mapping[nn.Parameter, float]
-"""Shares of the backward pass: they vary less than its time."""
+
+@final
+class _Sample:
+    """When the gradients of one step came; a GPU's moments are read when they are asked for."""
+
+    def __init__(
+        self, came: Mapping[nn.Parameter, tuple[int, Moment]], passes: Sequence[Sequence[Moment]]
+    ) -> None:
+        """Args:
+        came: When, and in which pass.
+        passes: Begin and end of each backward pass.
+        """
+        self._came, self._passes = came, passes
+        self._shares: Mapping[nn.Parameter, float] | None = None
+
+    def shares(self) -> Mapping[nn.Parameter, float]:
+        """Give the shares of the backward pass: they vary less than its time."""
+        if self._shares is None:
+            before_s = [0.0, *accumulate(seconds_between(*passed) for passed in self._passes)]
+            self._shares = {
+                parameter: (before_s[number] + seconds_between(self._passes[number][0], moment))
+                / (before_s[-1] or 1.0)
+                for parameter, (number, moment) in self._came.items()
+            }
+            self._came, self._passes = {}, []
+        return self._shares
 
 
 @final
@@ -39,7 +64,7 @@ class GradientTimes:
         self._is_open = False
         """Whether a backward pass is under way."""
         self._came: dict[nn.Parameter, tuple[int, Moment]] = {}
-        self._samples: list[Times] = []
+        self._samples: list[_Sample] = []
         self._only_first = False
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -80,26 +105,18 @@ class GradientTimes:
         self.drop()
         if not came or any(len(each) < 2 for each in passes):
             return
-        before_s = [0.0]
-        for begin, end in passes:
-            before_s.append(before_s[-1] + seconds_between(begin, end))
-        whole_s = before_s[-1] or 1.0
-        times = {
-            p: (before_s[number] + seconds_between(passes[number][0], moment)) / whole_s
-            for p, (number, moment) in came.items()
-        }
         earlier = [] if self._only_first else self._samples
-        self._samples, self._only_first = [*earlier, times][-_KEPT:], is_first
+        self._samples, self._only_first = [*earlier, _Sample(came, passes)][-_KEPT:], is_first
 
     def arrivals(self, backward_s: float) -> tuple[Arrival, ...]:
-        """Give the usual times, in order, of at most 256 groups.
+        """Give the usual times, in order, of at most 256 groups; waits until they have passed.
 
         Args:
             backward_s: How long the backward pass takes.
         """
         times: dict[nn.Parameter, list[float]] = {}
         for sample in self._samples:
-            for parameter, at in sample.items():
+            for parameter, at in sample.shares().items():
                 times.setdefault(parameter, []).append(at)
         usual = [
             Arrival(at_s=median(all_at) * backward_s, bytes=p.nbytes) for p, all_at in times.items()

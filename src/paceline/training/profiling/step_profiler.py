@@ -105,7 +105,7 @@ class StepProfiler:
         self._odd: deque[tuple[int, Marks]] = deque(maxlen=_EARLY)
         """The newest few that were the first of a pass, or slowed by hooks; with their steps."""
         self._stride = self._seen = 1
-        self._lap_from: tuple[float, int] | None = None
+        self._lap_from: tuple[Moment, int] | None = None
         """When the lap under way began, and after how many steps."""
         self._laps: deque[tuple[int, float, float, int]] = deque(maxlen=_LAPS)
         self._agreeing_from_s = self._waited_s = 0.0
@@ -253,8 +253,12 @@ class StepProfiler:
 
     def _end_lap(self, step: int, now_s: float, agreeing_s: float) -> None:
         if self._lap_from is not None and step > self._lap_from[1]:
-            begun_s, before = self._lap_from
-            self._laps.append((step - before, now_s - begun_s, agreeing_s, step))
+            begun, before = self._lap_from
+            if isinstance(begun, float):
+                seconds = now_s - begun
+            else:  # in the middle of the GPU's work, which is over now
+                seconds = seconds_between(begun, now(on_gpu=True))
+            self._laps.append((step - before, seconds, agreeing_s, step))
 
     def _end_sample(self) -> None:
         if not self.is_sampling:
@@ -262,8 +266,7 @@ class StepProfiler:
         self.mark("closed")
         marks = self._marks
         if self._is_first:
-            seconds_between(marks[0][1], marks[-1][1])  # the lap begins when its work is done
-            self._lap_from = perf_counter(), self._step + 1
+            self._lap_from = marks[-1][1], self._step + 1  # when its work is done
         if any(what == "gradients" for what, _ in marks):
             self._keep(marks)
             if self._is_hooked:

@@ -170,7 +170,7 @@ def find_origin(store: SnapshotStore, group: Group, report: Report, *, shared: b
 def best_weights(
     store: SnapshotStore, group: Group, report: Report, *, shared: bool
 ) -> BestWeights | None:
-    """Read the weights that the best snapshot was judged by, where it is. Collective.
+    """Read the weights that the best snapshot was evaluated with, where it is. Collective.
 
     Args:
         store: On a shared file system, or this node's own; then the latest of all nodes' best ones

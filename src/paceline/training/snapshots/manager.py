@@ -172,7 +172,7 @@ class SnapshotManager:
         return None if found.snapshot is None else self._restore(found.snapshot)
 
     def load_best(self) -> bool:
-        """Put the weights that the best snapshot was judged by into the model. Collective.
+        """Put the weights that the best snapshot was evaluated with into the model. Collective.
 
         Evaluations take these from then on.
 

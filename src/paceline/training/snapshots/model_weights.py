@@ -18,7 +18,7 @@ def are_finite(parameters: list[Tensor]) -> bool:
 
 
 def evaluated_weights(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Choose what a snapshot's model is judged by: with `--ema` the average of its weights.
+    """Choose what a snapshot's model is evaluated with: with `--ema` the average of its weights.
 
     Args:
         tensors: All of the snapshot's.

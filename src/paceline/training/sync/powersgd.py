@@ -1,11 +1,12 @@
 """PowerSGD in a training: full averages first, then approximations; in snapshots it is exact."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import final
 
 import torch
 from torch import Tensor
 
+from paceline.distributed.device import is_accelerator
 from paceline.gradient_sync.low_rank import LowRankState
 from paceline.gradient_sync.powersgd import PowerSGD
 from paceline.training.context import TrainingContext
@@ -58,7 +59,7 @@ class PowerSGDSync(ReplicaSync):
             for key, thin in remembered.items():
                 tensors[f"error/{key}"] = torch.stack([state.tensors[key] for state in states])
                 tensors[f"basis/{key}"] = thin.basis
-        scales = {name: averager.scale for name, averager in self._averagers.items()}
+        scales = {name: float(averager.scale) for name, averager in self._averagers.items()}
         return SyncState(tensors=tensors, values={"scales": scales})
 
     def load_state_dict(self, state: SyncState, world_size: int) -> str:
@@ -88,7 +89,7 @@ class PowerSGDSync(ReplicaSync):
         """Make what is missing: one averager for each model."""
         context, scaler = self.context, self.context.scaler
         options, workers = context.config.sync, context.group.world_size
-        scale = (lambda: 1.0) if scaler is None else scaler.get_scale
+        scale = _scale_of(scaler, on_device=is_accelerator(context.group.device))
         waiting = context.optimizer_step.step_profiler.waiting
         for name in self.context.components.models:
             if name not in self._averagers:
@@ -99,6 +100,20 @@ class PowerSGDSync(ReplicaSync):
         for name, averager in self._averagers.items():
             for parameter, thin in averager.thin.items():
                 yield f"{name}/{parameter}", thin
+
+
+def _scale_of(
+    scaler: torch.amp.GradScaler | None, *, on_device: bool
+) -> Callable[[], float | Tensor]:
+    """Give what tells the loss scale: on a device as a tensor of it, which nobody waits for."""
+    if scaler is None:
+        return lambda: 1.0
+
+    def scale() -> float | Tensor:
+        there = scaler._get_scale_async() if on_device else None  # None before its first use, too
+        return scaler.get_scale() if there is None else there
+
+    return scale
 
 
 def _of_model(tensors: Mapping[str, Tensor], kind: str, model: str) -> dict[str, Tensor]:

@@ -7,12 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from paceline.options.figures import plural
+from paceline.verify.events import Reduced
 from paceline.verify.finding import Case, Cause, Finding
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w.]*\d)")
 _METRIC = re.compile(
     r"acc|right|correct|error|score|f1|auc|val|eval|test|perplex|top|metric", re.IGNORECASE
 )
+_SPEED = re.compile(r"time|second|speed|elapsed|throughput|memory", re.IGNORECASE)
+_SPEED_UNIT = re.compile(r"\s*(s|sec|ms|min|seconds?|\w+\s*(/|per)\s*s\w*)\b", re.IGNORECASE)
+"""Before and after figures that differ between any two launches."""
 _CLOSE = 1e-4
 """Weights within which figures are to be the same."""
 _APART = 1e-3
@@ -25,6 +29,8 @@ class _Printed:
 
     line: str
     """Of the other launch."""
+    at: str
+    """The script's line that has printed it."""
     mine: float
     theirs: float
     precision: float
@@ -55,7 +61,7 @@ def _metric_factor(case: Case) -> Iterator[Finding]:
                     f"the figure {printed.theirs:g} in {printed.line!r} is {times}: on "
                     f"{_count(case)} it is {printed.mine:g}. {_reductions(case)}"
                 )
-                yield case.found(Cause.METRIC_FACTOR, what.strip(), rank=0)
+                yield case.found(Cause.METRIC_FACTOR, what.strip(), rank=0, at=printed.at)
                 return
 
 
@@ -78,12 +84,25 @@ def _metric_means(case: Case) -> Iterator[Finding]:
         text = f"{printed.line!r} says {printed.theirs:g}, on {_count(case)} {printed.mine:g}"
         if not case.other.reduced:
             what = f"{text}: it is counted on rank 0's {sizes[0]} of {sum(sizes)} samples alone"
-            yield case.found(Cause.METRIC_SHARE, what, rank=0)
+            yield case.found(Cause.METRIC_SHARE, what, rank=0, at=printed.at)
         elif len(set(sizes)) > 1:
             shown = " + ".join(map(str, sizes))
             what = f"{text}: the means of unequal shares ({shown}) count alike. {_reductions(case)}"
-            yield case.found(Cause.METRIC_MEANS, what.strip(), rank=0)
+            yield case.found(Cause.METRIC_MEANS, what.strip(), rank=0, at=printed.at)
+        elif _is_combined(printed, case.other.reduced):
+            what = f"{text}, with the same weights and samples. {_reductions(case)}"
+            yield case.found(Cause.METRIC_APART, what.strip(), rank=0, at=printed.at)
         return
+
+
+def _is_combined(printed: _Printed, reduced: Sequence[Reduced]) -> bool:
+    """Tell whether a figure is made of what the script has combined: a total, or a ratio of two."""
+    for event in reduced:
+        ratios = [a / b for a in event.after for b in event.after if b and a is not b]
+        for value in (*event.after, *ratios):
+            if any(abs(f * value - printed.theirs) <= 2 * printed.precision for f in (1, 100)):
+                return True
+    return False
 
 
 def figures(case: Case) -> Iterator[Finding]:
@@ -97,6 +116,12 @@ def figures(case: Case) -> Iterator[Finding]:
                 what = f"an evaluation gives {name} {other:g} instead of {value:g}"
                 yield case.found(Cause.FIGURES, what)
                 return
+
+
+def metrics_agree(case: Case) -> bool:
+    """Tell whether metrics were printed, all with the same digits or nearly so."""
+    pairs = [p for p in _pairs(case) if p.is_metric and p.precision]
+    return bool(pairs) and all(abs(p.mine - p.theirs) <= 4 * p.precision for p in pairs)
 
 
 def _weights_agree(case: Case) -> bool:
@@ -118,6 +143,7 @@ def _pairs(case: Case) -> Iterator[_Printed]:
     if case.other.in_session:
         return
     mine, theirs = _by_words(case.first.printed), _by_words(case.other.printed)
+    places = dict(zip(case.other.printed, case.other.printed_at, strict=False))
     # Lines with the same words and other numbers belong together: the n-th of each.
     for words, lines in theirs.items():
         for ours, line in zip(mine.get(words, ()), lines, strict=False):
@@ -125,6 +151,7 @@ def _pairs(case: Case) -> Iterator[_Printed]:
             for place, (one, two) in enumerate(pairs):
                 yield _Printed(
                     line=line.strip(),
+                    at=places.get(line, ""),
                     mine=float(one),
                     theirs=float(two),
                     precision=max(_precision(one), _precision(two)),
@@ -136,7 +163,8 @@ def _is_metric(words: str, place: int) -> bool:
     """Tell by the words before a number whether it is a metric; by those after where none are."""
     parts = words.split("#")
     label = parts[place] if any(map(str.isalpha, parts[place])) else parts[place + 1]
-    return _METRIC.search(label) is not None
+    is_speed = _SPEED.search(label) or _SPEED_UNIT.match(parts[place + 1])
+    return _METRIC.search(label) is not None and not is_speed
 
 
 def _by_words(lines: Sequence[str]) -> dict[str, list[str]]:

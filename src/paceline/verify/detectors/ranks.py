@@ -1,11 +1,15 @@
 """Faults that show between the ranks of one launch."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from paceline.options.figures import plural
 from paceline.verify.events import Drew, ModelBuilt
 from paceline.verify.finding import Case, Cause, Finding
+from paceline.verify.trace import Trace
 
+_LINE = re.compile(r" at (\S+:\d+)")
 _DRAWING = (
     ("dropout", Cause.SAME_DROPOUT, "drop out"),
     ("data", Cause.SAME_AUGMENTATION, "augment"),
@@ -139,8 +143,30 @@ def weights_apart(case: Case) -> Iterator[Finding]:
         if apart:
             rank, name = apart
             what = f"after step {number} rank {rank} has another {name} than rank 0"
-            yield case.found(Cause.WEIGHTS_APART, what, step=number, rank=rank, tensor=name)
+            cause, why = _why_apart(case.other, number)
+            yield case.found(cause, what + why, step=number, rank=rank, tensor=name)
             return
+
+
+def _why_apart(trace: Trace, number: int) -> tuple[Cause, str]:
+    """Say why ranks come to other weights in a step, where it was seen."""
+    scales = [rank[number] for rank in trace.scales if len(rank) > number]
+    if len(set(scales)) > 1:
+        shown = ", ".join(f"{scale:g}" for scale in scales)
+        return Cause.SCALE_APART, f": the ranks' loss scales differ ({shown})"
+    if "bypass" in trace.places:
+        why = ": the forward pass goes by DistributedDataParallel, to the module in it"
+        return Cause.WRAPPER_BYPASSED, why
+    if trace.steps[number].unsynced:
+        why = (
+            ": the forward pass before the step's last backward pass ran under no_sync() "
+            "(require_backward_grad_sync=False)"
+        )
+        return Cause.NO_SYNC, why
+    if "late" in trace.places:
+        why = ": a parameter was put into the model when DistributedDataParallel was there already"
+        return Cause.LATE_PARAMETER, why
+    return Cause.WEIGHTS_APART, ""
 
 
 def unequal_steps(case: Case) -> Iterator[Finding]:
@@ -148,7 +174,10 @@ def unequal_steps(case: Case) -> Iterator[Finding]:
     if case.other.in_session:
         return
     for epoch in case.other.training():
-        if len(set(epoch.batches)) > 1 and (epoch.is_whole or case.other.failure):
+        # A launch that failed may have ended in the midst of an epoch that is as long on all.
+        lengths = {begun.batches for begun in epoch.begun}
+        is_cut_off = bool(case.other.failure) and (len(lengths) > 1 or lengths == {0})
+        if len(set(epoch.batches)) > 1 and (epoch.is_whole or is_cut_off):
             shown = ", ".join(f"rank {rank}: {n}" for rank, n in enumerate(epoch.batches))
             what = f"the ranks have unequal numbers of batches in an epoch ({shown})"
             yield case.found(Cause.UNEQUAL_STEPS, what)
@@ -160,9 +189,11 @@ def waits_apart(case: Case) -> Iterator[Finding]:
     places = case.other.locations
     if len(set(places)) < 2:
         return
-    shown = "; ".join(f"rank {rank}: {place}" for rank, place in enumerate(places))
+    calls = (_LINE.sub("", place) for place in places)
+    shown = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
     what = f"the ranks wait for each other in different places ({shown})"
-    yield case.found(Cause.WAITS_APART, what)
+    lines = tuple(found[1] for place in places if (found := _LINE.search(place)))
+    yield replace(case.found(Cause.WAITS_APART, what), lines=lines)
 
 
 def _first_models(case: Case) -> list[ModelBuilt]:

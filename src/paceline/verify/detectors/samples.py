@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from paceline.options.figures import plural
+from paceline.verify.detectors.figures import metrics_agree
 from paceline.verify.finding import Case, Cause, Finding
 from paceline.verify.trace import Pass
 
@@ -91,6 +92,8 @@ def padded_training(case: Case) -> Iterator[Finding]:
 
 def padded_evaluation(case: Case) -> Iterator[Finding]:
     """Find samples that count twice in an evaluation."""
+    if "gathered" in case.other.places and metrics_agree(case):
+        return  # what is gathered may be cut to the data set's length, and was
     for found in case.other.evaluations():
         repeated = _repeated(found)
         whole_each = all(set(share) == set(found.counts) for share in found.samples)
@@ -99,6 +102,21 @@ def padded_evaluation(case: Case) -> Iterator[Finding]:
                 Cause.PADDED_EVALUATION,
                 f"{plural(repeated, 'sample')} of {len(found.counts)} counted twice in an "
                 f"evaluation: {_sampler(found)} repeats some so that all ranks have as many",
+            )
+            return
+
+
+def dropped_evaluation(case: Case) -> Iterator[Finding]:
+    """Find samples that an evaluation on fewer workers sees, and this one doesn't."""
+    pairs = zip(case.first.evaluations(), case.other.evaluations(), strict=False)
+    for mine, theirs in pairs:
+        lost = sorted(set(mine.counts) - set(theirs.counts), key=_in_order)
+        drops = any(begun.loader_drops or begun.sampler_drops for begun in theirs.begun)
+        if lost and drops and mine.is_whole and theirs.is_whole:
+            yield case.found(
+                Cause.DROPPED_EVALUATION,
+                f"{plural(len(lost), 'sample')} of {len(mine.counts)} left out of an evaluation: "
+                f"drop_last=True drops the rest of each rank's share ({_some(lost)})",
             )
             return
 

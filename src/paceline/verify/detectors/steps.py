@@ -97,6 +97,43 @@ def mean_of_means(case: Case) -> Iterator[Finding]:
         )
 
 
+def weighed_alike(case: Case) -> Iterator[Finding]:
+    """Find ranks whose losses are means over unequal numbers of items, of equal shares."""
+    beyond = case.beyond
+    if beyond is None or case.other.in_session or not beyond.same_samples:
+        return
+    # Where random numbers differ between launches, so do losses.
+    if not beyond.same_looks or any(e.by == "step" for e in case.other.drew[0]):
+        return
+    mine, theirs = case.first.steps[beyond.step], case.other.steps[beyond.step]
+    if len(set(theirs.shares)) > 1 or case.other.normalised or any(gradient_factor(case)):
+        return
+    whole, parts = sum(mine.losses), theirs.losses
+    mean = sum(parts) / len(parts)
+    # A mean over all items lies between the ranks' means, and is their mean only by equal weights.
+    if min(parts) < whole < max(parts) and abs(whole - mean) > _EXACT * abs(whole):
+        shown = " and ".join(f"{loss:.4g}" for loss in parts)
+        yield case.found(
+            Cause.WEIGHED_ALIKE,
+            f"the ranks' losses of step {beyond.step} ({shown}) count alike and make {mean:.4g}, "
+            f"but the loss of the same samples on {plural(case.first.workers, 'worker')} is "
+            f"{whole:.4g}: they are means over unequal numbers of items (tokens, targets)",
+            step=beyond.step,
+            tensor=beyond.first_tensor,
+        )
+
+
+def clipped_early(case: Case) -> Iterator[Finding]:
+    """Find gradients that are clipped before all of them are there."""
+    if case.beyond is not None and case.other.clips_early:
+        yield case.found(
+            Cause.CLIPPED_EARLY,
+            f"gradients are clipped, and {case.other.clips_early[0]} before the step",
+            step=case.beyond.step,
+            tensor=case.beyond.first_tensor,
+        )
+
+
 def batchnorm_share(case: Case) -> Iterator[Finding]:
     """Find BatchNorms whose statistics are those of a share."""
     names, beyond = case.other.normalised, case.beyond

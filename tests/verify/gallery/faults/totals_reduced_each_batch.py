@@ -1,0 +1,41 @@
+"""Combines running totals after every batch: what was combined before is added up again.
+
+https://github.com/facebookresearch/fairchem/pull/75
+Cause: metric-apart
+"""
+
+import torch
+import torch.distributed as dist
+from common import MENDED, begin, points
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+
+rank, world = begin()
+train_set, test_set = points(64), points(48, seed=2)
+sampler = DistributedSampler(train_set)
+loader = DataLoader(train_set, batch_size=16 // world, sampler=sampler)
+test_loader = DataLoader(Subset(test_set, range(rank, len(test_set), world)), batch_size=8)
+model = DDP(nn.Linear(6, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+for epoch in range(2):
+    sampler.set_epoch(epoch)
+    model.train()
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+    model.eval()
+    total = torch.zeros(2)
+    with torch.no_grad():
+        for inputs, targets in test_loader:
+            loss = F.cross_entropy(model(inputs), targets, reduction="sum")
+            total += torch.tensor([loss, len(inputs)])
+            if not MENDED:
+                dist.all_reduce(total)
+    if MENDED:
+        dist.all_reduce(total)
+    if rank == 0:
+        print(f"epoch {epoch} validation loss {total[0] / total[1]:.5f}")  # shows
+dist.destroy_process_group()

@@ -103,8 +103,7 @@ def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
         started.append(launch)
         return ExitCode.JOB
 
-    monkeypatch.setattr("paceline.cli.train.start", start)
-    monkeypatch.setattr("paceline.cli.resume.start", start)
+    monkeypatch.setattr("paceline.runtime.start.start", start)
     return started
 
 

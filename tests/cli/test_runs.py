@@ -234,7 +234,7 @@ def test_a_fetched_run_is_copied_on_unless_something_says_otherwise(
         places.append(launch.config.snapshots.copy_to)
         return ExitCode.DONE
 
-    monkeypatch.setattr("paceline.cli.resume.start", start)
+    monkeypatch.setattr("paceline.runtime.start.start", start)
     monkeypatch.setattr("paceline.cli.copy.fetch", lambda url, where: (url, run))
     resume = ["resume", "s3://bucket/all/run"]
     assert main(resume) == main([*resume, "--copy-to", "file:///away"]) == ExitCode.DONE

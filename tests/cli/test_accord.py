@@ -67,6 +67,17 @@ def test_options_that_differ_are_named_by_both(paceline: Paceline) -> None:
 
 
 @pytest.mark.slow
+def test_a_place_for_copies_that_is_refused_is_known_to_both(paceline: Paceline) -> None:
+    (paceline.directory / "taken").touch()
+    copies = ["--run-dir", "run", "--copy-to", f"file://{paceline.directory}/taken"]  # a file
+    first, second = two(paceline, ["digits", *copies], ["digits", *copies])
+    for done in (first, second):
+        assert done.code == first.code != 0, done.err
+        assert done.err.startswith("paceline: --copy-to: "), done.err
+    assert not (paceline.directory / "run").exists()
+
+
+@pytest.mark.slow
 def test_recipes_that_differ_are_named_by_both(paceline: Paceline) -> None:
     for rank in range(2):
         own = paceline.directory / f"node{rank}"

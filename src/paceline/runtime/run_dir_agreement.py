@@ -2,9 +2,10 @@
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
-from paceline.errors import InfrastructureError, UsageError
+from paceline.errors import ExitCode, InfrastructureError, UsageError
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.spec import Launch
 
@@ -56,17 +57,19 @@ def with_run(launch: Launch, run: RunDirectory) -> Launch:
     return replace(launch, run=run, request=replace(launch.request, run_dir=str(run.path)))
 
 
-def agree_on_run(launch: Launch) -> Launch:
-    """Have rank 0 name and make the run directory, and every other worker take it over.
+def agree_on_run(launch: Launch, own: Callable[[Launch], None]) -> Launch:
+    """Have rank 0 name, make and own the run directory, and every other worker take it over.
 
     Every worker calls it. Opens the store in which the workers will meet.
 
     Args:
         launch: This worker's; its run directory counts only on rank 0, or where the user named it.
+        own: Rank 0 calls it with the directory that it has made: locks it, begins to copy it.
 
     Raises:
-        UsageError: Rank 0 can't make the directory; every worker says so.
-        InfrastructureError: Rank 0 didn't come.
+        UsageError: Rank 0 can't make or own the directory; every worker says so.
+        InfrastructureError: Rank 0 didn't come; or the place for copies doesn't answer it, which
+            every worker says, too.
     """
     from paceline.distributed.environment import current_placement, surroundings
     from paceline.distributed.rendezvous import (
@@ -84,20 +87,23 @@ def agree_on_run(launch: Launch) -> Launch:
     rank, timeout_s = placement.rank, options.timeout_s
     store = open_store(address, rank, placement.world_size, timeout_s, options.interface)
     # Rank 0 makes the directory before it publishes the name, so that its failure is known to all.
-    launch, problem = _make(launch) if rank == 0 else (launch, "")
-    own = json.dumps({"path": str(launch.run.path), "problem": problem})
+    launch, problem = _make(launch, own) if rank == 0 else (launch, None)
+    said: dict[str, object] = {"path": str(launch.run.path)}
+    if problem is not None:
+        said |= {"problem": str(problem), "exit_code": problem.exit_code}
     own_store = of_attempt(store, placement.attempt)
     # Agree: rank 0 writes its text, the others wait for it.
     try:
-        agreement = common_text(own_store, rank, _KEY, own)
+        agreement = common_text(own_store, rank, _KEY, json.dumps(said))
     except RuntimeError as error:
         raise InfrastructureError(f"rank 0 did not come to {address} in {timeout_s:g} s") from error
     agreed = json.loads(agreement)
-    if agreed["problem"]:
+    if "problem" in agreed:
         # Rank 0 keeps the store: it stays until everybody has read why.
         if rank == 0:
             wait_until_heard(own_store, _KEY, placement.world_size)
-        raise UsageError(agreed["problem"])
+        is_usage = agreed["exit_code"] == ExitCode.USAGE
+        raise (UsageError if is_usage else InfrastructureError)(agreed["problem"])
     # Take it over on this node.
     path = launch.run.path if launch.is_named else agreed["path"]
     run = replace(RunDirectory.named(path), shared=launch.run.shared)
@@ -120,9 +126,13 @@ def make_on_this_node(run: RunDirectory) -> None:
         ) from error
 
 
-def _make(launch: Launch) -> tuple[Launch, str]:
+def _make(
+    launch: Launch, own: Callable[[Launch], None]
+) -> tuple[Launch, UsageError | InfrastructureError | None]:
     """Make the run directory of a new training. Returns also what stands in the way."""
     try:
-        return make_run(launch), ""
-    except UsageError as error:
-        return launch, str(error)
+        made = make_run(launch)
+        own(made)
+    except (UsageError, InfrastructureError) as error:
+        return launch, error
+    return made, None

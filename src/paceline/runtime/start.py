@@ -70,22 +70,27 @@ def _start_local(launch: Launch) -> int:
 
 
 def _start_here(launch: Launch) -> int:
-    # Agree on a run directory: over the store, or else by the node's first worker making it.
-    if launch.place.started_apart:
-        launch = agree_on_run(launch)
-    elif launch.place.local_rank == 0:
-        launch = make_run(launch)
-    elif (found := find_run(launch)) is not None:
-        launch = found
-    else:
-        return ExitCode.USAGE  # the first worker says why
-    run, place = launch.run, launch.place
-    _wait_for(run.logs)
     # Rank 0 owns the directory, and tells how the training ended.
     with ExitStack() as owned:
-        if place.rank == 0:
-            owned.enter_context(run.lock())
+
+        def own(launch: Launch) -> None:
+            owned.enter_context(launch.run.lock())
             owned.enter_context(copied_by(launch))
+
+        # Agree on a run directory: over the store, or else by the node's first worker making it.
+        if launch.place.started_apart:
+            launch = agree_on_run(launch, own)
+        elif launch.place.local_rank == 0:
+            launch = make_run(launch)
+        elif (found := find_run(launch)) is not None:
+            launch = found
+        else:
+            return ExitCode.USAGE  # the first worker says why
+        run, place = launch.run, launch.place
+        _wait_for(run.logs)
+        if place.rank == 0:
+            if not place.started_apart:
+                own(launch)
             run.remove_summary()
             owned.enter_context(tracked(run, launch.config.metrics, quiet=launch.quiet))
         try:

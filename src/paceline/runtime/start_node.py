@@ -32,12 +32,15 @@ def start_on_node(launch: Launch, node: NodePlacement) -> int:
 
     # Meet the other nodes first: rank 0's node names the run directory.
     rendezvous = _rendezvous(launch.config, node)
-    launch = agree_on_run(launch)
-    run, leads = launch.run, node.node_rank == 0
     with ExitStack() as owned:
-        if leads:
-            owned.enter_context(run.lock())
+
+        def own(launch: Launch) -> None:
+            owned.enter_context(launch.run.lock())
             owned.enter_context(copied_by(launch))
+
+        launch = agree_on_run(launch, own)
+        run, leads = launch.run, node.node_rank == 0
+        if leads:
             run.remove_summary()
             owned.enter_context(tracked(run, launch.config.metrics, quiet=launch.quiet))
         outcome = launch_node(

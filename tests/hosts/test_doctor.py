@@ -1,4 +1,4 @@
-"""`paceline doctor --hosts` on real links: what is wrong with hosts and ways is found and named."""
+"""`paceline doctor --hosts` on real links: faults of hosts and links are found and named."""
 
 import json
 import subprocess
@@ -128,7 +128,7 @@ def test_faults_are_found_and_named(make_rig: MakeRig, tmp_path: Path) -> None:
     ports = bad["fault", "ports", "h0", "h2", "h3", "h1"]
     assert "can reach h1 at port" in ports
     assert "60999: Connection refused" in ports
-    assert "ways to all the others are slow" in bad["warning", "links", "h2"]
+    assert "links to all the others are slow" in bad["warning", "links", "h2"]
     assert "eth0 takes packets of 1400 bytes" in bad["warning", "MTU", "h3"]
     assert "only those of 1400 do" in bad["warning", "packets", "h0", "h1", "h2", "h3"]
     assert "TensorData own of 3 samples" in bad["fault", "data", "h3"]

@@ -99,7 +99,10 @@ std::string setting(const char* name, const char* otherwise) {
   return value != nullptr ? value : otherwise;
 }
 
+thread_local bool beside_training = false;
+
 void count(Counter counter, uint64_t times) {
+  if (beside_training && counter >= STREAM_SYNCS && counter <= COPY_SYNCS) return;
   __atomic_fetch_add(&counters()[counter], times, __ATOMIC_RELAXED);
 }
 
@@ -151,6 +154,9 @@ using namespace pretend;
 // --- Read by the tests
 
 EXPORT uint64_t pretend_gpu_counter(int counter) { return counters()[counter]; }
+
+// A thread that holds no step up waits without being counted.
+EXPORT void pretend_gpu_beside_training(int beside) { beside_training = beside != 0; }
 
 // --- The CUDA runtime
 

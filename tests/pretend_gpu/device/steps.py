@@ -4,11 +4,13 @@ About twice a second the workers exchange how they are, and now and then there i
 evaluation. These fetch from the device, and depend on the clock; no step's cost is theirs.
 """
 
+import ctypes
 import functools
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -76,6 +78,7 @@ def note_steps(engine: ModuleType) -> None:
 
 def _leave_out_waits(engine: ModuleType) -> None:
     """Leave out what Paceline may wait for."""
+    from paceline.checkpoint import writer
     from paceline.data import memory
     from paceline.gradient_sync import replica_consistency
     from paceline.training import losses
@@ -96,6 +99,14 @@ def _leave_out_waits(engine: ModuleType) -> None:
     ):
         setattr(owner, name, _left_out(getattr(owner, name)))
     engine.Engine.evaluation = _ends_left_out(engine.Engine.evaluation)
+    # A snapshot is written by a thread of its own, which waits for its copies beside the steps.
+    made = functools.partial(ThreadPoolExecutor, initializer=_beside_training)
+    writer.ThreadPoolExecutor = made  # type: ignore[assignment, attr-defined]
+
+
+def _beside_training() -> None:
+    """Have this thread's waits not counted."""
+    ctypes.CDLL(None).pretend_gpu_beside_training(1)
 
 
 def _ends_left_out(
@@ -144,6 +155,8 @@ def _scaled_step(scaler: torch.amp.GradScaler, optimizer: Optimizer, *others: ob
 
 def _refuse_waits(mode: int) -> int:
     """Have torch refuse operations that wait (2), or not (0); returns what it did before."""
+    if not torch.cuda.is_initialized():
+        return mode
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode(mode)
     return before

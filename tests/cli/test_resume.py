@@ -71,6 +71,7 @@ def test_signals_stop_at_once_and_resume_exactly(
 
 
 @pytest.mark.xdist_group("undisturbed")
+@pytest.mark.slow
 def test_killed_workers_are_restarted_exactly(
     paceline: Paceline, tmp_path: Path, undisturbed: Path
 ) -> None:

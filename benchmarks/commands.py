@@ -12,7 +12,8 @@ WORKERS = 2
 
 def environment() -> Mapping[str, str]:
     """Give the environment of both sides: one thread each, this repository importable."""
-    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
 
 def train_command(recipe: str, run_dir: Path, **options: object) -> list[str]:

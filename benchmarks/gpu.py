@@ -9,7 +9,6 @@ every measurement (OUTPUT.json) are written anew after each part: what was measu
 whenever it is stopped.
 """
 
-import json
 import signal
 import statistics
 import subprocess
@@ -24,8 +23,8 @@ from typing import final
 
 import torch
 
-from benchmarks import restarts
-from benchmarks.commands import ROOT, WORKERS, environment, train_command
+from benchmarks import restarts, same_bits
+from benchmarks.commands import ROOT, WORKERS
 from benchmarks.figures import Figure, Report, median_figure, parser, ratios
 from benchmarks.gpu_sides import Case, Side
 from paceline.files import write_atomic
@@ -123,35 +122,34 @@ class Plan:
         last = done.stdout.strip().rpartition("\n")[2]
         failed = done.returncode != 0
         report.figures.append(
-            Figure(what="GPU tests that failed", value=float(failed), unit="", at_most=0, note=last)
+            Figure(
+                what="GPU tests: some failed (1 = yes)",
+                value=float(failed),
+                unit="",
+                at_most=0,
+                note=last,
+            )
         )
         report.raw["GPU tests"] = done.stdout[-20_000:]
 
     def same_bits(self, report: Report) -> None:
         """Train on several workers that share a GPU, and by NCCL on all GPUs."""
         sharing = {"device": "cuda", "backend": "gloo"}
-        trained = {
-            f"{n} sharing": sharing | {"workers": n} for n in _SHARING[: 2 if self.quick else 3]
-        }
+        line, epochs = next(iter(same_bits.LINES)), 1 if self.quick else 5
+        numbers = _SHARING[:2] if self.quick else _SHARING
+        cells = [same_bits.trained(line, n, epochs, sharing) for n in numbers]
         if self.gpus > 1:
-            trained[f"{self.gpus} GPUs"] = {"workers": self.gpus}
-        hashes = {}
-        for name, options in trained.items():
-            run = self.scratch / f"bits-{name.replace(' ', '-')}"
-            fixed = {"shards": 8, "epochs": 1 if self.quick else 5, "target_accuracy": "none"}
-            command = train_command("digits", run, **{**fixed, **options})
-            _succeed(command)
-            summary = json.loads((run / "summary.json").read_text())
-            hashes[name] = f"{summary['weights_sha256']} {summary['state_sha256']}"
-        report.raw["same bits"] = hashes
+            cells.append(same_bits.trained(line, self.gpus, epochs, {"device": "cuda"}))
+        report.raw["same bits"] = [asdict(cell) for cell in cells]
+        over = f" that share a GPU{f', {self.gpus} with one each' if self.gpus > 1 else ''}"
         report.figures.append(
             Figure(
-                what=f"different bits: {', '.join(hashes)}",
-                value=len(set(hashes.values())),
+                what=f"different bits: {', '.join(map(str, numbers))} workers{over}",
+                value=len({cell.bits for cell in cells}),
                 unit="",
-                count=len(hashes),
+                count=len(cells),
                 at_most=1,
-                note=f"--shards 8, weights {next(iter(hashes.values()))[:8]}",
+                note=f"{line}; weights {cells[0].weights_sha256[:8]}",
             )
         )
 
@@ -204,12 +202,6 @@ def figures_of(title: str, case: Case, workers: int, blocks: Blocks) -> list[Fig
     )
     note = f"{speeds[0]:,.0f} against {speeds[1]:,.0f} images/s"
     return [median_figure(title, ratios(theirs, ours), "x", note=note), figure]
-
-
-def _succeed(command: Sequence[str]) -> None:
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
 
 
 def measure_all(

@@ -6,7 +6,6 @@ A side is one process for each GPU it uses. Two sides stay apart, since what `--
 
 import multiprocessing
 import os
-import socket
 import sys
 import tempfile
 import traceback
@@ -22,6 +21,7 @@ from typing import Literal, Self, cast, final
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.arena import (
@@ -69,12 +69,8 @@ class Case:
 
     def tried_out(self) -> "Case":
         """Give its smallest form, whose figures mean nothing."""
-        steps = 1, 8
-        if self.network == "mnist":
-            return replace(self, block_steps=steps[0], epoch_steps=steps[1])
-        return replace(
-            self, batch=8, size=32, block_steps=steps[0], epoch_steps=steps[1], tiny=True
-        )
+        short = replace(self, block_steps=1, epoch_steps=8)
+        return short if self.network == "mnist" else replace(short, batch=8, size=32, tiny=True)
 
     def model(self) -> nn.Module:
         """Build the network."""
@@ -148,7 +144,7 @@ class Side:
         self.case = case
         self._pipes: list[Connection] = []
         self._processes = []
-        place, port = Path(tempfile.mkdtemp(dir=scratch)), _free_port()
+        place, port = Path(tempfile.mkdtemp(dir=scratch)), get_free_port()
         for rank in range(workers):
             near, far = context.Pipe()
             told = (asdict(case), rank, workers, port, str(place), far)
@@ -214,27 +210,18 @@ class Side:
         return answers
 
 
-@final
-class _Orders:
-    """In a side's process: what it is told to do, and what it answers."""
+def _blocks(pipe: Connection, device: torch.device) -> Iterator[None]:
+    """Yield for each block that is asked for; a block lasts until the next one is wanted.
 
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-
-    def blocks(self, device: torch.device) -> Iterator[None]:
-        """Yield for each block that is asked for; a block lasts until the next one is wanted."""
-        self._pipe.send(0.0)
-        while self._pipe.recv() == "block":
-            started_s = perf_counter()
-            yield
-            torch.accelerator.synchronize(device)
-            self._pipe.send(perf_counter() - started_s)
-        self._pipe.send(torch.cuda.max_memory_allocated(device))
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    Answers with the seconds of each, and at the end with the most memory that was taken.
+    """
+    pipe.send(0.0)
+    while pipe.recv() == "block":
+        started_s = perf_counter()
+        yield
+        torch.accelerator.synchronize(device)
+        pipe.send(perf_counter() - started_s)
+    pipe.send(torch.cuda.max_memory_allocated(device))
 
 
 def _serve(
@@ -249,10 +236,9 @@ def _serve(
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    orders = _Orders(pipe)
     try:
         with (Path(place) / f"output-{rank}.txt").open("w") as output, redirect_stdout(output):
-            _run(case, orders, Path(place))
+            _run(case, pipe, Path(place))
     except EOFError:  # who asked is gone
         sys.exit(1)
     except BaseException as error:  # noqa: BLE001  # whatever it is, it is told
@@ -261,21 +247,21 @@ def _serve(
         sys.exit(1)
 
 
-def _run(case: Case, orders: _Orders, place: Path) -> None:
+def _run(case: Case, pipe: Connection, place: Path) -> None:
     workers = int(os.environ["WORLD_SIZE"])
     if case.by == "paceline":
         with worker_group(case.settings(workers)) as group:
-            _paceline(case, orders, place, group)
+            _paceline(case, pipe, place, group)
         return
     with _hand_group() as group:
         torch.manual_seed(SEED)
         loop = _article(case, place, group) if case.by == "article" else _by_hand(case, group)
-        for _ in orders.blocks(group.device):
+        for _ in _blocks(pipe, group.device):
             for _ in range(case.block_steps):
                 next(loop.steps)
 
 
-def _paceline(case: Case, orders: _Orders, place: Path, group: Group) -> None:
+def _paceline(case: Case, pipe: Connection, place: Path, group: Group) -> None:
     run = RunDirectory.named(place / "run")
     if group.rank == 0:
         run.create()
@@ -291,7 +277,7 @@ def _paceline(case: Case, orders: _Orders, place: Path, group: Group) -> None:
         )
 
     with training_of(job, case.settings(workers), run, group) as training:
-        blocks = orders.blocks(group.device)
+        blocks = _blocks(pipe, group.device)
 
         def between() -> None:
             training.session.engine.snapshots.flush()

@@ -23,6 +23,7 @@ WORLDS = (1, 2, 3, 4, 5, 8)
 _DIGITS = 8
 
 Options = Mapping[str, object]
+NO_OPTIONS: Options = {}
 
 _SGD: Options = {"clip_norm": 1.0, "warmup_epochs": 1}
 LINES: Mapping[str, Options] = {
@@ -56,8 +57,14 @@ class Cell:
         return tuple(value for name, value in asdict(self).items() if name != "workers")
 
 
-def trained(line: str, workers: int, epochs: int) -> Cell:
+def trained(line: str, workers: int, epochs: int, more: Options = NO_OPTIONS) -> Cell:
     """Train once through the command line.
+
+    Args:
+        line: Of `LINES`.
+        workers: How many.
+        epochs: How long.
+        more: Options besides.
 
     Raises:
         RuntimeError: The training failed; with its output.
@@ -65,7 +72,7 @@ def trained(line: str, workers: int, epochs: int) -> Cell:
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "run"
         fixed: Options = {"workers": workers, "epochs": epochs, "target_accuracy": "none"}
-        command = train_command("digits", run, **{**fixed, **LINES[line]})
+        command = train_command("digits", run, **{**fixed, **LINES[line], **more})
         done = subprocess.run(
             command, env=environment(), capture_output=True, text=True, check=False
         )

@@ -63,6 +63,11 @@ class Output:
         own = {name: given.pop(name, False) is True for name in ("quiet", "verbose", "json")}
         return cls(**own)
 
+    def quieten(self, settings: dict[str, OptionValue]) -> None:
+        """With `--quiet`, switch progress off unless the settings say something of it."""
+        if self.quiet:
+            settings.setdefault("progress", "off")
+
     @contextmanager
     def apart(self) -> Iterator[None]:
         """With `--json`, send to standard error what this process and its children print."""

@@ -93,8 +93,7 @@ def main(tokens: Sequence[str]) -> int:
     given = found.values
     given.pop("config", None)
     output = Output.take(given)
-    if output.quiet:
-        given.setdefault("progress", "off")
+    output.quieten(given)
     choice, allowed = take_cluster_choice(given), _names(given.pop("allow_change", ()))
     _copy_on(given, copies, choice)
     given = recipe.with_absolute_paths(given)
@@ -239,8 +238,7 @@ def _resume_script(
     warn_of_misspelt([*training_options().values(), *options])
     given.pop("config", None)
     output = Output.take(given)
-    if output.quiet:
-        given.setdefault("progress", "off")
+    output.quieten(given)
     choice, allowed = take_cluster_choice(given), _names(given.pop("allow_change", ()))
     _copy_on(given, copies, choice)
     past.changed(given, allowed)  # refuses

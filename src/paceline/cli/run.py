@@ -50,8 +50,7 @@ def main(tokens: Sequence[str]) -> int:
     given = merge_layers(found.values, found.of_file(), {})
     given.pop("config", None)
     output, prints = Output.take(given), given.pop("print_config", False)
-    if output.quiet:
-        given.setdefault("progress", "off")
+    output.quieten(given)
     choice, where = take_cluster_choice(given), given.pop("run_dir", None)
     request = TrainRequest(
         kind="script",

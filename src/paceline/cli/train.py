@@ -77,8 +77,7 @@ def main(tokens: Sequence[str]) -> int:
     own = {argument.name for argument in recipe.arguments()}
     arguments = recipe.resolved({n: v for n, v in given.items() if n in own})
     options = {n: v for n, v in given.items() if n not in own}
-    if output.quiet:
-        options.setdefault("progress", "off")
+    output.quieten(options)
     settings = merge_layers(options, found.of_file(), recipe.settings)
     config = TrainConfig.from_settings(settings)
     refuse_idle(config, [name for name in options if name in settings])

@@ -5,8 +5,8 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import final
 
@@ -38,6 +38,19 @@ def copied_by(launch: Launch) -> AbstractContextManager[None]:
     """Copy a launch's run directory in the block; see `copied`."""
     options = launch.config.snapshots
     return copied(launch.run, options, is_new=launch.makes, quiet=launch.quiet)
+
+
+def owner(owned: ExitStack) -> Callable[[Launch], None]:
+    """Give what makes a launch's run directory this process's, until `owned` is closed.
+
+    It is locked, and copied elsewhere where that is asked for.
+    """
+
+    def own(launch: Launch) -> None:
+        owned.enter_context(launch.run.lock())
+        owned.enter_context(copied_by(launch))
+
+    return own
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from paceline.errors import ExitCode, InfrastructureError
 from paceline.launch.error_records import describe
 from paceline.launch.signals import signals_raised
 from paceline.metrics.tensorboard import require_tensorboard
-from paceline.runtime.copying import copied_by
+from paceline.runtime.copying import copied_by, owner
 from paceline.runtime.outcome import announce, announce_end, announce_failure
 from paceline.runtime.run_dir_agreement import WAIT_FOR_RUN_DIR_S, agree_on_run, find_run, make_run
 from paceline.runtime.spec import PRELOAD, Launch
@@ -72,11 +72,7 @@ def _start_local(launch: Launch) -> int:
 def _start_here(launch: Launch) -> int:
     # Rank 0 owns the directory, and tells how the training ended.
     with ExitStack() as owned:
-
-        def own(launch: Launch) -> None:
-            owned.enter_context(launch.run.lock())
-            owned.enter_context(copied_by(launch))
-
+        own = owner(owned)
         # Agree on a run directory: over the store, or else by the node's first worker making it.
         if launch.place.started_apart:
             launch = agree_on_run(launch, own)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from paceline.distributed.placement import NodePlacement
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.local.worker import NodeRendezvous
-from paceline.runtime.copying import copied_by
+from paceline.runtime.copying import owner
 from paceline.runtime.outcome import announce_end, announce_failure
 from paceline.runtime.run_dir_agreement import agree_on_run
 from paceline.runtime.spec import PRELOAD, Launch
@@ -33,12 +33,7 @@ def start_on_node(launch: Launch, node: NodePlacement) -> int:
     # Meet the other nodes first: rank 0's node names the run directory.
     rendezvous = _rendezvous(launch.config, node)
     with ExitStack() as owned:
-
-        def own(launch: Launch) -> None:
-            owned.enter_context(launch.run.lock())
-            owned.enter_context(copied_by(launch))
-
-        launch = agree_on_run(launch, own)
+        launch = agree_on_run(launch, owner(owned))
         run, leads = launch.run, node.node_rank == 0
         if leads:
             run.remove_summary()

@@ -116,13 +116,13 @@ def _around_ddp(observer: Observer, original: Callable[..., object]) -> Callable
 def _around_wrapper(observer: Observer, original: Callable[..., object]) -> Callable[..., object]:
     @wraps(original)
     def forward(wrapper: DistributedDataParallel, *arguments: object, **named: object) -> object:
-        if torch.is_grad_enabled():
-            observer.wrapper_entered(synced=wrapper.require_backward_grad_sync)
+        if not torch.is_grad_enabled():
+            return original(wrapper, *arguments, **named)
+        observer.wrapper_entered(synced=wrapper.require_backward_grad_sync)
         try:
             return original(wrapper, *arguments, **named)
         finally:
-            if torch.is_grad_enabled():
-                observer.wrapper_left()
+            observer.wrapper_left()
 
     return forward
 

@@ -110,9 +110,6 @@ def _places(kind: str, case: Case) -> Iterator[str]:
     yield from reversed(found) if kind == "seed" else found  # the last seed is what counts
 
 
-Body = ast.FunctionDef | ast.AsyncFunctionDef | ast.For | ast.AsyncFor | ast.While | ast.Module
-
-
 def assigned(place: str) -> list[str]:
     """Give the lines before a backward pass that its loss is assigned in, the nearest first.
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cli.app import main as paceline
-from paceline.cli.verify import PRELOAD
 from paceline.launch.local import forkserver
+from paceline.verify.launches import PRELOAD
 
 ROOT = Path(__file__).resolve().parent.parent
 GALLERY = ROOT / "tests" / "verify" / "gallery"

@@ -48,7 +48,7 @@ BATCH = 1
 COMPUTE_S = 0.2
 CONGESTION = "cubic"
 """Linux's default. All-to-all is slower with BBR, which some machines have instead."""
-MOST_ON_LINKS, MOST_ON_LOOPBACK, MOST_BYTES = 1.05, 1.3, 1.02
+MOST_ON_LINKS, MOST_WITHIN_NODE, MOST_BYTES = 1.05, 1.0, 1.02
 _WARM_UP = 3
 _FIRST_STEPS = 24
 """Of the ordered sum, in which it finds out how finely to cut."""
@@ -258,7 +258,7 @@ def _rank(rank: int, place: str, setting: Setting, store: Path, results: Connect
 
 def figures(setting: Setting, ours: Side, theirs: Side) -> list[Figure]:
     """Compare the sides of a setting with the gates."""
-    most = MOST_ON_LOOPBACK if setting.link is None else MOST_ON_LINKS
+    most = MOST_WITHIN_NODE if setting.link is None else MOST_ON_LINKS
     ms = [1000 * statistics.median(side.step_s) for side in (ours, theirs)]
     megabytes = [statistics.median(side.sent) / 1e6 for side in (ours, theirs)]
     return [

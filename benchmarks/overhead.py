@@ -51,18 +51,24 @@ _CLOSE = "fp32 / tuned loop in fp32"
 """The match that needs the most pairs, its gate being close to 1."""
 
 
+Opponent = Literal["tuned", "article", "alone"]
+"""`alone`: the tuned loop in processes that never talk to each other."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Match:
     """What is compared, and how long; goes to the workers as JSON."""
 
     title: str
-    opponent: Literal["tuned", "article"]
+    opponent: Opponent
     ours: Literal["fp32", "bf16"]
     theirs: Literal["fp32", "bf16"]
     at_least: float | None
     pairs: int
     block_steps: int
     epoch_steps: int
+    shards: int | None = None
+    """Of Paceline's training."""
     directory: str = ""
 
 
@@ -149,7 +155,7 @@ def contest(payload: str) -> str:
         mnist_shaped(match.epoch_steps * BATCH * WORKERS, seed=1),
         mnist_shaped(_TEST_SAMPLES, seed=2),
     )
-    settings = {"global_batch": WORKERS * BATCH, "precision": match.ours}
+    settings = {"global_batch": WORKERS * BATCH, "precision": match.ours, "shards": match.shards}
     run = RunDirectory.named(directory / "run")
     with (
         output_to(directory / "output.txt"),
@@ -158,10 +164,20 @@ def contest(payload: str) -> str:
     ):
         who = Workers(rank=group.rank, world_size=WORKERS, batch=BATCH)
         seed_everything(SEED)
-        if match.opponent == "tuned":
+        if match.opponent == "article":
+            opponent = article_loop(directory, who)
+        elif match.opponent == "tuned":
             opponent = tuned_loop(*data, who, bf16=match.theirs == "bf16")
         else:
-            opponent = article_loop(directory, who)
+            own = [
+                replace(
+                    part,
+                    images=part.images[group.rank :: WORKERS],
+                    labels=part.labels[group.rank :: WORKERS],
+                )
+                for part in data
+            ]
+            opponent = tuned_loop(own[0], own[1], replace(who, rank=0, world_size=1))
         found = Contest(training, opponent, match)
         run_gated(training, match.block_steps, found.between)
     return json.dumps(asdict(found.blocks))
@@ -224,8 +240,10 @@ def matches(quick: bool) -> list[Match]:
     """List what is compared."""
     block_steps, epoch_steps = (3, 12) if quick else (8, 96)
     amx = 2.2 if has_amx() else None
-    rows: list[tuple[str, Literal["tuned", "article"], Literal["fp32", "bf16"], float | None]] = [
+    rows: list[tuple[str, Opponent, Literal["fp32", "bf16"], float | None]] = [
         (_CLOSE, "tuned", "fp32", 0.98),
+        ("fp32 / isolated processes", "alone", "fp32", 0.95),
+        ("fp32 with --shards 2 / isolated processes", "alone", "fp32", 0.95),
         ("fp32 / article's loop in fp32", "article", "fp32", 1.5),
         ("bf16 / article's loop in fp32", "article", "bf16", amx),
         ("bf16 / tuned loop in bf16", "tuned", "bf16", None),
@@ -236,8 +254,9 @@ def matches(quick: bool) -> list[Match]:
             opponent=opponent,
             ours=ours,
             theirs=ours if opponent == "tuned" else "fp32",
+            shards=2 if "--shards 2" in title else None,
             at_least=gate,
-            pairs=8 if quick else 120 if title == _CLOSE else 32,
+            pairs=8 if quick else 120 if title == _CLOSE or opponent == "alone" else 32,
             block_steps=block_steps,
             epoch_steps=epoch_steps,
         )

@@ -64,6 +64,7 @@ class Paceline:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
+            if process.stdout is not None and not process.stdout.closed:
                 process.communicate()
 
 
@@ -106,12 +107,17 @@ def refusal(
     return refused
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a condition; a test that can't reach it fails."""
+def wait_until(
+    condition: Callable[[], bool], what: str, process: subprocess.Popen[str] | None = None
+) -> None:
+    """Wait for a condition; a test that can't reach it, or whose process ended before, fails."""
     deadline_s = time.monotonic() + patient(_DEADLINE_S)
+    has_ended = False
     while not condition():
+        assert not has_ended, f"ended before: {what}"
         assert time.monotonic() < deadline_s, f"never happened: {what}"
         time.sleep(0.01)
+        has_ended = process is not None and process.poll() is not None
 
 
 def summary(run: Path) -> Mapping[str, object]:

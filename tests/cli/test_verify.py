@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cli import verify as verify_command
 from paceline.cli.app import main
+from paceline.verify.launches import VerifyRequest
 from tests.cli.conftest import Paceline
 from tests.script.scripts import RUN, write_script
 
@@ -104,11 +106,61 @@ def test_what_contradicts_the_script_is_wrong_usage(paceline: Paceline, tmp_path
         (("digits", "--max-restarts", "1"), "unknown option '--max-restarts'"),
         (("digits", "--global-batch", "1"), "2 workers are more than the 1 samples"),
         (("digits", "--", "more"), "arguments after -- are for a script"),
+        (("digits", "--resume", "--workers", "1,2"), "with --resume it is a single number"),
+        (("digits", "--kill-at-step", "3"), "--kill-at-step has no effect without --resume"),
+        (("digits", "--resume", "--kill-at-step", "0"), "--kill-at-step must be at least 1"),
+        (("digits", "--resume", "--resume-args", "--go on"), "--resume-args are for a script"),
+        (("digits", "--resume", "--resume-args", "it's"), "No closing quotation"),
+        (("digits", "--resume", "--resume-args", "--on"), "write --resume-args=--on"),
     ],
 )
 @pytest.mark.core_cases(7)
 def test_usage(words: tuple[str, ...], message: str, refusal: Callable[..., str]) -> None:
     assert message in refusal("verify", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--", "a launching command is missing after --"),
+        ("-- torchrun --nproc-per-node 2 train.py", "there is no file train.py"),
+        ("torchrun --nproc-per-node 2 train.py", "`paceline verify -- torchrun ...`"),
+        ("-- mpirun -n 2 train.py", "known are torchrun, accelerate launch and python"),
+        ("-- torchrun -m train", "starts one worker: give --workers before --"),
+        ("-- torchrun --nproc-per-node gpu -m train", "doesn't say in figures"),
+        ("-- accelerate launch -m train", "doesn't say in figures"),
+        ("--workers 2,2 -- torchrun -m train", "2 stands there twice"),
+        ("--workers 1 -- torchrun -m train", "1 stands there twice"),
+        ("--nproc 2 -- torchrun -m train", "unknown option '--nproc'"),
+    ],
+)
+def test_usage_of_launching_commands(words: str, message: str, refusal: Callable[..., str]) -> None:
+    assert message in refusal("verify", *words.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "workers"),
+    [
+        ("-- torchrun --nproc-per-node 3 -m train", (1, 3)),
+        ("--workers 2 -- torchrun --nproc-per-node gpu -m train --help", (1, 2)),
+        ("--workers 2,1,3 -- torchrun --nproc-per-node 8 -m train", (2, 1, 3)),
+        ("-- torchrun --nproc-per-node {workers} -m train", (1, 2)),
+        ("-- python -m train {workers}", (1, 2)),
+        ("--workers 3 -- python -m train {workers}", (1, 3)),
+    ],
+)
+def test_numbers_of_workers_of_a_launching_command(
+    words: str, workers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[int, ...]] = []
+
+    def verify(asked: VerifyRequest, place: Path) -> int:
+        found.append(asked.workers)
+        return 0
+
+    monkeypatch.setattr(verify_command, "_verify", verify)
+    assert main(["verify", *words.split()]) == 0
+    assert found == [workers]
 
 
 def test_help_of_a_recipe_lists_its_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,6 +31,7 @@ from paceline.cli import (
     scale,
     track,
     train,
+    tune,
     verify,
     workers,
 )
@@ -44,7 +45,7 @@ from paceline.options.fields import option_fields
 from paceline.recipes.registry import BUILT_IN
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.spec import Place
-from paceline.scaling.options import ScaleOptions
+from paceline.scaling.options import ScaleOptions, TuneOptions
 from paceline.training.config import training_options
 from paceline.training.previous_run import FIXED
 from paceline.training.recipe import load_recipe
@@ -140,6 +141,7 @@ SLURM = {"ntasks", "ntasks-per-node", "gpus-per-task", "cpus-per-task", "time", 
 FOREIGN = (
     SLURM
     | {"mpi", "master-port"}
+    | {"master-", "rdzv-", "cpu", "multi", "num", "use", "tpu", "mpirun"}
     | {
         "standalone",
         "protect-args",
@@ -171,7 +173,8 @@ FOREIGN = (
         "start-epoch",
     }
 )
-"""Slurm's, torchrun's, those of benchmarks mutants and pytest, and what stands for others."""
+"""Slurm's, torchrun's, accelerate's (up to their first `_`), those of benchmarks mutants and
+pytest, and what stands for others."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -187,6 +190,7 @@ def test_flags_exist(page: Path) -> None:
         *track._OPTIONS,
         *predict._OPTIONS,
         *option_fields(ScaleOptions, ""),
+        *option_fields(TuneOptions, ""),
     ]
     more += cluster_options()
     more += [option for each in aws._OPTIONS.values() for option in each]
@@ -211,6 +215,7 @@ def test_commands_work(
     monkeypatch.setattr(train, "submit", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(verify, "_verify", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(scale, "_in_its_directory", lambda *_: ExitCode.DONE)
+    monkeypatch.setattr(tune, "_in_its_directory", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(aws, "_act", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(copy, "_copy", lambda *_: None)  # nor are the stores
     monkeypatch.setattr(copy, "fetch", lambda url, _: (url, RunDirectory.named("runs/first")))

@@ -22,7 +22,7 @@ PAIRS = {
     "mnist_cnn": ("MNIST", ["--epochs", "2"]),
     "fashion_wideresnet": (
         "FashionMNIST",
-        ["--epochs", "3", "--width", "1", "--base-lr", "0.1", "--target-accuracy", "1"],
+        ["--epochs", "3", "--width", "1", "--base-lr", "0.003", "--target-accuracy", "1"],
     ),
 }
 ON_TWO = ("-m", "paceline", "run", "--workers", "2", "--loader-workers", "0", "--run-dir", "run")

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from paceline.distributed.group import Group
+from paceline.distributed.node_memory import connect_node
+from paceline.gradient_sync.node_average import NodeAverage
 from paceline.gradient_sync.powersgd import PowerSGD
 from paceline.gradient_sync.replica import Replica
 from tests.support.branches import bits, gradients
@@ -92,11 +94,29 @@ class Position(nn.Module):
         return hidden + self.place[None]
 
 
+Made = Callable[[Group, nn.Module], PowerSGD | NodeAverage]
+
+
+def approximately(group: Group, _model: nn.Module) -> PowerSGD:
+    return PowerSGD(group.world_size, 2)
+
+
+def in_memory(group: Group, model: nn.Module) -> NodeAverage:
+    memory = connect_node(group)
+    assert memory is not None
+    return NodeAverage(memory, model)
+
+
 def averaged_by(
-    group: Group, model: nn.Module, passes: Callable[[nn.Module, int], None], *, early: bool
+    group: Group,
+    model: nn.Module,
+    make: Made,
+    passes: Callable[[nn.Module, int], None],
+    *,
+    early: bool,
 ) -> list[dict[str, bytes | None]]:
     """Four steps, in which buckets may leave during the backward pass."""
-    averager = PowerSGD(group.world_size, 2)
+    averager = make(group, model)
     replica = Replica(model, group)
     replica.defer_to(averager)
     if not early:
@@ -107,7 +127,6 @@ def averaged_by(
         passes(model, 10 * step + group.rank)
         replica.finish_backward()
         found.append(bits(gradients(model)))
-        model.zero_grad()
     assert (replica._departures is not None) == early
     replica.release()
     averager.release()
@@ -119,33 +138,46 @@ def drawn(seed: int, *shape: int) -> Tensor:
 
 
 def with_shared_memory(model: nn.Module, seed: int) -> None:
+    model.zero_grad()
     model(drawn(seed, 1, 12, 6)).square().mean().backward()
 
 
 def twice(model: nn.Module, seed: int) -> None:
     """A script's own backward pass comes first, for nothing or for more; not in the first step."""
+    model.zero_grad()
     for number in range(1 + (seed >= 10)):
         model(drawn(seed + 7 * number, 3, 12, 6)).square().mean().backward()
         if seed % 20 < 10 and not number:
             model.zero_grad()
 
 
+def zeroed(model: nn.Module, seed: int) -> None:
+    """Gradients come into the memory of those of the step before; from the third step on twice."""
+    model.zero_grad(set_to_none=False)
+    for number in range(1 + (seed >= 20)):
+        model(drawn(seed + 7 * number, 3, 12, 6)).square().mean().backward()
+
+
 def autocasted(model: nn.Module, seed: int) -> None:
+    model.zero_grad()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         model(drawn(seed, 3, 12, 6)).square().mean().backward()
 
 
 @pytest.mark.parametrize(
-    "passes", [with_shared_memory, twice, autocasted], ids=lambda passes: passes.__name__
+    "passes",
+    [with_shared_memory, twice, zeroed, autocasted],
+    ids=lambda passes: passes.__name__,
 )
-@pytest.mark.core_cases(2)
+@pytest.mark.parametrize("make", [approximately, in_memory], ids=lambda make: make.__name__)
+@pytest.mark.core_cases(3)
 def test_what_leaves_early_is_what_would_have_left_late(
-    passes: Callable[[nn.Module, int], None],
+    make: Made, passes: Callable[[nn.Module, int], None]
 ) -> None:
     def body(group: Group, early: bool) -> list[dict[str, bytes | None]]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 50), nn.Tanh(), Position(), nn.Linear(50, 30))
-        return averaged_by(group, model, passes, early=early)
+        return averaged_by(group, model, make, passes, early=early)
 
     early, late = run_ranks(2, body, True), run_ranks(2, body, False)
     assert early == late

@@ -44,7 +44,7 @@ def test_buffers_are_lent_in_the_same_order_in_every_step() -> None:
     bucket = Bucket([(0, parameters([3])[0])], workers=1, shards=4)
     first = [bucket.take() for _ in range(3)]
     bucket.begin()
-    assert [id(bucket.take()) for _ in range(3)] == [id(flat) for flat in first][::-1]
+    assert [id(bucket.take()) for _ in range(3)] == [id(flat) for flat in first]
     assert bucket.held_bytes == 3 * bucket.size * 4
     bucket.free()
     assert bucket.held_bytes == 0
@@ -76,8 +76,10 @@ def test_what_gets_no_gradient_is_in_no_bucket() -> None:
 
 
 def test_a_bucket_is_a_part_of_the_model_but_as_large_as_its_messages_need() -> None:
-    assert bucket_bytes(1 << 20, 2, within_node=True) == (1 << 20) // 4
-    assert bucket_bytes(1 << 10, 2, within_node=True) == 4 * (40 << 10)
+    assert bucket_bytes(8 << 20, 2, within_node=True) == 2 << 20
+    assert bucket_bytes(1 << 10, 2, within_node=True) == 1 << 20
+    assert bucket_bytes(1 << 10, 8, within_node=True) == 64 * (40 << 10)
+    assert bucket_bytes(1 << 10, 2, within_node=False) == 4 * (40 << 10)
     assert bucket_bytes(1 << 30, 2, within_node=True) == 25 << 20  # DDP's
     assert bucket_bytes(12 << 20, 2, within_node=False) == 1 << 20
 

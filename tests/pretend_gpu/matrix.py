@@ -92,7 +92,7 @@ class Recipe:
 
 RECIPES: Mapping[str, Recipe] = {
     "digits": Recipe(options="--global-batch 64"),
-    "synthetic": Recipe(options="--model resnet18 --size 32 --samples 144 --classes 10 --lr 1e-3"),
+    "synthetic": Recipe(options="--model resnet18 --size 32 --samples 64 --classes 10 --lr 1e-3"),
     "mnist": Recipe(
         options="--data-dir {data} --no-download", write=lambda at: write_mnist(at, 144, 32)
     ),
@@ -106,7 +106,7 @@ RECIPES: Mapping[str, Recipe] = {
         shards="--no-sync-batchnorm",
     ),
     "stl10-resnet18": Recipe(
-        options="--data-dir {data} --no-download --size 32", write=lambda at: write_stl10(at, 144)
+        options="--data-dir {data} --no-download --size 32", write=lambda at: write_stl10(at, 64)
     ),
     "imagefolder-vgg19": Recipe(
         options="--data-dir {data} --model vgg11 --weights none --size 32 --hidden 8",

@@ -19,7 +19,7 @@ from tests.report.conftest import metrics_row, write_metrics
 from tests.report.screenshots import RUNS, write_pages
 from tests.report.test_page_server import serving
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 MakeRun = Callable[..., RunDirectory]
 
 

@@ -2,9 +2,12 @@
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -86,6 +89,23 @@ def test_a_signal_stops_the_command_and_is_told(number: signal.Signals, tmp_path
     with pytest.raises(InterruptedStudyError), signals_raised():
         run_command(FOREVER, tmp_path / "log", 60.0, interrupt)
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.usefixtures("_none_left")
+def test_a_signal_in_the_middle_of_a_fork_isnt_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What hooks of a fork raise is ignored."""
+    popen = subprocess.Popen
+
+    def forking(*words: Any, **named: Any) -> subprocess.Popen[bytes]:
+        with suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        return popen(*words, **named)
+
+    monkeypatch.setattr(subprocess, "Popen", forking)
+    with pytest.raises(InterruptedStudyError), signals_raised():
+        run_command(FOREVER, tmp_path / "log", 60.0, nothing)
 
 
 def test_a_signal_that_is_ignored_stays_so() -> None:

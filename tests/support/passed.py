@@ -5,6 +5,7 @@ the file PACELINE_TEST_PASSED_BEFORE out.
 """
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ def note_passed(report: pytest.TestReport) -> None:
     path = os.environ.get("PACELINE_TEST_PASSED")
     if path and report.when == "call" and report.passed:
         with Path(path).open("a") as file:
-            file.write(f"{report.nodeid}\n")
+            file.write(f"{_without_group(report.nodeid)}\n")
 
 
 def leave_out_passed(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -26,3 +27,8 @@ def leave_out_passed(config: pytest.Config, items: list[pytest.Item]) -> None:
     passed = set(Path(path).read_text().splitlines())
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
     items[:] = [item for item in items if item.nodeid not in passed]
+
+
+def _without_group(name: str) -> str:
+    """Take off what xdist adds to a test's name: the `@hosts` of `test_it[a@b]@hosts`."""
+    return re.sub(r"@[\w-]+$", "", name)

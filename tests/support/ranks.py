@@ -112,6 +112,12 @@ def group_of(rank: int, world_size: int, store: Path) -> Iterator[Group]:
             dist.destroy_process_group()
 
 
+def mapped_files() -> set[str]:
+    """Name the files in /dev/shm that are this process's memory."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line[line.index("/dev/shm/") :] for line in lines if "/dev/shm/" in line}
+
+
 def _fork(
     rank: int,
     world_size: int,

@@ -61,7 +61,8 @@ def manifests(disk: Path) -> list[str]:
 def test_a_node_that_lost_its_disk(workers: list[int], lost: int, tmp_path: Path) -> None:
     world_size = sum(workers)
     config = configure(optimizer="sgd", momentum=0.9, clip_norm=0.5)
-    whole = run_ranks(world_size, run_training_on, tmp_path / "whole", noisy_job, config, None)
+    whole_disks = [tmp_path / "whole-a", tmp_path / "whole-b"]
+    whole = run_ranks(world_size, train_on, workers, whole_disks, config, None)
     disks = [tmp_path / "a", tmp_path / "b"]
     for at in (4, 5):  # in mid-epoch
         stop = StopAt(rank=1, forward=at)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.app import main
-from paceline.cli.verify import PRELOAD
 from paceline.launch.local import forkserver
+from paceline.verify.launches import PRELOAD
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,9 @@ def verify(
 
     def run(*words: str) -> Verified:
         report = tmp_path / "found.json"
-        code = main(["verify", *words, "--threads", "1", "--json", str(report)])
+        place = words.index("--") if "--" in words else len(words)
+        own = (*words[:place], "--threads", "1", "--json", str(report))
+        code = main(["verify", *own, *words[place:]])
         told = capsys.readouterr()
         content = json.loads(report.read_text()) if report.exists() else {}
         report.unlink(missing_ok=True)

@@ -59,7 +59,7 @@ def test_nothing_that_a_script_writes_reaches_its_users_files(
     verify: Verify, own: Path, monkeypatch: pytest.MonkeyPatch, has_landlock: bool
 ) -> None:
     if not has_landlock:
-        monkeypatch.setattr("paceline.cli.verify.landlock_version", lambda: 0)
+        monkeypatch.setattr("paceline.verify.launches.landlock_version", lambda: 0)
     (own / "train.py").write_text(SAVING)
     done = verify("train.py", "--tolerance", "1e-4")
     assert done.code == 0, done.out + done.err
@@ -82,7 +82,7 @@ def test_what_other_programs_write_is_refused(verify: Verify, own: Path) -> None
 def test_what_cant_be_refused_is_said(
     verify: Verify, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.cli.verify.landlock_version", lambda: 0)
+    monkeypatch.setattr("paceline.verify.launches.landlock_version", lambda: 0)
     (own / "train.py").write_text(SHELL)
     done = verify("train.py", "--tolerance", "1e-4")
     assert f"WARNING: the script has changed {own / 'kept.txt'}" in done.err

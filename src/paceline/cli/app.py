@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, Command] = {
         "paceline.cli.verify", "Prove a training the same on several numbers of workers."
     ),
     "scale": Command("paceline.cli.scale", "Measure how a training scales, and why so."),
+    "tune": Command("paceline.cli.tune", "Find settings that make a training faster here."),
     "predict": Command(
         "paceline.cli.predict", "Predict how a training would scale on hosts not yet there."
     ),

@@ -15,7 +15,7 @@ from paceline.recipes.registry import BUILT_IN
 
 Shell = Literal["bash", "zsh", "fish"]
 
-_OF_RECIPES = frozenset({"train", "scale", "verify", "preview", "doctor"})
+_OF_RECIPES = frozenset({"train", "scale", "tune", "verify", "preview", "doctor"})
 """Commands whose first word is a recipe, with arguments of its own."""
 _WORDS: Mapping[str, object] = {"init": Literal["recipe", "script"]}
 _WITHOUT_WORD = frozenset({"recipes", "aws"})

@@ -4,13 +4,12 @@ import socket
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline._version import __version__
-from paceline.cli.scale_commands import fills
+from paceline.cli.scale_commands import fills, say, with_options
 from paceline.cli.scale_options import ABOUT, USAGE, ScaleRequest, listed_options, read
 from paceline.errors import ExitCode, PacelineError, UsageError
 from paceline.launch.signals import signals_raised
@@ -84,7 +83,7 @@ def _scale(asked: ScaleRequest) -> int:
         own_batch=fills(asked.commands.script_args)
         or options.mode == "strong"
         or all(size.workers == 1 for size in asked.sizes),
-        say=_say,
+        say=say,
         keep=lambda: place.write(_as_it_stands(asked, study, runner)),
         remove_snapshots=asked.commands.remove_snapshots,
     )
@@ -115,7 +114,7 @@ def _as_it_stands(asked: ScaleRequest, study: Study, runner: Runner) -> Study:
 def _announce(asked: ScaleRequest) -> None:
     counts = sorted({size.workers for size in asked.sizes})
     batch = "its own batch" if asked.batch is None else f"batch {asked.batch:,}"
-    _say(
+    say(
         f"Scaling of {asked.commands.target}: {asked.options.mode}, {batch} on one worker; workers "
         f"{', '.join(map(str, counts))}; {len(asked.plan)} measurements of "
         f"{asked.options.seconds:g} s in {asked.place.path}"
@@ -164,13 +163,5 @@ def _write_report(place: StudyDirectory) -> Path | None:
 
 
 def _again(asked: ScaleRequest) -> str:
-    tokens = list(asked.tokens)
-    if asked.options.study_dir is None:
-        place = tokens.index("--") if "--" in tokens else len(tokens)
-        tokens[place:place] = ["--study-dir", str(asked.place.path)]
-    return command_line("scale", *tokens)
-
-
-def _say(line: str) -> None:
-    with suppress(BrokenPipeError):
-        print(printable(line), flush=True)
+    place = ("--study-dir", str(asked.place.path)) if asked.options.study_dir is None else ()
+    return command_line("scale", *with_options(asked.tokens, place))

@@ -1,6 +1,7 @@
 """Writes the commands that a study of scaling runs: ordinary trainings, each of one size."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -10,6 +11,7 @@ from paceline.launch.ssh.hostfile import Host, hostfile_line
 from paceline.launch.ssh.options import HostsOptions
 from paceline.options.command_line import flag, words
 from paceline.options.fields import OptionValue
+from paceline.options.text import printable
 from paceline.scaling.options import METHODS, PLAIN
 from paceline.scaling.plan import (
     ENDED_FROM_OUTSIDE,
@@ -124,6 +126,18 @@ class StudyCommands:
         path.write_text("".join(f"{hostfile_line(host)}\n" for host in hosts))
         # A host that is lost must not be done without: it would be another size.
         return ["--hostfile", str(path), "--min-hosts", str(len(hosts)), *spelled(self.hosts_given)]
+
+
+def with_options(tokens: Sequence[str], more: Sequence[str]) -> list[str]:
+    """Add options to a command's words, before the arguments of its script."""
+    end = tokens.index("--") if "--" in tokens else len(tokens)
+    return [*tokens[:end], *more, *tokens[end:]]
+
+
+def say(line: str) -> None:
+    """Print how far a study is; nobody may be listening any more."""
+    with suppress(BrokenPipeError):
+        print(printable(line), flush=True)
 
 
 def spelled(settings: Mapping[str, OptionValue]) -> list[str]:

@@ -1,7 +1,7 @@
 """What a command line of `paceline scale` asks for, checked before anything is trained."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -124,11 +124,25 @@ def listed_options(recipe: Recipe | None, *, is_script: bool) -> list[OptionFiel
         is_script: Whether the training is a script, which has fewer.
     """
     study = option_fields(ScaleOptions, "Study")
+    training = of_training(recipe, is_script=is_script, without=_NOT_OURS)
+    return [*study, CONFIG, *_HOSTS, *training]
+
+
+def of_training(
+    recipe: Recipe | None, *, is_script: bool, without: Collection[str]
+) -> list[OptionField]:
+    """List the options of the training that a command starts.
+
+    Args:
+        recipe: Whose arguments and defaults are shown, if it is known.
+        is_script: Whether the training is a script, which has fewer.
+        without: Names of those that the command settles.
+    """
     every = script_options() if is_script else training_options()
-    options = {name: option for name, option in every.items() if name not in _NOT_OURS}
+    options = {name: option for name, option in every.items() if name not in without}
     if recipe is None:
-        return [*study, CONFIG, *_HOSTS, *options.values()]
-    return [*study, CONFIG, *_HOSTS, *recipe.arguments(), *shown_with(options, recipe.settings)]
+        return list(options.values())
+    return [*recipe.arguments(), *shown_with(options, recipe.settings)]
 
 
 def _build_request(

@@ -1,27 +1,21 @@
 """`paceline verify`: is a training the same on any number of workers? Trains on each, compares."""
 
-import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import random
+import shlex
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
-from paceline.distributed.environment import current_variables
 from paceline.errors import ExitCode, JobError, UsageError
 from paceline.files import write_json
-from paceline.launch.failures import WorkerFailure, one_line
-from paceline.launch.restart_policy import Policy
-from paceline.launch.scratch import own_directory_is, scratch_directory
+from paceline.launch.scratch import scratch_directory
 from paceline.launch.worker_count import (
     check_machine,
-    threads_per_worker,
-    usable_cores,
 )
 from paceline.options.command_line import (
+    flag,
     note,
     parse_options,
     part_script_args,
@@ -31,6 +25,7 @@ from paceline.options.command_line import (
 )
 from paceline.options.command_line import with_defaults as shown_with
 from paceline.options.fields import OptionField, OptionValue
+from paceline.options.figures import listed as in_words
 from paceline.options.figures import plural
 from paceline.options.quantities import parse_count
 from paceline.options.shell import command_line
@@ -41,36 +36,47 @@ from paceline.runtime.placement import count_gpus
 from paceline.runtime.script_options import script_options
 from paceline.training.config import TrainConfig, TrainRequest, merge, training_options
 from paceline.training.recipe import Recipe, absolute_reference, load_recipe
-from paceline.verify.landlock import landlock_version
+from paceline.verify.launch_commands import (
+    LaunchCommand,
+    is_launcher,
+    left_out,
+    read_launch_command,
+)
+from paceline.verify.launches import LaunchPart, ResumeRequest, VerifyLauncher, VerifyRequest
 
 if TYPE_CHECKING:
     from paceline.verify.text_report import VerifyResult
-    from paceline.verify.trace import Trace
 
-ENTRY = "paceline.script.verified:run_watched"
-PRELOAD = ("paceline.script.verified", "torch._dynamo")
-_USAGE = "paceline verify RECIPE|SCRIPT.py [options] [-- the script's own arguments]"
+_USAGE = (
+    "paceline verify RECIPE|SCRIPT.py [--resume] [options] [-- the script's own arguments], or "
+    "paceline verify [--resume] [options] -- LAUNCHING COMMAND"
+)
+_COUNTS = "1,2"
 _ABOUT = (
     "Train the same steps on several numbers of workers, one after the other, and compare samples, "
     "losses, gradients and weights step by step. A script may be written for paceline.session(), "
     "or be plain PyTorch as torchrun starts it, or by mp.spawn: it runs unchanged; {workers} in "
-    "its arguments stands for their number. Where there are fewer GPUs than workers, all train on "
-    "the CPU. What it writes is kept apart, and thrown away. Exit code 0: the same bits, or the "
-    "same to rounding; 65: something differs or is wrong."
+    "its arguments stands for their number. A command of torchrun, accelerate launch or python is "
+    "taken as it is, after --: it is run on one worker, and on as many as it says. Where there are "
+    "fewer GPUs than workers, all train on the CPU. What it writes is kept apart, and thrown away. "
+    "With --resume one number of workers is trained on, killed and started again: does it go on as "
+    "if nothing had been? "
+    "Exit code 0: the same bits, or the same to rounding; 65: something differs or is wrong."
 )
 _OPTIONS = (
     OptionField(
         name="workers",
         annotation=str,
-        default="1,2",
-        help="Numbers of workers to train on; the others are held against the first.",
+        default=_COUNTS,
+        help="Numbers of workers to train on; the others are held against the first. For a "
+        "launching command the default is 1 and the number that it says.",
         group="Verify",
     ),
     OptionField(
         name="steps",
         annotation=int,
         default=50,
-        help="Steps after which an epoch is cut off. Two epochs are trained.",
+        help="Steps after which an epoch is cut off. Two epochs are trained, with --resume three.",
         group="Verify",
     ),
     OptionField(
@@ -79,6 +85,31 @@ _OPTIONS = (
         default=None,
         help="Relative difference of gradients and weights that counts as rounding. Default: "
         "measured, by one more training that is disturbed in its last bits.",
+        group="Verify",
+    ),
+    OptionField(
+        name="resume",
+        annotation=bool,
+        default=False,
+        help="Kill the training at a step and start it again, by its own checkpoints; compare with "
+        "one that nobody disturbed. On --workers, one number; by default 1, or what a launching "
+        "command says.",
+        group="Verify",
+    ),
+    OptionField(
+        name="resume_args",
+        annotation=str | None,
+        default=None,
+        help="With --resume: arguments that the script is given when it is started again, besides "
+        "its own, such as '--resume last.pt'.",
+        group="Verify",
+    ),
+    OptionField(
+        name="kill_at_step",
+        annotation=int | None,
+        default=None,
+        help="With --resume: the step after which all workers are killed. Default: drawn at "
+        "random, in the second of three epochs.",
         group="Verify",
     ),
     OptionField(
@@ -93,42 +124,30 @@ _OWN = {option.name for option in _OPTIONS}
 _NOT_OURS = {"workers", "max_restarts", "on", "rank", "world_size", "local_rank", "init_method"}
 """Options of training that say where workers run: the verification does."""
 _NOT_OURS |= {"name", "tag", "note"}  # nothing is kept
-_TIMEOUT_S = 120.0
-_WORKERS = "{workers}"
-"""Stands for the number of workers in a script's arguments."""
-_LAST_LINES = 20
-_REFUSALS = ("Permission denied", "os error 13")
-_REFUSED_WRITES = (
-    "If it was refused to write a file: verify keeps what Python code writes in a directory of its "
-    "own, and has the kernel refuse what C code and other programs write elsewhere. Leave that "
-    "out where PACELINE_VERIFIED_WORKER is set, or write it by Python's open()."
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _VerifyRequest:
-    request: TrainRequest
-    config: TrainConfig
-    workers: tuple[int, ...]
-    steps: int
-    tolerance: float | None
-    json: str | None
 
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    if wants_help(tokens) and (not tokens or tokens[0].startswith("-")):
-        show_help(_USAGE, _ABOUT, [*_OPTIONS, *_training_options()], tokens)
+    own, _ = part_script_args(tokens)
+    if wants_help(own) and own[0].startswith("-"):
+        show_help(_USAGE, _ABOUT, [*_OPTIONS, *_training_options()], own)
     asked = _read(tokens)
     with scratch_directory() as place:
         return _verify(asked, place)
 
 
-def _read(tokens: Sequence[str]) -> _VerifyRequest:
+def _read(tokens: Sequence[str]) -> VerifyRequest:
     """Read the command line."""
     own, script_args = part_script_args(tokens)
+    if "--" in tokens and (not own or own[0].startswith("-")):
+        return _read_command(own, read_launch_command(script_args))
     # What to verify decides which options there are.
     target, own = take_word(own, _USAGE, "what to verify")
+    if is_launcher(target):
+        raise UsageError(
+            f"{target} is no recipe: a launching command comes after --, and options before that: "
+            f"`paceline verify -- {target} ...`"
+        )
     if RunDirectory.named(target).run_json.exists():
         raise UsageError(f"{target} is a run directory: give the recipe or the script it is of")
     is_script = target.endswith(".py")
@@ -142,25 +161,98 @@ def _read(tokens: Sequence[str]) -> _VerifyRequest:
     # Settings of the training, without those of this command.
     given = parse_options(command, _ABOUT, own, listed)
     settings = {n: v for n, v in given.items() if n not in _OWN}
-    request = _script_request(target, settings, script_args)
-    if recipe is not None:
+    if recipe is None:
+        request = _script_request(target, settings, script_args)
+    else:
         request = _recipe_request(target, recipe, settings)
     config = TrainConfig.from_settings(request.settings)
     # The numbers of workers, each of which must be able to share the batch.
-    workers = _numbers(str(given.get("workers", "1,2")))
+    resume = given.get("resume") is True
+    workers = _numbers(str(given.get("workers", "1" if resume else _COUNTS)), single=resume)
     check_machine(max(workers))
     for count in workers if recipe is not None else ():
         choose_global_batch(config.data, DEFAULT_GLOBAL_BATCH, count)
+    return _asked(request, config, workers, given)
+
+
+def _read_command(tokens: Sequence[str], command: LaunchCommand) -> VerifyRequest:
+    """Read the options that stand before a launching command."""
+    listed = [*_OPTIONS, *_training_options()]
+    given = parse_options("paceline verify", _ABOUT, tokens, listed)
+    settings = {n: v for n, v in given.items() if n not in _OWN}
+    resume = given.get("resume") is True
+    workers = _numbers_of(command, str(given.get("workers", "")), single=resume)
+    check_machine(max(workers))
+    if command.asks_for_cpu:
+        note(
+            "accelerate launch --cpu starts a single process, whatever --num_processes says: "
+            "verify has it start as many on the CPU, as it does on GPUs"
+        )
+    if command.has_launcher and (others := left_out(command)):
+        note(f"left out of the command, since all is run on this machine, once: {in_words(others)}")
+    request = _script_request(
+        command.script, settings, command.arguments, is_module=command.is_module
+    )
+    config = TrainConfig.from_settings(request.settings)
+    return _asked(request, config, workers, given, command)
+
+
+def _asked(
+    request: TrainRequest,
+    config: TrainConfig,
+    workers: tuple[int, ...],
+    given: Mapping[str, OptionValue],
+    command: LaunchCommand | None = None,
+) -> VerifyRequest:
+    """Put together what was asked for."""
     tolerance, where = given.get("tolerance"), given.get("json")
-    asked = _VerifyRequest(
+    asked = VerifyRequest(
         request=request,
         config=config,
         workers=workers,
         steps=int(str(given.get("steps", 50))),
         tolerance=None if tolerance is None else float(str(tolerance)),
         json=None if where is None else str(Path(str(where)).expanduser()),
+        resume=_resume(given),
+        command=command,
     )
     return _checked(asked)
+
+
+def _resume(given: Mapping[str, OptionValue]) -> ResumeRequest | None:
+    """Read how the training is to be killed and resumed.
+
+    Raises:
+        UsageError: An option has no effect, or can't be.
+    """
+    more, kill_at = given.get("resume_args"), given.get("kill_at_step")
+    if given.get("resume") is not True:
+        for name in ("resume_args", "kill_at_step"):
+            if given.get(name) is not None:
+                raise UsageError(f"{flag(name)} has no effect without --resume")
+        return None
+    try:
+        words = tuple(shlex.split(str(more or "")))
+    except ValueError as error:
+        raise UsageError(f"--resume-args is {more}: {error}") from error
+    if kill_at is not None and int(str(kill_at)) < 1:
+        raise UsageError(f"--kill-at-step must be at least 1, not {kill_at}")
+    return ResumeRequest(more_args=words, kill_at=None if kill_at is None else int(str(kill_at)))
+
+
+def _numbers_of(command: LaunchCommand, given: str, *, single: bool) -> tuple[int, ...]:
+    """Say on how many workers a command is run: the user's numbers, or one and what it says."""
+    if single:
+        return _numbers(given or str(command.workers or 1), single=True)
+    if given:
+        return _numbers(given if "," in given else f"1,{given}")
+    count = command.workers
+    if count is not None and count > 1:
+        return (1, count)
+    if count is None and command.follows_workers:
+        return _numbers(_COUNTS)
+    what = "starts one worker" if count else "doesn't say in figures how many workers it starts"
+    raise UsageError(f"the command {what}: give --workers before --, such as --workers {_COUNTS}")
 
 
 def _training_options(recipe: Recipe | None = None) -> list[OptionField]:
@@ -170,7 +262,7 @@ def _training_options(recipe: Recipe | None = None) -> list[OptionField]:
     return [*recipe.arguments(), *shown_with(options, recipe.settings)]
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _numbers(text: str, *, single: bool = False) -> tuple[int, ...]:
     numbers: list[int] = []
     for word in (word.strip() for word in text.split(",") if word.strip()):
         number = parse_count(word)
@@ -184,12 +276,14 @@ def _numbers(text: str) -> tuple[int, ...]:
             numbers.append(number)
             continue
         raise UsageError(f"--workers is {text}, but {wrong}: give numbers of workers, such as 1,2")
-    if len(numbers) < 2:
+    if single and len(numbers) != 1:
+        raise UsageError(f"--workers is {text}: with --resume it is a single number, such as 2")
+    if len(numbers) < 2 and not single:
         raise UsageError(f"--workers is {text}: give at least two numbers of workers, such as 1,2")
     return tuple(numbers)
 
 
-def _checked(asked: _VerifyRequest) -> _VerifyRequest:
+def _checked(asked: VerifyRequest) -> VerifyRequest:
     """Refuse what would fail after minutes of training only."""
     shards, most = asked.config.data.shards, max(asked.workers)
     if shards is not None and most > shards:
@@ -197,6 +291,8 @@ def _checked(asked: _VerifyRequest) -> _VerifyRequest:
             f"--workers says {most}, more than --shards {shards}: give at least {most} shards, "
             "or fewer workers"
         )
+    if asked.resume is not None and asked.resume.more_args and asked.request.kind == "recipe":
+        raise UsageError("--resume-args are for a script: a recipe goes on from its snapshots")
     if asked.steps < 1:
         raise UsageError(f"--steps must be at least 1, not {asked.steps}")
     if asked.tolerance is not None and not asked.tolerance >= 0:
@@ -209,15 +305,19 @@ def _checked(asked: _VerifyRequest) -> _VerifyRequest:
 
 
 def _script_request(
-    target: str, settings: Mapping[str, OptionValue], arguments: Sequence[str]
+    target: str,
+    settings: Mapping[str, OptionValue],
+    arguments: Sequence[str],
+    *,
+    is_module: bool = False,
 ) -> TrainRequest:
     path = Path(target).expanduser().absolute()
-    if target.endswith(".py") and not path.is_file():
+    if not (is_module or path.is_file()):
         raise UsageError(f"there is no file {target}")
     return TrainRequest(
         kind="script",
-        recipe=path.name,
-        reference=str(path),
+        recipe=target if is_module else path.name,
+        reference=target if is_module else str(path),
         arguments={},
         script_args=tuple(arguments),
         settings=settings,
@@ -243,22 +343,74 @@ def _recipe_request(target: str, recipe: Recipe, given: Mapping[str, OptionValue
     )
 
 
-def _verify(asked: _VerifyRequest, place: Path) -> int:
+def _verify(asked: VerifyRequest, place: Path) -> int:
     from paceline.verify.text_report import as_json, as_text
 
-    outcome = _study(_Launcher(asked, place, _is_on_cpu(asked)))
+    launcher = VerifyLauncher(asked, place, _is_on_cpu(asked))
+    if asked.resume is not None:
+        return _verify_resume(launcher, asked.resume)
+    outcome = _study(launcher)
     print(printable(as_text(outcome)), flush=True)
     if asked.json is not None:
         write_json(Path(asked.json), as_json(outcome))
     return ExitCode.DONE if outcome.is_good else ExitCode.JOB
 
 
-def _is_on_cpu(asked: _VerifyRequest) -> bool:
-    dist = asked.config.dist
-    return count_gpus(dist.device, dist.backend) < max(asked.workers)
+def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> int:
+    """Train, undisturbed; train again, and kill it; start it again. Returns the exit code.
+
+    Raises:
+        JobError: The training fails by itself, or is too short to be killed.
+    """
+    from paceline.verify.compare import LEAST, given_limits
+    from paceline.verify.resume import Launches, choose_step, judge
+    from paceline.verify.resume_report import resume_json, resume_text
+
+    asked = launcher.asked
+    (workers,) = asked.workers
+    whole = launcher.launch(workers, part=LaunchPart(name="undisturbed"))
+    if whole.failure:
+        raise JobError(f"the script fails by itself: {whole.failure}")
+    if len(whole.steps) < 2:
+        raise JobError(f"{plural(len(whole.steps), 'step')} can't be parted: it needs at least two")
+    kill_at = how.kill_at or choose_step(whole, random.SystemRandom().random())
+    if kill_at >= len(whole.steps):
+        raise JobError(
+            f"--kill-at-step is {kill_at}, and the training takes "
+            f"{plural(len(whole.steps), 'step')} in three epochs (cut off by --steps): say fewer"
+        )
+    killed = launcher.launch(workers, part=LaunchPart(name="killed", run="parted", kill_at=kill_at))
+    saved = launcher.written("parted")
+    again = LaunchPart(name="resumed", run="parted", more_args=how.more_args)
+    resumed = launcher.launch(workers, part=again)
+    launches = Launches(
+        whole=whole,
+        killed=killed,
+        resumed=resumed,
+        kill_at=kill_at,
+        saved=tuple(saved),
+        cut_at=asked.steps,
+    )
+    found = judge(launches, given_limits(LEAST if asked.tolerance is None else asked.tolerance))
+    print(printable(resume_text(found)), flush=True)
+    if asked.json is not None:
+        write_json(Path(asked.json), resume_json(found))
+    return ExitCode.DONE if found.is_good else ExitCode.JOB
 
 
-def _study(launcher: "_Launcher") -> "VerifyResult":
+def _is_on_cpu(asked: VerifyRequest) -> bool:
+    dist, command = asked.config.dist, asked.command
+    if command is not None and command.asks_for_cpu:
+        return True
+    # The command may set which GPUs its workers see.
+    visible = command.variables.get("CUDA_VISIBLE_DEVICES") if command else None
+    most = max(asked.workers)
+    if visible is not None and len([name for name in visible.split(",") if name.strip()]) < most:
+        return True
+    return count_gpus(dist.device, dist.backend) < most
+
+
+def _study(launcher: VerifyLauncher) -> "VerifyResult":
     from paceline.verify.compare import compare, given_limits, measured_limits
     from paceline.verify.text_report import VerifyResult
     from paceline.verify.verdict import (
@@ -295,165 +447,4 @@ def _study(launcher: "_Launcher") -> "VerifyResult":
         limits=limits,
         unseen=tuple(unseen([first, *others], limits, cut_at=asked.steps, dropout=dropout)),
         yardstick=yardstick,
-    )
-
-
-@dataclass(frozen=True)
-class _Launcher:
-    """Launches the training that is verified, again and again."""
-
-    asked: _VerifyRequest
-    place: Path
-    on_cpu: bool
-
-    @property
-    def keeps_dropout(self) -> bool:
-        """Whether the training promises the same dropout on any number of workers."""
-        return self.asked.config.data.shards is not None
-
-    def launch(self, workers: int, *, disturbed: bool = False) -> "Trace":
-        """Train on a number of workers, and read what they saw.
-
-        Raises:
-            UsageError: The workers say that the command is at fault.
-            KeyboardInterrupt: A signal came.
-        """
-        from paceline.launch.local.launcher import launch_local, prepare
-        from paceline.verify.deadlock_locations import lost_one_another, read_locations
-        from paceline.verify.events import read_events
-        from paceline.verify.subprocesses import programs_started, refused
-        from paceline.verify.trace import collect_trace
-        from paceline.verify.trial import record_path
-
-        # Train in a directory of its own.
-        run = RunDirectory.named(self.place / f"{workers}{'-disturbed' if disturbed else ''}")
-        run.create()
-        records = run.path / "seen"
-        records.mkdir()
-        threads = self.threads(workers)
-        prepare(PRELOAD, threads)
-        with own_directory_is(self.place), self._changes_told():
-            outcome = launch_local(
-                ENTRY,
-                self._trial(run, records, workers, disturbed=disturbed),
-                workers=workers,
-                threads=threads,
-                policy=Policy(),
-                log_dir=run.logs,
-                progress=lambda: -1,
-            )
-        if outcome.interrupted:
-            raise KeyboardInterrupt
-        if refusal := refused(records):
-            raise UsageError(refusal)
-        # Read what the workers saw, also where they failed or waited for one another.
-        events = [read_events(record_path(records, r)) for r in range(workers)]
-        places = read_locations(records, events)
-        if not (outcome.failures and lost_one_another(outcome.failures[0], places)):
-            places = []
-        failure = _told(
-            outcome.failures, self.asked.request.reference, records, traceback=not places
-        )
-        trace = collect_trace(events, failure, places, programs_started(records))
-        what = "disturbed: the yardstick" if disturbed else "trained"
-        note(f"{plural(workers, 'worker')}: {plural(len(trace.steps), 'step')} {what}")
-        return trace
-
-    def threads(self, workers: int) -> int:
-        """Give as many threads per worker as `paceline run` and `train` would."""
-        asked, omp = self.asked.config.worker_threads, current_variables().get("OMP_NUM_THREADS")
-        return threads_per_worker(asked, workers, usable_cores(), omp)
-
-    @contextmanager
-    def _changes_told(self) -> Iterator[None]:
-        """Say what a script has changed all the same, where the kernel can't forbid it."""
-        from paceline.verify.file_isolation import changes, files_below
-
-        if self.confines or not self.holds_back:
-            yield
-            return
-        places = dict.fromkeys((Path.cwd(), Path(self.asked.request.reference).parent))
-        before = [files_below(place) for place in places]
-        yield
-        after = [files_below(place) for place in places]
-        for path in (p for pair in zip(before, after, strict=True) for p in changes(*pair)):
-            note(f"WARNING: the script has changed {path}: C code or another program wrote it")
-
-    @property
-    def holds_back(self) -> bool:
-        """Whether there is code of the user's, which may write anything."""
-        request = self.asked.request
-        return request.kind == "script" or not request.reference.startswith("paceline.")
-
-    @property
-    def confines(self) -> bool:
-        """Whether the kernel can forbid workers to write."""
-        return landlock_version() > 0
-
-    def _trial(self, run: RunDirectory, records: Path, workers: int, *, disturbed: bool) -> str:
-        from dataclasses import replace
-
-        from paceline.verify.trial import Trial
-
-        given = self.asked.request.script_args
-        arguments = tuple(word.replace(_WORKERS, str(workers)) for word in given)
-        request = replace(self.asked.request, run_dir=str(run.path), script_args=arguments)
-        if request.kind == "recipe":
-            more = {"progress": "off"} | ({"device": "cpu"} if self.on_cpu else {})
-            request = replace(request, settings={**request.settings, **more})
-        return Trial(
-            request=request.to_json(),
-            records=str(records),
-            place=str(self.place) if self.holds_back else "",
-            confines=self.confines,
-            steps=self.asked.steps,
-            disturbed=disturbed,
-            keeps_dropout=self.keeps_dropout,
-            on_cpu=self.on_cpu,
-            timeout_s=self._timeout_s(),
-        ).to_json()
-
-    def _timeout_s(self) -> float:
-        """Wait less long than trainings do: a verification has few steps, and a user looks on."""
-        config = self.asked.config
-        return config.dist.timeout_s if "timeout_s" in self.asked.request.given else _TIMEOUT_S
-
-
-def _told(failures: Sequence[WorkerFailure], script: str, records: Path, *, traceback: bool) -> str:
-    """Give the cause of a failed launch in a line; its traceback may go to standard error.
-
-    Raises:
-        UsageError: The command is at fault, not the script.
-    """
-    if not failures:
-        return ""
-    cause = failures[0]
-    if cause.kind == "usage":
-        raise UsageError(cause.message)
-    if traceback:
-        parts = [cause.traceback.strip("\n"), *_last_output(records, cause.rank)]
-        parts += [_REFUSED_WRITES] * any(word in cause.traceback for word in _REFUSALS)
-        print(*filter(None, parts), sep="\n", file=sys.stderr, flush=True)
-    return one_line(cause) + _line_of_script(cause.traceback, script)
-
-
-def _line_of_script(traceback: str, script: str) -> str:
-    """Name the last line of the script itself that a traceback goes through."""
-    lines = traceback.splitlines()
-    for number in reversed(range(len(lines))):
-        found = re.match(rf'  File "{re.escape(script)}", line (\d+)', lines[number])
-        if found:
-            code = lines[number + 1].strip() if number + 1 < len(lines) else ""
-            return f" (line {found[1]} of {Path(script).name}: {code})"
-    return ""
-
-
-def _last_output(records: Path, rank: int) -> list[str]:
-    """Show what the script itself has said last, which may explain its failure."""
-    from paceline.verify.trial import output_path
-
-    path = output_path(records, rank)
-    lines = path.read_text(errors="replace").splitlines()[-_LAST_LINES:] if path.exists() else []
-    return [f"The last of what the script printed on rank {rank}:", *(f"  {x}" for x in lines)] * (
-        len(lines) > 0
     )

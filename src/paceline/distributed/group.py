@@ -166,6 +166,14 @@ class Group:
         return carried
 
 
+def group_timeout() -> timedelta:
+    """Say how long the workers' process group, which has Gloo on CPUs, waits for one of them."""
+    world = dist.group.WORLD
+    assert world is not None
+    timeout: timedelta = world._get_backend(torch.device("cpu")).options._timeout
+    return timeout
+
+
 def _take_back(tensor: Tensor, sent: Tensor) -> None:
     if sent is not tensor:
         tensor.copy_(sent)

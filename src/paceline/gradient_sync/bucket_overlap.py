@@ -1,18 +1,48 @@
 """Buckets of gradients that leave during the backward pass, in the same order on all workers."""
 
 from collections.abc import Mapping
-from typing import final
+from typing import Protocol, final, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
-from paceline.gradient_sync.powersgd import PowerSGD
+
+@runtime_checkable
+class BucketAverager(Protocol):
+    """Averages gradients bucket by bucket, also while a backward pass goes on."""
+
+    def buckets(self, like: Mapping[str, Tensor]) -> list[list[str]]:
+        """Say which gradients leave together, in which order. Collective with other names.
+
+        Args:
+            like: Parameters by name, in the order of the model.
+        """
+
+    def open_stream(self, device: torch.device) -> None:
+        """Make it possible to `start` and `poll` while a backward pass runs. Collective."""
+
+    def start(self, gradients: Mapping[str, Tensor]) -> None:
+        """Let one of the buckets go. Collective, but waits for nobody."""
+
+    def poll(self) -> None:
+        """Go on with what has arrived. Collective, but waits for nobody."""
+
+    def finish(self, *, keep: bool = True) -> Mapping[str, Tensor]:
+        """Wait for all buckets, and average what they brought in place. Collective.
+
+        Args:
+            keep: Whether to; otherwise it is as if they had never left.
+
+        Returns:
+            By name: the averages that are in a place of their own instead.
+        """
 
 
 @final
 class BucketOverlap:
     """Starts each bucket once all its gradients, and those of the buckets before it, are there."""
 
-    def __init__(self, averager: PowerSGD, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, averager: BucketAverager, parameters: Mapping[str, nn.Parameter]) -> None:
         """Args:
         averager: What averages them; its stream is open.
         parameters: Those that get a gradient, by name, in the order of the model.
@@ -22,6 +52,10 @@ class BucketOverlap:
         self._place = {n: place for place, names in enumerate(self._buckets) for n in names}
         self._come: list[dict[str, Tensor]] = [{} for _ in self._buckets]
         self._left = 0
+        self._places: set[int] = set()
+        """Addresses of the last averages that are in a place of their own."""
+        self._waits = False
+        """Whether nothing more leaves before `finish`."""
 
     def arrive(self, name: str, gradient: Tensor) -> None:
         """Take a gradient that is complete, most likely. Collective, but waits for nobody.
@@ -37,21 +71,29 @@ class BucketOverlap:
         if name in come:
             self.discard()
         come[name] = gradient
+        # Set to zero, not to None, the last average is what the next gradients are added to: what
+        # has left would take the place of those that are still to come.
+        self._waits = self._waits or gradient.data_ptr() in self._places
         # Strictly in order: collectives must begin in the same order on all workers.
-        while self._left < len(self._buckets) and self._is_complete(self._left):
+        while not self._waits and self._left < len(self._buckets) and self._is_complete(self._left):
             self._start(self._come[self._left])
         self._averager.poll()
 
-    def finish(self, gradients: Mapping[str, Tensor]) -> None:
+    def finish(self, gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Send what hasn't left, and wait until all gradients are averages. Collective.
 
         Args:
             gradients: Of all parameters.
+
+        Returns:
+            As the averager's `finish`.
         """
         while self._left < len(self._buckets):
             self._start(gradients)
-        self._averager.finish()
+        averages = self._averager.finish()
+        self._places = {average.data_ptr() for average in averages.values()}
         self._forget()
+        return averages
 
     def discard(self) -> None:
         """Wait for what has left, and leave all gradients as they are. Collective."""
@@ -67,6 +109,6 @@ class BucketOverlap:
         self._left += 1
 
     def _forget(self) -> None:
-        self._left = 0
+        self._left, self._waits = 0, False
         for come in self._come:
             come.clear()

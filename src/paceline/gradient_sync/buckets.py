@@ -30,6 +30,10 @@ WITHIN_NODE = 4
 there is little to hide."""
 
 
+LEAST_BYTES_WITHIN_NODE = 1 << 20
+"""Below this a bucket's words cost more than its additions."""
+
+
 @final
 @dataclass(kw_only=True)
 class Flat:
@@ -82,15 +86,14 @@ class Bucket:
         """Lend a buffer."""
         # The pool grows only when all of it is lent; views keep the parameters' shapes and strides.
         if not self._free:
-            content = torch.zeros(self.size, dtype=self.dtype, device=self.device)
-            views = [
-                content.as_strided(m.parameter.shape, strides, m.offset)
-                for m, strides in zip(self.members, self._strides, strict=True)
-            ]
-            made = Flat(content=content, views=views)
-            self._every.append(made)
-            self._free.append(made)
+            self._hold(torch.zeros(self.size, dtype=self.dtype, device=self.device))
         return self._free.pop()
+
+    def use(self, contents: Sequence[Tensor]) -> None:
+        """Lend these buffers, (size,) zeros each, in this order, before any of its own."""
+        for content in contents:
+            self._hold(content)
+        self.begin()
 
     def give(self, flat: Flat) -> None:
         """Take a buffer back."""
@@ -137,7 +140,7 @@ class Bucket:
     def begin(self) -> None:
         """Take all buffers back that the last step has used."""
         self.tree.clear()
-        self._free = list(self._every)  # in the same order, so that each is lent for the same again
+        self._free = self._every[::-1]  # in the same order, so that each is lent for the same again
         self.is_ready = False
 
     def free(self) -> None:
@@ -150,6 +153,15 @@ class Bucket:
         """Memory of all buffers."""
         every = [flat.content for flat in self._every] + list(self._rooms.values())
         return sum(tensor.nbytes for tensor in every)
+
+    def _hold(self, content: Tensor) -> None:
+        views = [
+            content.as_strided(m.parameter.shape, strides, content.storage_offset() + m.offset)
+            for m, strides in zip(self.members, self._strides, strict=True)
+        ]
+        made = Flat(content=content, views=views)
+        self._every.append(made)
+        self._free.append(made)
 
     def _room(self, place: int, size: int) -> Tensor:
         if size == self.size:
@@ -166,6 +178,8 @@ class Layout:
 
     bucket_bytes: int
     """Above this a bucket, which may be one large parameter, travels in several parts."""
+    within_node: bool
+    """Whether no network is between the workers."""
 
     buckets: list[Bucket] = field(default_factory=list)
     """In the order in which a backward pass completes them."""
@@ -173,6 +187,16 @@ class Layout:
     """By the place of a parameter among the trained ones."""
     without: list[int] = field(default_factory=list)
     """Places of the trained parameters that get no gradient."""
+
+    @property
+    def is_freed(self) -> bool:
+        """Whether there are no buffers, so that others may be made."""
+        return not any(bucket.held_bytes for bucket in self.buckets)
+
+    def free(self) -> None:
+        """Forget all buffers; the gradients that the parameters have stay theirs."""
+        for bucket in self.buckets:
+            bucket.free()
 
     def most_at_once(self, bucket: Bucket) -> int:
         """Say how many elements of a bucket travel at once."""
@@ -185,6 +209,8 @@ def lay_out(
     most: int,
     workers: int,
     shards: int,
+    *,
+    within_node: bool = True,
 ) -> Layout:
     """Put parameters into buckets.
 
@@ -194,11 +220,12 @@ def lay_out(
         most: Bytes of a bucket.
         workers: How many there are.
         shards: How many there are.
+        within_node: Whether no network is between the workers.
     """
     sizes = [parameters[place].nbytes for place in order]
     kinds = [f"{parameters[place].dtype} {parameters[place].device}" for place in order]
     without = sorted(set(range(len(parameters))).difference(order))
-    found = Layout(bucket_bytes=most, without=without)
+    found = Layout(bucket_bytes=most, within_node=within_node, without=without)
     for group in cut(sizes, kinds, min(FIRST_BYTES, most), most):
         chosen = [(order[i], parameters[order[i]]) for i in group]
         bucket = Bucket(chosen, workers, shards)
@@ -210,7 +237,8 @@ def lay_out(
 def bucket_bytes(total: int, workers: int, *, within_node: bool) -> int:
     """Choose the size of a bucket for gradients of `total` bytes."""
     parts = WITHIN_NODE if within_node else BETWEEN_NODES
-    return min(MOST_BYTES, max(workers * workers * SLICE_BYTES, total // parts))
+    least = LEAST_BYTES_WITHIN_NODE if within_node else 0
+    return min(MOST_BYTES, max(workers * workers * SLICE_BYTES, total // parts, least))
 
 
 def cut(sizes: Sequence[int], kinds: Sequence[str], first: int, most: int) -> list[list[int]]:

@@ -156,11 +156,14 @@ class PowerSGD:
                 self._go_on()
 
     @torch.no_grad()
-    def finish(self, *, keep: bool = True) -> None:
+    def finish(self, *, keep: bool = True) -> dict[str, Tensor]:
         """Wait for all buckets, and put the averages into the gradients' places. Collective.
 
         Args:
             keep: Whether to; otherwise it is as if they had never left.
+
+        Returns:
+            Nothing: no average has memory of its own.
         """
         waiting = self._waiting if self._stream is None else nullcontext
         with self._aside():
@@ -181,6 +184,7 @@ class PowerSGD:
                 torch.accelerator.current_stream().wait_stream(self._stream)
         self._second.clear()
         self._given_back.clear()
+        return {}
 
     def release(self) -> None:
         """Leave the process groups of its own. Local to the worker.

@@ -17,11 +17,11 @@ from torch.utils.hooks import RemovableHandle
 from paceline.distributed.device import is_accelerator
 from paceline.distributed.group import Group
 from paceline.errors import JobError
-from paceline.gradient_sync.bucket_overlap import BucketOverlap
+from paceline.gradient_sync.bucket_overlap import BucketAverager, BucketOverlap
 from paceline.gradient_sync.compression import Compression
 from paceline.gradient_sync.name_list import list_names
 from paceline.gradient_sync.network_model import ring_bytes
-from paceline.gradient_sync.powersgd import PowerSGD
+from paceline.gradient_sync.node_average import NodeAverage
 from paceline.gradient_sync.replica_consistency import agree_on_weights
 
 Forward = Callable[..., object]
@@ -125,8 +125,9 @@ class Replica:
         To be called alike on all workers, between two steps.
 
         Args:
-            averager: What does so: after the backward pass; PowerSGD during it, once a pass has
-                shown that every parameter gets one gradient. None: DistributedDataParallel again.
+            averager: What does so: after the backward pass; a `BucketAverager` during it, once a
+                pass has shown that every parameter gets one gradient. None:
+                DistributedDataParallel again.
         """
         self._averager = averager
         self._parallel, self.used = None, False
@@ -213,6 +214,9 @@ class Replica:
             return ()
         # Which parameters have a gradient on some worker; all workers agree on it.
         held = [name in self._reached for name in self.parameters]
+        if isinstance(averager, NodeAverage) and not self._settled and self._any_sparse():
+            self.defer_to(None)
+            return self.finish_backward()
         once = set(self._reached.values()) == {1}
         self._reached.clear()
         was_settled, without = self._settled, self._without(held)
@@ -227,17 +231,24 @@ class Replica:
                 gradients[name] = parameter.grad
         # Wait for the buckets that left during the backward pass, or send everything now.
         if self._departures is not None and not without:
-            self._departures.finish(gradients)
+            for name, average in self._departures.finish(gradients).items():
+                self.parameters[name].grad = average
         else:
             self._recall()
             averager.average_(gradients)
         # Buckets may leave during backward passes once one has given every parameter a gradient.
         is_first = not self._has_looked_at_a_pass and not self._partly
-        if is_first and isinstance(averager, PowerSGD):  # what may leave during the next passes
+        if is_first and isinstance(averager, BucketAverager):
             self._prepare_departures(averager, once=once)
         return () if was_settled else tuple(without)
 
-    def _prepare_departures(self, averager: PowerSGD, *, once: bool) -> None:
+    def _any_sparse(self) -> bool:
+        """Learn whether a worker has a sparse gradient. Collective."""
+        grads = [parameter.grad for parameter in self.parameters.values()]
+        own = any(grad is not None and grad.is_sparse for grad in grads)
+        return bool(self._group.gather_rows(torch.tensor([own], dtype=torch.uint8)).any())
+
+    def _prepare_departures(self, averager: BucketAverager, *, once: bool) -> None:
         """Let gradients leave during backward passes, if the last gave each one. Collective."""
         self._has_looked_at_a_pass = True
         if self._alone or self._group.has_few_operations:

@@ -1,6 +1,7 @@
 """Command lines made from option fields: parsing, `--help`, and errors that list what is known."""
 
 import inspect
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -136,7 +137,7 @@ def read_options(
     )
     app.default(callable_with(listed))
     try:
-        _, bound, _ = app.parse_args(list(tokens), exit_on_error=False, print_error=False)
+        _, bound, _ = app.parse_args(_joined(tokens), exit_on_error=False, print_error=False)
     # Its errors name its own types and functions: said again in the user's words.
     except UnknownOptionError as error:
         raise UsageError(_unknown_option(error, listed, command) + hint) from error
@@ -148,6 +149,18 @@ def read_options(
     values = {name: plain(value) for name, value in bound.arguments.items()}
     check_values(values, {option.name for option in listed if option.is_own})
     return GivenOptions(values, sources)
+
+
+def _joined(tokens: Sequence[str]) -> list[str]:
+    """Join values to their options that begin with a dash and have a space: no option has one."""
+    found: list[str] = []
+    for token in tokens:
+        is_value = token.startswith("-") and len(token.partition("=")[0].split()) > 1
+        if is_value and found and found[-1].startswith("--") and "=" not in found[-1]:
+            found[-1] += f"={token}"
+        else:
+            found.append(token)
+    return found
 
 
 def _read_file(
@@ -329,7 +342,7 @@ def _without_value(
     if place < len(tokens):
         return (
             f"{given} has no value: {tokens[place]!r} after it begins with a dash, as options do. "
-            f"If that is the value, write {given}={tokens[place]}"
+            f"If that is the value, write {given}={shlex.quote(tokens[place])}"
             f"{'' if tokens[place].endswith('.') else '.'}"
         )
     return f"{given} has no value."

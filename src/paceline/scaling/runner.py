@@ -168,7 +168,8 @@ class Runner:
         words = self.commands.measure(size, run.path, self._batch(size))
         most_s = _FACTOR * self.seconds + _MOST_S
         # A method that refuses a time budget is stopped from here.
-        clock = self._clock(run) if size.method in ENDED_FROM_OUTSIDE else lambda: False
+        is_ended = size.method in ENDED_FROM_OUTSIDE
+        clock = time_is_over(run, self.seconds) if is_ended else lambda: False
         try:
             ended = run_command([*self.program, *words], self._log(name), most_s, clock)
         except InterruptedStudyError:
@@ -181,18 +182,6 @@ class Runner:
         return Measured(
             run_dir=name, exit_code=ended.exit_code, problem=ended.problem, wall_s=ended.wall_s
         )
-
-    def _clock(self, run: RunDirectory) -> Callable[[], bool]:
-        """Tell when a training has gone on for the seconds of a measurement."""
-        begun_s: float | None = None
-
-        def is_over() -> bool:
-            nonlocal begun_s
-            if begun_s is None and run.run_json.exists():
-                begun_s = time.monotonic()
-            return begun_s is not None and time.monotonic() - begun_s > self.seconds
-
-        return is_over
 
     def _refuse_own_batch(self, size: Size, record: Measured) -> None:
         """Refuse a script whose batch can't grow with the workers, before anything is kept.
@@ -281,6 +270,19 @@ class Runner:
         directory = self.place / name
         directory.mkdir(exist_ok=True)
         return directory
+
+
+def time_is_over(run: RunDirectory, seconds: float) -> Callable[[], bool]:
+    """Make what tells whether a training has gone on for so many seconds."""
+    begun_s: float | None = None
+
+    def is_over() -> bool:
+        nonlocal begun_s
+        if begun_s is None and run.run_json.exists():
+            begun_s = time.monotonic()
+        return begun_s is not None and time.monotonic() - begun_s > seconds
+
+    return is_over
 
 
 def exit_code_of(found: Mapping[Size, Sequence[Measured]], failures: Sequence[int]) -> int:

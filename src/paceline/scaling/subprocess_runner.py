@@ -14,6 +14,7 @@ from pathlib import Path
 
 from paceline.errors import ExitCode
 from paceline.launch.process_tree import die_with_parent
+from paceline.launch.signals import StopRequests, stop_requests
 
 PROGRAM = (sys.executable, "-m", "paceline")
 _POLL_S = 0.1
@@ -44,7 +45,7 @@ class InterruptedStudyError(BaseException):
 def run_command(
     command: Sequence[str], log: Path, most_s: float | None, poll: Callable[[], bool]
 ) -> CommandResult:
-    """Run a command to its end. Blocks.
+    """Run a command to its end. Blocks; for the main thread alone.
 
     Args:
         command: Its words; it ends as `paceline` does.
@@ -57,7 +58,8 @@ def run_command(
         InterruptedStudyError: A signal came, and was passed on.
     """
     begun_s = time.monotonic()
-    with log.open("w", encoding="utf-8") as out:
+    # Counted, not raised: in the middle of a fork an exception is lost.
+    with stop_requests(hangup=True) as requests, log.open("w", encoding="utf-8") as out:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -66,16 +68,15 @@ def run_command(
             start_new_session=True,  # Ctrl-C comes to us; we pass it on once
             preexec_fn=partial(die_with_parent, os.getpid()),
         )
-    try:
-        # None: too late; True: enough was measured, stop it; False: it has ended by itself.
-        is_enough = _wait(process, begun_s, most_s, poll)
-        if is_enough:
-            _stop(process)
-    except KeyboardInterrupt:
-        _stop(process)
-        raise InterruptedStudyError from None
-    finally:
-        _kill(process)
+        try:
+            # None: too late; True: enough was measured, stop it; False: it has ended by itself.
+            is_enough = _wait(process, begun_s, most_s, poll, requests)
+            if is_enough or requests.count:
+                _stop(process, requests)
+            if requests.count:
+                raise InterruptedStudyError
+        finally:
+            _kill(process)
     wall_s = time.monotonic() - begun_s
     code = process.returncode
     if is_enough is None:
@@ -88,10 +89,17 @@ def run_command(
 
 
 def _wait(
-    process: subprocess.Popen[bytes], begun_s: float, most_s: float | None, poll: Callable[[], bool]
+    process: subprocess.Popen[bytes],
+    begun_s: float,
+    most_s: float | None,
+    poll: Callable[[], bool],
+    requests: StopRequests,
 ) -> bool | None:
-    """Wait for the end, or until it is enough. Returns whether it is; None: it takes too long."""
-    while True:
+    """Wait for the end, or until it is enough. Returns whether it is; None: it takes too long.
+
+    Ends as well where a signal comes.
+    """
+    while not requests.count:
         with suppress(subprocess.TimeoutExpired):
             process.wait(_POLL_S)
             return False
@@ -99,17 +107,20 @@ def _wait(
             return None
         if poll():
             return True
+    return False
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Pass the wish to stop on; a second signal is an order to kill."""
+def _stop(process: subprocess.Popen[bytes], requests: StopRequests) -> None:
+    """Pass the wish to stop on; another signal is an order to kill."""
+    count, until_s = requests.count, time.monotonic() + _STOP_S
     process.send_signal(signal.SIGINT)
-    try:
-        process.wait(_STOP_S)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        process.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-            process.wait(_KILL_S)
+    while requests.count == count and time.monotonic() < until_s:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_POLL_S)
+            return
+    process.send_signal(signal.SIGINT)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_KILL_S)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -23,7 +23,8 @@ def run_script(payload: str) -> str:
     """Run a script as `python SCRIPT ARGUMENTS` would.
 
     Args:
-        payload: A `TrainRequest` as JSON; `paceline.session()` in the script finds it.
+        payload: A `TrainRequest` as JSON; `paceline.session()` in the script finds it. Its
+            reference is the absolute path of a script, or a module's name.
 
     Returns:
         JSON with `stopped_because`: `signal`, or `script` where it came to its end.
@@ -42,19 +43,27 @@ def run_script(payload: str) -> str:
     # Workers are forked from a fork server and inherit its way: reader processes of the script's
     # DataLoaders would import the script anew instead of being forked, as elsewhere.
     multiprocessing.set_start_method(None, force=True)
-    # As Python itself does for `python SCRIPT ARGUMENTS`.
-    sys.argv = [request.reference, *request.script_args]
-    sys.path.insert(0, str(Path(request.reference).parent))
     stopped = "script"
     try:
         with ended_with_its_block():
-            runpy.run_path(request.reference, run_name="__main__")
+            _run_as_main(request)
     except InterruptedTraining:
         stopped = "signal"
     except SystemExit as error:
         if error.code not in (None, 0):
             raise JobError(f"the script ended itself by sys.exit({error.code!r})") from error
     return json.dumps({"stopped_because": stopped})
+
+
+def _run_as_main(request: TrainRequest) -> None:
+    """Run a file as `python SCRIPT ARGUMENTS` does, and a module as `python -m NAME ARGUMENTS`."""
+    sys.argv = [request.reference, *request.script_args]
+    if Path(request.reference).is_absolute():
+        sys.path.insert(0, str(Path(request.reference).parent))
+        runpy.run_path(request.reference, run_name="__main__")
+    else:
+        sys.path.insert(0, str(Path.cwd()))
+        runpy.run_module(request.reference, run_name="__main__", alter_sys=True)
 
 
 def _pin(config: TrainConfig) -> None:

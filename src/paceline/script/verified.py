@@ -1,11 +1,17 @@
 """What runs in every worker of `paceline verify`: the training, watched."""
 
 import json
+import os
+import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from paceline.distributed.environment import current_placement, set_variables
+from paceline.launch.error_records import exit_code_of, kind_of, run_guarded
 from paceline.launch.heartbeat import note
+from paceline.launch.process_tree import die_with_parent
 from paceline.script.entry import run_script
 from paceline.training.config import TrainRequest
 from paceline.training.hooks.base import ADDED_HOOKS
@@ -29,6 +35,7 @@ def run_watched(payload: str) -> str:
     """
     trial = Trial.from_json(payload)
     request = TrainRequest.from_json(trial.request)
+    set_variables(trial.variables)
     if trial.on_cpu:
         set_variables({"CUDA_VISIBLE_DEVICES": ""})  # before the first use of CUDA here
     rank = current_placement().rank
@@ -48,3 +55,35 @@ def run_watched(payload: str) -> str:
     observer.writer.write(Ended(is_cut))
     note.operation = "end"
     return json.dumps({"stopped_because": "watched"})
+
+
+def main(words: Sequence[str]) -> None:
+    """Be a worker that a launching command of the user's own has started, in place of the script.
+
+    Args:
+        words: A trial's file, `-m` where a module's name follows, script and its arguments.
+    """
+    die_with_parent(os.getppid())
+    # torch.distributed.launch puts this before all that it was given for the script.
+    local = [word for word in words[:1] if word.startswith("--local-rank=")]
+    file, *left = words[len(local) :]
+    trial = Trial.from_json(Path(file).read_text())
+    is_module = left[0] == "-m"
+    script, *arguments = left[is_module:]
+    request = replace(
+        TrainRequest.from_json(trial.request),
+        reference=script if is_module else str(Path(script).absolute()),
+        script_args=(*local, *arguments),
+    )
+    trial = replace(trial, request=request.to_json())
+    try:
+        run_guarded(run_watched, trial.to_json(), Path(trial.log_dir), current_placement().rank)
+    except BaseException as error:  # noqa: BLE001 - the process ends here, with a record
+        # At once, without clean-up: its peers notice it at once as well.
+        os._exit(exit_code_of(kind_of(error)))
+
+
+if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        sys.path.pop(0)  # the working directory, where `-m` has looked for this module
+    main(sys.argv[1:])

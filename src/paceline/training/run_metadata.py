@@ -308,6 +308,7 @@ def _derived(engine: Engine) -> dict[str, object]:
         "shards": context.division.parts,
         **_planned(engine),
         "memory_format": "channels-last" if context.components.channels_last else "contiguous",
+        "batchnorm_per_worker": context.components.have_own_batchnorm(),
         "precision": config.compute.precision,
         "device": describe_device(group.device),
         "backend": group.backend,

@@ -15,7 +15,7 @@ disturbed by 8 such bits, and this leaves room for cancellation by 5 bits more. 
 above: a single sample too many among a thousand changes a gradient by 1e-3."""
 CHAOS = 1e-2
 """Where rounding alone takes weights so far apart, further steps say nothing."""
-_LEAST = 1e-6
+LEAST = 1e-6
 """What counts as rounding in any case: weights are rounded by up to 6e-8 in every step."""
 
 
@@ -124,7 +124,7 @@ def _risen(sizes: Sequence[float]) -> tuple[float, ...]:
     # Limits never fall: once apart, two trainings stay so.
     for size in sizes:
         finite = size if math.isfinite(size) else 0.0
-        risen.append(max(finite * FACTOR, risen[-1] if risen else _LEAST))
+        risen.append(max(finite * FACTOR, risen[-1] if risen else LEAST))
     return tuple(risen)
 
 

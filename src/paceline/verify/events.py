@@ -107,6 +107,10 @@ class Stepped:
     rates: tuple[float, ...]
     scheduled: int
     """How often schedulers have been stepped so far."""
+    state_before: str = ""
+    """Hash of the optimizer's state that its first step here began with, where it was wanted."""
+    state: str = ""
+    """Hash of the optimizer's state after the step, where it was wanted."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from paceline.verify.trace import Pass, Step, Trace
 
 
 class Cause(StrEnum):
-    """Why a training isn't the same on another number of workers."""
+    """Why a training isn't the same on another number of workers, or once it is resumed."""
 
     NO_COMMUNICATION = "no-communication"
     NO_SAMPLER = "no-sampler"
@@ -50,6 +50,15 @@ class Cause(StrEnum):
     METRIC_APART = "metric-apart"
     METRIC_SHARE = "metric-share"
     FIGURES = "figures"
+    NOT_REPEATABLE = "not-repeatable"
+    NOT_RESUMED = "not-resumed"
+    WEIGHTS_NOT_RESTORED = "weights-not-restored"
+    ORDER_NOT_RESTORED = "order-not-restored"
+    RANDOM_NOT_RESTORED = "random-not-restored"
+    OPTIMIZER_NOT_RESTORED = "optimizer-not-restored"
+    SCHEDULE_NOT_RESTORED = "schedule-not-restored"
+    SCALE_NOT_RESTORED = "scale-not-restored"
+    BUFFERS_NOT_RESTORED = "buffers-not-restored"
     CHANCE = "chance"
     UNKNOWN = "unknown"
     NEEDS_GPU = "needs-gpu"

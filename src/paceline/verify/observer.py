@@ -1,5 +1,7 @@
 """What one worker sees, put together from the hooks around it and written down."""
 
+import os
+import signal
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
@@ -34,7 +36,7 @@ from paceline.verify.events import (
 from paceline.verify.perturbation import disturb_gradients, disturb_weights
 from paceline.verify.rng_tracking import rng_states
 from paceline.verify.source_lines import caller
-from paceline.verify.tensor_sketch import TensorSketch, content_hashes, mark
+from paceline.verify.tensor_sketch import TensorSketch, content_hashes, hash_text, mark
 from paceline.verify.trial import EnoughSeenError, Trial
 
 _MOST_REDUCED = 16
@@ -71,6 +73,7 @@ class Observer:
     """Steps of each optimizer."""
     _before: tuple[TensorSketch, ...] = ()
     _gradients: tuple[TensorSketch | None, ...] = ()
+    _state_before: str = ""
     _normalised: set[int] = field(default_factory=set)
     _met: set[bool] = field(default_factory=set)
     _evaluated_at: int = -1
@@ -167,6 +170,7 @@ class Observer:
         # The weights before the first step show whether both launches began alike.
         first = self._taken[number] == 0
         self._before = tuple(mark(p, whole=whole) for p in parameters) if first else ()
+        self._state_before = self._state_of(optimizer) if first else ""
         self._gradients = tuple(
             None if p.grad is None else mark(p.grad, whole=whole) for p in parameters
         )
@@ -188,8 +192,12 @@ class Observer:
             buffers=self._buffers(),
             rates=tuple(float(group["lr"]) for group in optimizer.param_groups),
             scheduled=self.scheduled,
+            state_before=self._state_before,
+            state=self._state_of(optimizer),
         )
         self.writer.write(stepped)
+        if sum(self._taken) == self.trial.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)  # as a host does that is lost
 
     def before_forward(self, module: nn.Module) -> None:
         """Note BatchNorm that sees a share only, and models about to be judged."""
@@ -310,6 +318,13 @@ class Observer:
             for name, buffer in root.named_buffers()
         }
 
+    def _state_of(self, optimizer: Optimizer) -> str:
+        """Hash what an optimizer remembers of its parameters, in their order."""
+        if not self.trial.notes_state:
+            return ""
+        states = [_described(optimizer.state.get(p, {})) for p in _parameters(optimizer)]
+        return hash_text("\n".join(states)) if any(states) else ""
+
     def _number_of(self, optimizer: Optimizer) -> int:
         for number, known in enumerate(self._optimizers):
             if known is optimizer:
@@ -328,6 +343,14 @@ class Observer:
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _described(state: Mapping[str, object]) -> str:
+    """Write a parameter's state as text, its tensors as hashes; empty where there is none."""
+    values = [(n, state[n]) for n in sorted(state) if state[n] is not None]
+    return ";".join(
+        f"{n}={mark(v, whole=False).sha256 if isinstance(v, Tensor) else v!r}" for n, v in values
+    )
 
 
 def _number(loss: Tensor) -> float:

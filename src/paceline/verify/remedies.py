@@ -240,6 +240,59 @@ ADVICE: Mapping[Cause, Advice] = {
         "let judge give each figure as its mean over the batch, or an element for each sample",
         "all_reduce(SUM) of sums and of counts, then one division",
     ),
+    Cause.NOT_REPEATABLE: Advice(
+        "two launches of one command differ before anything was done to them, so what a resumed "
+        "one may differ in can't be told",
+        "paceline.session() seeds all generators; seed a model that is built before it",
+        "torch.manual_seed(seed), random.seed(seed) and numpy.random.seed(seed) before the first "
+        "use, generator=torch.Generator().manual_seed(seed) for loaders",
+    ),
+    Cause.NOT_RESUMED: Advice(
+        "all steps before the failure are lost, and trained again",
+        "paceline resume RUN_DIR, or the restarts of paceline run: the newest snapshot is loaded",
+        "load the newest checkpoint at the start if there is one; give what the script needs for "
+        "that by --resume-args",
+    ),
+    Cause.WEIGHTS_NOT_RESTORED: Advice(
+        "the training goes on from weights that it never had",
+        "s.model(net) saves and restores all of it",
+        "model.load_state_dict(checkpoint['model'], strict=True), before wrapping or with the same "
+        "names, in full precision",
+    ),
+    Cause.ORDER_NOT_RESTORED: Advice(
+        "some samples are trained on twice, others not at all",
+        "batches = s.loader(train_set): goes on at the sample where it stopped",
+        "save at the ends of epochs and draw each epoch's order from (seed, epoch), by "
+        "sampler.set_epoch(epoch) or a generator of its own; torchdata's StatefulDataLoader goes "
+        "on within an epoch",
+    ),
+    Cause.RANDOM_NOT_RESTORED: Advice(
+        "dropout and augmentation draw again what was drawn before, or something else",
+        "a session restores the generators of torch, and seeds each sample's",
+        "save and restore torch.get_rng_state(), torch.cuda.get_rng_state_all(), "
+        "random.getstate() and numpy.random.get_state(), on every rank",
+    ),
+    Cause.OPTIMIZER_NOT_RESTORED: Advice(
+        "momentum and Adam's averages begin at zero again: the loss jumps",
+        "s.optimizer(...) saves and restores its state",
+        "optimizer.load_state_dict(checkpoint['optimizer']), after the model is on its device",
+    ),
+    Cause.SCHEDULE_NOT_RESTORED: Advice(
+        "the learning rate begins anew, with its warm-up, or stays where it was",
+        "s.scheduler(...) saves and restores its state",
+        "scheduler.load_state_dict(checkpoint['scheduler']) and the optimizer's, which holds the "
+        "learning rate; or a learning rate that is computed from the step",
+    ),
+    Cause.SCALE_NOT_RESTORED: Advice(
+        "the loss scale begins anew: steps are skipped until it has come down",
+        "--precision fp16: the session saves and restores its scaler",
+        "scaler.load_state_dict(checkpoint['scaler'])",
+    ),
+    Cause.BUFFERS_NOT_RESTORED: Advice(
+        "evaluations use running statistics that aren't those of the training",
+        "s.model(net) saves and restores all of it",
+        "save model.state_dict(), which has buffers, not only its parameters",
+    ),
     Cause.CHANCE: Advice(
         "each rank draws from generators of its own: no fault, but what comes after can't be "
         "compared any further",

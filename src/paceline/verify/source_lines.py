@@ -58,6 +58,12 @@ _KINDS: Mapping[Cause, Sequence[str]] = {
     Cause.WEIGHTS_APART: ("step", "backward"),
     Cause.UNEQUAL_STEPS: ("training loader",),
     Cause.NO_GRADIENT: ("optimizer",),
+    Cause.ORDER_NOT_RESTORED: ("training sampler", "training loader"),
+    Cause.RANDOM_NOT_RESTORED: ("seed",),
+    Cause.OPTIMIZER_NOT_RESTORED: ("optimizer",),
+    Cause.SCHEDULE_NOT_RESTORED: ("schedule",),
+    Cause.SCALE_NOT_RESTORED: ("scaler",),
+    Cause.BUFFERS_NOT_RESTORED: ("batchnorm",),
     Cause.UNKNOWN: ("loss", "backward"),
 }
 """What each cause is the fault of, the likeliest first."""

@@ -66,6 +66,11 @@ def hash_of(tensor: Tensor, label: str = "") -> str:
     return digest.hexdigest()[:16]
 
 
+def hash_text(text: str) -> str:
+    """Hash a text: 16 hexadecimal digits."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def distance(one: TensorSketch, other: TensorSketch) -> float:
     """Estimate the L2 distance of two tensors; exactly 0 where the bits are the same."""
     if one.sha256 == other.sha256:

@@ -59,18 +59,18 @@ class VerifyResult:
 
 def as_text(outcome: VerifyResult) -> str:
     """Write it for people."""
-    parts = [_wrapped(headline(outcome), 0), _table(outcome)]
+    parts = [wrapped_text(headline(outcome), 0), _table(outcome)]
     if any(
         j.verdict == Verdict.ROUNDING or j.verdict == Verdict.DIFFERENT for j in outcome.results
     ):
         parts.append(_about_limits(outcome.limits))
     numbered = enumerate(outcome.findings, 1)
-    parts += [_finding(number, finding) for number, finding in numbered]
+    parts += [describe_finding(number, finding) for number, finding in numbered]
     if outcome.unseen:
-        parts.append("Not seen:\n" + "\n".join(_wrapped(f"- {u}", 2) for u in outcome.unseen))
+        parts.append("Not seen:\n" + "\n".join(wrapped_text(f"- {u}", 2) for u in outcome.unseen))
     if any(finding.is_fault for finding in outcome.findings):
         parts.append("Mend what was found, and verify again: one fault may hide another.")
-    parts.append(_wrapped(f"Conclusion: {conclusion(outcome)}", 0))
+    parts.append(wrapped_text(f"Conclusion: {conclusion(outcome)}", 0))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -123,13 +123,7 @@ def as_json(outcome: VerifyResult) -> dict[str, object]:
         "verdict": headline(outcome),
         "conclusion": conclusion(outcome),
         "workers": [_result_json(result) for result in outcome.results],
-        "findings": [
-            asdict(finding)
-            | {"cause": str(finding.cause), "is_fault": finding.is_fault}
-            | {"lines": [_line_json(place) for place in finding.lines]}
-            | asdict(ADVICE[finding.cause])
-            for finding in outcome.findings
-        ],
+        "findings": [finding_json(finding) for finding in outcome.findings],
         "limits": {
             "measured": outcome.limits.measured,
             "gradients": _finite(outcome.limits.gradients),
@@ -139,22 +133,36 @@ def as_json(outcome: VerifyResult) -> dict[str, object]:
     }
 
 
+def finding_json(finding: Finding) -> dict[str, object]:
+    """Write a cause for programs."""
+    return (
+        asdict(finding)
+        | {"cause": str(finding.cause), "is_fault": finding.is_fault}
+        | {"lines": [_line_json(place) for place in finding.lines]}
+        | asdict(ADVICE[finding.cause])
+    )
+
+
 def _line_json(place: str) -> dict[str, object]:
     name, _, line = place.rpartition(":")
     return {"file": name, "line": int(line), "code": code_at(place)}
 
 
 def _result_json(result: CountVerdict) -> dict[str, object]:
-    found = result.comparison
     return {
         "workers": result.workers,
         "verdict": str(result.verdict),
         "causes": [str(finding.cause) for finding in result.findings],
-        "steps": [
-            {n: v if not isinstance(v, float) or math.isfinite(v) else None for n, v in s.items()}
-            for s in (asdict(d) for d in (found.differences if found else ()))
-        ],
+        "steps": steps_json(result.comparison),
     }
+
+
+def steps_json(compared: Comparison | None) -> list[dict[str, object]]:
+    """Write how far apart two launches are, step by step."""
+    return [
+        {n: v if not isinstance(v, float) or math.isfinite(v) else None for n, v in s.items()}
+        for s in (asdict(d) for d in (compared.differences if compared else ()))
+    ]
 
 
 def _finite(sizes: Sequence[float]) -> list[float | None]:
@@ -181,7 +189,7 @@ def _row(result: CountVerdict) -> tuple[str, ...]:
 
 
 def _sizes(found: Comparison) -> list[str]:
-    return [_size(found, name) for name in ("loss", "gradients", "weights")]
+    return [size_of(found, name) for name in ("loss", "gradients", "weights")]
 
 
 def _samples(result: CountVerdict) -> str:
@@ -191,7 +199,8 @@ def _samples(result: CountVerdict) -> str:
     return "same" if found is None or found.samples_differ_from is None else "differ"
 
 
-def _size(found: Comparison, name: str) -> str:
+def size_of(found: Comparison, name: str) -> str:
+    """Write the largest difference in `loss`, `gradients` or `weights`."""
     worst = found.worst(name)
     return "same" if worst == 0 else f"{worst:.1e}"
 
@@ -202,7 +211,7 @@ def _about_limits(limits: Limits) -> str:
     if not limits.measured:
         return f"Sizes are relative; up to {limits.weights[0]:g} counts as rounding (--tolerance)."
     growth = f"{limits.weights[0]:.1e} in the first step, {limits.weights[-1]:.1e} in the last"
-    return _wrapped(
+    return wrapped_text(
         "Sizes are relative, the largest of all steps. How rounding grows in this training was "
         "measured by a launch whose weights and gradients were disturbed in their last bits; "
         f"{FACTOR:g} times as far counts as rounding (of weights: {growth}).",
@@ -210,7 +219,8 @@ def _about_limits(limits: Limits) -> str:
     )
 
 
-def _finding(number: int, finding: Finding) -> str:
+def describe_finding(number: int, finding: Finding) -> str:
+    """Write a cause with where it shows, why it matters and how it is mended."""
     advice = ADVICE[finding.cause]
     places = [f"{finding.workers} worker{'s' if finding.workers > 1 else ''}"]
     places += [f"from step {finding.step} on"] if finding.step is not None else []
@@ -221,9 +231,10 @@ def _finding(number: int, finding: Finding) -> str:
     parts = [("", finding.what), *(("at ", shown(place)) for place in finding.lines)]
     parts += [("why: ", advice.why)]
     parts += [("Paceline: ", advice.paceline), ("PyTorch: ", advice.torch)]
-    lines += [_wrapped(f"   {label}{text}", 5) for label, text in parts]
+    lines += [wrapped_text(f"   {label}{text}", 5) for label, text in parts]
     return "\n".join(lines)
 
 
-def _wrapped(text: str, indent: int) -> str:
+def wrapped_text(text: str, indent: int) -> str:
+    """Break lines; all but the first are indented."""
     return "\n".join(wrapped(text, _WIDTH, " " * indent))

@@ -1,7 +1,8 @@
 """What a worker of `paceline verify` is asked to do, as the JSON that the launcher hands to it."""
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -34,6 +35,16 @@ class Trial:
     """Whether the kernel can forbid workers to write elsewhere."""
     timeout_s: float = 120.0
     """How long ranks of a plain script wait for one another at most."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Set before the script's first line."""
+    overlay: str = ""
+    """Directory for what the script writes; empty: one beside the records."""
+    notes_state: bool = False
+    """Whether the optimizers' states are noted after each step."""
+    kill_at: int = 0
+    """Step, of any optimizer, after which every worker is killed; 0: none."""
+    log_dir: str = ""
+    """For records of failures, where another launcher than Paceline's starts the workers."""
 
     def to_json(self) -> str:
         """Write it as JSON text."""

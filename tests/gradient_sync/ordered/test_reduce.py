@@ -1,6 +1,7 @@
 """Gradients of shards have the same bits on any number of workers: those of a naive sum."""
 
 import gc
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -31,10 +32,16 @@ def sums_of(model: nn.Module) -> dict[str, Tensor | None]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(("shards", "workers"), SPREADS)
+@pytest.mark.parametrize(
+    ("shards", "workers", "nodes"),
+    [*((v, n, 1) for v, n in SPREADS), (2, 2, 2), (5, 3, 3), (16, 4, 2), (7, 5, 5)],
+)
 @pytest.mark.slow
-def test_sums_are_those_of_one_process_bit_by_bit(shards: int, workers: int) -> None:
+def test_sums_are_those_of_one_process_bit_by_bit(shards: int, workers: int, nodes: int) -> None:
+    """By the node's memory, and by what connects nodes."""
+
     def body(group: Group) -> None:
+        group.placement = replace(group.placement, nodes=nodes)
         model = fresh_net()
         for bucket_bytes in (None, 300):
             ordered = OrderedSum(group, shards, bucket_bytes=bucket_bytes)

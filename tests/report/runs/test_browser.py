@@ -14,7 +14,7 @@ from tests.report.runs.conftest import MakeRun
 from tests.report.runs.test_pages import NOW
 from tests.report.scaling.test_browser import LAYOUT
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 
 
 @pytest.fixture

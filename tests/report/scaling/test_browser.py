@@ -10,7 +10,7 @@ from paceline.report.scaling.page import write_scaling_report
 from tests.report.browsing import CONTRAST, open_file, requested
 from tests.report.scaling.studies import Record, study_record, write_study
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 
 
 @pytest.fixture(scope="module")

@@ -93,8 +93,8 @@ class Ticking:
 @pytest.mark.parametrize(
     ("most_s", "read", "sample_s"),
     [
-        (0.0, [4], 9.0 / 4),  # at least one, however slow
-        (9.5, [4, 4], 1.0 / 4),  # the first warms up, and counts no more
+        (0.0, [4, 4], 1.0 / 4),  # the first warms up, and says nothing of the others
+        (10.5, [4, 4, 4], 2.0 / 8),
         (60.0, [4, 4, 4, 1], 3.0 / 9),
     ],
 )
@@ -121,8 +121,18 @@ def test_the_first_batches_of_an_evaluation_are_timed(
     assert ended, "the pass is ended at once: another one begins later"
 
 
-def test_nothing_to_evaluate_takes_no_time() -> None:
+def test_of_few_samples_to_evaluate_what_there_is_counts() -> None:
     def none() -> Generator[Batch]:
         yield from ()
 
     assert time_batches(lambda _: {}, none(), 1.0) == 0.0
+    clock = Ticking()
+
+    def judge(_: object) -> dict[str, Tensor]:
+        clock.now_s += 9.0
+        return {}
+
+    def one() -> Generator[Batch]:
+        yield from MemorySource(pictures(3)).eval_batches(0, 1, 4)
+
+    assert time_batches(judge, one(), 0.0, clock) == pytest.approx(9.0 / 3)

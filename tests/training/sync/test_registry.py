@@ -13,6 +13,7 @@ import torch
 from paceline.distributed.group import Group
 from paceline.gradient_sync.registry import ENTRY_POINTS, OURS
 from tests.support.ranks import run_ranks
+from tests.support.warm import run_warm
 from tests.training.sync.plugin.paceline_signs.majority import MajorityVote
 
 PLUGIN = Path(__file__).with_name("plugin")
@@ -48,8 +49,11 @@ def paceline(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
 
 
-def trained(env: dict[str, str], run: Path, *words: str) -> dict[str, object]:
-    ended = paceline(env, *words)
+def trained(env: dict[str, str], run: Path, *words: str, cold: bool) -> dict[str, object]:
+    if cold:
+        ended = paceline(env, *words)
+    else:
+        ended = run_warm([sys.executable, "-m", "paceline", *words], run.parent, **env)
     assert ended.returncode == 0, ended.stderr + ended.stdout
     summary: dict[str, object] = json.loads((run / "summary.json").read_text())
     return summary
@@ -62,9 +66,10 @@ def test_a_resumed_training_ends_with_the_same_bits(
 ) -> None:
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     words = [*TRAIN, "--sync", name, *SETTINGS.get(name, [])]
-    once = trained(installed, whole, *words, "--epochs", "2", "--run-dir", str(whole))
-    trained(installed, parted, *words, "--epochs", "1", "--run-dir", str(parted))
-    again = trained(installed, parted, "resume", str(parted), *MORE)
+    cold = name not in OURS  # other packages are found while all is imported
+    once = trained(installed, whole, *words, "--epochs", "2", "--run-dir", str(whole), cold=cold)
+    trained(installed, parted, *words, "--epochs", "1", "--run-dir", str(parted), cold=cold)
+    again = trained(installed, parted, "resume", str(parted), *MORE, cold=cold)
     assert once["sync"] == again["sync"] == name
     assert once["steps"] == again["steps"]
     assert float(str(again["val_accuracy"])) > 0.5

@@ -7,7 +7,6 @@ The worker that owns a slice adds them along the tree. Stage 2: all collect the 
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import final
 
 import torch
@@ -15,10 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.distributed.device import is_accelerator
-from paceline.distributed.group import Group
+from paceline.distributed.group import Group, group_timeout
 from paceline.distributed.work_division import Division
 from paceline.errors import UsageError
-from paceline.gradient_sync.buckets import ALIGNMENT, rounded_up
+from paceline.gradient_sync.buckets import ALIGNMENT, Bucket, Layout, rounded_up
 from paceline.gradient_sync.ordered.chunk_tuner import CUTS, ChunkTuner, Cut
 from paceline.gradient_sync.ordered.reduction_tree import additions, roots
 
@@ -112,6 +111,17 @@ class Exchange:
         if self._is_even:
             return [size]
         return [sum(self._counts) * slices, self._own * size]
+
+    def prepare(self, layout: Layout) -> None:
+        """Take note of new buckets. On all workers in the same step."""
+        if not layout.within_node:  # finer cuts pay only where a network is in between
+            self.try_cuts()
+
+    def send(self, bucket: Bucket, layout: Layout) -> None:
+        """Send a bucket's sums on their way. Collective, but doesn't block."""
+        room = bucket.room(self.room(bucket.size))
+        sums = [flat.content for flat in bucket.tree.values]
+        self.start(sums, room, layout.most_at_once(bucket))
 
     def try_cuts(self) -> None:
         """Find out in the steps to come how finely to cut. On all workers in the same step.
@@ -278,9 +288,6 @@ def another_group(*, of_device: bool = False) -> dist.ProcessGroup:
         of_device: By the backends of that group, which carry tensors of its device too; otherwise
             by Gloo alone.
     """
-    world = dist.group.WORLD
-    assert world is not None
-    timeout: timedelta = world._get_backend(torch.device("cpu")).options._timeout
-    group = dist.new_group(backend=None if of_device else "gloo", timeout=timeout)
+    group = dist.new_group(backend=None if of_device else "gloo", timeout=group_timeout())
     assert isinstance(group, dist.ProcessGroup)  # this worker is in it
     return group

@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from paceline.distributed.group import Group
+from paceline.distributed.node_memory import connect_node
 from paceline.distributed.work_division import Division
 from paceline.errors import JobError, UsageError
 from paceline.gradient_sync.buckets import Bucket, Flat, Layout, bucket_bytes, lay_out
 from paceline.gradient_sync.name_list import list_names
 from paceline.gradient_sync.ordered.exchange import Exchange
+from paceline.gradient_sync.ordered.node_exchange import NodeExchange
 from paceline.gradient_sync.ordered.reduction_tree import Node
 
 _KEPT = 2
@@ -58,7 +60,7 @@ class OrderedSum:
         self.mine = Division.of(shards, group.world_size).parts_of(group.rank)
         """The shards of this worker."""
         self._group, self._shards, self._bucket_bytes = group, shards, bucket_bytes
-        self._exchange = Exchange(group, shards) if group.world_size > 1 else None
+        self._exchange = _connect(group, shards) if group.world_size > 1 else None
         self._every: list[nn.Parameter] = []
         self._hooks: dict[nn.Parameter, RemovableHandle] = {}
         self._layouts: dict[tuple[bool, ...], Layout] = {}
@@ -77,7 +79,9 @@ class OrderedSum:
         self._failure = ""
 
     def begin_step(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Drop all gradients, and notice what has been frozen or thawed. Local to the worker.
+        """Drop all gradients, and notice what has been frozen or thawed.
+
+        Collective where what is trained has changed.
 
         Args:
             parameters: All of them by name, frozen ones too; the same on every worker.
@@ -222,9 +226,10 @@ class OrderedSum:
         self._layout = self._layouts.pop(trained, None)
         if self._layout is not None:
             self._layouts[trained] = self._layout  # the last one used
+            if self._exchange is not None and self._layout.is_freed:
+                self._exchange.prepare(self._layout)
         for layout in list(self._layouts.values())[:-_KEPT]:
-            for bucket in layout.buckets:
-                bucket.free()
+            layout.free()
             if self._exchange is not None:
                 self._exchange.reset()
 
@@ -280,9 +285,7 @@ class OrderedSum:
         for bucket in self._layout.buckets[self._left :]:
             if not bucket.is_ready:
                 break
-            room = bucket.room(self._exchange.room(bucket.size))
-            sums = [flat.content for flat in bucket.tree.values]
-            self._exchange.start(sums, room, self._layout.most_at_once(bucket))
+            self._exchange.send(bucket, self._layout)
             self._left += 1
 
     def _note_failure(self, layout: Layout) -> None:
@@ -328,9 +331,8 @@ class OrderedSum:
             return  # the global batch is empty
         layout = self._lay_out(order, within_node=bool(rows[0, -1]))
         self._layout = self._layouts[self._trained] = layout
-        # Finer cuts pay only where a network is in between.
-        if self._exchange is not None and not rows[0, -1]:
-            self._exchange.try_cuts()
+        if self._exchange is not None:
+            self._exchange.prepare(layout)
         self._unused = tuple([self._names[place] for place in layout.without])
         # Shards that were skipped before there were buckets count as zero.
         for skipped in range(self.mine.start, self._next):
@@ -342,7 +344,15 @@ class OrderedSum:
         total = sum(self._parameters[place].nbytes for place in order)
         workers = self._group.world_size
         most = self._bucket_bytes or bucket_bytes(total, workers, within_node=within_node)
-        return lay_out(self._parameters, order, most, workers, self._shards)
+        return lay_out(
+            self._parameters, order, most, workers, self._shards, within_node=within_node
+        )
+
+
+def _connect(group: Group, shards: int) -> Exchange | NodeExchange:
+    """Connect the workers: by memory where all share a node's. Collective."""
+    memory = connect_node(group)
+    return Exchange(group, shards) if memory is None else NodeExchange(memory, shards)
 
 
 def _order_of(rows: Tensor, names: Sequence[str]) -> list[int] | None:

@@ -1,12 +1,15 @@
 """Gradients averaged in every step: by DistributedDataParallel, or by what takes its place."""
 
+from collections.abc import Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
 from paceline.data.batch import Batch
+from paceline.distributed.node_memory import connect_node
 from paceline.gradient_sync.compression import Compression
+from paceline.gradient_sync.node_average import NodeAverage
 from paceline.training.context import TrainingContext
 from paceline.training.optimizer_step import describe_unused
 from paceline.training.sync.base import GradientSync
@@ -56,9 +59,31 @@ class ReplicaSync(GradientSync):
 
 @final
 class AllReduceSync(ReplicaSync):
-    """Averages all gradients in every step, in full or rounded on the way."""
+    """Averages all gradients in every step, in full or rounded on the way.
+
+    In full they go through memory where all workers are on one node, and have no GPUs.
+    """
 
     weights_may_differ = False
+    _in_memory: Sequence[NodeAverage] = ()
+
+    def setup(self, step: int) -> None:
+        """Settle how the gradients travel. Collective."""
+        super().setup(step)
+        group = self.context.group
+        if self.compression is None and group.world_size > 1:
+            self._in_memory = [
+                NodeAverage(memory, replica.module)
+                for replica in self.replicas
+                if (memory := connect_node(group)) is not None
+            ]
+        for replica, averager in zip(self.replicas, self._in_memory, strict=False):
+            replica.defer_to(averager)
+
+    def close(self) -> None:
+        """Leave the node's other workers."""
+        for averager in self._in_memory:
+            averager.release()
 
 
 def average_in_bf16(context: TrainingContext) -> AllReduceSync:

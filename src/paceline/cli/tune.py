@@ -1,0 +1,381 @@
+"""`paceline tune`: what makes a training faster on this machine? Tries it, in pairs of trials."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from paceline.cli.scale_commands import (
+    ONLY_TRAINED,
+    StudyCommands,
+    fills,
+    say,
+    spelled,
+    usual_method,
+    with_options,
+)
+from paceline.cli.scale_options import of_training
+from paceline.cli.train import file_name
+from paceline.data.options import DEFAULT_GLOBAL_BATCH
+from paceline.errors import ExitCode, UsageError
+from paceline.files import read_json_object, why_unreadable, write_atomic, write_json
+from paceline.launch.signals import signals_raised
+from paceline.options.command_line import (
+    flag,
+    parse_options,
+    part_script_args,
+    show_help,
+    take_word,
+    wants_help,
+    words,
+)
+from paceline.options.config_file import CONFIG, as_toml
+from paceline.options.durations import format_duration, parse_duration_s
+from paceline.options.fields import OptionField, OptionValue, option_fields
+from paceline.options.shell import command_line
+from paceline.options.text import aligned
+from paceline.recipes.registry import reference_of
+from paceline.results.json_object import JsonObject, section
+from paceline.results.run_directory import RunDirectory
+from paceline.runtime.placement import check_workers, local_place
+from paceline.scaling.options import TuneOptions
+from paceline.scaling.study_directory import StudyDirectory
+from paceline.scaling.subprocess_runner import InterruptedStudyError
+from paceline.scaling.tuner import Tuner
+from paceline.scaling.tuning import Tried
+from paceline.training.config import TrainConfig, merge
+from paceline.training.recipe import Recipe, load_recipe
+
+_USAGE = "paceline tune RECIPE|SCRIPT.py [options] [-- the script's own arguments]"
+_ABOUT = (
+    "Find settings that make a training faster on this machine: short trials of each, next to "
+    "trials of the training as it is, until 95 % bounds say whether it gains. What gains is "
+    "measured once more together, and written to a file for --config. What may change the result "
+    "is only taken where --check-quality has compared whole trainings. Ctrl-C keeps what is "
+    "measured; the same command with --tune-dir resumes it."
+)
+_NOT_OURS = frozenset(
+    "sync max_restarts on rank world_size local_rank init_method name tag note copy_to".split()
+)
+"""Options of training that the trials settle, or that have no use in them."""
+_TUNE_JSON = "tune.json"
+_HEAD = "# By paceline tune: "
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TuneRequest:
+    """What the command line says."""
+
+    tokens: tuple[str, ...]
+    target: str
+    recipe: Recipe | None
+    """None: it is a script."""
+    options: TuneOptions
+    given: Mapping[str, OptionValue]
+    """Options of training, and the recipe's own arguments."""
+    settings: Mapping[str, OptionValue]
+    """Options of training, with the recipe's."""
+    known: frozenset[str]
+    """Names of the options that the training has."""
+    script_args: tuple[str, ...]
+    place: Path
+
+    @property
+    def settled(self) -> JsonObject:
+        """What must be the same where a tuning goes on."""
+        content = {
+            "recipe or script": self.target,
+            "--seconds": self.options.seconds,
+            "the script's arguments": list(self.script_args),
+            **{flag(name): value for name, value in self.given.items()},
+        }
+        plain: JsonObject = json.loads(json.dumps(content, default=str))  # as it comes from a file
+        return plain
+
+
+def main(tokens: Sequence[str]) -> int:
+    """Run the command."""
+    if wants_help(tokens) and (not tokens or tokens[0].startswith("-")):
+        show_help(_USAGE, _ABOUT, _listed_options(None, is_script=True), tokens)
+    asked = _read(tokens)
+    return _in_its_directory(asked, _tuner(asked))
+
+
+def _in_its_directory(asked: _TuneRequest, tuner: Tuner) -> int:
+    run = RunDirectory(asked.place)
+    if asked.options.tune_dir is None:
+        run = run.claim()
+        asked, tuner.place = replace(asked, place=run.path), run.path
+    _make(run)
+    with run.lock():
+        _prepare(asked)
+        try:
+            with signals_raised():
+                tuner.run()
+        except (InterruptedStudyError, KeyboardInterrupt):
+            _write(asked, tuner)
+            print(f"\n{_as_text(tuner)}\nStopped. Resume with what is missing: {_again(asked)}")
+            return ExitCode.RESUMABLE
+        _write(asked, tuner)
+    return _end(asked, tuner)
+
+
+def _listed_options(recipe: Recipe | None, *, is_script: bool) -> list[OptionField]:
+    training = of_training(recipe, is_script=is_script, without=_NOT_OURS)
+    return [*option_fields(TuneOptions, "Tune"), CONFIG, *training]
+
+
+def _read(tokens: Sequence[str]) -> _TuneRequest:
+    """Read the command line.
+
+    Raises:
+        UsageError: Something in it can't be.
+    """
+    own, script_args = part_script_args(tokens)
+    target, own = take_word(own, _USAGE, "what to tune")
+    is_script = target.endswith(".py")
+    recipe = None if is_script else load_recipe(reference_of(target))
+    listed, command = _listed_options(recipe, is_script=is_script), command_line("tune", target)
+    if wants_help(own):
+        show_help(command, _ABOUT, listed, own)
+    if is_script and not Path(target).expanduser().is_file():
+        raise UsageError(f"there is no file {target}")
+    given = parse_options(command, _ABOUT, own, listed)
+    given.pop("config", None)
+    tuned = {f.name: given.pop(f.name) for f in fields(TuneOptions) if f.name in given}
+    options = TuneOptions(**tuned)  # type: ignore[arg-type]  # checked by parsing
+    _check(given, script_args, options, is_script=is_script)
+    arguments = {argument.name for argument in recipe.arguments()} if recipe else set()
+    training = {name: value for name, value in given.items() if name not in arguments}
+    name = file_name(Path(target).stem if is_script else target)
+    return _TuneRequest(
+        tokens=tuple(tokens),
+        target=target,
+        recipe=recipe,
+        options=options,
+        given=given,
+        settings=merge(training, recipe.settings if recipe else {}),
+        known=frozenset(option.name for option in listed),
+        script_args=script_args,
+        place=StudyDirectory.of(options.tune_dir, f"tune-{name}").path,
+    )
+
+
+def _check(
+    given: Mapping[str, OptionValue],
+    script_args: Sequence[str],
+    options: TuneOptions,
+    *,
+    is_script: bool,
+) -> None:
+    """Refuse what would be ignored, or would cost the user a file.
+
+    Raises:
+        UsageError: There is such a thing.
+    """
+    if script_args and not is_script:
+        raise UsageError("arguments after -- are for a script; a recipe's are options like others")
+    if fills(script_args):
+        raise UsageError("{global_batch} in a script's arguments is for paceline scale")
+    idle = [n for n in given if n in ONLY_TRAINED and not (is_script and n == "epochs")]
+    if idle and not options.check_quality:
+        raise UsageError(
+            f"{flag(idle[0])} has no effect without --check-quality: a trial lasts --seconds"
+        )
+    _check_output(Path(options.output))
+
+
+def _check_output(path: Path) -> None:
+    """Refuse a file that can't be written at the end, or is somebody else's.
+
+    Raises:
+        UsageError: It is one.
+    """
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no directory {path.parent} for --output")
+    try:
+        is_other = path.exists() and not path.read_bytes().startswith(_HEAD.encode())
+    except OSError as error:
+        raise UsageError(f"{path} can't be read: {why_unreadable(error)}") from error
+    if is_other:
+        raise UsageError(f"{path} is there already, and not of paceline tune: say another --output")
+
+
+def _make(run: RunDirectory) -> None:
+    """Make the directory.
+
+    Raises:
+        UsageError: It can't be made.
+    """
+    try:
+        run.path.mkdir(run.directory_mode, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{run.path} can't be made: {why_unreadable(error)}") from error
+
+
+def _prepare(asked: _TuneRequest) -> None:
+    """See that the directory holds the same tuning, if any.
+
+    Raises:
+        UsageError: It holds something else.
+    """
+    path = asked.place / _TUNE_JSON
+    if path.exists():
+        try:
+            before = section(read_json_object(path), "asked")
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path} can't be read: {error}") from error
+        for name in sorted({*before, *asked.settled}):
+            if before.get(name) != asked.settled.get(name):
+                raise UsageError(
+                    f"{asked.place} is of another tuning: {name} was {before.get(name)} and is "
+                    f"{asked.settled.get(name)} now. Give another --tune-dir"
+                )
+    elif any(each.name != "run.lock" for each in asked.place.iterdir()):
+        raise UsageError(f"{asked.place} holds something else: give another --tune-dir")
+    else:
+        write_json(path, {"kind": "tune", "asked": asked.settled})
+
+
+def _tuner(asked: _TuneRequest) -> Tuner:
+    """Settle what the training is, as it stands.
+
+    Raises:
+        UsageError: It can't be trained so.
+    """
+    config = TrainConfig.from_settings(asked.settings)
+    workers = local_place(config).workers
+    check_workers(config, workers)
+    data = config.data
+    batch = data.batch_per_worker * workers if data.batch_per_worker else data.global_batch
+    if batch is None and asked.recipe is not None:
+        batch = DEFAULT_GLOBAL_BATCH
+
+    def commands(given: Mapping[str, OptionValue], seconds: float) -> StudyCommands:
+        return StudyCommands(
+            target=asked.target,
+            is_script=asked.recipe is None,
+            given=given,
+            methods={},
+            names_method=False,
+            hosts=(),
+            hosts_given={},
+            hostfiles=asked.place / "hosts",
+            seconds=seconds,
+            script_args=asked.script_args,
+        )
+
+    return Tuner(
+        place=asked.place,
+        target=asked.target,
+        given={name: value for name, value in asked.given.items() if name != "workers"},
+        fixed=frozenset(asked.given),
+        known=asked.known,
+        commands=commands,
+        method=usual_method(asked.given, asked.recipe.settings if asked.recipe else {}),
+        workers=workers,
+        batch=batch,
+        budget_s=parse_duration_s(asked.options.budget),
+        seconds=asked.options.seconds,
+        check_quality=asked.options.check_quality,
+        say=say,
+    )
+
+
+def _write(asked: _TuneRequest, tuner: Tuner) -> None:
+    """Keep what was found, for programs."""
+    found = [*tuner.tried, *([tuner.confirmed] if tuner.confirmed else [])]
+    listed = [_described(tried) for tried in found]
+    content = {"kind": "tune", "asked": asked.settled, "tried": listed}
+    write_json(asked.place / _TUNE_JSON, content)
+
+
+def _described(tried: Tried) -> Mapping[str, object]:
+    gain = tried.gain
+    low, high = gain.bounds
+    return {
+        "name": tried.change.name,
+        "settings": tried.change.settings,
+        "kind": tried.change.kind,
+        "ratios": gain.ratios,
+        "mean": gain.mean if gain.ratios else None,
+        "low": low if math.isfinite(high) else None,
+        "high": high if math.isfinite(high) else None,
+        "start_s": gain.start_s,
+        "losses": tried.losses,
+        "verdict": tried.verdict,
+    }
+
+
+def _as_text(tuner: Tuner) -> str:
+    """Write a table of what was tried."""
+    rows: list[tuple[str, ...]] = [
+        ("change", "what it changes", "speed", "95 % bounds", "pays after", "verdict")
+    ]
+    rows += [_row(tried, _options(tried)) for tried in tuner.tried]
+    if tuner.confirmed is not None:
+        rows.append(_row(tuner.confirmed, "measured again: " + _options(tuner.confirmed)))
+    text = "\n".join(aligned(rows, left={0, 1, 5}))
+    if len(tuner.usual) > 1:
+        low, high = min(tuner.usual), max(tuner.usual)
+        text += (
+            f"\n\nAs it is: {low:,.0f} to {high:,.0f} samples/s in {len(tuner.usual)} trials, "
+            f"{high / low - 1:.0%} apart."
+        )
+    return text
+
+
+def _row(tried: Tried, name: str) -> tuple[str, ...]:
+    gain = tried.gain
+    low, high = gain.bounds
+    return (
+        name,
+        tried.change.kind,
+        f"{gain.mean:.2f} x" if gain.ratios else "",
+        f"{low:.2f} to {high:.2f}" if math.isfinite(high) else "",
+        format_duration(gain.pays_after_s) if gain.start_s and gain.mean > 1 else "",
+        tried.verdict,
+    )
+
+
+def _options(tried: Tried) -> str:
+    return " ".join(words(tried.change.settings))
+
+
+def _end(asked: _TuneRequest, tuner: Tuner) -> int:
+    print(f"\n{_as_text(tuner)}\n", flush=True)
+    taken = tuner.confirmed
+    if taken is None or not taken.may_be_taken:
+        print(f"Nothing that was tried is sure to make {asked.target} faster: leave it as it is.")
+        if any("no time left" in tried.verdict for tried in tuner.tried):
+            print(f"Not all of it is settled. With a larger --budget it goes on: {_again(asked)}")
+        return ExitCode.DONE
+    settings, (low, high) = taken.change.settings, taken.gain.bounds
+    speed = f"{taken.gain.mean:.2f} times as fast ({low:.2f} to {high:.2f})"
+    lines = [f"{_HEAD}{asked.target} is {speed}", *(as_toml(n, v) for n, v in settings.items())]
+    path = Path(asked.options.output)
+    write_atomic(path, ("\n".join(lines) + "\n").encode())
+    print(f"{speed.capitalize()}, with {path}:\n  {_command(asked, path)}")
+    inside = {n: v for n, v in settings.items() if n not in ("workers", "threads")}
+    if asked.recipe is None and inside:
+        listed = ", ".join(f"{name}={value!r}" for name, value in inside.items())
+        print(f"Or in the script: paceline.session({listed})")
+    if taken.gain.start_s:
+        print(
+            f"It starts {format_duration(taken.gain.start_s)} later, which pays in trainings of "
+            f"more than {format_duration(taken.gain.pays_after_s)}."
+        )
+    return ExitCode.DONE
+
+
+def _command(asked: _TuneRequest, path: Path) -> str:
+    given = spelled(asked.given)
+    script_args = ["--", *asked.script_args] if asked.script_args else []
+    word = "run" if asked.recipe is None else "train"
+    return command_line(word, asked.target, *given, "--config", str(path), *script_args)
+
+
+def _again(asked: _TuneRequest) -> str:
+    place = ("--tune-dir", str(asked.place)) if asked.options.tune_dir is None else ()
+    return command_line("tune", *with_options(asked.tokens, place))

@@ -1,0 +1,283 @@
+"""Memory that the workers of one node share, and words between them that say what is in it.
+
+Nothing of it has a name in a file system: memory is anonymous (`memfd_create`), its descriptors go
+through Unix sockets of Linux's abstract namespace, and the kernel takes all of it back with the
+last process, however that ends. Containers with a small `/dev/shm` don't limit it.
+
+What else there is doesn't do: Gloo has no transport but sockets, PyTorch's symmetric memory is for
+GPUs, its shared tensors (`torch.multiprocessing`) need a file in `/dev/shm` and a process that
+removes it, and UCC and oneCCL aren't part of PyTorch's packages.
+"""
+
+import mmap
+import os
+import secrets
+import select
+import socket
+import struct
+import sys
+from array import array
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from time import monotonic
+from typing import TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from paceline.distributed.device import is_accelerator
+from paceline.distributed.group import Group, group_timeout
+from paceline.errors import InfrastructureError
+
+_CREDENTIALS = struct.Struct("3i")
+"""What SO_PEERCRED gives: process, user and group."""
+_RANK = struct.Struct("i")
+_CONNECT_S = 30.0
+_READ_BYTES = 4096
+_RETRY_S = 0.001
+_Rights: TypeAlias = tuple[int, int, "array[int]"]
+"""What a message brings beside its bytes: level, kind and content."""
+_DESCRIPTOR = b"m"
+"""What comes with the descriptor of shared memory."""
+
+
+def connect_node(group: Group, timeout_s: float | None = None) -> "NodeMemory | None":
+    """Connect workers that are all on one node, with tensors in its main memory. Collective.
+
+    Args:
+        group: All workers.
+        timeout_s: Seconds without a word from a worker after which waiting for it is an error; by
+            default as for all that the group does.
+
+    Returns:
+        None on every worker where they can't share memory (more than one node, accelerators,
+        containers with networks of their own, another system than Linux), or where the backend has
+        ways of its own within a node: MPI, SageMaker's.
+    """
+    if group.has_few_operations:
+        return None
+    with ExitStack() as opened:
+        listener = _listener(group)
+        if listener is not None:
+            opened.enter_context(listener)
+        own = "" if listener is None else listener.getsockname()[1:].decode()
+        names = group.gather_texts(own)
+        peers: dict[int, socket.socket] | None = None
+        if listener is not None and all(names):
+            peers = _meet(group, listener, names)
+        everyone = group.gather_rows(torch.tensor([peers is not None], dtype=torch.uint8))
+    if everyone.all() and peers is not None:
+        patience_s = group_timeout().total_seconds() if timeout_s is None else timeout_s
+        return NodeMemory(group.rank, peers, patience_s)
+    for peer in (peers or {}).values():
+        peer.close()
+    return None
+
+
+def _listener(group: Group) -> socket.socket | None:
+    """Listen where the other workers of this node can come."""
+    may_share = sys.platform == "linux" and group.placement.on_one_node
+    if not may_share or is_accelerator(group.device):
+        return None
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.bind(f"\0paceline-{secrets.token_hex(16)}")
+        made.listen(group.world_size)
+    except OSError:
+        made.close()
+        return None
+    made.settimeout(_CONNECT_S)
+    return made
+
+
+def _meet(
+    group: Group, listener: socket.socket, names: Sequence[str]
+) -> dict[int, socket.socket] | None:
+    """Connect to all lower ranks, and let the higher ones come; None if one can't be met."""
+    peers: dict[int, socket.socket] = {}
+    try:
+        for rank in range(group.rank):
+            peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            peers[rank] = peer
+            peer.settimeout(_CONNECT_S)
+            peer.connect(f"\0{names[rank]}")
+            peer.sendall(_RANK.pack(group.rank))
+        while len(peers) < group.world_size - 1:
+            peer, _ = listener.accept()
+            peer.settimeout(_CONNECT_S)
+            # Names are readable by other users of the machine: they may not come.
+            found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            _, user, _ = _CREDENTIALS.unpack(found)
+            said = peer.recv(_RANK.size, socket.MSG_WAITALL) if user == os.getuid() else b""
+            if len(said) == _RANK.size:
+                peers[_RANK.unpack(said)[0]] = peer
+            else:
+                peer.close()
+    except OSError:
+        for peer in peers.values():
+            peer.close()
+        return None
+    return peers
+
+
+@final
+class NodeMemory:
+    """What `connect_node` has connected.
+
+    The socket between two workers orders their memory: who has read a word sees all that its
+    sender had written before.
+    """
+
+    def __init__(self, rank: int, peers: Mapping[int, socket.socket], timeout_s: float) -> None:
+        self.rank = rank
+        self.workers = len(peers) + 1
+        self._peers = dict(peers)
+        self._timeout_s = timeout_s
+        self._unheard: list[tuple[int, bytes]] = []
+        """Read while something was to be said."""
+        self._descriptors: dict[int, deque[int]] = {rank: deque() for rank in peers}
+        """By rank: of memory that came before it was asked for, maybe of several calls."""
+        self._ended: set[int] = set()
+        """Ranks whose sockets are closed."""
+        self._poll = select.poll()
+        self._rank_of: dict[int, int] = {}
+        for other, peer in peers.items():
+            peer.setblocking(False)
+            self._poll.register(peer, select.POLLIN)
+            self._rank_of[peer.fileno()] = other
+
+    def share(self, size: int) -> list[Tensor]:
+        """Get memory from every worker. Collective, between two steps' words.
+
+        Args:
+            size: Bytes of each worker's; the same on all.
+
+        Returns:
+            By rank: (size,) uint8, zeros, of which all workers see the same. It is there as long as
+            a tensor of it.
+
+        Raises:
+            InfrastructureError: There isn't as much memory, or a worker has ended.
+        """
+        own = os.memfd_create("paceline", os.MFD_CLOEXEC)
+        try:
+            # Taken now: memory that is missing later would end the process by SIGBUS.
+            os.posix_fallocate(own, 0, size)
+            found = {self.rank: _mapped(own, size)}
+            for rank in self._peers:
+                self._send(rank, _DESCRIPTOR, _rights(own))
+        except OSError as error:
+            raise InfrastructureError(
+                f"no {size:,} bytes of memory for gradients on their way: {error.strerror}"
+            ) from error
+        finally:
+            os.close(own)
+        for rank in self._peers:
+            descriptor = self._receive_descriptor(rank)
+            try:
+                found[rank] = _mapped(descriptor, size)
+            finally:
+                os.close(descriptor)
+        return [found[rank] for rank in range(self.workers)]
+
+    def tell(self, word: bytes) -> None:
+        """Say a word of a few bytes to every other worker. Waits for nobody.
+
+        A socket takes some 200 words that its receiver hasn't heard.
+
+        Raises:
+            InfrastructureError: A worker has ended, or hears nothing.
+        """
+        for rank in self._peers:
+            self._send(rank, word)
+
+    def hear(self, waiting_for: Collection[int] = ()) -> list[tuple[int, bytes]]:
+        """Give what the others have said since: ranks and bytes.
+
+        Args:
+            waiting_for: Ranks, one of which has to say something first.
+
+        Raises:
+            InfrastructureError: One of these has ended, or says nothing for too long.
+        """
+        heard, self._unheard = self._unheard, []
+        heard += self._read(0.0)
+        waiting = self._patience(waiting_for)
+        while waiting_for and not heard:
+            heard = self._read(next(waiting))
+        return heard
+
+    def close(self) -> None:
+        """Leave the others. Local to the worker; memory stays as long as tensors of it."""
+        for peer in self._peers.values():
+            peer.close()
+        self._peers = {}
+        for waiting in self._descriptors.values():
+            while waiting:
+                os.close(waiting.popleft())
+
+    def _read(self, timeout_s: float) -> list[tuple[int, bytes]]:
+        heard = []
+        for number, _ in self._poll.poll(1000 * timeout_s):
+            rank = self._rank_of[number]
+            try:
+                words, descriptors, _, _ = socket.recv_fds(self._peers[rank], _READ_BYTES, 1)
+            except ConnectionError:
+                words, descriptors = b"", []
+            self._descriptors[rank].extend(descriptors)
+            if not words:  # it may have said before all that it had to say
+                self._ended.add(rank)
+                self._poll.unregister(self._peers[rank])
+            elif said := words.replace(_DESCRIPTOR, b""):
+                heard.append((rank, said))
+        return heard
+
+    def _patience(self, ranks: Collection[int]) -> Iterator[float]:
+        """Give the seconds that are left to wait for one of these, again and again.
+
+        Raises:
+            InfrastructureError: One of them has ended, or no time is left.
+        """
+        until_s = monotonic() + self._timeout_s
+        while True:
+            for rank in self._ended.intersection(ranks):
+                raise _lost(rank)
+            left_s = until_s - monotonic()
+            if left_s <= 0:
+                listed = ", ".join(map(str, sorted(ranks)))
+                raise InfrastructureError(
+                    f"timed out after {self._timeout_s:g} s of waiting for rank {listed}"
+                )
+            yield left_s
+
+    def _receive_descriptor(self, rank: int) -> int:
+        waiting = self._patience([rank])
+        while not self._descriptors[rank]:
+            self._unheard += self._read(next(waiting))
+        return self._descriptors[rank].popleft()
+
+    def _send(self, rank: int, word: bytes, rights: Sequence[_Rights] = ()) -> None:
+        """Send to a worker; where it has much to hear, hear meanwhile, as it may do the same."""
+        waiting = self._patience([rank])
+        while True:
+            try:
+                self._peers[rank].sendmsg([word], rights)
+            except BlockingIOError:
+                self._unheard += self._read(min(next(waiting), _RETRY_S))
+            except OSError as error:
+                raise _lost(rank) from error
+            else:
+                return
+
+
+def _rights(descriptor: int) -> list[_Rights]:
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))]
+
+
+def _mapped(descriptor: int, size: int) -> Tensor:
+    return torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
+
+
+def _lost(rank: int) -> InfrastructureError:
+    return InfrastructureError(f"rank {rank} has ended: connection closed by peer")

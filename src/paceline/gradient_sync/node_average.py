@@ -1,0 +1,138 @@
+"""Gradients averaged in the memory that the workers of a node share."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from paceline.distributed.node_memory import NodeMemory
+from paceline.gradient_sync.buckets import Bucket, Layout, bucket_bytes, lay_out
+from paceline.gradient_sync.network_model import ring_bytes
+from paceline.gradient_sync.ordered.node_exchange import NodeExchange
+from paceline.gradient_sync.ordered.reduction_tree import Node
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Named:
+    """A bucket, and what is in it."""
+
+    names: list[str]
+    bucket: Bucket
+    layout: Layout
+
+
+@final
+class NodeAverage:
+    """Averages a model's gradients over the workers of one node, whose tensors are in its memory.
+
+    They are added along one tree in the order of the workers, then divided by their number.
+    """
+
+    def __init__(self, memory: NodeMemory, module: nn.Module) -> None:
+        """Args:
+        memory: What the workers share; this object's own.
+        module: Whose gradients come.
+        """
+        self._rank, self._workers = memory.rank, memory.workers
+        self._exchange = NodeExchange(memory, memory.workers, divisor=memory.workers)
+        self._module = module
+        self._names: list[str] = []
+        """Of the parameters that are trained, in the order of the module."""
+        self._buckets: list[_Named] = []
+        self._bucket_of: dict[str, _Named] = {}
+        self._left: list[_Named] = []
+        """Buckets of the step."""
+
+    def average_(self, gradients: Mapping[str, Tensor]) -> None:
+        """Replace gradients by their average over the workers. Collective, blocks."""
+        for names in self.buckets(gradients):
+            present = {name: gradients[name] for name in names if name in gradients}
+            if present:
+                self.start(present)
+        averages = self.finish()
+        for name, gradient in gradients.items():
+            gradient.copy_(averages[name])
+
+    def buckets(self, _like: Mapping[str, Tensor]) -> list[list[str]]:
+        """Cut all that is trained into buckets, the last ones first.
+
+        Collective where other parameters are trained than before.
+        """
+        names = [name for name, p in self._module.named_parameters() if p.requires_grad]
+        if names != self._names:
+            self._names, self._buckets = names, self._cut(names)
+            self._bucket_of = {name: named for named in self._buckets for name in named.names}
+        return [named.names for named in self._buckets]
+
+    def open_stream(self, _device: torch.device) -> None:
+        """Be ready to `start` during a backward pass: it always is."""
+
+    @torch.no_grad()
+    def start(self, gradients: Mapping[str, Tensor]) -> None:
+        """Let one bucket go. Collective, but waits for nobody.
+
+        Args:
+            gradients: Of one of `buckets`, or some of it; they stay as they are until `finish`.
+        """
+        named = self._bucket_of[next(iter(gradients))]
+        named.bucket.begin()
+        flat = named.bucket.take()
+        views = dict(zip(named.names, flat.views, strict=True))
+        places = [views[name] for name in gradients]
+        torch._foreach_copy_(places, list(gradients.values()))
+        named.bucket.tree.push(Node(0, self._rank), flat)
+        self._exchange.send(named.bucket, named.layout)
+        self._left.append(named)
+
+    def poll(self) -> None:
+        """Go on with what has arrived. Collective, but waits for nobody."""
+        with torch.no_grad():
+            self._exchange.poll()
+
+    @torch.no_grad()
+    def finish(self, *, keep: bool = True) -> dict[str, Tensor]:
+        """Wait for all buckets. Collective.
+
+        Args:
+            keep: Whether the averages are wanted; otherwise it is as if nothing had left.
+
+        Returns:
+            The averages, in memory that stays theirs until the next `start`.
+        """
+        if self._left:
+            self._exchange.finish(0)
+        left, self._left = self._left, []
+        if not keep:
+            return {}
+        return {
+            name: view
+            for named in left
+            for name, view in zip(named.names, _sum_of(named.bucket), strict=True)
+        }
+
+    def release(self) -> None:
+        """Leave the others. Local to the worker; averages that are in use stay."""
+        self._exchange.release()
+        self._names, self._buckets, self._bucket_of = [], [], {}
+
+    def wire_bytes(self, tensors: Sequence[Tensor]) -> float:
+        """Count what one worker would send for gradients of these parameters."""
+        return ring_bytes(sum(tensor.nbytes for tensor in tensors), self._workers)
+
+    def _cut(self, names: Sequence[str]) -> list[_Named]:
+        """Put parameters into buckets in shared memory. Collective."""
+        own = dict(self._module.named_parameters())
+        parameters, workers = [own[name] for name in names], self._workers
+        most = bucket_bytes(sum(p.nbytes for p in parameters), workers, within_node=True)
+        layout = lay_out(parameters, range(len(names))[::-1], most, workers, workers)
+        self._exchange.prepare(layout)
+        return [
+            _Named(names=[names[m.index] for m in bucket.members], bucket=bucket, layout=layout)
+            for bucket in layout.buckets
+        ]
+
+
+def _sum_of(bucket: Bucket) -> Sequence[Tensor]:
+    return bucket.tree.values[0].views

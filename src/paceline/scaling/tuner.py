@@ -1,0 +1,315 @@
+"""Tries changes of a training, in pairs of short trials beside the training as it is.
+
+A tuning is its directory: `measured/NAME.json` holds what a trial came to, `runs/NAME` its run
+directory, `quality/NAME` a whole training. What is there already isn't tried again.
+"""
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import final
+
+from paceline.errors import JobError, PacelineError, UsageError
+from paceline.gradient_sync.options import SyncMethod
+from paceline.launch.worker_count import usable_cores
+from paceline.options.durations import format_duration
+from paceline.options.fields import OptionValue
+from paceline.results.json_object import number, section, text, whole
+from paceline.results.run_directory import RunDirectory
+from paceline.results.study import Measured
+from paceline.scaling.measurement import read_measured, read_trained
+from paceline.scaling.plan import ENDED_FROM_OUTSIDE, Size
+from paceline.scaling.runner import CommandWriter, time_is_over
+from paceline.scaling.subprocess_runner import PROGRAM, run_command
+from paceline.scaling.tuning import (
+    PAIRS,
+    Change,
+    Facts,
+    Gain,
+    Tried,
+    best_together,
+    list_changes,
+    together,
+)
+
+USUAL = Change(name="usual", settings={}, kind="same bits")
+"""The training as it is."""
+_MOST_PAIRS = 8
+_LEAST_STEPS = 5
+"""In a trial: the first one of a training, which warms up, is none by which it is measured."""
+_SEEDS = (0, 1, 2)
+_MOST_TRAINING_S = 24 * 3600.0
+_MOST_STARTING_S = 1800.0
+"""For starting, the first step and the end of a trial."""
+
+
+@final
+@dataclass(kw_only=True)
+class Tuner:
+    """Runs trials as commands of their own, and keeps what each came to."""
+
+    place: Path
+    """The tuning's directory."""
+    target: str
+    given: Mapping[str, OptionValue]
+    """Options of the training that the user has settled, but for the number of workers."""
+    fixed: frozenset[str]
+    """Names of all that is settled."""
+    known: frozenset[str]
+    """Names of the options that it has."""
+    commands: Callable[[Mapping[str, OptionValue], float], CommandWriter]
+    """Makes what writes commands, from options and the seconds of a trial."""
+    method: SyncMethod
+    workers: int
+    """Of the training as it is."""
+    batch: int | None
+    """Its global batch; None where a script settles it."""
+    budget_s: float
+    seconds: float
+    """Of training in a trial."""
+    check_quality: bool
+    say: Callable[[str], None]
+    program: Sequence[str] = PROGRAM
+    """What the commands' words are for."""
+    tried: list[Tried] = field(default_factory=list)
+    confirmed: Tried | None = None
+    """What is to be taken, measured again by trials of its own."""
+    usual: list[float] = field(default_factory=list)
+    """Samples a second of the training as it is, one a trial."""
+    _begun_s: float = field(default_factory=time.monotonic)
+    _starting_s: float = 0.0
+    """The most that a trial took beyond its seconds."""
+
+    def run(self) -> None:
+        """Try everything, as far as the time goes.
+
+        Raises:
+            JobError: The training as it is can't be measured.
+            InterruptedStudyError: A signal came.
+        """
+        first = self._trial(USUAL, 0, "first")
+        if first.problem is not None:
+            raise JobError(f"{self.target} can't be measured: {first.problem}")
+        facts = self._facts(first)
+        self.seconds = max(self.seconds, _LEAST_STEPS * (first.step_s or 0.0))
+        self.batch = facts.global_batch if self.batch is not None else None
+        changes = list_changes(facts, self.fixed)
+        self.tried = [Tried(change=each) for each in changes if self.known >= each.settings.keys()]
+        self.say(
+            f"Tunes {self.target}: {first.images_per_s:,.0f} samples/s as it is on "
+            f"{facts.workers} x {facts.threads} threads; {len(self.tried)} changes to try in "
+            f"{format_duration(self.budget_s)}, {format_duration(self.seconds)} a trial and "
+            f"{format_duration(self._starting_s)} to start it, in {self.place}"
+        )
+        for turn in range(1, _MOST_PAIRS + 1):
+            self._try_all(turn)
+        self._conclude()
+
+    def _try_all(self, turn: int) -> None:
+        """Try each change that isn't settled once, two around a trial of the training as it is."""
+        open_ones = [place for place, each in enumerate(self.tried) if _is_open(each, turn)]
+        for begin in range(0, len(open_ones), 2):
+            neighbours = open_ones[begin : begin + 2]
+            affordable = [place for place in neighbours if self._has_time(place, neighbours)]
+            changes = [self.tried[place].change for place in affordable]
+            gains = [self.tried[place].gain for place in affordable]
+            for place, gain in zip(affordable, self._compare(changes, gains, turn), strict=True):
+                self.tried[place] = replace(self.tried[place], gain=gain)
+
+    def _has_time(self, place: int, neighbours: Sequence[int]) -> bool:
+        """Tell whether a change can be tried, and what is taken in the end be confirmed."""
+        each_s = self.seconds + self._starting_s
+        more_s = self._more_s(self.tried[place].change, self.tried[place].gain)
+        may_gain = any(tried.gain.ratios and tried.gain.mean > 1 for tried in self.tried)
+        confirming_s = 2 * PAIRS * each_s if may_gain else 0.0
+        needed_s = (len(neighbours) + 1) * each_s + more_s + confirming_s
+        return time.monotonic() - self._begun_s + needed_s < self.budget_s
+
+    def _conclude(self) -> None:
+        """Judge results where asked to, and confirm what may be taken: all of it, or the best."""
+        if self.check_quality:
+            for place, tried in enumerate(self.tried):
+                if tried.gain.is_faster and tried.change.kind == "quality":
+                    self.tried[place] = self._judged(tried)
+        chosen = best_together(self.tried)
+        for part in (chosen, chosen[:1]) if len(chosen) > 1 else (chosen,):
+            if part and not (self.confirmed and self.confirmed.may_be_taken):
+                self._confirm(part)
+
+    def _confirm(self, chosen: Sequence[Tried]) -> None:
+        """Measure anew what looked best: of many, the best is in part the luckiest."""
+        change = together([tried.change for tried in chosen])
+        # What may change the result has been judged, one by one.
+        self.confirmed = Tried(change=replace(change, kind="rounding"))
+        gain = Gain(starting_s=max((tried.gain.starting_s for tried in chosen), key=sum))
+        for turn in range(1, PAIRS + 1):
+            (gain,) = self._compare([change], [gain], turn, "confirm-")
+            self.confirmed = replace(self.confirmed, gain=gain)
+
+    def _compare(
+        self, changes: Sequence[Change], gains: Sequence[Gain], turn: int, prefix: str = ""
+    ) -> list[Gain]:
+        """Try changes next to the training as it is; the other way round in every second turn."""
+        if not changes:
+            return []
+        order = [changes[0], USUAL, *changes[1:]]
+        name = prefix + "+".join(change.name for change in changes)
+        seconds = {c.name: self._more_s(c, g) for c, g in zip(changes, gains, strict=True)}
+        found = {
+            which.name: self._trial(
+                which,
+                turn,
+                f"usual-{name}" if which is USUAL else prefix + which.name,
+                seconds.get(which.name, 0.0),
+            )
+            for which in (order if turn % 2 else reversed(order))
+        }
+        usual = found.pop(USUAL.name)
+        if usual.images_per_s:
+            self.usual.append(usual.images_per_s)
+        return [
+            self._gain(change, gain, usual, found[change.name])
+            for change, gain in zip(changes, gains, strict=True)
+        ]
+
+    def _gain(self, change: Change, gain: Gain, usual: Measured, changed: Measured) -> Gain:
+        problem = changed.problem or usual.problem or _other_training(usual, changed)
+        if problem or not usual.images_per_s or not changed.images_per_s:
+            self.say(f"  {change.name}: {problem or 'it trained no step'}")
+            return replace(gain, problem=problem or "it trained no step")
+        starting_s = self._lost_s(changed) - self._lost_s(usual)
+        found = gain.with_pair(usual.images_per_s, changed.images_per_s, starting_s)
+        low, high = found.bounds
+        bounds = f", 95 % bounds {low:.2f} to {high:.2f}" if len(found.ratios) > 1 else ""
+        self.say(f"  {change.name}: {found.ratios[-1]:.2f} x, mean {found.mean:.2f}{bounds}")
+        return found
+
+    def _more_s(self, change: Change, gain: Gain) -> float:
+        """Give the seconds that a trial needs at its start: those it needed the first time."""
+        return min(change.more_s, max(gain.starting_s)) if gain.starting_s else change.more_s
+
+    def _trial(self, change: Change, turn: int, name: str, more_s: float = 0.0) -> Measured:
+        """Train for some seconds, if that hasn't been done before.
+
+        Args:
+            change: What is tried.
+            turn: Of its trials.
+            name: Of these, fit for a file's name.
+            more_s: Beyond the usual seconds.
+        """
+        record = self._of("measured") / f"{name}-{turn}.json"
+        found = Measured.read(record)
+        if found is not None and found.problem is None:
+            return found
+        run, log = self._of("runs") / f"{name}-{turn}", self._of("logs") / f"{name}-{turn}.log"
+        shutil.rmtree(run, ignore_errors=True)  # of an attempt that failed or was broken off
+        seconds, begun_s = self.seconds + max(0.0, more_s), time.monotonic()
+        size, given = self._as_changed(change)
+        words = self.commands(given, seconds).measure(size, run, self.batch)
+        run_dir = RunDirectory(run)
+        ends_itself = size.method not in ENDED_FROM_OUTSIDE
+        clock = (lambda: False) if ends_itself else time_is_over(run_dir, seconds)
+        ended = run_command([*self.program, *words], log, 3 * seconds + _MOST_STARTING_S, clock)
+        shutil.rmtree(run_dir.snapshots, ignore_errors=True)  # nobody goes on from a trial
+        measured = Measured(
+            run_dir=str(run.relative_to(self.place)),
+            exit_code=ended.exit_code,
+            problem=ended.problem,
+            wall_s=ended.wall_s,
+        )
+        if ended.problem is None:
+            measured = read_measured(run_dir, measured.run_dir, ended.wall_s, None)
+        measured.write(record)
+        self._starting_s = max(self._starting_s, time.monotonic() - begun_s - seconds)
+        return measured
+
+    def _as_changed(self, change: Change) -> tuple[Size, Mapping[str, OptionValue]]:
+        given = {**self.given, **change.settings}
+        workers = given.pop("workers", None)
+        count = workers if isinstance(workers, int) else self.workers
+        return Size(workers=count, nodes=1, method=self.method), given
+
+    def _facts(self, first: Measured) -> Facts:
+        profile = first.profile
+        assert profile is not None  # it was measured
+        description = RunDirectory(self.place / first.run_dir).read_run()
+        derived = section(description, "derived")
+        return Facts(
+            device=profile.device,
+            workers=profile.world_size,
+            threads=first.threads or 1,
+            cores=usable_cores(),
+            global_batch=profile.global_batch,
+            waits_for_data=profile.parts.data / max(profile.step_s.median, 1e-9),
+            channels_last=text(derived, "memory_format") == "channels-last",
+            batchnorm_per_worker=derived.get("batchnorm_per_worker") is True,
+            settings=section(description, "settings"),
+        )
+
+    def _lost_s(self, record: Measured) -> float:
+        """Give the time of a trial that its steps don't explain: its first ones are slow."""
+        try:
+            summary = RunDirectory(self.place / record.run_dir).read_summary()
+        except (OSError, ValueError, UsageError):
+            return 0.0
+        steps, train_s = whole(summary, "steps"), number(summary, "train_time_s")
+        if steps is None or train_s is None or record.step_s is None:
+            return 0.0
+        return max(0.0, train_s - steps * record.step_s)
+
+    def _judged(self, tried: Tried) -> Tried:
+        """Train as it is and changed from several seeds, to the end of their epochs."""
+        try:
+            usual, changed = (
+                tuple(self._loss(change, seed) for seed in _SEEDS)
+                for change in (USUAL, tried.change)
+            )
+        except JobError as error:
+            return replace(tried, gain=replace(tried.gain, problem=str(error)))
+        return replace(tried, losses=(usual, changed))
+
+    def _loss(self, change: Change, seed: int) -> float:
+        """Give the best validation loss of a whole training.
+
+        Raises:
+            JobError: It failed, or has none.
+        """
+        name = f"{change.name}-{seed}"
+        run = RunDirectory(self._of("quality") / name)
+        if not run.summary_json.exists():
+            shutil.rmtree(run.path, ignore_errors=True)
+            size, given = self._as_changed(change)
+            writer = self.commands({**given, "seed": seed}, 0.0)
+            words = writer.train(size, run.path, self.batch)
+            self.say(f"  {change.name}: a whole training from seed {seed}")
+            log = self._of("logs") / f"quality-{name}.log"
+            ended = run_command([*self.program, *words], log, _MOST_TRAINING_S, lambda: False)
+            if ended.problem is not None:
+                raise JobError(f"from seed {seed}: {ended.problem}")
+        with suppress(PacelineError):
+            loss = read_trained(run, name).best_val_loss
+            if loss is not None and math.isfinite(loss):
+                return loss
+        raise JobError(f"from seed {seed}: there is no validation loss")
+
+    def _of(self, name: str) -> Path:
+        directory = self.place / name
+        directory.mkdir(exist_ok=True)
+        return directory
+
+
+def _is_open(tried: Tried, turn: int) -> bool:
+    """Tell whether more trials may settle what isn't settled."""
+    return not tried.gain.is_hopeless and (turn <= PAIRS or not tried.gain.is_settled)
+
+
+def _other_training(usual: Measured, changed: Measured) -> str | None:
+    """Say why two trials don't train the same, or None."""
+    before, after = usual.profile, changed.profile
+    if before is None or after is None or before.global_batch == after.global_batch:
+        return None
+    return f"its global batch is {after.global_batch:,} instead of {before.global_batch:,}"

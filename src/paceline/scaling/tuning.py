@@ -1,0 +1,265 @@
+"""What `paceline tune` tries, and what follows from its measurements. Pure."""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, final
+
+from paceline.options.fields import OptionValue
+
+Kind = Literal["same bits", "rounding", "quality"]
+"""What a change does to the result: nothing; other rounding; something that only a comparison of
+whole trainings can judge."""
+
+_T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""Student's t at 0.975 for 1 degree of freedom, 2, ...; beyond them nearly the normal 1.96."""
+_HOPELESS = (0.9, 1.0)
+"""A change is given up below these means of its first pair, and of its first two."""
+PAIRS = 3
+"""Pairs of trials from which on a change is judged."""
+_LEAST_GAIN = 1.02
+"""Below this a change isn't worth more trials."""
+_LOADING = 0.03
+"""Share of a step for waiting for batches, below which loader processes aren't looked at."""
+_MOST_LOADERS = 4
+_LEAST_SPLIT = 16
+"""Samples of a worker's batch, below which cutting it in two isn't tried."""
+COMPILING_S = 45.0
+"""More time for the first trial that compiles: its first step counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the first trial of the training as it is has shown."""
+
+    device: str
+    """Such as `cpu` or `cuda`."""
+    workers: int
+    threads: int
+    """Of each worker."""
+    cores: int
+    global_batch: int
+    waits_for_data: float
+    """Share of a step."""
+    channels_last: bool
+    batchnorm_per_worker: bool
+    """Whether results depend on how a batch is divided."""
+    settings: Mapping[str, object]
+    """Of the training, as `run.json` has them."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Settings that may make a training faster."""
+
+    name: str
+    """Fit for a directory's name."""
+    settings: Mapping[str, OptionValue]
+    kind: Kind
+    more_s: float = 0.0
+    """What a trial of it needs beyond the usual seconds."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """How much faster a change is than the training as it is: quotients of images a second."""
+
+    ratios: tuple[float, ...] = ()
+    """One a pair of trials, one after the other."""
+    starting_s: tuple[float, ...] = ()
+    """By pair: how much longer the first steps took."""
+    problem: str | None = None
+
+    @property
+    def mean(self) -> float:
+        """Geometric mean; NaN where nothing was measured."""
+        return statistics.geometric_mean(self.ratios) if self.ratios else math.nan
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """95 % bounds of the mean, by Student's t over logarithms; infinite for a single pair."""
+        count = len(self.ratios)
+        if count < 2:
+            return 0.0, math.inf
+        logs = [math.log(ratio) for ratio in self.ratios]
+        quantile = _T_975[count - 2] if count - 2 < len(_T_975) else 1.96
+        half = quantile * statistics.stdev(logs) / math.sqrt(count)
+        return self.mean * math.exp(-half), self.mean * math.exp(half)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether further pairs would be a waste."""
+        if self.problem is not None:
+            return True
+        count = len(self.ratios)
+        return 0 < count <= len(_HOPELESS) and self.mean < _HOPELESS[count - 1]
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether it is, as surely as 95 % bounds say."""
+        return self.problem is None and len(self.ratios) >= PAIRS and self.bounds[0] > 1.0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether further pairs would tell nothing new."""
+        return self.is_faster or (len(self.ratios) >= PAIRS and self.bounds[1] < _LEAST_GAIN)
+
+    @property
+    def start_s(self) -> float:
+        """What it costs at the start, in seconds; 0 where that is less than can be seen."""
+        found = max(self.starting_s, default=0.0)  # later ones find compiled code
+        return found if found > 1.0 else 0.0
+
+    @property
+    def pays_after_s(self) -> float:
+        """Length of a training, as it is now, from which on the change pays; 0 where always."""
+        return self.start_s / (1 - 1 / self.mean) if self.mean > 1 else math.inf
+
+    def with_pair(self, before: float, after: float, starting_s: float) -> "Gain":
+        """Add a pair of trials.
+
+        Args:
+            before: Images a second of the training as it is.
+            after: Of the changed one.
+            starting_s: How much longer its first steps took.
+        """
+        return Gain(
+            ratios=(*self.ratios, after / before), starting_s=(*self.starting_s, starting_s)
+        )
+
+
+def list_changes(facts: Facts, given: Iterable[str] = ()) -> list[Change]:
+    """List what may make a training faster, the most promising first.
+
+    Args:
+        facts: Of the training as it is.
+        given: Options that the user has settled: they stay as they are.
+    """
+    fixed = set(given)
+    every = [*_compiled(facts), *_of_device(facts), *_divided(facts), *_loading(facts)]
+    return [change for change in every if not fixed.intersection(change.settings)]
+
+
+def _compiled(facts: Facts) -> Iterable[Change]:
+    if not facts.settings.get("compile"):
+        yield Change(
+            name="compile", settings={"compile": True}, kind="rounding", more_s=COMPILING_S
+        )
+
+
+def _of_device(facts: Facts) -> Iterable[Change]:
+    """List number formats and how tensors lie in memory."""
+    own = facts.settings
+    if facts.channels_last:
+        yield Change(name="contiguous", settings={"memory_format": "contiguous"}, kind="rounding")
+    if facts.device != "cpu" and own.get("tf32") == "off":
+        yield Change(name="tf32", settings={"tf32": "on"}, kind="quality")
+    if own.get("precision") == "fp32" and own.get("shards") is None:
+        yield Change(name="bf16", settings={"precision": "bf16"}, kind="quality")
+
+
+def _divided(facts: Facts) -> Iterable[Change]:
+    """List other ways to divide a batch: over workers, and over time."""
+    own = facts.settings
+    if own.get("shards") is not None:
+        return  # they divide it
+    kind: Kind = "quality" if facts.batchnorm_per_worker else "rounding"
+    own_batch = own.get("batch_per_worker") is not None
+    for workers in _divisors(facts.cores) if facts.device == "cpu" else ():
+        threads = facts.cores // workers
+        others = workers != facts.workers
+        if (others or threads != facts.threads) and not (others and own_batch):
+            settings = {"workers": workers, "threads": threads}
+            yield Change(name=f"{workers}x{threads}", settings=settings, kind=kind)
+    batch = math.ceil(facts.global_batch / facts.workers)
+    if batch >= _LEAST_SPLIT and own.get("max_batch_per_worker") is None:
+        half = {"max_batch_per_worker": math.ceil(batch / 2)}
+        yield Change(name="halves", settings=half, kind=kind)
+
+
+def _loading(facts: Facts) -> Iterable[Change]:
+    if facts.waits_for_data < _LOADING:
+        return
+    for count in (0, 1, 2, _MOST_LOADERS):
+        if count != facts.settings.get("loader_workers") and count <= max(2, facts.cores):
+            settings = {"loader_workers": count}
+            yield Change(name=f"loaders-{count}", settings=settings, kind="same bits")
+
+
+def together(changes: Sequence[Change]) -> Change:
+    """Make one of several changes."""
+    kinds: tuple[Kind, ...] = ("same bits", "rounding", "quality")
+    return Change(
+        name="+".join(change.name for change in changes),
+        settings={n: v for change in changes for n, v in change.settings.items()},
+        kind=max((change.kind for change in changes), key=kinds.index),
+        more_s=max(change.more_s for change in changes),
+    )
+
+
+def best_together(tried: Sequence["Tried"]) -> list["Tried"]:
+    """Choose of those that may be taken what doesn't contradict each other, largest gain first."""
+    chosen: list[Tried] = []
+    takable = [each for each in tried if each.may_be_taken]
+    for each in sorted(takable, key=lambda each: -each.gain.mean):
+        taken = {name for other in chosen for name in other.change.settings}
+        if not taken.intersection(each.change.settings):
+            chosen.append(each)
+    return chosen
+
+
+def keeps_quality(usual: Sequence[float], changed: Sequence[float]) -> bool:
+    """Tell whether validation losses of a change are as good as those of the training as it is.
+
+    The mean may be worse by one standard deviation between seeds, at least by a hundredth.
+
+    Args:
+        usual: Best validation loss by seed.
+        changed: The same with the change.
+    """
+    between_seeds = statistics.stdev(usual) if len(usual) > 1 else 0.0
+    mean = statistics.fmean(usual)
+    return statistics.fmean(changed) <= mean + max(between_seeds, 0.01 * abs(mean))
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A change, and what came of it."""
+
+    change: Change
+    gain: Gain = field(default_factory=Gain)
+    losses: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    """Best validation losses by seed: of the training as it is, and changed; where compared."""
+
+    @property
+    def verdict(self) -> str:
+        """Say in a few words what to think of it."""
+        gain = self.gain
+        if gain.problem is not None:
+            return f"failed: {gain.problem}"
+        if not gain.ratios:
+            return "not tried: no time left"
+        if not gain.is_faster:
+            is_known = len(gain.ratios) >= PAIRS or gain.is_hopeless
+            return "no sure gain" if is_known else "not settled: no time left"
+        if self.change.kind != "quality":
+            return "faster"
+        if self.losses is None:
+            return "faster; --check-quality would judge its result"
+        return "faster, as good" if keeps_quality(*self.losses) else "faster, but worse"
+
+    @property
+    def may_be_taken(self) -> bool:
+        """Whether it is faster, and nothing speaks against its result."""
+        if not self.gain.is_faster:
+            return False
+        if self.change.kind != "quality":
+            return True
+        return self.losses is not None and keeps_quality(*self.losses)

@@ -1,0 +1,315 @@
+"""Launches the training that `paceline verify` looks at, again and again."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.distributed.environment import current_variables
+from paceline.errors import UsageError
+from paceline.launch.failures import WorkerFailure, one_line
+from paceline.launch.restart_policy import Policy
+from paceline.launch.scratch import own_directory_is
+from paceline.launch.worker_count import threads_per_worker, usable_cores
+from paceline.options.command_line import note
+from paceline.options.figures import plural
+from paceline.results.run_directory import RunDirectory
+from paceline.training.config import TrainConfig, TrainRequest
+from paceline.verify.landlock import landlock_version
+from paceline.verify.launch_commands import (
+    LaunchCommand,
+    command_for,
+    variables_for,
+    with_workers,
+)
+
+if TYPE_CHECKING:
+    from paceline.launch.local.launcher import LaunchOutcome
+    from paceline.verify.trace import Trace
+
+ENTRY = "paceline.script.verified:run_watched"
+PRELOAD = ("paceline.script.verified", "torch._dynamo")
+OBSERVED = "paceline.script.verified"
+"""Runs a script in a worker that another launcher has started."""
+_TIMEOUT_S = 120.0
+_RECORDS = "seen"
+_OVERLAY = "overlay"
+_LAST_LINES = 20
+_REFUSALS = ("Permission denied", "os error 13")
+_REFUSED_WRITES = (
+    "If it was refused to write a file: verify keeps what Python code writes in a directory of its "
+    "own, and has the kernel refuse what C code and other programs write elsewhere. Leave that "
+    "out where PACELINE_VERIFIED_WORKER is set, or write it by Python's open()."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeRequest:
+    """How a training is killed and started again."""
+
+    more_args: tuple[str, ...]
+    """Arguments of the script, besides its own."""
+    kill_at: int | None
+    """Step; None: drawn at random."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyRequest:
+    """What is verified, and how."""
+
+    request: TrainRequest
+    config: TrainConfig
+    workers: tuple[int, ...]
+    steps: int
+    tolerance: float | None
+    json: str | None
+    resume: ResumeRequest | None
+    """How it is killed and resumed; None: that isn't verified."""
+    command: LaunchCommand | None
+    """The user's own, by which workers are started; None: Paceline starts them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchPart:
+    """One of the launches that show whether a training resumes."""
+
+    name: str
+    run: str = ""
+    """Name of the run directory, where another launch has it, too; empty: the name."""
+    kill_at: int = 0
+    """Step after which all workers are killed; 0: none."""
+    more_args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class VerifyLauncher:
+    """Launches the training that is verified, again and again."""
+
+    asked: VerifyRequest
+    place: Path
+    on_cpu: bool
+
+    @property
+    def keeps_dropout(self) -> bool:
+        """Whether the training promises the same dropout on any number of workers."""
+        return self.asked.config.data.shards is not None
+
+    def launch(
+        self, workers: int, *, disturbed: bool = False, part: LaunchPart | None = None
+    ) -> "Trace":
+        """Train on a number of workers, and read what they saw.
+
+        Raises:
+            UsageError: The workers say that the command is at fault.
+            KeyboardInterrupt: A signal came.
+        """
+        from paceline.verify.deadlock_locations import lost_one_another, read_locations
+        from paceline.verify.events import read_events
+        from paceline.verify.subprocesses import programs_started, refused
+        from paceline.verify.trace import collect_trace
+        from paceline.verify.trial import record_path
+
+        # Train in a directory of its own.
+        name = f"{workers}{'-disturbed' if disturbed else ''}"
+        run = RunDirectory.named(self.place / (name if part is None else part.run or part.name))
+        if not run.path.is_dir():
+            run.create()
+        records = run.path / (_RECORDS if part is None else f"{_RECORDS}-{part.name}")
+        records.mkdir()
+        trial = self._trial(run, records, workers, disturbed=disturbed, part=part)
+        more_args = part.more_args if part else ()
+        outcome = self._launched(trial, run, records, workers, more_args)
+        if outcome.interrupted:
+            raise KeyboardInterrupt
+        if refusal := refused(records):
+            raise UsageError(refusal)
+        # Read what the workers saw, also where they failed or waited for one another.
+        events = [read_events(record_path(records, r)) for r in range(workers)]
+        places = read_locations(records, events)
+        if not (outcome.failures and lost_one_another(outcome.failures[0], places)):
+            places = []
+        is_killed = part is not None and part.kill_at
+        failures = () if is_killed else outcome.failures
+        failure = _told(failures, self.asked.request.reference, records, traceback=not places)
+        trace = collect_trace(events, failure, places, programs_started(records))
+        what = "disturbed: the yardstick" if disturbed else part.name if part else "trained"
+        note(f"{plural(workers, 'worker')}: {plural(len(trace.steps), 'step')} {what}")
+        return trace
+
+    def written(self, name: str) -> list[str]:
+        """Name the files that launches with this run directory have written."""
+        run = RunDirectory.named(self.place / name)
+        overlay = run.path / _OVERLAY / "files"
+        paths = [f"/{p.relative_to(overlay)}" for p in sorted(overlay.rglob("*")) if p.is_file()]
+        named = (os.path.relpath(path) for path in paths)
+        return [*named, *(f"snapshot {path.name}" for path in sorted(run.snapshots.glob("step-*")))]
+
+    def _launched(
+        self,
+        trial: str,
+        run: RunDirectory,
+        records: Path,
+        workers: int,
+        more_args: tuple[str, ...],
+    ) -> "LaunchOutcome":
+        """Have workers started, by Paceline or by the user's command, and wait for their end."""
+        from paceline.launch.local.launcher import launch_local, prepare
+        from paceline.verify.observed_launch import run_observed
+
+        threads, command = self.threads(workers), self.asked.command
+        if command is not None and command.has_launcher:
+            command = replace(command, arguments=(*command.arguments, *more_args))
+            file = records / "trial.json"
+            file.write_text(trial)
+            words = command_for(command, workers, (OBSERVED, str(file)))
+            variables = self._variables_of(command, workers, threads)
+            with self._changes_told():
+                return run_observed(
+                    words,
+                    variables,
+                    workers=workers,
+                    records=records,
+                    log_dir=run.logs,
+                )
+        prepare(PRELOAD, threads)
+        with own_directory_is(self.place), self._changes_told():
+            return launch_local(
+                ENTRY,
+                trial,
+                workers=workers,
+                threads=threads,
+                policy=Policy(),
+                log_dir=run.logs,
+                progress=lambda: -1,
+            )
+
+    def _variables_of(self, command: LaunchCommand, workers: int, threads: int) -> dict[str, str]:
+        """Give the whole environment of a launching command."""
+        from paceline.launch.local.attempt import environment
+
+        scratch = self.place / "t"  # where its workers keep what is temporary, too
+        scratch.mkdir(exist_ok=True)
+        own = dict(environment(threads)) | {"TMPDIR": str(scratch)}
+        given = variables_for(command, workers, on_cpu=self.on_cpu)
+        return current_variables() | own | given
+
+    def threads(self, workers: int) -> int:
+        """Give as many threads per worker as `paceline run` and `train` would."""
+        variables = current_variables()
+        if self.asked.command is not None:
+            variables |= variables_for(self.asked.command, workers, on_cpu=self.on_cpu)
+        asked, omp = self.asked.config.worker_threads, variables.get("OMP_NUM_THREADS")
+        return threads_per_worker(asked, workers, usable_cores(), omp)
+
+    @contextmanager
+    def _changes_told(self) -> Iterator[None]:
+        """Say what a script has changed all the same, where the kernel can't forbid it."""
+        from paceline.verify.file_isolation import changes, files_below
+
+        if self.confines or not self.holds_back:
+            yield
+            return
+        places = dict.fromkeys((Path.cwd(), Path(self.asked.request.reference).parent))
+        before = [files_below(place) for place in places]
+        yield
+        after = [files_below(place) for place in places]
+        for path in (p for pair in zip(before, after, strict=True) for p in changes(*pair)):
+            note(f"WARNING: the script has changed {path}: C code or another program wrote it")
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether there is code of the user's, which may write anything."""
+        request = self.asked.request
+        return request.kind == "script" or not request.reference.startswith("paceline.")
+
+    @property
+    def confines(self) -> bool:
+        """Whether the kernel can forbid workers to write."""
+        return landlock_version() > 0
+
+    def _trial(
+        self,
+        run: RunDirectory,
+        records: Path,
+        workers: int,
+        *,
+        disturbed: bool,
+        part: LaunchPart | None,
+    ) -> str:
+        from paceline.verify.trial import Trial
+
+        command, variables = self.asked.command, dict[str, str]()
+        if command is not None and not command.has_launcher:
+            variables = variables_for(command, workers, on_cpu=self.on_cpu)
+        given = (*self.asked.request.script_args, *(part.more_args if part else ()))
+        arguments = tuple(with_workers(word, workers) for word in given)
+        request = replace(self.asked.request, run_dir=str(run.path), script_args=arguments)
+        if request.kind == "recipe":
+            more = {"progress": "off"} | ({"device": "cpu"} if self.on_cpu else {})
+            request = replace(request, settings={**request.settings, **more})
+        return Trial(
+            request=request.to_json(),
+            records=str(records),
+            place=str(self.place) if self.holds_back else "",
+            confines=self.confines,
+            steps=self.asked.steps,
+            disturbed=disturbed,
+            keeps_dropout=self.keeps_dropout,
+            on_cpu=self.on_cpu,
+            timeout_s=self._timeout_s(),
+            variables=variables,
+            overlay=str(run.path / _OVERLAY) if part else "",
+            notes_state=part is not None,
+            epochs=2 if part is None else 3,  # one before, one after the one in which it is killed
+            kill_at=part.kill_at if part else 0,
+            log_dir=str(run.logs),
+        ).to_json()
+
+    def _timeout_s(self) -> float:
+        """Wait less long than trainings do: a verification has few steps, and a user looks on."""
+        config = self.asked.config
+        return config.dist.timeout_s if "timeout_s" in self.asked.request.given else _TIMEOUT_S
+
+
+def _told(failures: Sequence[WorkerFailure], script: str, records: Path, *, traceback: bool) -> str:
+    """Give the cause of a failed launch in a line; its traceback may go to standard error.
+
+    Raises:
+        UsageError: The command is at fault, not the script.
+    """
+    if not failures:
+        return ""
+    cause = failures[0]
+    if cause.kind == "usage":
+        raise UsageError(cause.message)
+    if traceback:
+        parts = [cause.traceback.strip("\n"), *_last_output(records, cause.rank)]
+        parts += [_REFUSED_WRITES] * any(word in cause.traceback for word in _REFUSALS)
+        print(*filter(None, parts), sep="\n", file=sys.stderr, flush=True)
+    return one_line(cause) + _line_of_script(cause.traceback, script)
+
+
+def _line_of_script(traceback: str, script: str) -> str:
+    """Name the last line of the script itself that a traceback goes through."""
+    lines = traceback.splitlines()
+    for number in reversed(range(len(lines))):
+        found = re.match(rf'  File "{re.escape(script)}", line (\d+)', lines[number])
+        if found:
+            code = lines[number + 1].strip() if number + 1 < len(lines) else ""
+            return f" (line {found[1]} of {Path(script).name}: {code})"
+    return ""
+
+
+def _last_output(records: Path, rank: int) -> list[str]:
+    """Show what the script itself has said last, which may explain its failure."""
+    from paceline.verify.trial import output_path
+
+    path = output_path(records, rank)
+    lines = path.read_text(errors="replace").splitlines()[-_LAST_LINES:] if path.exists() else []
+    return [f"The last of what the script printed on rank {rank}:", *(f"  {x}" for x in lines)] * (
+        len(lines) > 0
+    )

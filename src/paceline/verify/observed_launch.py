@@ -1,0 +1,176 @@
+"""Runs a launching command whose workers are observed, and says how they ended."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TextIO
+
+from paceline.errors import UsageError
+from paceline.launch.failures import WorkerFailure, root_cause, silent_failure
+from paceline.launch.local.launcher import LaunchOutcome
+from paceline.launch.local.oom import oom_kills
+from paceline.launch.process_tree import die_with_parent
+from paceline.launch.signals import stop_requests
+from paceline.options.figures import plural
+from paceline.verify.trial import output_path
+
+_POLL_S = 0.1
+_STOP_S = 5.0
+_LAST_LINES = 20
+_LAST_BYTES = 1 << 16
+_RANK = re.compile(r"^\s*rank\s*:\s*(\d+)", re.MULTILINE)
+_EXIT_CODE = re.compile(r"^\s*exitcode\s*:\s*(-?\d+)", re.MULTILINE)
+"""As torchrun sums failed workers up."""
+
+
+def run_observed(
+    words: Sequence[str],
+    variables: Mapping[str, str],
+    *,
+    workers: int,
+    records: Path,
+    log_dir: Path,
+) -> LaunchOutcome:
+    """Run a command to its end, whose workers note what they see. Blocks; for the main thread.
+
+    Args:
+        words: The command.
+        variables: Its whole environment.
+        workers: How many workers it is to start.
+        records: Where they write what they see.
+        log_dir: For all that the command prints, and for records of failures.
+
+    Returns:
+        How its workers ended.
+
+    Raises:
+        UsageError: The command can't be run, or starts another number of workers.
+    """
+    log = log_dir / "command.log"
+    log_dir.mkdir(0o700, parents=True, exist_ok=True)
+    kills_before = oom_kills()
+    # A signal is only noted: raised while a process is being started, it would lose that.
+    with log.open("w", encoding="utf-8") as out, stop_requests(hangup=True) as stops:
+        process = _start(words, variables, out)
+        while process.poll() is None and not stops.count:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_POLL_S)
+        _end(process)
+    code, interrupted = process.returncode, stops.count > 0
+    failures: tuple[WorkerFailure, ...] = ()
+    if not interrupted:
+        said = _end_of(log)
+        _check_workers(words, code, workers, records, said)
+        failures = _failures(code, log_dir, said, lacked_memory=oom_kills() > kills_before)
+    return LaunchOutcome(results={}, interrupted=interrupted, failures=failures, restarts=0)
+
+
+def _start(
+    words: Sequence[str], variables: Mapping[str, str], out: TextIO
+) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            words,
+            env=dict(variables),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C comes to us; we pass it on once
+            preexec_fn=partial(die_with_parent, os.getpid()),
+        )
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no program {words[0]!r}: is its environment active?") from error
+    except PermissionError as error:
+        raise UsageError(f"{words[0]!r} can't be run: {error.strerror}") from error
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Have a launcher end its workers; one that takes too long is killed, and they end with it."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_S)
+    # What the launcher has left in its session.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _failures(
+    code: int, log_dir: Path, said: str, *, lacked_memory: bool
+) -> tuple[WorkerFailure, ...]:
+    """Collect the workers' own records, what the launcher says of others, or its own end at last.
+
+    Args:
+        code: The launcher's exit code.
+        log_dir: With the records.
+        said: The end of what the command has printed.
+        lacked_memory: Whether the kernel has killed a process for want of memory meanwhile.
+    """
+    silent = partial(_silent, said=said, lacked_memory=lacked_memory)
+    found = {failure.rank: failure for failure in map(_read, log_dir.glob("failure-rank-*.json"))}
+    if not code:
+        return root_cause(found.values())
+    for rank, exit_code in ended_workers(said).items():
+        # The launcher ends the others after the first.
+        if rank not in found and exit_code != -signal.SIGTERM:
+            found[rank] = silent(rank, exit_code)
+    if not found:
+        found[0] = silent(0, code)
+    return root_cause(found.values())
+
+
+def _read(path: Path) -> WorkerFailure:
+    return WorkerFailure.from_json(json.loads(path.read_text()))
+
+
+def _silent(rank: int, code: int, *, said: str, lacked_memory: bool) -> WorkerFailure:
+    return silent_failure(
+        rank,
+        code,
+        host=socket.gethostname(),
+        step=None,
+        operation="",
+        out_of_memory=None if lacked_memory else False,
+        crash=_last_lines(said),
+    )
+
+
+def ended_workers(said: str) -> dict[int, int]:
+    """Read the exit codes of workers, negative for a signal, in what torchrun has printed. Pure.
+
+    Returns:
+        By rank, those that torchrun names.
+    """
+    ranks = list(_RANK.finditer(said))
+    ends = [*(found.start() for found in ranks[1:]), len(said)]
+    parts = ((int(r[1]), said[r.end() : end]) for r, end in zip(ranks, ends, strict=False))
+    return {rank: int(found[1]) for rank, part in parts if (found := _EXIT_CODE.search(part))}
+
+
+def _check_workers(words: Sequence[str], code: int, workers: int, records: Path, said: str) -> None:
+    """Refuse a command that has started fewer workers, or others than those that were observed."""
+    started = [rank for rank in range(workers) if output_path(records, rank).exists()]
+    if len(started) == workers or (started and code):
+        return  # of several workers one may fail before another has begun
+    did = f"started {plural(len(started), 'worker')} instead of {workers}" if started else ""
+    what = did or f"started no worker that could be observed (exit code {code})"
+    raise UsageError(f"`{shlex.join(words)}` {what}. It said last:\n{_last_lines(said)}")
+
+
+def _end_of(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LAST_BYTES))
+        return file.read().decode("utf-8", "replace")
+
+
+def _last_lines(said: str) -> str:
+    return "\n".join(said.rstrip().splitlines()[-_LAST_LINES:]) or "(nothing)"

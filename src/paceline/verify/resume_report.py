@@ -1,0 +1,101 @@
+"""What `paceline verify --resume` prints; and as JSON."""
+
+from paceline.options.figures import plural
+from paceline.options.text import aligned
+from paceline.verify.compare import Comparison
+from paceline.verify.finding import Cause
+from paceline.verify.resume import ResumeResult
+from paceline.verify.text_report import (
+    describe_finding,
+    finding_json,
+    size_of,
+    steps_json,
+    wrapped_text,
+)
+from paceline.verify.verdict import Verdict
+
+_HEADINGS = ("launch", "steps", "samples", "loss", "gradients", "weights", "verdict")
+
+
+def resume_text(found: ResumeResult) -> str:
+    """Write it for people: the verdict first."""
+    numbered = enumerate(found.findings, 1)
+    parts = [
+        wrapped_text(resume_headline(found), 0),
+        _table(found),
+        *(describe_finding(number, finding) for number, finding in numbered),
+    ]
+    if found.unseen:
+        parts.append("Not seen:\n" + "\n".join(wrapped_text(f"- {u}", 2) for u in found.unseen))
+    if found.findings:
+        parts.append("Mend what was found, and verify again: one fault may hide another.")
+    parts.append(
+        wrapped_text(
+            f"To repeat it: --kill-at-step {found.launches.kill_at}. It was killed by SIGKILL, as "
+            "a lost host is, on all its workers.",
+            0,
+        )
+    )
+    return "\n\n".join(parts)
+
+
+def resume_headline(found: ResumeResult) -> str:
+    """Give the verdict in a line."""
+    killed = f"killed after {plural(found.launches.kill_at, 'step')}"
+    if found.begins_at is not None and not _began_anew(found):
+        killed += f", resumed after {found.begins_at}"
+    causes = ", ".join(str(finding.cause) for finding in found.findings)
+    number = plural(len(found.findings), "cause")
+    if found.verdict == Verdict.FAILED:
+        return f"failed when it was resumed: {killed}"
+    if found.verdict == Verdict.DIFFERENT:
+        return f"different: {number}: {causes} ({killed})"
+    if found.verdict == Verdict.NOTHING:
+        return f"nothing to compare{': ' if causes else ''}{causes} ({killed})"
+    how = "bit for bit" if found.verdict == Verdict.SAME_BITS else "up to rounding"
+    return f"the same training when it is {killed}: {how}"
+
+
+def resume_json(found: ResumeResult) -> dict[str, object]:
+    """Write it for programs."""
+    return {
+        "is_good": found.is_good,
+        "verdict": resume_headline(found),
+        "workers": found.launches.whole.workers,
+        "killed_after": found.launches.kill_at,
+        "resumed_after": found.begins_at,
+        "saved": list(found.launches.saved),
+        "steps_before": steps_json(found.before),
+        "steps_after": steps_json(found.after),
+        "findings": [finding_json(finding) for finding in found.findings],
+        "not_seen": list(found.unseen),
+    }
+
+
+def _began_anew(found: ResumeResult) -> bool:
+    return found.begins_at == 0 or any(f.cause == Cause.NOT_RESUMED for f in found.findings)
+
+
+def _table(found: ResumeResult) -> str:
+    whole, resumed = found.launches.whole, found.launches.resumed
+    begins_at = found.begins_at or 0
+    last = begins_at + len(resumed.steps)
+    rows = [
+        _HEADINGS,
+        ("undisturbed", f"1 to {len(whole.steps)}", "-", "-", "-", "-", "-"),
+        ("killed", f"1 to {found.launches.kill_at}", *_sizes(found.before), "-"),
+        (
+            "resumed",
+            f"{begins_at + 1} to {last}" if found.after else "-",
+            *_sizes(found.after),
+            str(found.verdict),
+        ),
+    ]
+    return "\n".join(aligned(rows, range(len(_HEADINGS))))
+
+
+def _sizes(compared: Comparison | None) -> tuple[str, ...]:
+    if compared is None or not compared.differences:
+        return ("-",) * 4
+    samples = "same" if compared.samples_differ_from is None else "differ"
+    return (samples, *(size_of(compared, name) for name in ("loss", "gradients", "weights")))

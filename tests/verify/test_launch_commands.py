@@ -1,0 +1,225 @@
+"""Launching commands are taken apart as their launchers do, and made to start other workers."""
+
+import shlex
+from collections.abc import Callable
+
+import pytest
+
+from paceline.errors import UsageError
+from paceline.verify.launch_commands import (
+    ACCELERATE_FLAGS,
+    TORCHRUN_FLAGS,
+    command_for,
+    is_launcher,
+    left_out,
+    read_launch_command,
+    variables_for,
+)
+
+OBSERVER = ("watch", "trial.json")
+RUN = "--standalone --nnodes=1 --nproc_per_node={n} --max_restarts=0 -m watch trial.json"
+ONE = "--num_machines 1 --num_processes 1 -m watch trial.json"
+SEVERAL = "--multi_gpu --num_machines 1 --num_processes 3 --main_process_port 0 -m watch trial.json"
+
+
+def for_workers(command: str, workers: int) -> str:
+    words = command_for(read_launch_command(shlex.split(command)), workers, OBSERVER)
+    return shlex.join(words)
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("torchrun --nproc-per-node 2 train.py --lr 0.1", f"torchrun {RUN} train.py --lr 0.1"),
+        ("torchrun --nproc_per_node=2 train.py", f"torchrun {RUN} train.py"),
+        ("torchrun --standalone train.py", f"torchrun {RUN} train.py"),
+        ("bin/torchrun --nproc-per-node gpu -- train.py", f"bin/torchrun {RUN} train.py"),
+        ("torchrun --nnodes=2 --nproc-per-node=4 train.py", f"torchrun {RUN} train.py"),
+        (
+            "torchrun --nnodes 2 --node-rank 1 --rdzv-backend c10d --rdzv-endpoint a:29500 "
+            "--rdzv_id=7 --master-addr a --master_port=29500 --max-restarts 3 train.py",
+            f"torchrun {RUN} train.py",
+        ),
+        (
+            "torchrun --role trainer --monitor-interval=1 --virtual-local-rank train.py",
+            f"torchrun --role trainer --monitor-interval=1 --virtual-local-rank {RUN} train.py",
+        ),
+        # Logs of workers would lie among the user's files.
+        ("torchrun -r3 -t 3 --log-dir logs train.py", f"torchrun {RUN} train.py"),
+        ("torchrun -m pkg.train --nproc-per-node 9", f"torchrun {RUN} -m pkg.train {{rest}}"),
+        ("torchrun --module --run-path pkg.train", f"torchrun {RUN} -m pkg.train"),
+        ("torchrun train.py --ranks {workers}", f"torchrun {RUN} train.py --ranks {{n}}"),
+        (
+            "python3.11 -u -W ignore -m torch.distributed.run --nproc_per_node 2 train.py",
+            f"python3.11 -u -W ignore -m torch.distributed.run {RUN} train.py",
+        ),
+        (
+            "python -m torch.distributed.launch --use-env --nproc_per_node 2 train.py",
+            f"python -m torch.distributed.launch --use-env {RUN} train.py",
+        ),
+    ],
+)
+def test_torchrun_starts_as_many_on_this_machine(command: str, expected: str) -> None:
+    for workers in (1, 3):
+        rest = "--nproc-per-node 9"  # after the script all is its own
+        expanded = expected.replace("{n}", str(workers)).replace("{rest}", rest)
+        assert for_workers(command, workers) == expanded
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        "accelerate launch",
+        "accelerate-launch",
+        "python -m accelerate.commands.launch",
+        "python -m accelerate launch",
+        "python -m accelerate.commands.accelerate_cli launch",
+    ],
+)
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ("--num_processes 2 --cpu", ""),
+        ("--multi_gpu --num-processes=8 --num_machines 2 --machine_rank 1", ""),
+        ("--main_process_ip a --main_process_port 29500 --same_network --cpu", ""),
+        ("--mixed_precision bf16 -q --dynamo_backend=no", None),
+    ],
+)
+def test_accelerate_starts_as_many_on_this_machine(
+    launch: str, options: str, kept: str | None
+) -> None:
+    kept = f" {options if kept is None else kept}".rstrip()
+    command = f"{launch} {options} train.py --lr 1"
+    assert for_workers(command, 1) == f"{launch}{kept} {ONE} train.py --lr 1"
+    assert for_workers(command, 3) == f"{launch}{kept} {SEVERAL} train.py --lr 1"
+
+
+@pytest.mark.parametrize(
+    ("command", "workers"),
+    [
+        ("torchrun --nproc-per-node 2 train.py", 2),
+        ("torchrun --nproc_per_node=2 --nproc-per-node=3 train.py", 3),
+        ("torchrun --nnodes 2 --nproc-per-node=4 train.py", 8),
+        ("torchrun train.py", 1),
+        ("torchrun --nproc-per-node auto train.py", None),
+        ("torchrun --nnodes 1:4 --nproc-per-node 2 train.py", None),
+        ("torchrun --nproc-per-node {workers} train.py", None),
+        ("accelerate launch --num_processes 4 train.py", 4),
+        ("accelerate launch --num_processes=4 --num_machines 2 train.py", 4),
+        ("accelerate launch train.py", None),
+        ("python train.py --nprocs {workers}", None),
+    ],
+)
+def test_how_many_workers_a_command_starts(command: str, workers: int | None) -> None:
+    assert read_launch_command(shlex.split(command)).workers == workers
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("torchrun --standalone --nproc-per-node 2 --nnodes=1 --max-restarts 0 train.py", []),
+        ("torchrun --nnodes=2 --log-dir a -r3 train.py", ["--nnodes=2", "--log-dir", "-r3"]),
+        ("torchrun --role a train.py --log-dir b", []),
+        ("accelerate launch --num_processes 2 --num_machines 1 --multi_gpu --cpu train.py", []),
+        (
+            "accelerate launch --machine_rank 1 --same_network -m a",
+            ["--machine_rank", "--same_network"],
+        ),
+    ],
+)
+def test_options_without_effect_are_named(command: str, expected: list[str]) -> None:
+    assert left_out(read_launch_command(shlex.split(command))) == expected
+
+
+@pytest.mark.parametrize("before", ["", "env ", "/usr/bin/env "])
+def test_variables_before_the_command(before: str) -> None:
+    words = shlex.split(f"{before}FOO=1 'BAR=a b=c' NUMBER={{workers}} torchrun a.py X=1")
+    command = read_launch_command(words)
+    given = {"FOO": "1", "BAR": "a b=c", "NUMBER": "3"}
+    assert variables_for(command, 3, on_cpu=False) == given
+    assert variables_for(command, 3, on_cpu=True) == {**given, "CUDA_VISIBLE_DEVICES": ""}
+    assert command.arguments == ("X=1",)
+
+
+def test_accelerate_is_told_to_leave_gpus_alone() -> None:
+    command = read_launch_command("accelerate launch --cpu --num_processes 2 a.py".split())
+    assert command.asks_for_cpu
+    expected = {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
+    assert variables_for(command, 2, on_cpu=True) == expected
+    assert not read_launch_command("accelerate launch --num_processes 2 a.py".split()).asks_for_cpu
+
+
+@pytest.mark.parametrize(
+    ("command", "is_module", "variables"),
+    [
+        ("python -u train.py --nprocs {workers}", False, {}),
+        ("python3 -m pkg.train --nprocs {workers}", True, {}),
+        ("NPROCS={workers} python train.py", False, {"NPROCS": "2"}),
+    ],
+)
+def test_python_starts_a_script_that_is_given_the_number(
+    command: str, is_module: bool, variables: dict[str, str]
+) -> None:
+    found = read_launch_command(shlex.split(command))
+    assert found.script == ("pkg.train" if is_module else "train.py")
+    assert (found.is_module, found.has_launcher) == (is_module, False)
+    assert variables_for(found, 2, on_cpu=False) == variables
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("", "a launching command is missing after --"),
+        ("FOO=1", "a launching command is missing after --"),
+        ("mpirun -n 2 python train.py", "known are torchrun, accelerate launch and python"),
+        ("srun train.py", "'srun' is no launcher"),
+        ("deepspeed train.py", "'deepspeed' is no launcher"),
+        ("bash run.sh", "'bash' is no launcher"),
+        ("train.py --lr 1", "write `python train.py`"),
+        ("env -i torchrun train.py", "-i stands before the launcher"),
+        ("PACELINE_SHARDS=4 torchrun train.py", "PACELINE_SHARDS in the command"),
+        ("torchrun --nproc-per-node 2", "the command names no script"),
+        ("torchrun --nproc-per-node", "--nproc-per-node has no value"),
+        ("torchrun --no-python --nproc-per-node 2 ./a", "only Python code can be observed"),
+        ("accelerate config", "`accelerate config` starts no training"),
+        ("accelerate", "`accelerate` starts no training"),
+        ("accelerate launch --use_fsdp train.py", "`accelerate launch --use_fsdp`"),
+        ("accelerate launch --mpirun_hostfile a train.py", "--mpirun_hostfile"),
+        ("python", "`python` names no script"),
+        ("python -m", "`python -m` names no script"),
+        ("python -c 1", "-c can't be passed on"),
+        ("python -O train.py {workers}", "-O can't be passed on"),
+        ("python train.py", "as in `paceline verify -- python train.py --nprocs {workers}`"),
+    ],
+)
+def test_what_cannot_be_observed_is_refused(command: str, message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        read_launch_command(shlex.split(command))
+    assert message in str(raised.value)
+
+
+def test_launchers_are_known_by_their_names() -> None:
+    for word in ("torchrun", "accelerate", "/usr/bin/python3", "python3.11", "accelerate-launch"):
+        assert is_launcher(word)
+    for word in ("digits", "python.py", "train.py:build", "mpirun"):
+        assert not is_launcher(word)
+
+
+def test_flags_are_those_of_torchrun() -> None:
+    from torch.distributed.launch import parse_args
+    from torch.distributed.run import get_args_parser
+
+    assert parse_args(["--use-env", "train.py"]).use_env
+    assert flags_of(get_args_parser) == TORCHRUN_FLAGS - {"use_env"}
+
+
+def test_flags_are_those_of_accelerate() -> None:
+    accelerate = pytest.importorskip("accelerate.commands.launch")
+    assert flags_of(accelerate.launch_command_parser) == ACCELERATE_FLAGS
+
+
+def flags_of(make: Callable[[], object]) -> set[str]:
+    """List a parser's options that take no value."""
+    actions = vars(make())["_actions"]
+    names = {name for a in actions if a.nargs == 0 for name in a.option_strings}
+    return {name.lstrip("-").replace("-", "_") for name in names}

@@ -1,6 +1,7 @@
 """`paceline run`: a script of the user's own on several workers, stopped, failed, gone on with."""
 
 import json
+import re
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,6 +63,51 @@ def test_a_killed_worker_is_started_again(paceline: Paceline, tmp_path: Path) ->
     one, two = summary(tmp_path / "whole"), summary(tmp_path / "killed")
     assert one["weights_sha256"] == two["weights_sha256"]
     assert two["restarts"] == 1
+
+
+_COMPILED = """
+import os
+import re
+import signal
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.utils.data import TensorDataset
+import paceline
+
+torch.manual_seed(0)
+inputs = torch.randn(64, 5)
+with paceline.session(compile=True, device="cpu", loader_workers=0) as s:
+    model = s.model(nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2)))
+    s.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    batches = s.loader(TensorDataset(inputs, (inputs.sum(1) > 0).long()), global_batch=16)
+    for epoch in s.epochs(2):
+        for x, y in batches:
+            if s.steps_done == 5 and not os.path.exists("happened"):
+                open("happened", "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            s.step(nn.functional.cross_entropy(model(x), y))
+    found = counters["aot_autograd"]
+    s.print("compiled", found["autograd_cache_miss"], "found", found["autograd_cache_hit"])
+"""
+
+
+@pytest.mark.slow
+def test_a_restart_compiles_nothing_again_and_has_the_same_bits(
+    paceline: Paceline, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(_COMPILED)
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    killed = paceline.run("run", "own.py", "--workers", "1", "--run-dir", "killed", env=cache)
+    assert killed.code == 0, killed.err
+    whole = paceline.run("run", "own.py", "--workers", "1", "--run-dir", "whole", env=cache)
+    one, two = summary(tmp_path / "whole"), summary(tmp_path / "killed")
+    assert two["restarts"] == 1
+    assert one["weights_sha256"] == two["weights_sha256"]
+    for done in (killed, whole):
+        compiled, found = re.findall(r"compiled (\d+) found (\d+)", done.out)[-1]
+        assert compiled == "0"
+        assert int(found) > 0
 
 
 _LONG_STEPS = """

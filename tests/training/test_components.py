@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.distributed.group import Group
+from paceline.launch.heartbeat import COMPILING, note
 from paceline.training.components import compile_forward, cuts_at_buckets
 from paceline.training.options import ComputeOptions
 from tests.support.ranks import run_ranks
@@ -19,8 +20,10 @@ from tests.support.ranks import run_ranks
 def graphs_of(_: Group, *, in_buckets: bool) -> list[Tensor]:
     """Compile and run a model once; gives its gradients, after the number of graphs."""
     graphs: list[torch.fx.GraphModule] = []
+    note.operation = "step"
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
+        assert note.operation == COMPILING
         graphs.append(graph)
         return graph
 
@@ -31,6 +34,7 @@ def graphs_of(_: Group, *, in_buckets: bool) -> list[Tensor]:
     outputs = forward(torch.ones(2, 1800))
     assert isinstance(outputs, Tensor)
     outputs.sum().backward()
+    assert note.operation == "step"
     assert DistributedDataParallel._get_active_ddp_module() is None
     sums = [p.grad.sum() for p in model.parameters() if p.grad is not None]
     return [torch.tensor(len(graphs)), *sums]

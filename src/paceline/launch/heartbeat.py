@@ -12,6 +12,8 @@ from typing import final
 DEVICE_WAIT = "device wait"
 """The host waits until its GPU has done all that was given to it, and spins meanwhile: it looks
 busy from outside."""
+COMPILING = "compile"
+"""torch.compile is at work, within a step or anywhere else."""
 STEPPING = frozenset(("data", "step", "agree", DEVICE_WAIT))
 """Operations that make up a step. All others (a snapshot, an evaluation, a script's own code
 between two passes) may rightly last longer."""

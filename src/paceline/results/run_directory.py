@@ -405,6 +405,18 @@ class RunDirectory:
         with suppress(OSError):  # not empty: it holds something of the user's
             self.path.rmdir()
 
+    def add_derived(self, **values: object) -> None:
+        """Put what has come out in the course of a training under `derived` of its `run.json`.
+
+        Args:
+            values: By their names there. Nothing happens where there is no such file.
+        """
+        if self.run_json.exists():
+            content = self.read_run()
+            derived = content.get("derived")
+            before = derived if isinstance(derived, Mapping) else {}
+            write_json(self.run_json, {**content, "derived": {**before, **values}})
+
     def read_run(self) -> dict[str, object]:
         """Read `run.json`.
 

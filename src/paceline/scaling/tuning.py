@@ -144,7 +144,7 @@ def list_changes(facts: Facts, given: Iterable[str] = ()) -> list[Change]:
 
 
 def _compiled(facts: Facts) -> Iterable[Change]:
-    if not facts.settings.get("compile"):
+    if facts.settings.get("compile") is not True:
         yield Change(
             name="compile", settings={"compile": True}, kind="rounding", more_s=COMPILING_S
         )

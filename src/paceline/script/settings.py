@@ -86,9 +86,10 @@ class SessionSettings(TypedDict, total=False):
     """Take kernels that give the same bits every time, where there are others: on GPUs cuDNN's
     fastest ones by measurement are the default. --shards does so anyway."""
 
-    compile: bool
+    compile: bool | Literal["auto"]
     """Compile the model with torch.compile: pays off in long trainings, costs a minute at the
-    start."""
+    start. auto: measures first, compiles where enough is left to train, and keeps it if steps
+    get faster; evaluations aren't compiled then."""
 
     sync_batchnorm: bool
     """Take BatchNorm's statistics over the batches of all workers instead of each worker's own."""

@@ -6,7 +6,8 @@ A model is brought to its device first: laid out, normalised and compiled as the
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import cache, wraps
+from textwrap import shorten
 from types import SimpleNamespace
 from typing import final
 
@@ -23,6 +24,7 @@ from paceline.distributed.group import Group
 from paceline.errors import UsageError
 from paceline.gradient_sync.batchnorm import synchronise_batchnorm
 from paceline.gradient_sync.replica import Forward
+from paceline.launch.heartbeat import COMPILING, note
 from paceline.training.batches.loader import EvalLoader, Loader
 from paceline.training.nondeterministic import refuse_nondeterministic
 from paceline.training.numerics import refuses_nondeterministic
@@ -200,7 +202,12 @@ def place_model(
 
 
 def forward_of(
-    module: nn.Module, options: ComputeOptions, group: Group, *, exact: bool
+    module: nn.Module,
+    options: ComputeOptions,
+    group: Group,
+    *,
+    exact: bool,
+    switch: "CompileSwitch | None" = None,
 ) -> Forward | None:
     """Give how a model computes with these options: compiled, under autocast. None: as it is.
 
@@ -209,11 +216,14 @@ def forward_of(
         options: Of which `compile` and `precision` count.
         group: The workers.
         exact: The same bits are promised on any number of them.
+        switch: With `compile="auto"`, what decides about each pass.
     """
     forward = None
     if options.compile:
         cuts = cuts_at_buckets(options, group, exact=exact)
         forward = compile_forward(module, in_buckets=cuts)
+        if switch is not None:
+            forward = switch.between(module.forward, forward)
     if options.precision != "fp32":
         in_half = autocast(options.precision, group.device)
         forward = upcast_outputs(forward or module.forward, in_half)
@@ -228,6 +238,7 @@ def compile_forward(module: nn.Module, *, in_buckets: bool = False) -> Forward:
         in_buckets: Cut the graph where buckets of gradients end, so that these can leave while the
             backward pass goes on: of one graph all gradients come at its end.
     """
+    _note_compiling()
     forward: Forward = torch.compile(module.forward)
     if not in_buckets:
         return forward
@@ -246,6 +257,67 @@ def compile_forward(module: nn.Module, *, in_buckets: bool = False) -> Forward:
     return cut
 
 
+@cache
+def _note_compiling() -> None:
+    """Have whoever watches this worker know when it compiles, which may take minutes."""
+    from torch._dynamo.callback import CallbackArgs, on_compile_end, on_compile_start
+
+    before: list[str] = []
+
+    def begin(_: CallbackArgs) -> None:
+        before.append(note.operation)
+        note.operation = COMPILING
+
+    def end(_: CallbackArgs) -> None:
+        note.operation = before.pop()
+
+    on_compile_start(begin)
+    on_compile_end(end)
+
+
+@final
+class CompileSwitch:
+    """Says which of a training's forward passes are compiled: none, or those with gradients.
+
+    Where compiling fails, a pass is computed as it is, and all later ones are.
+    """
+
+    def __init__(self) -> None:
+        """Begin with what isn't compiled."""
+        self.is_on = False
+        self.label = "auto: measuring the first steps"
+        """What was chosen, in one line."""
+        self.problem: str | None = None
+        """Why compiling failed."""
+
+    def between(self, plain: Forward, compiled: Forward) -> Forward:
+        """Give a forward pass that is one of these two."""
+
+        def run(*args: object, **kwargs: object) -> object:
+            if not self.is_on or not torch.is_grad_enabled():
+                return plain(*args, **kwargs)
+            try:
+                return compiled(*args, **kwargs)
+            except Exception as error:
+                if not _is_of_compiler(error):
+                    raise
+                self.is_on, self.problem = False, _in_brief(error)
+            return plain(*args, **kwargs)
+
+        return run
+
+
+def _is_of_compiler(error: Exception) -> bool:
+    return type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
+
+
+def _in_brief(error: Exception) -> str:
+    first = str(error).strip().partition("\n")[0]
+    return shorten(f"{type(error).__name__}: {first}", _MOST_TEXT, placeholder=" ...")
+
+
+_MOST_TEXT = 200
+"""Characters of an error of torch.compile that are shown."""
 _DEFAULT_BUCKETS = SimpleNamespace(bucket_bytes_cap=25 << 20)
 """Stands for a DistributedDataParallel with its usual buckets."""
 

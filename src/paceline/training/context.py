@@ -12,7 +12,7 @@ from paceline.distributed.work_division import Division
 from paceline.gradient_sync.replica import Replica
 from paceline.metrics.console import Console
 from paceline.results.run_directory import RunDirectory, SampleUnit
-from paceline.training.components import Components
+from paceline.training.components import CompileSwitch, Components
 from paceline.training.config import TrainConfig
 from paceline.training.hooks.base import StepHooks
 from paceline.training.optimizer_step import OptimizerStep
@@ -70,6 +70,8 @@ class TrainingContext:
     """Says things to the user; on rank 0."""
     scaler: torch.amp.GradScaler | None
     """The loss scaler, with `--precision fp16`."""
+    compile_switch: CompileSwitch | None
+    """Says which forward passes are compiled, with `--compile auto`."""
     writes: bool
     """Whether this worker writes snapshots."""
     shared: bool

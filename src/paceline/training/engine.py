@@ -244,6 +244,7 @@ class Engine:
         """Go through the steps that are left of a loop without a training loader."""
         self._begin_free("turns")
         progress = self.context.progress
+        progress.state.total_steps = progress.state.total_steps or count
         while progress.can_continue and progress.state.step < count:
             self._open_free_step()
             yield progress.state.step

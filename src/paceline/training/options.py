@@ -8,6 +8,7 @@ from paceline.options.durations import parse_duration_s
 
 Precision = Literal["fp32", "bf16", "fp16"]
 MemoryFormat = Literal["auto", "contiguous", "channels-last"]
+Compile = bool | Literal["auto"]
 Tf32 = Literal["auto", "off", "convolutions", "on"]
 BestBy = Literal["val_accuracy", "val_loss"]
 
@@ -97,9 +98,10 @@ class ComputeOptions:
     """Take kernels that give the same bits every time, where there are others: on GPUs cuDNN's
     fastest ones by measurement are the default. --shards does so anyway."""
 
-    compile: bool = False
+    compile: Compile = False
     """Compile the model with torch.compile: pays off in long trainings, costs a minute at the
-    start."""
+    start. auto: measures first, compiles where enough is left to train, and keeps it if steps get
+    faster; evaluations aren't compiled then."""
 
     sync_batchnorm: bool = False
     """Take BatchNorm's statistics over the batches of all workers instead of each worker's own."""
@@ -107,6 +109,13 @@ class ComputeOptions:
     allow_different_hardware: bool = False
     """With --shards: resume although hardware, libraries or the number of threads differ from
     before, or between workers. What differs is said; the bits may differ from then on."""
+
+    def __post_init__(self) -> None:
+        if self.deterministic and self.compile == "auto":
+            raise UsageError(
+                "--deterministic can't be combined with --compile auto: what is compiled would "
+                "follow the clock. Give --compile or --no-compile"
+            )
 
 
 def _at_least_1(name: str, value: int | None) -> None:

@@ -198,6 +198,8 @@ def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDir
     lines += _target_line(context.config.loop)
     if method_of(context.config) not in ("allreduce", "ordered"):
         lines.append(f"  sync      {derived['sync']}")
+    if context.compile_switch is not None:
+        lines.append(f"  compile   {context.compile_switch.label}")
     each = "" if context.shared else " here; each other node keeps its own"
     lines.append(f"  run       {run.path}{each}")
     if context.progress.state.step:
@@ -302,6 +304,7 @@ def _worker_sizes(batches: tuple[int, ...]) -> str:
 def _derived(engine: Engine) -> dict[str, object]:
     context = engine.context
     config, group, model = context.config, context.group, context.components.model
+    switch = context.compile_switch
     return {
         "world_size": group.world_size,
         "nodes": group.placement.nodes,
@@ -313,6 +316,7 @@ def _derived(engine: Engine) -> dict[str, object]:
         "device": describe_device(group.device),
         "backend": group.backend,
         "sync": engine.sync.label or describe_method(config),
+        **({} if switch is None else {"compile": switch.label}),
         "threads": torch.get_num_threads(),
         "snapshots_written": "once" if context.shared else "once on each node",
         "val_samples": context.progress.val_samples,

@@ -137,7 +137,13 @@ class Session:
         self._context.components.channels_last |= layout
         ready = place_model(module, compute, self._context.group, channels_last=layout)
         context = self._context
-        forward = forward_of(ready, compute, context.group, exact=context.division.is_fixed)
+        forward = forward_of(
+            ready,
+            compute,
+            context.group,
+            exact=context.division.is_fixed,
+            switch=context.compile_switch,
+        )
         context.replicas.append(Replica(ready, context.group, forward))
         components.models[name] = ready
         return ready  # type: ignore[return-value]  # another module only where it is a BatchNorm

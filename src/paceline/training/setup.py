@@ -17,11 +17,12 @@ from paceline.metrics.console import Console, make_console
 from paceline.metrics.counters import StepCounters
 from paceline.options.entry_points import imported
 from paceline.results.run_directory import RunDirectory
-from paceline.training.components import Components
+from paceline.training.components import CompileSwitch, Components
 from paceline.training.config import TrainConfig
 from paceline.training.context import TrainingContext
 from paceline.training.engine import Engine
 from paceline.training.hooks.base import ADDED_HOOKS, StepHook, StepHooks, overrides
+from paceline.training.hooks.compile_choice import CompileChoice
 from paceline.training.hooks.load_balancing import LoadBalancer
 from paceline.training.hooks.metrics_logger import MetricsLogger
 from paceline.training.hooks.step_checks import ReplicaChecks, ReproducibilityChecks
@@ -183,6 +184,7 @@ def _context(
         run=run,
         console=console,
         scaler=scaler,
+        compile_switch=CompileSwitch() if config.compute.compile == "auto" else None,
         writes=group.rank == 0 if shared else group.placement.local_rank == 0,
         shared=shared,
         kept_options=tuple(own_options),
@@ -223,6 +225,8 @@ def _hooks(context: TrainingContext, sync: GradientSync, opened: ExitStack) -> I
     if config.data.balance and group.world_size > 1:
         most = config.data.max_batch_per_worker
         yield LoadBalancer(context.progress, group, most, say.say)
+    if context.compile_switch is not None:
+        yield CompileChoice(context, sync, context.compile_switch)
     logger = MetricsLogger(context, agree or str)
     opened.callback(logger.close)
     yield logger

@@ -58,6 +58,20 @@ def test_steps_and_ages(tmp_path: Path, clock: Clock) -> None:
     assert WorkerState.from_json(state.to_json()) == state
 
 
+def test_compiling_is_not_counted_to_a_step(tmp_path: Path, clock: Clock) -> None:
+    note, path = StepNote(), tmp_path / "note"
+    note.share(path)
+    watch = WorkerPoller({0: path}, {0: os.getpid()})
+    ages = []
+    for step, operation in ((1, "step"), (2, "step"), (2, "compile"), (2, "step"), (2, "step")):
+        clock.now_s += 60.0
+        note.step, note.operation = step, operation
+        (state,) = watch.poll()
+        ages.append((state.step_age_s, state.age_s))
+    assert ages == [(0.0, 0.0)] * 4 + [(5.0, 5.0)]
+    assert state.median_step_s == 5.0  # of the longest pause between two polls
+
+
 def test_a_pause_of_the_watcher_itself_hardly_counts(tmp_path: Path, clock: Clock) -> None:
     note, path = StepNote(), tmp_path / "note"
     note.share(path)

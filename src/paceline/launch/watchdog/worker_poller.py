@@ -11,7 +11,7 @@ from typing import final
 
 import psutil
 
-from paceline.launch.heartbeat import Reading, read_note
+from paceline.launch.heartbeat import COMPILING, Reading, read_note
 from paceline.launch.processes import find_process, process_state
 from paceline.launch.watchdog.worker_state import WorkerState
 
@@ -95,6 +95,8 @@ def _follow(worker: _Watched, reading: Reading, elapsed_s: float) -> None:
     before, worker.reading = worker.reading, reading
     worker.age_s = 0.0 if reading != before else worker.age_s + elapsed_s
     since_s, worker.step_age_s = worker.step_age_s + elapsed_s, 0.0
+    if COMPILING in (reading.operation, before.operation):
+        return  # that isn't counted to a step: none has taken so long before
     # A step of several (polls are slower than short steps) gives their mean as one pace.
     if reading.step == before.step:
         worker.step_age_s = since_s

@@ -11,7 +11,6 @@ import torch
 
 from paceline.data.batch import Batch
 from paceline.distributed.device import is_accelerator
-from paceline.files import write_json
 from paceline.gradient_sync.compression import Compression
 from paceline.gradient_sync.local_sgd.schedule import LocalTerms
 from paceline.gradient_sync.options import SyncMethod
@@ -238,11 +237,7 @@ class AutoSync(ReplicaSync):
         if context.group.rank != 0:
             return
         context.console.say(f"--sync {self.label}")
-        if context.run.run_json.exists():
-            record = context.run.read_run()
-            derived = record.get("derived")
-            entries = dict(derived) if isinstance(derived, Mapping) else {}
-            write_json(context.run.run_json, {**record, "derived": {**entries, "sync": self.label}})
+        context.run.add_derived(sync=self.label)
 
 
 def make_auto(context: TrainingContext) -> GradientSync:

@@ -83,6 +83,11 @@ def check_reproducible(config: TrainConfig, world_size: int) -> None:
             "--shards can't be combined with --time-budget: the schedule would follow the clock, "
             "and with it the result. Give --epochs (--time-budget none where a recipe sets one)"
         )
+    if config.compute.compile == "auto":
+        raise UsageError(
+            "--shards can't be combined with --compile auto: what is compiled would follow the "
+            "clock, and with it the bits. Give --compile or --no-compile"
+        )
     if config.dist.backend in _FEW_OPERATIONS:
         raise UsageError(
             f"--shards needs all-to-all, which --backend {config.dist.backend} doesn't have. Use "

@@ -1,0 +1,175 @@
+"""`--compile auto`: compiles a model where the rest of the training pays for it."""
+
+from collections.abc import Mapping
+from statistics import median
+from time import perf_counter
+from typing import final
+
+import torch
+
+from paceline.distributed.device import is_accelerator
+from paceline.options.durations import format_duration
+from paceline.results.json_object import section, text
+from paceline.results.metrics_table import EpochRow
+from paceline.training.components import CompileSwitch, Components
+from paceline.training.context import TrainingContext
+from paceline.training.hooks.base import StepHook
+from paceline.training.snapshots.train_state import TrainState
+from paceline.training.sync.base import GradientSync
+from paceline.training.sync.validation import method_of
+
+LEAST_LEFT_S = 300.0
+"""With less than this to train a model isn't compiled: that takes up to a minute, and saves, where
+it saves anything, a fifth of the time and more."""
+_LEAST_GAIN = 0.03
+_WARM_UP = 3
+"""Steps that aren't measured: of a start, or with a model that has just been compiled."""
+_LEAST_STEPS, _MOST_STEPS, _LEAST_S = 4, 64, 2.0
+"""A way is measured for this long, and at least this many steps; or for this many."""
+_NAME = "compile"
+_TRYING = "auto: compiles the model"
+
+
+@final
+class CompileChoice(StepHook):
+    """Measures steps as they are, then compiled ones if that may pay, and keeps what is faster.
+
+    What is measured differs from start to start; once chosen, a resumed training keeps it. Rank 0
+    decides, by its clock.
+    """
+
+    def __init__(self, context: TrainingContext, sync: GradientSync, switch: CompileSwitch) -> None:
+        """Args:
+        context: The training.
+        sync: Which, with `--sync auto`, measures first.
+        switch: Which passes are compiled.
+        """
+        self._context, self._sync, self._switch = context, sync, switch
+        self._position = TrainState()
+        self._choice: bool | None = None
+        """Whether the model is compiled; None until that is settled."""
+        self._why = ""
+        self._plain_s: float | None = None
+        """A step as it is; None while that is measured."""
+        self._since_s: float | None = None
+        self._warm = 0
+        self._times_s: list[float] = []
+
+    def setup(
+        self, components: Components, position: TrainState, saved: Mapping[str, object]
+    ) -> None:
+        """Keep what a snapshot says was chosen; don't try again what a training didn't survive."""
+        self._position = position
+        found = section(saved, _NAME)
+        if isinstance(found.get("choice"), bool):
+            self._settle(bool(found["choice"]), str(found.get("why")))
+        elif self._context.group.broadcast_text(self._noted() if self._is_first else "") == _TRYING:
+            self._settle(False, "the workers ended while they compiled it, or were ended")
+
+    def after_step(self, step: int) -> None:
+        """Measure the step; where enough is measured, decide. Collective then."""
+        if self._choice is not None or not self._is_measured():
+            return
+        own = [median(self._times_s), sum(self._times_s), self._switch.problem is not None]
+        rows = self._context.group.gather_rows(torch.tensor(own, dtype=torch.float64))
+        step_s, measured_s, _ = rows[0].tolist()
+        failed = rows[:, 2].nonzero().flatten().tolist()
+        if measured_s < _LEAST_S and len(self._times_s) < _MOST_STEPS and not failed:
+            return
+        if self._plain_s is None:
+            self._choose_to_try(step_s)
+        else:
+            self._judge(self._plain_s, step_s, failed)
+
+    def end_epoch(self, row: EpochRow) -> None:
+        """Leave the evaluation out of the next step's time."""
+        self._since_s = None
+
+    def state_dict(self) -> Mapping[str, object]:
+        """Give what was chosen."""
+        if self._choice is None:
+            return {}
+        return {_NAME: {"choice": self._choice, "why": self._why}}
+
+    def _is_measured(self) -> bool:
+        """Take the time of a step; tell whether to look at those taken. Local, alike on all."""
+        group, measures = self._context.group, method_of(self._context.config) == "auto"
+        if measures and group.world_size > 1 and self._sync.chosen is None:
+            return False  # that comes first
+        if len(self._times_s) == _MOST_STEPS:
+            return self._position.epoch > 0  # until then an epoch's length wasn't known
+        if is_accelerator(group.device):
+            torch.accelerator.synchronize()
+        now_s = perf_counter()
+        since_s, self._since_s = self._since_s, now_s
+        if self._warm < _WARM_UP:
+            self._warm += 1
+        elif since_s is not None:
+            self._times_s.append(now_s - since_s)
+        steps = len(self._times_s)
+        return steps >= _LEAST_STEPS and not steps & (steps - 1)  # 4, 8, 16, 32 and 64
+
+    def _choose_to_try(self, step_s: float) -> None:
+        """Have the next steps be compiled where that may pay. Collective."""
+        left_s = self._left_s(step_s)
+        if left_s is None:
+            return  # it shows when the first epoch is over
+        enough = self._context.group.broadcast_text("yes" if left_s >= LEAST_LEFT_S else "")
+        if not enough:
+            self._choose(False, f"with {format_duration(left_s)} left it wouldn't pay")
+            return
+        self._announce(_TRYING, f"--compile {_TRYING}, for the last {format_duration(left_s)}")
+        self._plain_s, self._switch.is_on = step_s, True
+        self._times_s, self._warm, self._since_s = [], 0, None
+
+    def _judge(self, plain_s: float, compiled_s: float, failed: list[int]) -> None:
+        """Keep what is faster."""
+        if failed:
+            problem = self._switch.problem
+            why = f"that failed on rank {failed[0]}" + (f": {problem}" if problem else "")
+            self._choose(False, why)
+            return
+        times = f"a step takes {_ms(compiled_s)} compiled and {_ms(plain_s)} as it is"
+        self._choose(compiled_s < (1 - _LEAST_GAIN) * plain_s, times)
+
+    def _choose(self, choice: bool, why: str) -> None:
+        """Settle it, and have steps be measured anew by the profile."""
+        self._settle(choice, why)
+        self._context.profiler.step_profiler.reset(self._position.step)
+        self._announce(self._switch.label, f"--compile {self._switch.label}")
+
+    def _settle(self, choice: bool, why: str) -> None:
+        self._choice, self._why, self._switch.is_on = choice, why, choice
+        self._switch.label = f"auto: {'compiled' if choice else 'not compiled'}, since {why}"
+
+    def _announce(self, label: str, line: str) -> None:
+        """Say a line, and note how far it is in `run.json`. On rank 0."""
+        if self._is_first:
+            self._context.console.say(line)
+            self._context.run.add_derived(compile=label)
+
+    def _noted(self) -> str:
+        """Read what `run.json` says of an earlier start of this training."""
+        run = self._context.run
+        if not run.run_json.exists():
+            return ""
+        return text(section(run.read_run(), "derived"), _NAME) or ""
+
+    @property
+    def _is_first(self) -> bool:
+        return self._context.group.rank == 0
+
+    def _left_s(self, step_s: float) -> float | None:
+        """Estimate what is left to train; None where an epoch's length isn't known yet."""
+        state, progress = self._position, self._context.progress
+        steps: float = state.total_steps
+        if not steps and state.epoch:
+            steps = progress.loop.epochs * state.step / state.epoch
+        found = [(steps - state.step) * step_s] if steps else []
+        if progress.budget_s is not None:
+            found.append(progress.budget_s - state.elapsed_s)
+        return min(found, default=None)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:,.1f} ms"

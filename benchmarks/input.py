@@ -84,6 +84,13 @@ def random_images(num: int) -> TensorData:
     )
 
 
+AUGMENTATION = (
+    Warp(RandomFlip(), RandomAffine(10), RandomAffine(shear=10, scale=(0.8, 1.2))),
+    ColorJitter(0.2, 0.2, 0.2),
+)
+"""The same by batches."""
+
+
 def our_batches(data: TensorData, mode: Mode, layout: torch.memory_format) -> Iterator[Tensor]:
     """Give Paceline's batches without end, epoch after epoch."""
     warp = Warp(

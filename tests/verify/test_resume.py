@@ -328,6 +328,7 @@ model = nn.parallel.DistributedDataParallel(model)
         )
         .replace("for epoch in", "dist.barrier()\nfor epoch in")
         .replace("    schedule.step()\n", "    schedule.step()\n    dist.barrier()\n")
+        + "dist.destroy_process_group()\n"
     )
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
     own = ("--resume", "--kill-at-step", "15", "--resume-args", "--go-on now")

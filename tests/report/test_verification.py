@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from paceline.report.scaling.charts import Line, Picture
 from paceline.report.scaling.lines import draw_lines
 from paceline.report.verification import render_verification, verification_pictures
 from tests.report.test_page import NASTY, outline
@@ -148,6 +149,23 @@ def test_a_picture_over_many_powers_of_ten_has_labels_and_the_mark() -> None:
     assert drawn.count("stroke:var(--bad)") == 1
 
 
+@pytest.mark.parametrize(
+    ("most", "labels"), [(1.5, ["1", "1.5"]), (20.0, ["1", "2", "5", "10", "20"])]
+)
+def test_a_picture_over_few_powers_of_ten_has_labels_between(
+    most: float, labels: list[str]
+) -> None:
+    line = Line(label="a", value="", colour=0, points=((0.0, 1.0), (7.0, most)))
+    picture = Picture(slug="a", title="a", caption="", across="step", lines=(line,), log_up=True)
+    drawn = re.findall(r"<text[^>]*>([^<]*)</text>", draw_lines(picture))
+    assert set(labels) <= {*drawn}
+
+
+def test_a_fault_that_shows_in_no_step_is_said_to() -> None:
+    page = render_verification({**FOUND, "first_differences": []})
+    assert "differs by more than rounding. What was found shows elsewhere." in page
+
+
 def test_where_it_was_killed_and_where_it_went_on() -> None:
     losses, loss, *_ = verification_pictures(RESUMED)
     assert [(event.place, event.label) for event in losses.events] == [
@@ -169,7 +187,7 @@ def test_the_same_bits_and_what_has_failed_have_no_distances() -> None:
     workers = [{"workers": 1, "steps": []}, {"workers": 2, "steps": same}]
     page = render_verification({**FOUND, **good, "workers": workers})
     assert outline(page).tags.count("svg") == 1
-    assert "No step that was compared differs" in page
+    assert "No step that was compared differs by more than rounding.</p>" in page
     assert '<p class="ending finished">Exit code 0' in page
     page = render_verification({**FOUND, **good, "workers": [], "losses": []})
     assert "Step by step" not in page

@@ -80,6 +80,7 @@ def render_verification(found: JsonObject) -> str:
         table=_table(found),
         sizes=_with_flags(text(section(found, "limits"), "meaning")),
         is_same=bool(compared) and not _differences(found),
+        has_faults=any(each.get("is_fault") is True for each in entries(found, "findings")),
         first_differences=[_describe_difference(each) for each in _differences(found)],
         pictures=[(p, p.caption, Markup(draw_lines(p))) for p in verification_pictures(found)],
         colours=COLOURS_THERE,

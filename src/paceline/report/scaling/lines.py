@@ -28,8 +28,8 @@ _LETTER = 7.4  # The width of a digit where the page is narrow and text is large
 _STAND_INS = {f"#0f000{place}": f"var(--s{place})" for place in range(COLOURS_THERE)}
 _LINES = tuple(_STAND_INS)
 _DASH = 2.5  # Line widths.
-_FEW_DECADES = 1e3
-"""Up to so large a factor a logarithmic axis has room for 2 and 5 between the powers of ten."""
+_DIGITS = ((5.0, (1, 1.5, 2, 3, 4, 5, 7)), (200.0, (1, 2, 5)), (math.inf, (1,)))
+"""Which multiples of powers of ten a logarithmic axis has room for, up to so large a factor."""
 _ROUND_S = (1, 10, 60, 600, 3600, 6 * 3600, 86400, 10 * 86400, 100 * 86400)
 _NAMES = {"workers": "workers", "time": "training time", "samples": "samples", "step": "steps"}
 
@@ -127,7 +127,7 @@ def _scale_up(axes: "Axes", picture: Picture) -> None:
     if picture.log_up:
         axes.set_yscale("log")
         low, high = axes.get_ylim()
-        digits = (1, 2, 5) if high / low < _FEW_DECADES else (1,)
+        digits = next(chosen for most, chosen in _DIGITS if high / low <= most)
         axes.yaxis.set_major_locator(LogLocator(base=10, subs=digits, numticks=6))
         axes.yaxis.set_minor_locator(NullLocator())
     else:

@@ -9,9 +9,14 @@ import pytest
 
 from paceline.cli import verify as verify_command
 from paceline.cli.app import main
+from paceline.report.verification import render_verification
+from paceline.verify.compare import given_limits
 from paceline.verify.launches import VerifyRequest
+from paceline.verify.text_report import VerifyResult, as_json, as_text
+from paceline.verify.verdict import evaluate_first, evaluate_launch
 from tests.cli.conftest import Paceline
 from tests.script.scripts import RUN, write_script
+from tests.verify.made import launch, trained
 
 QUICK = ("--threads", "1", "--json", "found.json")
 STRICT = RUN.replace("loader_workers=0", 'loader_workers=0, run_dir="kept", resume="auto"')
@@ -102,6 +107,9 @@ def test_what_contradicts_the_script_is_wrong_usage(paceline: Paceline, tmp_path
         (("digits", "--workers", "1,5", "--shards", "4"), "5, more than --shards 4"),
         (("digits", "--tolerance", "-1"), "--tolerance must be at least 0, not -1"),
         (("digits", "--json", "no/found.json"), "there is no directory for it"),
+        (("digits", "--html", "no/page.html"), "--html no/page.html: there is no directory for it"),
+        (("digits", "--html", "."), "--html . is a directory: give a file's name"),
+        (("digits", "--html", "a", "--json", "./a"), "--json and --html both say a"),
         (("digits", "--steps", "0"), "--steps must be at least 1"),
         (("digits", "--max-restarts", "1"), "unknown option '--max-restarts'"),
         (("digits", "--global-batch", "1"), "2 workers are more than the 1 samples"),
@@ -117,6 +125,47 @@ def test_what_contradicts_the_script_is_wrong_usage(paceline: Paceline, tmp_path
 @pytest.mark.core_cases(7)
 def test_usage(words: tuple[str, ...], message: str, refusal: Callable[..., str]) -> None:
     assert message in refusal("verify", *words)
+
+
+def test_the_page_is_made_from_what_json_holds() -> None:
+    first = launch([trained(["1", "2"], 1.0, 1.0), trained(["3", "4"], 0.5, 2.0)])
+    other = launch([trained(["1", "2"], 1.0, 1.0), trained(["3", "4"], 0.75, 3.0)])
+    limits = given_limits(1e-6)
+    results = (evaluate_first(first), evaluate_launch(first, other, limits))
+    outcome = VerifyResult(results=results, limits=limits, unseen=("what --steps cuts off",))
+    found = json.loads(json.dumps(as_json(outcome)))
+    assert found["losses"] == [
+        {"launch": "1 worker", "from_step": 0, "values": [1.0, 0.5]},
+        {"launch": "1 worker", "from_step": 0, "values": [1.0, 0.75]},
+    ]
+    assert found["first_differences"] == [
+        {"launch": "1 worker", "step": 1, "in": ["loss", "gradients"]}
+    ]
+    assert [" ".join(row).split() for row in found["table"]] == [
+        line.split() for line in as_text(outcome).split("\n\n")[1].splitlines()
+    ]
+    page = render_verification(found)
+    for part in (found["verdict"], "step 1 is the first that differs", "<code>--steps</code>"):
+        assert part in page
+
+
+def test_a_page_is_written_over_its_own_kind_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "page.html").write_text("<title>mine</title>")
+    assert main(["verify", "digits", "--html", "page.html"]) == 2
+    assert "page.html is there, and is no page of `paceline verify`" in capsys.readouterr().err
+    assert (tmp_path / "page.html").read_text() == "<title>mine</title>"
+
+
+@pytest.mark.parametrize("option", ["--html", "--json"])
+def test_a_directory_that_cant_be_written(
+    option: str, monkeypatch: pytest.MonkeyPatch, refusal: Callable[..., str]
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
+    message = f"{option} found: its directory can't be written"
+    assert message in refusal("verify", "digits", option, "found")
 
 
 @pytest.mark.parametrize(

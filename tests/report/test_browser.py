@@ -13,11 +13,14 @@ from selenium.webdriver.support.wait import WebDriverWait
 from paceline.report.load_run import read_run
 from paceline.report.page import render_page, write_run_report
 from paceline.report.page_server import FollowedPage, version_of
+from paceline.report.verification import write_verification
 from paceline.results.run_directory import RunDirectory
 from tests.report.browsing import CONTRAST, open_file, requested
 from tests.report.conftest import metrics_row, write_metrics
-from tests.report.screenshots import RUNS, write_pages
+from tests.report.scaling.test_browser import LAYOUT
+from tests.report.screenshots import LONG, RUNS, write_pages
 from tests.report.test_page_server import serving
+from tests.report.test_verification import FINDING, FOUND, RESUMED
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 MakeRun = Callable[..., RunDirectory]
@@ -209,3 +212,21 @@ def test_a_served_page_follows_its_run(browser: Chrome, make_run: MakeRun) -> No
         assert browser.get_log("browser") == []
     told = "return document.querySelector('[data-version]').textContent"
     WebDriverWait(browser, 30).until(lambda _: "has ended" in browser.execute_script(told))
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_verifications_page_fits_and_can_be_read(
+    browser: Chrome, tmp_path: Path, width: int
+) -> None:
+    long = {"verdict": f"different: 1 cause: {LONG}", "not_seen": [LONG]}
+    line = {"file": f"/home/me/{LONG}.py", "line": 1, "code": f"{LONG} = {LONG}()"}
+    finding = {**FINDING, "what": LONG, "lines": [line]}
+    for found in (FOUND, {**RESUMED, **long, "findings": [finding], "saved": [LONG]}):
+        page = write_verification(found, tmp_path / "page.html")
+        open_file(browser, page, width=width, scheme="dark")
+        seen = browser.execute_script(LAYOUT)
+        assert (seen["touching"], seen["outside"], seen["overflow"]) == ([], [], False)
+        assert (seen["small"], seen["unnamed"]) == (0, 0)
+        assert browser.execute_script(CONTRAST)[1] >= 4.5
+        assert requested(browser) == [page.as_uri()]
+        assert browser.get_log("browser") == []

@@ -7,13 +7,17 @@ import pytest
 from paceline.verify.compare import (
     CHAOS,
     FACTOR,
+    FirstDifference,
     Limits,
     compare,
     given_limits,
+    losses_of,
     measured_limits,
 )
+from paceline.verify.events import PassEnded
+from paceline.verify.trace import Trace, collect_trace
 from paceline.verify.verdict import Verdict, evaluate_launch, needs_yardstick
-from tests.verify.made import launch, trained
+from tests.verify.made import begun, launch, trained
 
 SAMPLES = ["1", "2"], ["3", "4"]
 
@@ -96,3 +100,36 @@ def test_a_lost_gradient_and_a_loss_of_zero() -> None:
 
 def test_nothing_to_compare() -> None:
     assert evaluate_launch(FIRST, launch([]), given_limits(0.0)).verdict == Verdict.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("other", "step", "quantities"),
+    [
+        (steps_with([1.0, 2.2], [1.0, 1.6]), 1, ("gradients", "weights")),
+        (steps_with([1.0, 2.0], [1.0, 1.6]), 1, ("weights",)),
+        (steps_with([1.5, 2.2], [1.0, 1.6], loss=2.0), 0, ("loss", "gradients")),
+        (
+            launch([trained(["1", "5"], 1.0, 1.0, 1.0), trained(SAMPLES[1], 1.0, 3.0, 1.5)]),
+            0,
+            ("samples",),
+        ),
+    ],
+)
+def test_the_first_step_that_differs_and_in_what(
+    other: Trace, step: int, quantities: tuple[str, ...]
+) -> None:
+    found = compare(FIRST, other).first_difference(given_limits(1e-6))
+    assert found == FirstDifference(step=step, quantities=quantities)
+    assert compare(FIRST, other).first_difference(given_limits(10.0)) == (
+        found if "samples" in quantities else None
+    )
+
+
+def test_losses_are_those_of_all_ranks_as_they_compare_best() -> None:
+    """A script may average its ranks' losses, or weight them by their samples (1 + 3 here)."""
+    alone = launch([trained(["1", "2", "3", "4"], 1.75, 1.0)])
+    ranks = [trained(["1"], 1.0, 1.0), trained(["2", "3", "4"], 2.0, 1.0)]
+    both = collect_trace([[begun(0, 0), *events, PassEnded(0, 0, False)] for events in ranks])
+    assert losses_of(alone) == [1.75]
+    assert losses_of(both) == [1.5]
+    assert losses_of(both, alone.steps) == [1.75]

@@ -1,9 +1,12 @@
 """Faults planted in real scripts are found by the real command, and faultless ones not accused."""
 
+from html import unescape
 from pathlib import Path
 
 import pytest
+import torch
 
+from paceline.results.json_object import entries, section, text
 from tests.support.tiers import slow
 from tests.verify.conftest import Verify
 from tests.verify.faults.scripts import BY_HAND, FAULTLESS, FAULTS
@@ -50,6 +53,20 @@ def test_faults_show_on_other_numbers_and_every_count_has_its_verdict(
     done = verify("train.py", "--workers", "1,3", "--tolerance", "1e-4")
     # 51 samples on 3 workers: shares of 17, batches of 5, 5, 5 and 2 each: all equal.
     assert (done.code, done.causes) == (65, ["other-samples"]), done.out
+
+
+@pytest.mark.slow
+def test_a_page_of_what_was_found(verify: Verify, tmp_path: Path) -> None:
+    FAULTS["a sum as loss"].write(tmp_path)
+    path = tmp_path / "page.html"
+    done = verify("train.py", "--tolerance", "1e-4", "--steps", "2", "--html", str(path))
+    page = path.read_text()
+    ran, (finding,) = section(done.content, "ran"), entries(done.content, "findings")
+    assert f'<h1 class="verdict">{done.content["verdict"]}</h1>' in page
+    assert "is the first that differs" in page
+    assert page.count("<svg") == 4
+    assert all(text(line, "code") in unescape(page) for line in entries(finding, "lines"))
+    assert (ran["workers"], ran["torch"]) == ([1, 2], torch.__version__)
 
 
 DRAWN_ORDER = (

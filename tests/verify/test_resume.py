@@ -302,11 +302,18 @@ def test_a_script_by_its_own_checkpoints(
     forgets: str, causes: list[str], verify: Verify, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    done = verify("train.py", "--resume", "--kill-at-step", "15", "--", *forgets.split())
+    page = tmp_path / "page.html"
+    options = ("--resume", "--kill-at-step", "15", "--html", str(page))
+    done = verify("train.py", *options, "--", *forgets.split())
     assert (done.code, done.causes) == (65 if causes else 0, causes), done.out + done.err
     assert (done.content["killed_after"], done.content["resumed_after"]) == (15, 12)
-    assert {path.name for path in tmp_path.iterdir()} == {"train.py"}  # nothing of it is kept
+    # Nothing of it is kept.
+    assert {path.name for path in tmp_path.iterdir()} == {"train.py", "page.html"}
+    assert str(done.content["verdict"]) in page.read_text()
     if "optimizer" in forgets:
+        assert done.content["first_differences"] == [
+            {"launch": "resumed", "step": 12, "in": ["weights"]}
+        ]
         assert "train.py:11: optimizer = torch.optim.Adam" in done.words
 
 

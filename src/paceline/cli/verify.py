@@ -1,12 +1,15 @@
 """`paceline verify`: is a training the same on any number of workers? Trains on each, compares."""
 
+import os
 import random
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline._version import __version__
 from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
 from paceline.errors import ExitCode, JobError, UsageError
 from paceline.files import write_json
@@ -46,6 +49,7 @@ from paceline.verify.launches import LaunchPart, ResumeRequest, VerifyLauncher, 
 
 if TYPE_CHECKING:
     from paceline.verify.text_report import VerifyResult
+    from paceline.verify.trace import Trace
 
 _USAGE = (
     "paceline verify RECIPE|SCRIPT.py [--resume] [options] [-- the script's own arguments], or "
@@ -119,6 +123,14 @@ _OPTIONS = (
         help="Also write all that was found to this file.",
         group="Verify",
     ),
+    OptionField(
+        name="html",
+        annotation=str | None,
+        default=None,
+        help="Also write a page to this file: the verdict, the losses over each other, the first "
+        "step that differs, causes and lines. It needs no network.",
+        group="Verify",
+    ),
 )
 _OWN = {option.name for option in _OPTIONS}
 _NOT_OURS = {"workers", "max_restarts", "on", "rank", "world_size", "local_rank", "init_method"}
@@ -132,6 +144,8 @@ def main(tokens: Sequence[str]) -> int:
     if wants_help(own) and own[0].startswith("-"):
         show_help(_USAGE, _ABOUT, [*_OPTIONS, *_training_options()], own)
     asked = _read(tokens)
+    request = replace(asked.request, command=("paceline", "verify", *tokens))
+    asked = replace(asked, request=request)
     with scratch_directory() as place:
         return _verify(asked, place)
 
@@ -205,18 +219,23 @@ def _asked(
     command: LaunchCommand | None = None,
 ) -> VerifyRequest:
     """Put together what was asked for."""
-    tolerance, where = given.get("tolerance"), given.get("json")
+    tolerance = given.get("tolerance")
     asked = VerifyRequest(
         request=request,
         config=config,
         workers=workers,
         steps=int(str(given.get("steps", 50))),
         tolerance=None if tolerance is None else float(str(tolerance)),
-        json=None if where is None else str(Path(str(where)).expanduser()),
+        json=_file(given.get("json")),
+        html=_file(given.get("html")),
         resume=_resume(given),
         command=command,
     )
     return _checked(asked)
+
+
+def _file(name: OptionValue) -> str | None:
+    return None if name is None else str(Path(str(name)).expanduser())
 
 
 def _resume(given: Mapping[str, OptionValue]) -> ResumeRequest | None:
@@ -297,11 +316,31 @@ def _checked(asked: VerifyRequest) -> VerifyRequest:
         raise UsageError(f"--steps must be at least 1, not {asked.steps}")
     if asked.tolerance is not None and not asked.tolerance >= 0:
         raise UsageError(f"--tolerance must be at least 0, not {asked.tolerance:g}")
-    if asked.json is not None and not Path(asked.json).absolute().parent.is_dir():
-        raise UsageError(f"--json {asked.json}: there is no directory for it, make it first")
-    if asked.json is not None and Path(asked.json).is_dir():
-        raise UsageError(f"--json {asked.json} is a directory: give a file's name")
+    for option, name in (("--json", asked.json), ("--html", asked.html)):
+        if name is not None:
+            _check_place(option, Path(name))
+    if asked.html is not None:
+        if asked.json is not None and Path(asked.json).absolute() == Path(asked.html).absolute():
+            raise UsageError(f"--json and --html both say {asked.html}: give two files")
+        from paceline.report.verification import check_page_place
+
+        check_page_place(Path(asked.html))
     return asked
+
+
+def _check_place(option: str, path: Path) -> None:
+    """Refuse a file that couldn't be written at the end.
+
+    Raises:
+        UsageError: It couldn't.
+    """
+    directory = path.absolute().parent
+    if not directory.is_dir():
+        raise UsageError(f"{option} {path}: there is no directory for it, make it first")
+    if path.is_dir():
+        raise UsageError(f"{option} {path} is a directory: give a file's name")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise UsageError(f"{option} {path}: its directory can't be written")
 
 
 def _script_request(
@@ -351,9 +390,31 @@ def _verify(asked: VerifyRequest, place: Path) -> int:
         return _verify_resume(launcher, asked.resume)
     outcome = _study(launcher)
     print(printable(as_text(outcome)), flush=True)
+    return _keep(asked, as_json(outcome), outcome.results[0].trace)
+
+
+def _keep(asked: VerifyRequest, content: Mapping[str, object], first: "Trace") -> ExitCode:
+    """Write what was found to where the user wants it, and give the exit code."""
+    code = ExitCode.DONE if content["is_good"] else ExitCode.JOB
+    ran = {
+        "target": asked.request.recipe,
+        "command": list(asked.request.command),
+        "directory": str(Path.cwd()),
+        "started_at": asked.request.started_at,
+        "workers": list(asked.workers),
+        "steps": asked.steps,
+        "epochs": asked.epochs,
+        "paceline": __version__,
+        "torch": first.torch,
+    }
+    found = {**content, "exit_code": int(code), "ran": ran}
     if asked.json is not None:
-        write_json(Path(asked.json), as_json(outcome))
-    return ExitCode.DONE if outcome.is_good else ExitCode.JOB
+        write_json(Path(asked.json), found)
+    if asked.html is not None:
+        from paceline.report.verification import write_verification
+
+        write_verification(found, Path(asked.html).absolute())
+    return code
 
 
 def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> int:
@@ -393,9 +454,7 @@ def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> int:
     )
     found = judge(launches, given_limits(LEAST if asked.tolerance is None else asked.tolerance))
     print(printable(resume_text(found)), flush=True)
-    if asked.json is not None:
-        write_json(Path(asked.json), resume_json(found))
-    return ExitCode.DONE if found.is_good else ExitCode.JOB
+    return _keep(asked, resume_json(found), whole)
 
 
 def _is_on_cpu(asked: VerifyRequest) -> bool:

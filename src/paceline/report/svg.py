@@ -21,8 +21,9 @@ COLOURS = {
     "#0c0000": "var(--muted)",
     "#0d0000": "var(--line)",
     "#0e0000": "var(--paper)",
+    "#100000": "var(--bad)",
 }
-TRAIN, ACCENT, MUTED, LINE, PAPER = COLOURS
+TRAIN, ACCENT, MUTED, LINE, PAPER, BAD = COLOURS
 
 _WHOLE = ("epoch", "step", "steps", "workers", "samples")
 """What is counted in whole numbers along the bottom."""

@@ -1,12 +1,15 @@
-"""Fills the pages' templates."""
+"""Fills the pages' templates, and writes pages over older ones of their kind alone."""
 
 import base64
 import hashlib
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 
 from markupsafe import Markup
 
+from paceline.errors import UsageError
+from paceline.files import open_plain, storing, write_atomic
 from paceline.options.text import printable
 
 
@@ -39,6 +42,48 @@ def fill_template(name: str, /, **values: object) -> str:
         lstrip_blocks=True,
     )
     return environment.get_template(name).render(values)
+
+
+def refuse_other(path: Path, generator: str, of: str) -> None:
+    """Refuse a place where something else than an older page of ours stands.
+
+    Args:
+        path: The page.
+        generator: What such pages name as the generator.
+        of: The commands that write them, for the message.
+
+    Raises:
+        UsageError: There is something else.
+    """
+    if path.exists() and not _is_by(path, generator):
+        raise UsageError(f"{path} is there, and is no page of {of}: move it away")
+
+
+def write_page(path: Path, page: str, generator: str, of: str) -> Path:
+    """Write a page over an older one of the same kind, and over nothing else.
+
+    Args:
+        path: Where to.
+        page: The HTML.
+        generator: As for `refuse_other`.
+        of: As for `refuse_other`.
+
+    Raises:
+        UsageError: There is something else.
+        StorageError: It can't be written.
+    """
+    refuse_other(path, generator, of)
+    with storing(path):
+        write_atomic(path, page.encode("utf-8", errors="replace"))
+    return path
+
+
+def _is_by(path: Path, generator: str) -> bool:
+    try:
+        with open_plain(path) as file:
+            return f'content="{generator}"'.encode() in file.read(4096)
+    except (OSError, ValueError):
+        return False
 
 
 def _without_controls(value: object) -> object:

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from paceline.distributed.environment import current_placement, set_variables
 from paceline.launch.error_records import exit_code_of, kind_of, run_guarded
 from paceline.launch.heartbeat import note
@@ -52,7 +54,7 @@ def run_watched(payload: str) -> str:
     finally:
         ADDED_HOOKS.reset(token)
     # Only reached without an error: a trace that lacks this record was cut off by one.
-    observer.writer.write(Ended(is_cut))
+    observer.writer.write(Ended(is_cut, str(torch.__version__)))
     note.operation = "end"
     return json.dumps({"stopped_because": "watched"})
 

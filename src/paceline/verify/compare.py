@@ -57,6 +57,17 @@ class Limits:
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class FirstDifference:
+    """The first step that isn't the same in two launches."""
+
+    step: int
+    """From 0."""
+    quantities: tuple[str, ...]
+    """What differs in it by more than rounding: `samples`, `augmentation`, `loss` and so on."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """A launch against the first one."""
 
@@ -90,6 +101,30 @@ class Comparison:
             if limits.measured and limits.of_weights(found.step) > CHAOS * FACTOR:
                 return None
         return None
+
+    def first_difference(self, limits: Limits) -> FirstDifference | None:
+        """Find the first step with other samples, or with more than rounding between the two."""
+        beyond = self.first_beyond(limits)
+        found = (
+            self.samples_differ_from,
+            self.contents_differ_from,
+            None if beyond is None else beyond.step,
+        )
+        steps = [step for step in found if step is not None]
+        if not steps:
+            return None
+        first = next(d for d in self.differences if d.step == min(steps))
+        gradients, weights = limits.of_gradients(first.step), limits.of_weights(first.step)
+        differs = {
+            "samples": not first.same_samples,
+            "augmentation": not first.same_looks,
+            "loss": first.loss > gradients,  # it has no limit of its own
+            "gradients": first.gradients > gradients,
+            "weights": first.weights > weights,
+        }
+        return FirstDifference(
+            step=first.step, quantities=tuple(name for name, does in differs.items() if does)
+        )
 
 
 def compare(first: Trace, other: Trace) -> Comparison:
@@ -155,9 +190,28 @@ def _furthest(gradients: Sequence[tuple[str, TensorSketch, TensorSketch]]) -> st
 
 
 def _loss_difference(one: Step, two: Step) -> float:
-    """Compare the losses over all ranks; a script may weight its ranks' losses by itself."""
     mine = one.loss(by_samples=False)
-    apart = min(abs(two.loss(by_samples=by) - mine) for by in (True, False))
+    apart = abs(_nearest_loss(mine, two) - mine)
     if apart == 0:
         return 0.0
     return apart / abs(mine) if mine else math.inf
+
+
+def _nearest_loss(mine: float, other: Step) -> float:
+    """Give a loss over all ranks, whose losses a script may weight by itself: as is nearer."""
+    return min((other.loss(by_samples=by) for by in (True, False)), key=lambda it: abs(it - mine))
+
+
+def losses_of(trace: Trace, beside: Sequence[Step] = ()) -> list[float]:
+    """Give the losses over all ranks, step by step.
+
+    Args:
+        trace: The launch.
+        beside: Steps of another one, from the same step on, that it is compared with.
+    """
+    own = [step.loss(by_samples=False) for step in trace.steps]
+    near = [
+        _nearest_loss(mine.loss(by_samples=False), step)
+        for mine, step in zip(beside, trace.steps, strict=False)
+    ]
+    return [*near, *own[len(near) :]]

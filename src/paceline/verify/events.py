@@ -194,6 +194,8 @@ class Ended:
 
     is_cut: bool
     """Whether we ended it."""
+    torch: str = ""
+    """Version of PyTorch."""
 
 
 Event = (

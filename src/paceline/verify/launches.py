@@ -67,10 +67,16 @@ class VerifyRequest:
     steps: int
     tolerance: float | None
     json: str | None
+    html: str | None
     resume: ResumeRequest | None
     """How it is killed and resumed; None: that isn't verified."""
     command: LaunchCommand | None
     """The user's own, by which workers are started; None: Paceline starts them."""
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that are trained: to resume, one before and one after that of the kill."""
+        return 2 if self.resume is None else 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +270,7 @@ class VerifyLauncher:
             variables=variables,
             overlay=str(run.path / _OVERLAY) if part else "",
             notes_state=part is not None,
-            epochs=2 if part is None else 3,  # one before, one after the one in which it is killed
+            epochs=self.asked.epochs,
             kill_at=part.kill_at if part else 0,
             log_dir=str(run.logs),
         ).to_json()

@@ -48,6 +48,8 @@ class ResumeResult:
     """The resumed one against the undisturbed one, from there on."""
     findings: tuple[Finding, ...]
     unseen: tuple[str, ...]
+    limits: Limits
+    """What counts as rounding."""
 
     @property
     def is_good(self) -> bool:
@@ -107,6 +109,7 @@ def judge(launches: Launches, limits: Limits) -> ResumeResult:
         after=after,
         findings=tuple(found),
         unseen=(*unseen, *_unseen(launches, found, begins_at)),
+        limits=limits,
     )
 
 

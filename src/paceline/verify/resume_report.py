@@ -8,6 +8,9 @@ from paceline.verify.resume import ResumeResult
 from paceline.verify.text_report import (
     describe_finding,
     finding_json,
+    first_difference_json,
+    limits_json,
+    losses_json,
     size_of,
     steps_json,
     wrapped_text,
@@ -22,7 +25,7 @@ def resume_text(found: ResumeResult) -> str:
     numbered = enumerate(found.findings, 1)
     parts = [
         wrapped_text(resume_headline(found), 0),
-        _table(found),
+        "\n".join(aligned(_rows(found), range(len(_HEADINGS)))),
         *(describe_finding(number, finding) for number, finding in numbered),
     ]
     if found.unseen:
@@ -58,16 +61,30 @@ def resume_headline(found: ResumeResult) -> str:
 
 def resume_json(found: ResumeResult) -> dict[str, object]:
     """Write it for programs."""
+    launches, begins_at = found.launches, found.begins_at or 0
+    rest, is_compared = launches.whole.steps[begins_at:], found.after is not None
     return {
         "is_good": found.is_good,
         "verdict": resume_headline(found),
-        "workers": found.launches.whole.workers,
-        "killed_after": found.launches.kill_at,
+        "workers": launches.whole.workers,
+        "killed_after": launches.kill_at,
         "resumed_after": found.begins_at,
-        "saved": list(found.launches.saved),
+        "saved": list(launches.saved),
+        "table": [list(row) for row in _rows(found)],
         "steps_before": steps_json(found.before),
         "steps_after": steps_json(found.after),
+        "losses": [
+            losses_json("undisturbed", launches.whole),
+            losses_json("killed", launches.killed, launches.whole.steps),
+            # Where its steps belong is known only once it has been compared.
+            *([losses_json("resumed", launches.resumed, rest, from_step=begins_at)] * is_compared),
+        ],
+        "first_differences": [
+            *first_difference_json("killed", found.before, found.limits),
+            *first_difference_json("resumed", found.after, found.limits, from_step=begins_at),
+        ],
         "findings": [finding_json(finding) for finding in found.findings],
+        "limits": limits_json(found.limits),
         "not_seen": list(found.unseen),
     }
 
@@ -76,11 +93,11 @@ def _began_anew(found: ResumeResult) -> bool:
     return found.begins_at == 0 or any(f.cause == Cause.NOT_RESUMED for f in found.findings)
 
 
-def _table(found: ResumeResult) -> str:
+def _rows(found: ResumeResult) -> list[tuple[str, ...]]:
     whole, resumed = found.launches.whole, found.launches.resumed
     begins_at = found.begins_at or 0
     last = begins_at + len(resumed.steps)
-    rows = [
+    return [
         _HEADINGS,
         ("undisturbed", f"1 to {len(whole.steps)}", "-", "-", "-", "-", "-"),
         ("killed", f"1 to {found.launches.kill_at}", *_sizes(found.before), "-"),
@@ -91,7 +108,6 @@ def _table(found: ResumeResult) -> str:
             str(found.verdict),
         ),
     ]
-    return "\n".join(aligned(rows, range(len(_HEADINGS))))
 
 
 def _sizes(compared: Comparison | None) -> tuple[str, ...]:

@@ -1,4 +1,7 @@
-"""What `paceline verify` prints: a table, what was found, what could not be seen; and as JSON."""
+"""What `paceline verify` prints: a table, what was found, what could not be seen; and as JSON.
+
+The page of `--html` is made from this JSON alone (`report/verification.py`).
+"""
 
 import math
 from collections.abc import Sequence
@@ -7,10 +10,11 @@ from typing import final
 
 from paceline.options.figures import listed, plural
 from paceline.options.text import aligned, wrapped
-from paceline.verify.compare import FACTOR, Comparison, Limits
+from paceline.verify.compare import FACTOR, Comparison, Limits, losses_of
 from paceline.verify.finding import Finding
 from paceline.verify.remedies import ADVICE
 from paceline.verify.source_lines import code_at, shown
+from paceline.verify.trace import Step, Trace
 from paceline.verify.verdict import CountVerdict, Verdict
 
 _WIDTH = 100
@@ -59,11 +63,8 @@ class VerifyResult:
 
 def as_text(outcome: VerifyResult) -> str:
     """Write it for people."""
-    parts = [wrapped_text(headline(outcome), 0), _table(outcome)]
-    if any(
-        j.verdict == Verdict.ROUNDING or j.verdict == Verdict.DIFFERENT for j in outcome.results
-    ):
-        parts.append(_about_limits(outcome.limits))
+    table = "\n".join(aligned(_rows(outcome), range(len(_HEADINGS))))
+    parts = [wrapped_text(headline(outcome), 0), table, wrapped_text(_meaning(outcome), 0)]
     numbered = enumerate(outcome.findings, 1)
     parts += [describe_finding(number, finding) for number, finding in numbered]
     if outcome.unseen:
@@ -118,19 +119,69 @@ def conclusion(outcome: VerifyResult) -> str:
 
 def as_json(outcome: VerifyResult) -> dict[str, object]:
     """Write it for programs."""
+    first, *others = outcome.results
+    names = {id(result): plural(result.workers, "worker") for result in outcome.results}
     return {
         "is_good": outcome.is_good,
         "verdict": headline(outcome),
         "conclusion": conclusion(outcome),
+        "table": [list(row) for row in _rows(outcome)],
         "workers": [_result_json(result) for result in outcome.results],
+        "losses": [
+            losses_json(names[id(first)], first.trace),
+            *(losses_json(names[id(r)], r.trace, first.trace.steps) for r in others),
+        ],
+        "first_differences": [
+            found
+            for r in others
+            for found in first_difference_json(names[id(r)], r.comparison, outcome.limits)
+        ],
         "findings": [finding_json(finding) for finding in outcome.findings],
-        "limits": {
-            "measured": outcome.limits.measured,
-            "gradients": _finite(outcome.limits.gradients),
-            "weights": _finite(outcome.limits.weights),
-        },
+        "limits": limits_json(outcome.limits) | {"meaning": _meaning(outcome)},
         "not_seen": list(outcome.unseen),
     }
+
+
+def limits_json(limits: Limits) -> dict[str, object]:
+    """Write how far apart two launches may be, step by step."""
+    return {
+        "measured": limits.measured,
+        "gradients": _finite(limits.gradients),
+        "weights": _finite(limits.weights),
+    }
+
+
+def losses_json(
+    launch: str, trace: Trace, beside: Sequence[Step] = (), *, from_step: int = 0
+) -> dict[str, object]:
+    """Write a launch's losses over all ranks, step by step.
+
+    Args:
+        launch: What it is called.
+        trace: What was seen of it.
+        beside: Steps of the launch that it is compared with, from the same step on.
+        from_step: The number of its first step, from 0.
+    """
+    # Six digits are more than a chart can show.
+    shown = [float(f"{loss:.6g}") for loss in losses_of(trace, beside)]
+    return {"launch": launch, "from_step": from_step, "values": _finite(shown)}
+
+
+def first_difference_json(
+    launch: str, compared: Comparison | None, limits: Limits, *, from_step: int = 0
+) -> list[dict[str, object]]:
+    """Write the first step that isn't the same, in a list that is empty where all are.
+
+    Args:
+        launch: What the other launch is called.
+        compared: It beside the first one.
+        limits: What counts as rounding.
+        from_step: The number of its first step, from 0.
+    """
+    found = compared.first_difference(limits) if compared else None
+    if found is None:
+        return []
+    return [{"launch": launch, "step": from_step + found.step, "in": list(found.quantities)}]
 
 
 def finding_json(finding: Finding) -> dict[str, object]:
@@ -169,13 +220,13 @@ def _finite(sizes: Sequence[float]) -> list[float | None]:
     return [size if math.isfinite(size) else None for size in sizes]
 
 
-def _table(outcome: VerifyResult) -> str:
-    rows = [_HEADINGS, *(_row(result) for result in outcome.results)]
+def _rows(outcome: VerifyResult) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [_HEADINGS, *(_row(result) for result in outcome.results)]
     found = outcome.yardstick
     if found is not None:
         name = f"{found.workers}, disturbed"
         rows.append((name, str(len(found.differences)), "same", *_sizes(found), "the yardstick"))
-    return "\n".join(aligned(rows, range(len(_HEADINGS))))
+    return rows
 
 
 def _row(result: CountVerdict) -> tuple[str, ...]:
@@ -205,17 +256,21 @@ def size_of(found: Comparison, name: str) -> str:
     return "same" if worst == 0 else f"{worst:.1e}"
 
 
-def _about_limits(limits: Limits) -> str:
+def _meaning(outcome: VerifyResult) -> str:
+    """Say what sizes are, and which of them count as rounding; empty where none matters."""
+    limits = outcome.limits
+    compared = {Verdict.ROUNDING, Verdict.DIFFERENT}
+    if compared.isdisjoint(result.verdict for result in outcome.results):
+        return ""
     if not limits.measured and not any(limits.weights):
         return ""  # nothing had to be measured
     if not limits.measured:
         return f"Sizes are relative; up to {limits.weights[0]:g} counts as rounding (--tolerance)."
     growth = f"{limits.weights[0]:.1e} in the first step, {limits.weights[-1]:.1e} in the last"
-    return wrapped_text(
+    return (
         "Sizes are relative, the largest of all steps. How rounding grows in this training was "
         "measured by a launch whose weights and gradients were disturbed in their last bits; "
-        f"{FACTOR:g} times as far counts as rounding (of weights: {growth}).",
-        0,
+        f"{FACTOR:g} times as far counts as rounding (of weights: {growth})."
     )
 
 

@@ -145,6 +145,8 @@ class Trace:
     """Whether a rank has communicated with others by torch.distributed."""
     programs: tuple[str, ...] = ()
     """Commands of other programs that the script has started: these aren't watched."""
+    torch: str = ""
+    """Version of PyTorch; empty where rank 0 didn't come to the training's end."""
 
     @property
     def in_session(self) -> bool:
@@ -208,6 +210,7 @@ def collect_trace(
         has_joined=any(isinstance(e, Met) for events in ranks for e in events),
         has_met=any(isinstance(e, Met) and not e.joined_only for r in ranks for e in r),
         programs=tuple(programs),
+        torch=next((e.torch for e in first if isinstance(e, Ended)), ""),
     )
 
 

@@ -10,8 +10,6 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from paceline._version import __version__
-from paceline.errors import UsageError
-from paceline.files import storing, write_atomic
 from paceline.options import figures
 from paceline.options.figures import plural
 from paceline.report.runs.comparison import Comparison
@@ -20,9 +18,10 @@ from paceline.report.runs.listing import RunEntry, RunList, places_of, shared_un
 from paceline.report.runs.table import problems_of, show_best, show_epochs
 from paceline.report.scaling.lines import draw_lines
 from paceline.report.sections import moment
-from paceline.report.templating import fill_template, read_script
+from paceline.report.templating import fill_template, read_script, write_page
 
 _GENERATOR = "Paceline runs"
+_BY = "`paceline runs` or compare"
 _COLOURS = {"stopped": "interrupted", "died": "interrupted", "damaged": "failed"}
 
 
@@ -108,7 +107,7 @@ def write_index(listed: RunList, now: datetime) -> Path:
         directory=str(listed.root),
         paceline=__version__,
     )
-    return _write(listed.root / "index.html", page)
+    return write_page(listed.root / "index.html", page, _GENERATOR, _BY)
 
 
 def write_comparison(shown: Comparison, path: Path) -> Path:
@@ -149,7 +148,7 @@ def write_comparison(shown: Comparison, path: Path) -> Path:
         directory=str(path),
         paceline=__version__,
     )
-    return _write(path, page)
+    return write_page(path, page, _GENERATOR, _BY)
 
 
 def _compared(letter: str, entry: RunEntry, folder: Path) -> dict[str, object]:
@@ -207,22 +206,3 @@ def _link(entry: RunEntry, folder: Path) -> str:
     """Give where the run's report is, seen from a folder; empty where there is none."""
     page = entry.report.path / "report.html"
     return quote(os.fsencode(os.path.relpath(page, folder))) if page.is_file() else ""
-
-
-def _write(path: Path, page: str) -> Path:
-    """Write a page over an older one of the same kind, and over nothing else."""
-    if path.exists() and not _is_ours(path):
-        raise UsageError(
-            f"{path} is there, and is no page of `{_GENERATOR.lower()}` or compare: move it away"
-        )
-    with storing(path):
-        write_atomic(path, page.encode("utf-8", errors="replace"))
-    return path
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return f'content="{_GENERATOR}"'.encode() in file.read(4096)
-    except OSError:
-        return False

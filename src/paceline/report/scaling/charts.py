@@ -51,11 +51,22 @@ class Line:
     spreads: tuple[Interval, ...] = ()
     """Lines up and down at the points."""
     band: tuple[Interval, ...] = ()
+    see_through: bool = False
+    """Dashed in turns with others, so that all of those that go the same way can be seen."""
 
     @property
     def again(self) -> bool:
-        """Whether another line has the same colour, so that this one has to differ."""
-        return self.colour >= COLOURS_THERE
+        """Whether it is dashed, also since another line has the same colour."""
+        return self.see_through or self.colour >= COLOURS_THERE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """A line up and down where something happened."""
+
+    place: float
+    label: str
+    is_fault: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +86,7 @@ class Picture:
     wide: bool = False
     """Across by factors instead of differences, where it spans that much."""
     log_up: bool = False
+    events: tuple[Event, ...] = ()
 
     @property
     def legend(self) -> tuple[Line, ...]:
@@ -96,6 +108,7 @@ class Picture:
             for line in self.lines
             if line.points
         ]
+        sentences += [event.label for event in self.events]
         return f"{self.title}. {'; '.join(sentences)}"
 
     def _name(self, line: Line) -> str:

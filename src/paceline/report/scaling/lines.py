@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from paceline.report.curves import choose_times, clock
 from paceline.report.scaling.charts import COLOURS_THERE, Interval, Line, Picture
 from paceline.report.svg import (
+    BAD,
     COLOURS,
     LINE,
     MUTED,
@@ -26,6 +27,9 @@ _LETTER = 7.4  # The width of a digit where the page is narrow and text is large
 
 _STAND_INS = {f"#0f000{place}": f"var(--s{place})" for place in range(COLOURS_THERE)}
 _LINES = tuple(_STAND_INS)
+_DASH = 2.5  # Line widths.
+_DIGITS = ((5.0, (1, 1.5, 2, 3, 4, 5, 7)), (200.0, (1, 2, 5)), (math.inf, (1,)))
+"""Which multiples of powers of ten a logarithmic axis has room for, up to so large a factor."""
 _ROUND_S = (1, 10, 60, 600, 3600, 6 * 3600, 86400, 10 * 86400, 100 * 86400)
 _NAMES = {"workers": "workers", "time": "training time", "samples": "samples", "step": "steps"}
 
@@ -37,6 +41,9 @@ def draw_lines(picture: Picture) -> str:
         _draw_line(axes, picture, line)
     _scale_up(axes, picture)
     _scale_across(axes, picture)
+    for event in picture.events:
+        colour, dashes = (BAD, (4, 2)) if event.is_fault else (MUTED, (2, 3))
+        axes.axvline(event.place, color=colour, linewidth=1.4, dashes=dashes, clip_on=False)
     name_axes(axes, _MARGINS, across=_NAMES[picture.across], up=_up(picture))
     colours = COLOURS | _STAND_INS
     return figure_to_svg(figure, slug=picture.slug, label=picture.description, colours=colours)
@@ -82,7 +89,7 @@ def _draw_line(axes: "Axes", picture: Picture, line: Line) -> None:
         )
     # Predicted lines are thin and dashed, with empty dots, and behind the measured ones.
     predicted = line.stroke == "predicted"
-    dashed = (0, (4, 3)) if predicted else (0, (6, 2)) if line.again else "-"
+    usual = (0, (4, 3)) if predicted else (0, (6, 2)) if line.again else "-"
     dots = picture.across == "workers" or len(x) == 1
     axes.plot(
         x,
@@ -90,7 +97,7 @@ def _draw_line(axes: "Axes", picture: Picture, line: Line) -> None:
         label=f"{line.label}, predicted" if predicted else line.label,
         color=colour,
         linewidth=1.4 if predicted else 1.9,
-        linestyle=dashed,
+        linestyle=_in_turn(picture, line) if line.see_through else usual,
         marker="o" if dots else "",
         markersize=4 if predicted else 5,
         markerfacecolor=PAPER if predicted else colour,
@@ -99,6 +106,13 @@ def _draw_line(axes: "Axes", picture: Picture, line: Line) -> None:
         clip_on=picture.across != "workers",
     )
     _draw_spreads(axes, line.spreads, colour)
+
+
+def _in_turn(picture: Picture, line: Line) -> tuple[float, tuple[float, float]]:
+    """Give the dashes of a line: where it and others go the same way each has its turn."""
+    others = [each for each in picture.lines if each.see_through]
+    turn = 1 + others.index(line)
+    return _DASH * (1 + len(others) - turn), (_DASH, _DASH * len(others))
 
 
 def _draw_spreads(axes: "Axes", spreads: Sequence[Interval], colour: str) -> None:
@@ -112,7 +126,9 @@ def _scale_up(axes: "Axes", picture: Picture) -> None:
 
     if picture.log_up:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5), numticks=6))
+        low, high = axes.get_ylim()
+        digits = next(chosen for most, chosen in _DIGITS if high / low <= most)
+        axes.yaxis.set_major_locator(LogLocator(base=10, subs=digits, numticks=6))
         axes.yaxis.set_minor_locator(NullLocator())
     else:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
@@ -170,6 +186,7 @@ def _limit_workers(axes: "Axes", picture: Picture) -> None:
 
 def _limit_other(axes: "Axes", picture: Picture) -> tuple[float, float]:
     known = [x for line in picture.lines for x, _ in line.points if x > 0]
+    known += [event.place for event in picture.events if event.place > 0]
     low, high = (min(known), max(known)) if known else (1.0, 1.0)
     if picture.wide:
         axes.set_xscale("log")
@@ -201,7 +218,8 @@ def _amounts(axes: "Axes", unit: str = "") -> list[tuple[float, str]]:
     from matplotlib.ticker import MaxNLocator
 
     low, high = axes.get_xlim()
-    ticks = MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+    whole = not unit  # steps and samples
+    ticks = MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10], integer=whole).tick_values(low, high)
     return [(float(tick), short(float(tick)) + unit) for tick in ticks if low <= tick <= high]
 
 

@@ -2,13 +2,15 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.commands import ROOT
 from benchmarks.memory import watch
 from benchmarks.peer_loops import JOBS, SIDES
-from benchmarks.peers import ROOT, Runs, command, table
+from benchmarks.peers import Runs, command, table
 from benchmarks.stamps import read_stamps
 
 
@@ -54,7 +56,9 @@ def test_paceline_has_the_same_data_in_memory(
     model = work.model()
     loss = work.loss(model(torch.stack([inputs] * 2)), torch.stack([torch.as_tensor(targets)] * 2))
     loss.backward()
-    assert len(data.labels if hasattr(data, "labels") else data) == len(list(work.data()))
+    samples: Any = data.labels if hasattr(data, "labels") else data
+    own: Any = work.data()
+    assert len(samples) == len(own)
 
 
 @pytest.mark.ranks

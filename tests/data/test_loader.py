@@ -14,6 +14,7 @@ from paceline.data.batch import Batch
 from paceline.data.loader import LoaderSource
 from paceline.data.order import EpochPlan, epoch_order
 from paceline.errors import DataError, InfrastructureError, UsageError
+from tests.launch.waiting import until
 
 WORKERS = [0, 1, 3]
 
@@ -79,6 +80,22 @@ def test_batches_do_not_depend_on_loader_processes(loader_workers: int) -> None:
             assert torch.cat([batch.targets for batch in batches]).tolist() == (order % 7).tolist()
             expected = inputs_of(list(plain.train_batches(plan(epoch=epoch))))
             assert torch.equal(inputs_of(batches), expected)
+
+
+def test_the_next_epoch_is_read_before_it_is_asked_for(tmp_path: Path) -> None:
+    log = tmp_path / "read"
+    with source_of(Noisy(log=log), 2) as source, source_of(Noisy(), 0) as plain:
+        wanted = [inputs_of(list(plain.train_batches(plan(epoch=epoch)))) for epoch in range(4)]
+        assert torch.equal(inputs_of(list(source.train_batches(plan()))), wanted[0])
+        source.read_ahead(plan(epoch=1))
+        until(lambda: len(log.read_text().splitlines()) >= 23 + 4 * 5)  # as is kept ready
+        assert torch.equal(inputs_of(list(source.train_batches(plan(epoch=1)))), wanted[1])
+        source.read_ahead(plan(epoch=2))
+        # Another epoch than was expected, and one after an evaluation by the same source.
+        assert torch.equal(inputs_of(list(source.train_batches(plan(epoch=3)))), wanted[3])
+        source.read_ahead(plan(epoch=2))
+        assert len(list(source.eval_batches(0, 1, 10))) == 3
+        assert torch.equal(inputs_of(list(source.train_batches(plan(epoch=2)))), wanted[2])
 
 
 @pytest.mark.parametrize("parts", [2, 3, 4])

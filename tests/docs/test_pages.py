@@ -171,6 +171,7 @@ FOREIGN = (
         "randomly-seed",
         "ipc",
         "start-epoch",
+        "setup",
     }
 )
 """Slurm's, torchrun's, accelerate's (up to their first `_`), those of benchmarks mutants and

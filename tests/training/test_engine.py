@@ -4,6 +4,7 @@ import csv
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from paceline.data.order import epoch_order
+from paceline.data.order import EpochPlan, epoch_order
 from paceline.distributed.group import Group
 from paceline.errors import InterruptedTraining, UsageError
 from paceline.options.fields import OptionValue
@@ -72,6 +73,29 @@ def test_stops_by_target_patience_and_early_stopping(tmp_path: Path) -> None:
 def test_a_time_budget_ends_an_endless_script(tmp_path: Path) -> None:
     found = run_ranks(2, judged([0.5] * 100_000), tmp_path, {"time_budget": "1s"})
     assert found[0] == found[1] < 100_000
+
+
+def test_each_epoch_but_the_first_is_read_ahead(tmp_path: Path) -> None:
+    def body(group: Group) -> list[tuple[int, bool]]:
+        found = []
+        with session_on(group, tmp_path, {}) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            is_trained = False
+
+            def read_ahead(plan: EpochPlan) -> None:
+                found.append((plan.epoch, is_trained))
+
+            with mock.patch.object(batches.source, "read_ahead", read_ahead):
+                for _ in s.epochs(3):
+                    is_trained = False
+                    for number, batch in enumerate(batches, 1):
+                        is_trained = number == len(batches)
+                        s.step(F.cross_entropy(model(pair_of(batch)[0]), pair_of(batch)[1]))
+        return found
+
+    assert run_ranks(2, body) == [[(1, True), (2, True)]] * 2
 
 
 def test_leaving_the_loop_early_ends_the_epoch(tmp_path: Path) -> None:

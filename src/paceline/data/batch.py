@@ -159,6 +159,11 @@ class BatchSource(ABC):
         one batch for every step that is left. Only the newest iterator of a source is used.
         """
 
+    def read_ahead(self, plan: EpochPlan) -> None:  # noqa: B027  # by default there is none
+        """Begin to read what `train_batches` will soon be asked for: an epoch is over, and its
+        evaluation and snapshot take their time.
+        """
+
     @abstractmethod
     def eval_batches(self, part: int, parts: int, batch_size: int) -> Iterator[Batch]:
         """Give one worker's contiguous share of all samples, in their own order, not augmented.

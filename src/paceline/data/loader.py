@@ -122,6 +122,8 @@ class LoaderSource(BatchSource):
         )
         self._running: Iterator[object] | None = None
         self._passes = 0
+        self._ahead: tuple[EpochPlan, int] | None = None
+        """What is read already, and as which pass."""
         self._processes: list[BaseProcess] = []
 
     @property
@@ -136,7 +138,16 @@ class LoaderSource(BatchSource):
             DataError: The data set raised, or its items are no (input, target) pairs.
             InfrastructureError: A loader process died or hung.
         """
+        ahead, self._ahead = self._ahead, None
+        if ahead == (plan, self._passes):
+            return self._pass()
         return self._batches(_training_work(plan, self.num_samples))
+
+    def read_ahead(self, plan: EpochPlan) -> None:
+        """Have the loader processes begin with an epoch; nothing where there are none."""
+        if self._loader_workers:
+            self._start(_training_work(plan, self.num_samples))
+            self._ahead = plan, self._passes
 
     def eval_batches(self, part: int, parts: int, batch_size: int) -> Iterator[Batch]:
         """Give one part's contiguous share in order; raises as `train_batches`."""
@@ -169,6 +180,10 @@ class LoaderSource(BatchSource):
     def _batches(self, work: Iterator[_Work]) -> Iterator[Batch]:
         """Run one pass; a later pass of the same source ends this one."""
         self._start(work)
+        yield from self._pass()
+
+    def _pass(self) -> Iterator[Batch]:
+        """Give the batches of the pass that has begun."""
         this_pass = self._passes
         while True:
             if this_pass != self._passes:

@@ -316,6 +316,7 @@ class Engine:
             epoch.trained = self.agree().totals
             epoch.lr = last_lr(progress, context.components.optimizers)
             self._stop_on_signal()
+            self._read_ahead(loader)
             self._close_pass()
         except GeneratorExit:  # the script leaves its loop early
             epoch.left = epoch.is_open and state.epoch == number
@@ -503,6 +504,13 @@ class Engine:
         if self.epoch.is_open:
             self.epoch.validated = True
             self.epoch.logged |= self.context.progress.take_validation(figures, samples)
+
+    def _read_ahead(self, loader: Loader) -> None:
+        """Have the next epoch, if there is one, be read while this one is evaluated and saved."""
+        progress = self.context.progress
+        following = progress.state.epoch + 1
+        if progress.stopping is None and following < progress.loop.epochs:
+            loader.read_ahead(following)
 
     def _close_pass(self) -> None:
         """End a pass over the data, with the step that the script has left its loop in."""

@@ -137,6 +137,10 @@ class Loader(_Reader):
         """Give the batches of one epoch from a step on."""
         return self.source.train_batches(self.plan.epoch(self._seed, epoch, first_step, self._rank))
 
+    def read_ahead(self, epoch: int) -> None:
+        """Have loader processes begin to read an epoch."""
+        self.source.read_ahead(self.plan.epoch(self._seed, epoch, 0, self._rank))
+
     def state_dict(self) -> Mapping[str, object]:
         """Give the position of a loader that keeps its own count."""
         return {"epoch": self._epoch, "step": self._step}

@@ -120,12 +120,16 @@ def test_a_misspelt_variable_is_noticed_and_others_are_left_alone(
         monkeypatch.setenv(f"PACELINE_{name}", "1")
     for name in INTERNAL_VARIABLES - {"PACELINE_ATTEMPT", "PACELINE_NODE", "PACELINE_REQUEST"}:
         monkeypatch.setenv(name, "1")
-    for words in (["train", "digits"], ["run", "mine.py"]):
+    misspelt = [
+        "PACELINE_EPOCH sets nothing: did you mean PACELINE_EPOCHS?",
+        "PACELINE_LEARNINGRATE sets nothing: did you mean PACELINE_LEARNING_RATE?",
+    ]
+    of_recipes = (
+        "PACELINE_LR sets nothing: a script chooses its optimizer, learning rate and loss itself"
+    )
+    for words, more in ((["train", "digits"], []), (["run", "mine.py"], [of_recipes])):
         assert main([*words, "--print-config"]) == ExitCode.DONE
-        assert capsys.readouterr().err.splitlines() == [
-            "PACELINE_EPOCH sets nothing: did you mean PACELINE_EPOCHS?",
-            "PACELINE_LEARNINGRATE sets nothing: did you mean PACELINE_LEARNING_RATE?",
-        ]
+        assert capsys.readouterr().err.splitlines() == [*misspelt, *more]
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")

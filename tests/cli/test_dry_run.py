@@ -55,22 +55,27 @@ def test_where_data_is_missing_nothing_is_fetched(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "told", "code"),
     [
-        (["mnist", "--no-download"], "the training couldn't start: MNIST is not complete in"),
-        (["imagefolder-vgg19", "--data-dir", "nowhere"], "holds no folder `train`"),
-        (["synthetic", "--model", "none_such"], "none_such"),
+        (
+            ["mnist", "--no-download"],
+            "the training couldn't start: MNIST is not complete in",
+            ExitCode.JOB,
+        ),
+        (["imagefolder-vgg19", "--data-dir", "nowhere"], "holds no folder `train`", ExitCode.JOB),
+        (["synthetic", "--model", "none_such"], "none_such", ExitCode.USAGE),
     ],
 )
 def test_what_the_training_would_lack(
     words: list[str],
     told: str,
+    code: ExitCode,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["train", *words, "--dry-run"]) == ExitCode.USAGE
+    assert main(["train", *words, "--dry-run"]) == code
     assert told in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 

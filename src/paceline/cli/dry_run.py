@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from paceline.errors import ExitCode, PacelineError, UsageError
+from paceline.errors import ExitCode, JobError, PacelineError, UsageError
 from paceline.options.command_line import note
 from paceline.options.fields import OptionValue
 from paceline.options.figures import plural, show_bytes
@@ -31,7 +31,8 @@ def show_plan(launch: Launch) -> int:
     The recipe's job is built, so its data is read, but nothing is fetched, made or started.
 
     Raises:
-        UsageError: It couldn't start: the run directory is in use, say, or its data is missing.
+        UsageError: It couldn't start: the run directory is in use, say.
+        JobError: Likewise: its data is missing, say.
     """
     if launch.is_new:
         launch.run.check_new()
@@ -64,7 +65,8 @@ def _job(launch: Launch) -> "tuple[Job | None, str]":
     except PacelineError as error:
         fetched = arguments.get("download") != given.get("download")
         if not fetched and launch.place.hosts is None:  # else the hosts may have it
-            raise UsageError(f"the training couldn't start: {error}") from error
+            kind = UsageError if isinstance(error, UsageError) else JobError
+            raise kind(f"the training couldn't start: {error}") from error
         return None, f"can't be built yet, so steps and memory aren't known: {error}"
 
 

@@ -220,7 +220,7 @@ def _resume_script(
     from paceline.runtime.script_options import (
         refuse_of_recipes,
         script_options,
-        warn_of_misspelt,
+        warn_of_variables,
     )
 
     if not Path(past.reference).is_file():
@@ -235,7 +235,7 @@ def _resume_script(
     refuse_of_recipes(tokens, "The script's own arguments are those that the training began with")
     found = read_options(shlex.join(("paceline", "resume", where)), _ABOUT, tokens, options)
     given = found.values
-    warn_of_misspelt([*training_options().values(), *options])
+    warn_of_variables([*training_options().values(), *options], is_script=True)
     given.pop("config", None)
     output = Output.take(given)
     output.quieten(given)

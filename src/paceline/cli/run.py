@@ -32,7 +32,7 @@ def main(tokens: Sequence[str]) -> int:
     from paceline.runtime.script_options import (
         refuse_of_recipes,
         script_options,
-        warn_of_misspelt,
+        warn_of_variables,
     )
 
     own, arguments = part_script_args(tokens)
@@ -46,7 +46,7 @@ def main(tokens: Sequence[str]) -> int:
     hint = f"Arguments of the script itself come after --: {command} -- ..."
     refuse_of_recipes(own, hint)
     found = read_options(command, _ABOUT, own, options, f". {hint}")
-    warn_of_misspelt([*training_options().values(), *options])
+    warn_of_variables([*training_options().values(), *options], is_script=True)
     given = merge_layers(found.values, found.of_file(), {})
     given.pop("config", None)
     output, prints = Output.take(given), given.pop("print_config", False)

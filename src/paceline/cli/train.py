@@ -30,7 +30,7 @@ from paceline.options.fields import OptionField, OptionValue
 from paceline.recipes.registry import DEFAULT, reference_of
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.placement import choose_place, say_starting, warn_of_no_effect
-from paceline.runtime.script_options import warn_of_misspelt
+from paceline.runtime.script_options import warn_of_variables
 from paceline.runtime.spec import Launch
 from paceline.training.config import TrainConfig, TrainRequest, merge, training_options
 from paceline.training.recipe import Recipe, absolute_reference, load_recipe
@@ -260,7 +260,7 @@ def read_recipe_options(
     about = f"{which} {recipe.summary} {_ENVIRONMENT}".strip()
     known = [*arguments, *options, *extra]
     found = read_options(command, about, tokens, known)
-    warn_of_misspelt(known)
+    warn_of_variables(known)
     return found
 
 

@@ -15,6 +15,8 @@ _OF_RECIPES = (
     {option.name for option in option_fields(OptimOptions, "")} | {"label_smoothing"}
 ) - {"clip_norm"}
 
+_WHY_NOT = "a script chooses its optimizer, learning rate and loss itself"
+
 
 def script_options() -> Mapping[str, OptionField]:
     """Options of a training that a script of one's own has as well.
@@ -46,26 +48,35 @@ def refuse_of_recipes(tokens: Iterable[str], hint: str) -> None:
         meant = [n for n, o in options.items() if given in map(flag, (*o.own_names, *o.aliases))]
         if not meant or given in own:
             continue
-        why = "a script chooses its optimizer, learning rate and loss itself"
+        why = _WHY_NOT
         if meant[0] not in _OF_RECIPES:
             why = f"Paceline's own is {in_words(list(map(flag, meant)), 'or')}"
         raise UsageError(f"unknown option {given!r}: {why}. {hint}")
 
 
-def warn_of_misspelt(options: Iterable[OptionField]) -> None:
-    """Say which variables of the environment look like settings of a training and aren't.
+def warn_of_variables(options: Iterable[OptionField], *, is_script: bool = False) -> None:
+    """Say which variables of the environment look like settings of a training and set nothing.
 
     Of several workers that were started one by one the first says it.
+
+    Args:
+        options: What is known.
+        is_script: It is a script's training, which has no settings of recipes.
     """
     environment = surroundings()
-    if not any(placement.rank for placement in detect_launchers(environment).workers):
-        for line in misspelt_variables(environment, options):
-            note(line)
+    if any(placement.rank for placement in detect_launchers(environment).workers):
+        return
+    lines = misspelt_variables(environment, options)
+    for name in sorted(_OF_RECIPES) if is_script else ():
+        if f"PACELINE_{name.upper()}" in environment:
+            lines.append(f"PACELINE_{name.upper()} sets nothing: {_WHY_NOT}")
+    for line in lines:
+        note(line)
 
 
 def from_environment() -> dict[str, OptionValue]:
     """Read the options that stand in the environment, such as PACELINE_PRECISION."""
-    warn_of_misspelt(training_options().values())
+    warn_of_variables(training_options().values(), is_script=True)
     return parse_options("the environment", "", (), script_options().values())
 
 

@@ -45,6 +45,15 @@ def test_the_top_says_which_run_it_is(make_run: MakeRun) -> None:
     ]
 
 
+def test_where_the_loss_chooses_the_best_its_accuracy_is_not_called_so(make_run: MakeRun) -> None:
+    run = make_run()
+    assert "Best accuracy" in {figure.label for figure in sections.key_figures(read_run(run))}
+    change(run, settings={"best_by": "val_loss"})
+    found = {figure.label: figure.note for figure in sections.key_figures(read_run(run))}
+    assert "Best accuracy" not in found
+    assert found["Accuracy"].endswith(", with the best loss")
+
+
 def test_many_hosts_are_counted() -> None:
     rows = sections.facts(started_at="", hosts=[f"h{n}" for n in range(9)], command=())
     assert [row.value for row in rows] == ["h0, h1, h2, h3 and 5 more"]

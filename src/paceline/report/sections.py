@@ -424,7 +424,10 @@ def _accuracy(report: RunReport) -> KeyFigure:
     if epoch is None and position is not None:
         epoch = int(report.metrics.column("epoch")[position])
     note = "validation" if epoch is None else f"epoch {epoch:,}"
-    return KeyFigure(label="Best accuracy", value=figures.show_percent(best), note=note)
+    label = "Best accuracy"
+    if section(report.run, "settings").get("best_by") == "val_loss":
+        label, note = "Accuracy", f"{note}, with the best loss"
+    return KeyFigure(label=label, value=figures.show_percent(best), note=note)
 
 
 def _validation_loss(report: RunReport) -> KeyFigure:

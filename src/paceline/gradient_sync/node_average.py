@@ -115,6 +115,8 @@ class NodeAverage:
     def release(self) -> None:
         """Leave the others. Local to the worker; averages that are in use stay."""
         self._exchange.release()
+        for named in self._buckets:
+            named.bucket.free()
         self._names, self._buckets, self._bucket_of = [], [], {}
 
     def wire_bytes(self, tensors: Sequence[Tensor]) -> float:
@@ -122,7 +124,10 @@ class NodeAverage:
         return ring_bytes(sum(tensor.nbytes for tensor in tensors), self._workers)
 
     def _cut(self, names: Sequence[str]) -> list[_Named]:
-        """Put parameters into buckets in shared memory. Collective."""
+        """Put parameters into buckets in shared memory, and let go of those before. Collective."""
+        for named in self._buckets:
+            named.bucket.free()
+        self._exchange.reset()
         own = dict(self._module.named_parameters())
         parameters, workers = [own[name] for name in names], self._workers
         most = bucket_bytes(sum(p.nbytes for p in parameters), workers, within_node=True)

@@ -205,6 +205,8 @@ class OrderedSum:
     def _forget(self) -> None:
         for hook in self._hooks.values():
             hook.remove()
+        for layout in self._layouts.values():
+            layout.free()
         self._every, self._hooks, self._layouts, self._layout = [], {}, {}, None
         if self._exchange is not None:
             self._exchange.reset()

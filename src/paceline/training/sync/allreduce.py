@@ -1,6 +1,5 @@
 """Gradients averaged in every step: by DistributedDataParallel, or by what takes its place."""
 
-from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -31,11 +30,33 @@ class ReplicaSync(GradientSync):
             context.optimizer_step.step_profiler,
         )
         self._workers = context.group.world_size
+        self._in_memory: list[NodeAverage] = []
 
     def setup(self, step: int) -> None:
         """Settle what the gradients travel in."""
         for replica in self.replicas:
             replica.compression = self.compression
+
+    def share_memory(self) -> None:
+        """Average in memory where all workers are on one node, and have no GPUs. Collective."""
+        for replica in self.replicas:
+            memory = connect_node(self.context.group)
+            if memory is not None:
+                averager = NodeAverage(memory, replica.module)
+                replica.defer_to(averager)
+                self._in_memory.append(averager)
+
+    def leave_memory(self) -> None:
+        """Have gradients travel again. To be called alike on all workers, between two steps."""
+        for replica in self.replicas if self._in_memory else ():
+            replica.defer_to(None)
+        self.close()
+
+    def close(self) -> None:
+        """Leave the node's other workers."""
+        for averager in self._in_memory:
+            averager.release()
+        self._in_memory = []
 
     def backward(self, loss: Tensor, batch: Batch | None, *, more: bool = False) -> None:
         """Average gradients, weighted by samples."""
@@ -65,25 +86,12 @@ class AllReduceSync(ReplicaSync):
     """
 
     weights_may_differ = False
-    _in_memory: Sequence[NodeAverage] = ()
 
     def setup(self, step: int) -> None:
         """Settle how the gradients travel. Collective."""
         super().setup(step)
-        group = self.context.group
-        if self.compression is None and group.world_size > 1:
-            self._in_memory = [
-                NodeAverage(memory, replica.module)
-                for replica in self.replicas
-                if (memory := connect_node(group)) is not None
-            ]
-        for replica, averager in zip(self.replicas, self._in_memory, strict=False):
-            replica.defer_to(averager)
-
-    def close(self) -> None:
-        """Leave the node's other workers."""
-        for averager in self._in_memory:
-            averager.release()
+        if self.compression is None and self._workers > 1:
+            self.share_memory()
 
 
 def average_in_bf16(context: TrainingContext) -> AllReduceSync:

@@ -56,6 +56,8 @@ class AutoSync(ReplicaSync):
         super().setup(step)
         if self._inner is not None:
             self._inner.setup(step)
+        elif self.choice is None or self._chosen("allreduce"):
+            self.share_memory()
 
     def begin_step(self, step: int, batch: Batch | None) -> None:
         """Begin local steps with the first pass that may have them. Collective then."""
@@ -121,6 +123,7 @@ class AutoSync(ReplicaSync):
 
     def close(self) -> None:
         """End what was chosen."""
+        super().close()
         if self._inner is not None:
             self._inner.close()
 
@@ -164,12 +167,17 @@ class AutoSync(ReplicaSync):
             choice = self._last_word(*self._full, step_s)
         text = group.broadcast_text("" if choice is None else choice.to_json())
         if not text:
+            self.leave_memory()
             self.rounding.dtype = torch.bfloat16
             self._times_s, self._since_s = [], None
             return
         state = context.progress.state
         is_warm = self._is_warm(state.step)
         self._adopt(replace(Choice.from_json(text), from_epoch=state.epoch + is_warm))
+        if self._chosen("allreduce") is None:
+            self.leave_memory()
+        elif not self._in_memory:
+            self.share_memory()
         if self._chosen("powersgd" if is_warm else "local"):  # else with the warm-up, or a pass
             self._begin_chosen(state.step)
         self._announce_choice()

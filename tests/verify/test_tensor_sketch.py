@@ -4,8 +4,14 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
-from paceline.verify.tensor_sketch import distance, mark, relative_distance
+from paceline.verify.tensor_sketch import (
+    content_hashes,
+    distance,
+    mark,
+    relative_distance,
+)
 
 
 @pytest.mark.parametrize("shape", [(3,), (7, 11), (70_000,), (300, 500)])
@@ -62,3 +68,17 @@ def test_lists_are_compared_by_their_common_size() -> None:
     assert relative_distance(pairs) == pytest.approx(1 / math.sqrt(100 * 100 + 1), rel=1e-6)
     assert relative_distance(pairs[:1]) == 0.0
     assert relative_distance([(mark(small * 0, whole=True), moved)]) == math.inf
+
+
+def test_padding_changes_no_sample() -> None:
+    short = torch.tensor([[7, 3, 9], [5, 4, 8]])
+    targets = torch.tensor([[3, 9, 2], [4, 8, 6]])
+    padded = nn.functional.pad(short, (1, 2)), nn.functional.pad(targets, (0, 3), value=-100)
+    mask = torch.ones_like(short), torch.tensor([[0, 1, 1, 1, 0, 0]] * 2)
+    assert content_hashes((short, targets, mask[0]), 2) == content_hashes((*padded, mask[1]), 2)
+    other = torch.tensor([[7, 3, 9], [5, 0, 8]])
+    assert content_hashes(short, 2)[0] == content_hashes(other, 2)[0]
+    assert content_hashes(short, 2)[1] != content_hashes(other, 2)[1]
+    image = torch.zeros(1, 1, 4, 4)
+    image[..., 1, 1] = 0.5
+    assert content_hashes(image, 1) != content_hashes(image.roll(1, -2), 1)

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import math
 import struct
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -39,11 +40,13 @@ class TensorSketch:
 def mark(tensor: Tensor, *, whole: bool) -> TensorSketch:
     """Take a tensor's mark. Blocks for its copy to the CPU.
 
+    A DTensor is gathered, as fully_shard's parameters and gradients are: called by every rank.
+
     Args:
         tensor: Any shape, dtype and device; not changed.
         whole: Also norm and sketch.
     """
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    flat = gathered(tensor.detach()).to("cpu").contiguous().reshape(-1)
     sha256 = hash_of(flat, f"{tensor.dtype} {tuple(tensor.shape)}")
     if not whole:
         return TensorSketch(sha256)
@@ -56,6 +59,24 @@ def mark(tensor: Tensor, *, whole: bool) -> TensorSketch:
         buckets += padded.view(-1, BUCKETS).sum(0) * float(sign_block()[_place_of(number)])
     packed = base64.b64encode(_PACKING.pack(*buckets.tolist())).decode()
     return TensorSketch(sha256, math.sqrt(squares), packed)
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """Put a DTensor's shards together, by a collective call; give other tensors back."""
+    module = sys.modules.get("torch.distributed.tensor")  # without it there is no DTensor
+    if module is None or not isinstance(tensor, module.DTensor):
+        return tensor
+    whole: Tensor = tensor.full_tensor()
+    return whole
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Give this rank's shard of a DTensor, in the same memory; give other tensors back."""
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None or not isinstance(tensor, module.DTensor):
+        return tensor
+    own: Tensor = tensor.to_local()
+    return own
 
 
 def hash_of(tensor: Tensor, label: str = "") -> str:
@@ -126,10 +147,15 @@ def sign_block() -> Tensor:
 
 
 _MOST_BYTES = 1 << 20
+_PADDING = (0.0, 1.0, -1.0, -100.0)
+"""What sequences are usually padded with: tokens, masks and targets."""
 
 
 def content_hashes(content: object, samples: int) -> tuple[str, ...]:
     """Hash each sample of a batch. Blocks for its copy to the CPU.
+
+    Sequences are padded to the longest of their batch: without their padding they look the same in
+    any batch.
 
     Args:
         content: Tensors whose first dimension is samples; in tuples, lists and dictionaries.
@@ -148,8 +174,21 @@ def content_hashes(content: object, samples: int) -> tuple[str, ...]:
 def _hash(parts: list[Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=4)
     for part in parts:
-        digest.update(part.reshape(-1).float().numpy().tobytes()[:_MOST_BYTES])
+        digest.update(_unpadded(part).reshape(-1).float().numpy().tobytes()[:_MOST_BYTES])
     return digest.hexdigest()
+
+
+def _unpadded(sample: Tensor) -> Tensor:
+    """Cut padding off both ends of a sequence of numbers or of features."""
+    if sample.ndim not in (1, 2) or not sample.numel():
+        return sample
+    rows = sample.reshape(len(sample), -1)
+    padding = torch.tensor(_PADDING, dtype=rows.dtype if rows.is_floating_point() else torch.long)
+    ends = rows[[0, -1]].to(padding.dtype)
+    if not bool(torch.isin(ends, padding).all(1).any()):
+        return sample
+    kept = torch.isin(rows.to(padding.dtype), padding).all(1).logical_not().nonzero()
+    return sample[int(kept[0]) : int(kept[-1]) + 1] if len(kept) else sample[:0]
 
 
 def _tensors(content: object) -> Iterator[Tensor]:

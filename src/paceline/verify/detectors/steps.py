@@ -34,6 +34,19 @@ def schedule_per_worker(case: Case) -> Iterator[Finding]:
         yield case.found(Cause.RATE_DIFFERS, text, step=step)
 
 
+def rate_apart(case: Case) -> Iterator[Finding]:
+    """Find schedules that follow each rank's own figure."""
+    for number, figures in enumerate(zip(*case.other.monitored, strict=False)):
+        rank = next((r for r, own in enumerate(figures) if _apart(own, figures[0])), None)
+        if rank is not None:
+            what = (
+                f"call {number} gives the schedule {figures[rank]:.6g} on rank {rank}, and "
+                f"{figures[0]:.6g} on rank 0: each rank's rate follows a figure of its own"
+            )
+            yield case.found(Cause.RATE_APART, what, rank=rank)
+            return
+
+
 def gradient_factor(case: Case) -> Iterator[Finding]:
     """Find gradients that are larger or smaller by the number of workers, in the first step."""
     steps, beyond = case.first_steps(), case.beyond
@@ -179,6 +192,8 @@ def no_gradient(case: Case) -> Iterator[Finding]:
 def chance(case: Case) -> Iterator[Finding]:
     """Find random numbers that other numbers of workers don't share: augmentation, noise."""
     step = case.comparison.contents_differ_from
+    if case.beyond is None:
+        return  # what looks otherwise, such as padding, comes to the same
     if step is not None:
         yield case.found(
             Cause.CHANCE,
@@ -186,7 +201,7 @@ def chance(case: Case) -> Iterator[Finding]:
             f"{plural(case.first.workers, 'worker')}: random numbers change them",
             step=step,
         )
-    elif case.beyond is not None and any(e.by == "step" for e in case.other.drew[0]):
+    elif any(e.by == "step" for e in case.other.drew[0]):
         yield case.found(
             Cause.CHANCE,
             "the script draws random numbers in its steps, others on another number of workers",
@@ -201,6 +216,10 @@ def _equal_until(case: Case, step: int) -> Iterator[bool]:
 def _same_batch(case: Case, step: int) -> bool:
     mine, theirs = case.first.steps[step], case.other.steps[step]
     return sum(mine.shares) == sum(theirs.shares)
+
+
+def _apart(one: float, other: float) -> bool:
+    return not math.isclose(one, other, rel_tol=_RATES_APART)
 
 
 def _rates_differ_from(case: Case) -> int | None:

@@ -32,6 +32,7 @@ from paceline.verify.events import (
     Scaled,
     Stepped,
 )
+from paceline.verify.tensor_sketch import identity
 
 Kind = TypeVar("Kind", bound=Event)
 
@@ -401,10 +402,17 @@ def by_content(trace: Trace, loaders: set[int]) -> Trace:
     return replace(
         trace,
         passes=tuple(
-            replace(p, samples=p.contents) if p.loader in loaders else p for p in trace.passes
+            replace(p, samples=_identities(p.contents)) if p.loader in loaders else p
+            for p in trace.passes
         ),
-        steps=tuple(replace(s, samples=s.contents) for s in trace.steps) if trains else trace.steps,
+        steps=tuple(
+            replace(s, samples=_identities(s.contents)) if trains else s for s in trace.steps
+        ),
     )
+
+
+def _identities(contents: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(map(identity, share)) for share in contents)
 
 
 _TELLING = 3

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.verify.compare import compare, given_limits
-from paceline.verify.detectors.steps import batchnorm_share, chance, rate_apart
+from paceline.verify.detectors.steps import batchnorm_share, chance, rate_apart, weighed_alike
 from paceline.verify.events import Backward, Drawn, Event, Monitored, Normalised
 from paceline.verify.finding import Case
 from paceline.verify.trace import Trace, collect_trace
@@ -61,3 +61,16 @@ def test_samples_that_only_look_otherwise_are_not_chance(gradient: float, accuse
         for look, size in (("a", 1.0), ("b", gradient))
     )
     assert bool(list(chance(case_of(first, other, 1e-3)))) == accused
+
+
+@pytest.mark.parametrize(("whole", "accused"), [(3.21925, False), (3.218, True)])
+def test_losses_that_barely_differ_before_anything_is_learned(whole: float, accused: bool) -> None:
+    """As a model's are that still takes all words for equally likely."""
+    first = collect_trace([[Drawn(0, 0, ("1", "2"), ()), Backward(whole), stepped(1.0)]])
+    other = collect_trace(
+        [
+            [Drawn(0, 0, (sample,), ()), Backward(loss), stepped(1.1)]
+            for sample, loss in (("1", 3.20044), ("2", 3.23806))
+        ]
+    )
+    assert bool(list(weighed_alike(case_of(first, other, 1e-3)))) == accused

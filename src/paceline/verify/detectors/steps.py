@@ -11,6 +11,8 @@ from paceline.verify.trace import Step
 _RATES_APART = 1e-6
 _EXACT = 1e-3
 """Of gradients that differ by a factor alone."""
+_OF_LOSSES = 1e-5
+"""Of a loss and the mean of its parts: of one kind of items, they are apart by rounding alone."""
 _NOISY, _ROUGH = 0.1, 0.25
 """Of losses and of gradients' norms, where a step draws random numbers."""
 
@@ -124,13 +126,13 @@ def weighed_alike(case: Case) -> Iterator[Finding]:
     whole, parts = sum(mine.losses), theirs.losses
     mean = sum(parts) / len(parts)
     # A mean over all items lies between the ranks' means, and is their mean only by equal weights.
-    if min(parts) < whole < max(parts) and abs(whole - mean) > _EXACT * abs(whole):
-        shown = " and ".join(f"{loss:.4g}" for loss in parts)
+    if min(parts) < whole < max(parts) and abs(whole - mean) > _OF_LOSSES * abs(whole):
+        shown = " and ".join(f"{loss:.6g}" for loss in parts)
         yield case.found(
             Cause.WEIGHED_ALIKE,
-            f"the ranks' losses of step {beyond.step} ({shown}) count alike and make {mean:.4g}, "
+            f"the ranks' losses of step {beyond.step} ({shown}) count alike and make {mean:.6g}, "
             f"but the loss of the same samples on {plural(case.first.workers, 'worker')} is "
-            f"{whole:.4g}: they are means over unequal numbers of items (tokens, targets)",
+            f"{whole:.6g}: they are means over unequal numbers of items (tokens, targets)",
             step=beyond.step,
             tensor=beyond.first_tensor,
         )

@@ -23,6 +23,10 @@ def test_who_was_drawn_from() -> None:
     before = rng_states()
     np.random.rand()
     assert drawn_from(before, rng_states()).startswith("numpy:")
+    for _ in range(2):  # the second of a pair of normal numbers as well
+        before = rng_states()
+        np.random.standard_normal()
+        assert drawn_from(before, rng_states()).startswith("numpy:")
 
 
 def test_dropout_draws_and_changes_nothing() -> None:

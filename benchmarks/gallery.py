@@ -1,12 +1,12 @@
 """The gallery of `paceline verify`: public faults, each found and mended, and healthy scripts.
 
-    python -m benchmarks.gallery [NAME ..] [--workers 1,2] [--write] [--check]
+    python -m benchmarks.gallery [NAME ..] [--workers 1,2,3] [--write] [--check]
 
 The scripts are those of tests/verify/gallery. A fault counts as found where verify names its cause
 and a line that is marked: with `# fault`, or with `# shows` where that is only the effect's. Its
 mended form and healthy scripts must be the same on all numbers of workers. `--write` puts the
 tables into docs/reference/verify-gallery.md, `--check` exits with 1 where one differs from what
-stands there.
+stands there. Scripts whose packages aren't installed are left out, and named.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from paceline.cli.app import main as paceline
@@ -29,7 +30,8 @@ ROOT = Path(__file__).resolve().parent.parent
 GALLERY = ROOT / "tests" / "verify" / "gallery"
 PAGE = ROOT / "docs" / "reference" / "verify-gallery.md"
 FAULT_HEAD = "| fault | report | verdict | cause | line |"
-HEALTHY_HEAD = "| healthy script | verdict |"
+HEALTHY_HEAD = "| healthy script | workers | verdict |"
+FAULTS_ON, HEALTHY_ON = "1,2", "1,2,3"
 _OPTIONS = ("--threads", "1", "--timeout-s", "5")
 _LINK = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+)/(?:issues|pull)/(\d+)")
 
@@ -69,8 +71,21 @@ class Script:
 
     @property
     def arguments(self) -> list[str]:
-        """Of verify and of the script, in its docstring."""
-        found = re.search(r"^Arguments: (.+)$", self.text, re.MULTILINE)
+        """Of the script, in its docstring."""
+        return self._words("Arguments")
+
+    @property
+    def options(self) -> list[str]:
+        """Of verify, in its docstring."""
+        return self._words("Options")
+
+    @property
+    def lacks(self) -> list[str]:
+        """The packages that it needs, which Paceline doesn't, and that aren't installed."""
+        return [name for name in self._words("Needs") if find_spec(name) is None]
+
+    def _words(self, label: str) -> list[str]:
+        found = re.search(rf"^{label}: (.+)$", self.text, re.MULTILINE)
         return found[1].split() if found else []
 
     @property
@@ -97,13 +112,14 @@ class Verified:
 
     code: int
     verdicts: tuple[str, ...]
+    """On all but the first number of workers, or of resuming."""
     findings: tuple[dict[str, object], ...]
     out: str
 
     @property
     def verdict(self) -> str:
-        """The verdicts on all but the first number of workers, where they agree once."""
-        return ", ".join(dict.fromkeys(self.verdicts[1:]))
+        """The verdicts; where they agree, one."""
+        return ", ".join(dict.fromkeys(self.verdicts))
 
     def lines(self, cause: str) -> list[int]:
         """The lines that are named for a cause."""
@@ -116,7 +132,10 @@ def verify(script: Script, *arguments: str, workers: str) -> Verified:
     before, told = Path.cwd(), io.StringIO()
     with tempfile.TemporaryDirectory(prefix="paceline-gallery-") as place:
         os.chdir(place)
-        words = ["verify", str(script.path), "--workers", workers, *_OPTIONS, "--json", "found"]
+        resumes = "--resume" in script.options
+        counts = workers.rpartition(",")[2] if resumes else workers
+        words = ["verify", str(script.path), "--workers", counts, *_OPTIONS, "--json", "found"]
+        words += script.options
         given = [*script.arguments, *arguments]
         try:
             with redirect_stdout(told), redirect_stderr(told):
@@ -124,9 +143,11 @@ def verify(script: Script, *arguments: str, workers: str) -> Verified:
             found = json.loads(Path("found").read_text()) if Path("found").exists() else {}
         finally:
             os.chdir(before)
+    rows = [] if resumes else found.get("workers", [])[1:]
+    resumed = [str(found.get("verdict", "")).partition(":")[0]] if resumes else []
     return Verified(
         code,
-        tuple(row["verdict"] for row in found.get("workers", ())),
+        (*(row["verdict"] for row in rows), *resumed),
         tuple(found.get("findings", ())),
         told.getvalue(),
     )
@@ -163,7 +184,8 @@ def healthy_row(script: Script, workers: str) -> tuple[str, bool, str]:
     causes = [str(f["cause"]) for f in found.findings if f["is_fault"]]
     is_good = found.code == 0 and not causes
     shown = found.verdict + (f": {', '.join(causes)}" if causes else "")
-    return f"| {script.about} | {shown} |", is_good, "" if is_good else found.out
+    on = workers.replace(",", ", ")
+    return f"| {script.about} | {on} | {shown} |", is_good, "" if is_good else found.out
 
 
 def written(path: Path = PAGE) -> list[str]:
@@ -171,12 +193,14 @@ def written(path: Path = PAGE) -> list[str]:
     return [line for line in path.read_text().splitlines() if line.startswith("| ")]
 
 
-def _run(scripts: Sequence[Script], workers: str) -> Iterator[tuple[Script, str, bool]]:
+def _run(scripts: Sequence[Script], workers: str | None) -> Iterator[tuple[Script, str, bool]]:
     forkserver.prepare(PRELOAD, 1)
     try:
         for script in scripts:
-            one = fault_row if script.path.parent.name == "faults" else healthy_row
-            row, is_good, told = one(script, workers)
+            if script.path.parent.name == "faults":
+                row, is_good, told = fault_row(script, workers or FAULTS_ON)
+            else:
+                row, is_good, told = healthy_row(script, workers or HEALTHY_ON)
             print(row, flush=True)
             if told:
                 print(told, file=sys.stderr, flush=True)
@@ -189,18 +213,21 @@ def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="scripts; all without")
-    parser.add_argument("--workers", default="1,2")
+    parser.add_argument("--workers", help=f"default: {FAULTS_ON} and, healthy ones, {HEALTHY_ON}")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--check", action="store_true")
     asked = parser.parse_args()
     chosen = [s for s in (*faults(), *healthy()) if not asked.names or s.name in asked.names]
-    results = list(_run(chosen, asked.workers))
+    left_out = [s for s in chosen if s.lacks]
+    for script in left_out:
+        print(f"left out: {script.name} needs {' and '.join(script.lacks)}", file=sys.stderr)
+    results = list(_run([s for s in chosen if not s.lacks], asked.workers))
     for kind, verb in (("faults", "found, and mended"), ("healthy", "not accused")):
         good = [is_good for script, _, is_good in results if script.path.parent.name == kind]
         print(f"{kind}: {sum(good)} of {len(good)} {verb}", flush=True)
     rows = [row for _, row, _ in results]
-    if asked.write and asked.names:
-        parser.error("--write needs all scripts: leave the names out")
+    if asked.write and (asked.names or left_out):
+        parser.error("--write needs all scripts: leave the names out, and install what they need")
     if asked.write:
         _write(results)
     if not asked.check:

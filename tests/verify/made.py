@@ -28,10 +28,20 @@ def stepped(gradient: float, weight: float = 1.0, *, rate: float = 0.1) -> Stepp
     )
 
 
-def begun(loader: int, number: int, *, samples: int = 8, replicas: int = 1) -> PassBegun:
+def begun(
+    loader: int,
+    number: int,
+    *,
+    samples: int = 8,
+    replicas: int = 1,
+    seed: int = 0,
+    subset: str = "",
+) -> PassBegun:
     """Begin a pass over a loader."""
     sampler = "DistributedSampler" if replicas > 1 else "RandomSampler"
-    return PassBegun(loader, number, sampler, replicas, True, False, False, 0, samples)
+    return PassBegun(
+        loader, number, sampler, replicas, True, False, False, 0, samples, 0, seed, subset
+    )
 
 
 def trained(

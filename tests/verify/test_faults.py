@@ -26,6 +26,12 @@ def test_faultless_scripts_are_not_accused(name: str, verify: Verify, tmp_path: 
     expected = "same but for chance" if name == "augmented" else "same to rounding"
     assert done.verdicts == {1: "-", 2: expected}
     assert "the end of an epoch wasn't reached" not in done.words
+    launches = done.content["launches"]
+    assert isinstance(launches, list)
+    named = ["1 worker", "2 workers", "1 worker disturbed"]
+    assert [launch["launch"] for launch in launches] == named
+    assert all(0 < launch["starting_s"] < launch["took_s"] for launch in launches)
+    assert "Took " in done.words
     same = "has the same samples as" if name == "augmented" else "is the same as"
     assert f"Conclusion: on 2 workers the training {same} on 1 worker" in done.words
 

@@ -5,6 +5,8 @@ import re
 import pytest
 
 from benchmarks.gallery import (
+    FAULTS_ON,
+    HEALTHY_ON,
     PAGE,
     Script,
     fault_row,
@@ -31,7 +33,9 @@ def test_every_script_is_in_the_page() -> None:
             for row in rows
         ), script.path
     for script in healthy():
-        assert any(row.startswith(f"| {script.about} | same") for row in rows), script.path
+        assert any(row.startswith(f"| {script.about} | 1, 2, 3 | same") for row in rows), (
+            script.path
+        )
 
 
 def test_lines_of_the_page_are_marked_in_the_scripts() -> None:
@@ -47,7 +51,7 @@ def test_lines_of_the_page_are_marked_in_the_scripts() -> None:
 @pytest.mark.xdist_group("verify")
 @pytest.mark.parametrize("script", named(faults(), SOME_FAULTS), ids=lambda script: script.name)
 def test_public_faults_are_found(script: Script, fork_server: None) -> None:
-    row, is_good, told = fault_row(script, "1,2")
+    row, is_good, told = fault_row(script, FAULTS_ON)
     assert is_good, told
     assert row in written()
 
@@ -57,6 +61,6 @@ def test_public_faults_are_found(script: Script, fork_server: None) -> None:
 @pytest.mark.xdist_group("verify")
 @pytest.mark.parametrize("script", named(healthy(), SOME_HEALTHY), ids=lambda script: script.name)
 def test_healthy_scripts_are_not_accused(script: Script, fork_server: None) -> None:
-    row, is_good, told = healthy_row(script, "1,2")
+    row, is_good, told = healthy_row(script, HEALTHY_ON)
     assert is_good, told
     assert row in written()

@@ -15,11 +15,13 @@ from paceline.training.components import Components
 from paceline.training.snapshots.train_state import TrainState
 from paceline.verify.events import (
     Backward,
+    Began,
     Drawn,
     Drew,
     Evaluated,
     EventWriter,
     ModelBuilt,
+    Monitored,
     Normalised,
     PassBegun,
     PassEnded,
@@ -64,7 +66,8 @@ def test_a_session_tells_it_all(observer: Observer) -> None:
     watcher.setup(components, position, {})
     watcher.begin_step(0, Batch(torch.ones(2, 2), 2, 4, np.array([3, 5])))
     watcher.before_backward(torch.tensor(0.5), 0.25)
-    handed, drawn, backward = read_events(observer.writer.path)
+    handed, drawn, began, backward = read_events(observer.writer.path)
+    assert isinstance(began, Began)
     assert isinstance(handed, ModelBuilt)
     assert set(handed.tensors) == {"weight", "bias"}
     assert isinstance(drawn, Drawn)
@@ -153,3 +156,36 @@ def test_loaders_that_one_line_makes_are_told_apart(observer: Observer) -> None:
     begun = [e.loader for e in read_events(observer.writer.path) if isinstance(e, PassBegun)]
     assert begun[0] != begun[1]
     assert begun[:2] == begun[2:]
+
+
+class Sharing(torch.optim.Optimizer):
+    """Has another optimizer take its step, as ZeroRedundancyOptimizer does for a rank's part."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.5})
+        self.part = torch.optim.SGD(parameters[:1], lr=0.5)
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        self.part.step()
+
+
+def test_an_optimizer_within_another_one_takes_no_step_of_its_own(observer: Observer) -> None:
+    model = nn.Linear(2, 1)
+    with watched(observer):
+        optimizer = Sharing(list(model.parameters()))
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    steps = [e for e in read_events(observer.writer.path) if isinstance(e, Stepped)]
+    assert [len(step.weights) for step in steps] == [2, 2]
+    assert {step.optimizer for step in steps} == {0}
+
+
+def test_figures_that_a_schedule_follows_are_noted(observer: Observer) -> None:
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    with watched(observer):
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        plateau.step(0.5)
+        plateau.step(metrics=torch.tensor(0.25))
+    noted = [e for e in read_events(observer.writer.path) if isinstance(e, Monitored)]
+    assert noted == [Monitored(0.5), Monitored(0.25)]

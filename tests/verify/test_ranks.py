@@ -1,8 +1,10 @@
 """Faults between ranks that would take a script's timeout to show."""
 
+import pytest
+
 from paceline.verify.compare import given_limits
-from paceline.verify.events import Event, PassEnded
-from paceline.verify.trace import collect_trace
+from paceline.verify.events import Drawn, Event, Met, PassEnded
+from paceline.verify.trace import by_content, collect_trace, cut_up_before
 from paceline.verify.verdict import Verdict, evaluate_first, evaluate_launch
 from tests.verify.made import begun, trained
 
@@ -27,3 +29,52 @@ def test_a_first_launch_that_fails() -> None:
         Verdict.FAILED,
         ["rank 0: KeyError"],
     )
+
+
+@pytest.mark.parametrize(
+    ("seeds", "subsets", "what"),
+    [
+        ((0, 0), ("a", "a"), ""),
+        ((0, 5), ("a", "a"), "the ranks' DistributedSamplers have different seeds (0, 5)"),
+        ((0, 0), ("a", "b"), "each rank shares out another part of the data set"),
+    ],
+)
+def test_ranks_that_share_out_different_orders(
+    seeds: tuple[int, int], subsets: tuple[str, str], what: str
+) -> None:
+    first = collect_trace([[begun(0, 0, samples=4), *trained(["0", "1", "2", "3"], 1.0, 1.0)]])
+    ranks: list[list[Event]] = [
+        [
+            Met(False),
+            begun(0, 0, samples=4, replicas=2, seed=seed, subset=subset),
+            *trained(["0", "1"], 1.0, 1.5),
+            PassEnded(0, 0, False),
+        ]
+        for seed, subset in zip(seeds, subsets, strict=True)
+    ]
+    found = evaluate_launch(first, collect_trace(ranks), given_limits(0.0))
+    causes = [str(f.cause) for f in found.findings]
+    assert ("shares-overlap" in causes) == bool(what)
+    assert ("padded-training" in causes) == (not what)
+    assert any(what in f.what for f in found.findings)
+
+
+def test_data_that_ranks_cut_up_by_themselves() -> None:
+    def rank_with(looks: list[str]) -> list[Event]:
+        indices = tuple(str(n) for n in range(len(looks)))
+        _, *step = trained(indices, 1.0, 1.0)
+        return [
+            Met(False),
+            begun(0, 0, samples=len(looks)),
+            Drawn(0, 0, indices, tuple(looks)),
+            *step,
+        ]
+
+    first = collect_trace([rank_with(["a", "b", "c", "d"])])
+    other = collect_trace([rank_with(["a", "c"]), rank_with(["b", "d"])])
+    assert cut_up_before(first, first) == cut_up_before(first, collect_trace([[]])) == set()
+    loaders = cut_up_before(first, other)
+    assert loaders == {0}
+    one, two = (by_content(trace, loaders) for trace in (first, other))
+    assert evaluate_launch(one, two, given_limits(0.0)).verdict == Verdict.SAME_BITS
+    assert evaluate_launch(first, other, given_limits(0.0)).verdict == Verdict.DIFFERENT

@@ -3,8 +3,8 @@
 import pytest
 
 from paceline.verify.compare import compare, given_limits
-from paceline.verify.detectors.steps import batchnorm_share
-from paceline.verify.events import Backward, Drawn, Event, Normalised
+from paceline.verify.detectors.steps import batchnorm_share, chance, rate_apart, weighed_alike
+from paceline.verify.events import Backward, Drawn, Event, Monitored, Normalised
 from paceline.verify.finding import Case
 from paceline.verify.trace import Trace, collect_trace
 from tests.verify.made import stepped
@@ -34,3 +34,43 @@ def test_a_batchnorm_over_shards_is_never_accused(parts: tuple[int, int], accuse
     assert beyond.same_samples
     case = Case(first=first, other=other, comparison=comparison, beyond=beyond)
     assert bool(list(batchnorm_share(case))) == accused
+
+
+def case_of(first: Trace, other: Trace, tolerance: float) -> Case:
+    comparison = compare(first, other)
+    beyond = comparison.first_beyond(given_limits(tolerance))
+    return Case(first=first, other=other, comparison=comparison, beyond=beyond)
+
+
+@pytest.mark.parametrize(("figures", "accused"), [((0.5, 0.5), False), ((0.5, 0.4), True)])
+def test_a_schedule_that_follows_a_ranks_own_figure(
+    figures: tuple[float, float], accused: bool
+) -> None:
+    other = collect_trace([[stepped(1.0), Monitored(1.0), Monitored(f)] for f in figures])
+    found = list(rate_apart(case_of(collect_trace([[stepped(1.0)]]), other, 0.0)))
+    assert [(f.cause, f.rank) for f in found] == [("rate-apart", 1)] * accused
+    assert all(
+        "call 1 gives the schedule 0.4 on rank 1, and 0.5 on rank 0" in f.what for f in found
+    )
+
+
+@pytest.mark.parametrize(("gradient", "accused"), [(1.0, False), (1.1, True)])
+def test_samples_that_only_look_otherwise_are_not_chance(gradient: float, accused: bool) -> None:
+    first, other = (
+        collect_trace([[Drawn(0, 0, ("1",), (look,)), Backward(1.0), stepped(size)]])
+        for look, size in (("a", 1.0), ("b", gradient))
+    )
+    assert bool(list(chance(case_of(first, other, 1e-3)))) == accused
+
+
+@pytest.mark.parametrize(("whole", "accused"), [(3.21925, False), (3.218, True)])
+def test_losses_that_barely_differ_before_anything_is_learned(whole: float, accused: bool) -> None:
+    """As a model's are that still takes all words for equally likely."""
+    first = collect_trace([[Drawn(0, 0, ("1", "2"), ()), Backward(whole), stepped(1.0)]])
+    other = collect_trace(
+        [
+            [Drawn(0, 0, (sample,), ()), Backward(loss), stepped(1.1)]
+            for sample, loss in (("1", 3.20044), ("2", 3.23806))
+        ]
+    )
+    assert bool(list(weighed_alike(case_of(first, other, 1e-3)))) == accused

@@ -4,8 +4,16 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
-from paceline.verify.tensor_sketch import distance, mark, relative_distance
+from paceline.verify.tensor_sketch import (
+    content_hashes,
+    distance,
+    identity,
+    look_alike,
+    mark,
+    relative_distance,
+)
 
 
 @pytest.mark.parametrize("shape", [(3,), (7, 11), (70_000,), (300, 500)])
@@ -62,3 +70,34 @@ def test_lists_are_compared_by_their_common_size() -> None:
     assert relative_distance(pairs) == pytest.approx(1 / math.sqrt(100 * 100 + 1), rel=1e-6)
     assert relative_distance(pairs[:1]) == 0.0
     assert relative_distance([(mark(small * 0, whole=True), moved)]) == math.inf
+
+
+@pytest.mark.parametrize("end", [True, False], ids=["right", "left"])
+@pytest.mark.parametrize("value", [0, 2, 50_256])
+def test_padding_changes_no_sample(value: int, end: bool) -> None:
+    def padded(sequences: torch.Tensor, by: int, fill: int) -> torch.Tensor:
+        return nn.functional.pad(sequences, (0, by) if end else (by, 0), value=fill)
+
+    tokens = torch.tensor([[7, 3, 9], [5, 4, value]])
+    targets = torch.tensor([[3, 9, 2], [4, value, 6]])
+
+    def batch(by: int) -> tuple[torch.Tensor, ...]:
+        mask = padded(torch.ones_like(tokens), by, 0)
+        return padded(tokens, by, value), padded(targets, by, -100), mask
+
+    for one, other in ((0, 2), (1, 3), (3, 0)):
+        pairs = zip(content_hashes(batch(one), 2), content_hashes(batch(other), 2), strict=True)
+        assert all(look_alike(a, b) for a, b in pairs), (one, other)
+    first, second = content_hashes(batch(1), 2)
+    assert not look_alike(first, second)
+    assert (identity(first) == identity(content_hashes(batch(3), 2)[0])) == (value == 0)
+
+
+def test_a_moved_image_looks_otherwise() -> None:
+    image = torch.zeros(1, 4, 4)
+    image[:, 1, 1] = 0.5
+    for shape in ((1, 4, 4), (1, 1, 4, 4), (1, 16)):
+        one, moved = image.reshape(shape), image.roll(1, -2).reshape(shape)
+        assert not look_alike(content_hashes(one, 1)[0], content_hashes(moved, 1)[0])
+    assert look_alike("aa", "aa")
+    assert not look_alike("aa", "bb")

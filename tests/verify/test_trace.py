@@ -132,3 +132,11 @@ def test_steps_have_their_own_batches(words: str, expected: list[str]) -> None:
 def test_a_whole_pass_of_one_batch_is_no_look() -> None:
     told = trained_in_order(events("(0)(1", batches=1))
     assert [e.samples for e in told if isinstance(e, Drawn)] == [("0",), ("1",)]
+
+
+def test_a_skipped_batch_is_not_one_fetched_early() -> None:
+    """Where a resumed script goes on, in the midst of an epoch that is then seen to its end."""
+    drawn = [Drawn(0, 0, (str(n),), ()) for n in range(4)]
+    steps: list[Event] = [e for d in drawn[1:] for e in (d, Backward(1.0), stepped(1.0))]
+    events: list[Event] = [begun(0, 0), drawn[0], *steps, PassEnded(0, 0, False)]
+    assert trained_in_order(events) == events

@@ -3,6 +3,7 @@
 import os
 import random
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -383,14 +384,16 @@ def _recipe_request(target: str, recipe: Recipe, given: Mapping[str, OptionValue
 
 
 def _verify(asked: VerifyRequest, place: Path) -> int:
-    from paceline.verify.text_report import as_json, as_text
+    from paceline.verify.text_report import Times, as_json, as_text
 
     launcher = VerifyLauncher(asked, place, _is_on_cpu(asked))
     if asked.resume is not None:
         return _verify_resume(launcher, asked.resume)
-    outcome = _study(launcher)
-    print(printable(as_text(outcome)), flush=True)
-    return _keep(asked, as_json(outcome), outcome.results[0].trace)
+    started_s = time.monotonic()
+    outcome, launches = _study(launcher)
+    times = Times(took_s=time.monotonic() - started_s, launches=launches)
+    print(printable(f"{as_text(outcome)}\n\n{times.as_text()}"), flush=True)
+    return _keep(asked, as_json(outcome) | times.as_json(), outcome.results[0].trace)
 
 
 def _keep(asked: VerifyRequest, content: Mapping[str, object], first: "Trace") -> ExitCode:
@@ -426,8 +429,9 @@ def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> int:
     from paceline.verify.compare import LEAST, given_limits
     from paceline.verify.resume import Launches, choose_step, judge
     from paceline.verify.resume_report import resume_json, resume_text
+    from paceline.verify.text_report import Times
 
-    asked = launcher.asked
+    started_s, asked = time.monotonic(), launcher.asked
     (workers,) = asked.workers
     whole = launcher.launch(workers, part=LaunchPart(name="undisturbed"))
     if whole.failure:
@@ -453,8 +457,10 @@ def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> int:
         cut_at=asked.steps,
     )
     found = judge(launches, given_limits(LEAST if asked.tolerance is None else asked.tolerance))
-    print(printable(resume_text(found)), flush=True)
-    return _keep(asked, resume_json(found), whole)
+    named = (("undisturbed", whole), ("killed", killed), ("resumed", resumed))
+    times = Times(took_s=time.monotonic() - started_s, launches=named)
+    print(printable(f"{resume_text(found)}\n\n{times.as_text()}"), flush=True)
+    return _keep(asked, resume_json(found) | times.as_json(), whole)
 
 
 def _is_on_cpu(asked: VerifyRequest) -> bool:
@@ -469,9 +475,11 @@ def _is_on_cpu(asked: VerifyRequest) -> bool:
     return count_gpus(dist.device, dist.backend) < most
 
 
-def _study(launcher: VerifyLauncher) -> "VerifyResult":
+def _study(launcher: VerifyLauncher) -> "tuple[VerifyResult, tuple[tuple[str, Trace], ...]]":
+    """Train on all numbers of workers, and compare. Returns all launches by name as well."""
     from paceline.verify.compare import compare, given_limits, measured_limits
     from paceline.verify.text_report import VerifyResult
+    from paceline.verify.trace import by_content, cut_up_before
     from paceline.verify.verdict import (
         evaluate_first,
         evaluate_launch,
@@ -485,11 +493,18 @@ def _study(launcher: VerifyLauncher) -> "VerifyResult":
     first = launcher.launch(asked.workers[0])
     counts = () if first.failure else asked.workers[1:]
     others = [launcher.launch(count) for count in counts]
+    launches = [(plural(trace.workers, "worker"), trace) for trace in (first, *others)]
+    # Indices of data that a script has cut up for its ranks are each rank's own.
+    cut_up = {loader for other in others for loader in cut_up_before(first, other)}
+    if cut_up:
+        first, others = by_content(first, cut_up), [by_content(o, cut_up) for o in others]
     # Phase 2: how much may differ? The user's tolerance, or what rounding alone does to this
     # training, measured by one that is disturbed by a rounding error.
     limits, yardstick = given_limits(asked.tolerance or 0.0), None
     if asked.tolerance is None and needs_yardstick(first, others):
-        yardstick = compare(first, launcher.launch(asked.workers[0], disturbed=True))
+        disturbed = launcher.launch(asked.workers[0], disturbed=True)
+        launches.append((f"{plural(disturbed.workers, 'worker')} disturbed", disturbed))
+        yardstick = compare(first, by_content(disturbed, cut_up) if cut_up else disturbed)
         if not yardstick.differences:
             raise JobError("the training could not be measured: give a --tolerance, such as 1e-4")
         limits = measured_limits(yardstick)
@@ -501,9 +516,10 @@ def _study(launcher: VerifyLauncher) -> "VerifyResult":
     dropout = not (launcher.keeps_dropout and first.in_session) and any(
         drew.by == "dropout" for trace in (first, *others) for rank in trace.drew for drew in rank
     )
-    return VerifyResult(
+    outcome = VerifyResult(
         results=tuple(results),
         limits=limits,
         unseen=tuple(unseen([first, *others], limits, cut_at=asked.steps, dropout=dropout)),
         yardstick=yardstick,
     )
+    return outcome, tuple(launches)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from paceline.verify.tensor_sketch import TensorSketch, distance, relative_distance
+from paceline.verify.tensor_sketch import TensorSketch, distance, look_alike, relative_distance
 from paceline.verify.trace import Step, Trace
 
 FACTOR = 32.0
@@ -175,7 +175,7 @@ def _difference(number: int, one: Step, two: Step) -> StepDifference:
     return StepDifference(
         step=number,
         same_samples=one.all_samples == two.all_samples,
-        same_looks=all(others.get(sample, look) == look for sample, look in ours.items()),
+        same_looks=all(look_alike(others.get(sample, look), look) for sample, look in ours.items()),
         loss=_loss_difference(one, two),
         gradients=relative_distance((a, b) for _, a, b in gradients),
         weights=relative_distance(zip(mine.weights, theirs.weights, strict=False)),

@@ -24,7 +24,7 @@ from paceline.verify.observer import SESSION_LOADER, Observer
 from paceline.verify.patching import Patches
 from paceline.verify.rng_tracking import drawn_from, rng_states
 from paceline.verify.source_lines import caller
-from paceline.verify.tensor_sketch import content_hashes
+from paceline.verify.tensor_sketch import content_hashes, hash_text, identity
 from paceline.verify.trial import EnoughSeenError
 
 _DEPTH = 16
@@ -232,7 +232,8 @@ class LoaderWatch:
         known = [i for i in indices if isinstance(i, int)]
         contents = content_hashes(content, len(known))
         samples = tuple(str(_innermost(found.loader.dataset, i)) for i in known)
-        self.observer.record(Drawn(found.site, found.number, samples or contents, contents))
+        samples = samples or tuple(map(identity, contents))
+        self.observer.record(Drawn(found.site, found.number, samples, contents))
         self.observer.after_batch()
 
 
@@ -269,6 +270,10 @@ def _describe(loader: DataLoader[object], number: int, pass_number: int) -> Pass
         epoch=sampler.epoch if isinstance(sampler, DistributedSampler) else 0,
         samples=_length(loader.dataset),
         batches=0 if isinstance(loader.dataset, IterableDataset) else _length(loader),
+        seed=sampler.seed if isinstance(sampler, DistributedSampler) else 0,
+        subset=hash_text(",".join(str(int(i)) for i in loader.dataset.indices))
+        if isinstance(loader.dataset, Subset)
+        else "",
     )
 
 

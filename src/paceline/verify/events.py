@@ -10,6 +10,14 @@ from paceline.verify.tensor_sketch import TensorSketch
 
 
 @dataclass(frozen=True)
+class Began:
+    """The first batch, or the first backward pass where batches aren't seen."""
+
+    at_s: float
+    """By the machine's monotonic clock."""
+
+
+@dataclass(frozen=True)
 class ModelBuilt:
     """A module was handed over to be trained in parallel, as this rank has built it."""
 
@@ -41,6 +49,10 @@ class PassBegun:
     """Of the whole data set; 0 where it has no length."""
     batches: int = 0
     """Of the whole pass; 0 where that isn't known."""
+    seed: int = 0
+    """Of a DistributedSampler."""
+    subset: str = ""
+    """Hash of the indices of a `Subset`, as random_split makes them; empty for other data sets."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +178,13 @@ class Scaled:
 
 
 @dataclass(frozen=True)
+class Monitored:
+    """A schedule that follows a figure (ReduceLROnPlateau) was given one."""
+
+    figure: float
+
+
+@dataclass(frozen=True)
 class Combined:
     """The script itself has combined a tensor over the ranks, between backward pass and step."""
 
@@ -199,7 +218,8 @@ class Ended:
 
 
 Event = (
-    ModelBuilt
+    Began
+    | ModelBuilt
     | PassBegun
     | Drawn
     | PassEnded
@@ -213,6 +233,7 @@ Event = (
     | Figured
     | Clipped
     | Scaled
+    | Monitored
     | Combined
     | Placed
     | Printed

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -128,7 +129,9 @@ class VerifyLauncher:
         records.mkdir()
         trial = self._trial(run, records, workers, disturbed=disturbed, part=part)
         more_args = part.more_args if part else ()
+        started_s = time.monotonic()
         outcome = self._launched(trial, run, records, workers, more_args)
+        took_s = time.monotonic() - started_s
         if outcome.interrupted:
             raise KeyboardInterrupt
         if refusal := refused(records):
@@ -142,6 +145,8 @@ class VerifyLauncher:
         failures = () if is_killed else outcome.failures
         failure = _told(failures, self.asked.request.reference, records, traceback=not places)
         trace = collect_trace(events, failure, places, programs_started(records))
+        starting_s = took_s if trace.began_s is None else trace.began_s - started_s
+        trace = replace(trace, took_s=took_s, starting_s=starting_s)
         what = "disturbed: the yardstick" if disturbed else part.name if part else "trained"
         note(f"{plural(workers, 'worker')}: {plural(len(trace.steps), 'step')} {what}")
         return trace

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
@@ -19,6 +20,7 @@ from paceline.training.hooks.base import StepHook
 from paceline.training.snapshots.train_state import TrainState
 from paceline.verify.events import (
     Backward,
+    Began,
     Combined,
     Drawn,
     Drew,
@@ -71,12 +73,15 @@ class Observer:
     _optimizers: list[Optimizer] = field(default_factory=list)
     _taken: list[int] = field(default_factory=list)
     """Steps of each optimizer."""
+    _stepping: list[Optimizer] = field(default_factory=list)
+    """Optimizers in whose step we are: one may have another one step, as that shares out states."""
     _before: tuple[TensorSketch, ...] = ()
     _gradients: tuple[TensorSketch | None, ...] = ()
     _state_before: str = ""
     _normalised: set[int] = field(default_factory=set)
     _met: set[bool] = field(default_factory=set)
     _evaluated_at: int = -1
+    _has_begun: bool = False
     _batches: int = 0
     _disturbed_at: int = -1
     _dropped_at: int = -1
@@ -154,6 +159,7 @@ class Observer:
     def before_backward(self, loss: Tensor) -> None:
         """Note a backward pass of a plain script."""
         if loss.numel() == 1 and not self.in_session:
+            self._begin()
             self._record_draws()
             self.record(Backward(_number(loss), synced=self._synced))
             self.place("backward")
@@ -161,6 +167,11 @@ class Observer:
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Note the gradients that an optimizer is about to use."""
+        if optimizer in self._stepping:  # its last step has failed
+            del self._stepping[self._stepping.index(optimizer) :]
+        self._stepping.append(optimizer)
+        if len(self._stepping) > 1:
+            return
         number = self._number_of(optimizer)
         self.place("step")
         whole = self.rank == 0
@@ -177,6 +188,9 @@ class Observer:
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Note the new weights."""
+        del self._stepping[self._stepping.index(optimizer) :]
+        if self._stepping:
+            return
         number, parameters = self._number_of(optimizer), _parameters(optimizer)
         self._taken[number] += 1
         # Several optimizers may take turns: the busiest one counts the steps.
@@ -245,6 +259,7 @@ class Observer:
 
     def after_batch(self) -> None:
         """Begin anew: a batch has come."""
+        self._begin()
         self._batches += 1
         self.after_draw()
 
@@ -280,6 +295,11 @@ class Observer:
         if joined_only not in self._met:
             self._met.add(joined_only)
             self.record(Met(joined_only))
+
+    def _begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self.writer.write(Began(time.monotonic()))
 
     def _record_draws(self) -> None:
         if not self._rng_state:

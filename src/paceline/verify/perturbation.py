@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from paceline.verify.tensor_sketch import sign_block
+from paceline.verify.tensor_sketch import local_part, sign_block
 
 _SUMS = 8.0
 """Rounding errors that a gradient's element gathers, as a multiple of the last bit."""
@@ -28,7 +28,7 @@ def disturb_weights(parameters: Iterable[Tensor], step: int) -> None:
         step: Settles which go up.
     """
     with torch.no_grad():
-        for parameter in parameters:
+        for parameter in map(local_part, parameters):
             if parameter.is_floating_point():
                 up = _signs(parameter, step)
                 parameter.add_(parameter * up * torch.finfo(parameter.dtype).eps)
@@ -48,9 +48,9 @@ def disturb_gradients(
         autocast: The type that the forward pass was computed in, if it is another one.
     """
     for parameter in parameters:
-        gradient = parameter.grad
-        if gradient is None or not gradient.is_floating_point():
+        if parameter.grad is None or not parameter.grad.is_floating_point():
             continue
+        gradient = local_part(parameter.grad)
         size = _SUMS * torch.finfo(gradient.dtype).eps
         if autocast is not None:
             size = max(size, _OF_AUTOCAST * torch.finfo(autocast).eps)

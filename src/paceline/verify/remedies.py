@@ -53,6 +53,15 @@ ADVICE: Mapping[Cause, Advice] = {
         "s.loader(train_set): shares may be unequal, nothing is repeated",
         "a sampler of your own that shares unevenly, with Join and weighted losses",
     ),
+    Cause.SHARES_OVERLAP: Advice(
+        "a sampler deals one order of one data set out to all ranks: where order or data set is "
+        "each rank's own, some samples are dealt twice and others never, and a rank may train on "
+        "what another one validates with",
+        "s.loader(train_set): one order for all; paceline.session() seeds all workers alike before "
+        "the data are split",
+        "random_split(data, lengths, generator=torch.Generator().manual_seed(seed)) and one seed "
+        "for DistributedSampler, both the same on all ranks",
+    ),
     Cause.PADDED_EVALUATION: Advice(
         "what is counted twice has twice the weight in the figure",
         "s.evaluate(judge, s.eval_loader(test_set)): every sample exactly once",
@@ -86,6 +95,12 @@ ADVICE: Mapping[Cause, Advice] = {
         "updates have another size from this step on",
         "keep the global batch, and with it the learning rate",
         "compute the learning rate and its schedule from the global batch and its steps",
+    ),
+    Cause.RATE_APART: Advice(
+        "each rank lowers its learning rate when its own figure stops falling: sooner or later the "
+        "rates are apart, and the same gradients make different weights",
+        "schedule.step(s.evaluate(judge, s.eval_loader(test_set))[...]): the figure of all samples",
+        "all_reduce the sum and the count of the figure before schedule.step(figure)",
     ),
     Cause.SCHEDULE_PER_WORKER: Advice(
         "the schedule runs ahead of the training",

@@ -4,11 +4,13 @@ import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import wraps
+from typing import Any, final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import _VF, Tensor
 from torch.nn import functional as F
 
 from paceline.verify.patching import Patches
@@ -23,13 +25,21 @@ _DROPOUTS = (
 )
 
 
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_AFTER_WEIGHTS = 3
+"""Where these functions take how much they drop, after the list of weights: biases, layers, this;
+then whether it is training."""
+
+
 def rng_states() -> Mapping[str, str]:
     """Hash the state of each of this process's default generators."""
     legacy = np.random.get_state(legacy=False)
+    # Its normal numbers are drawn in pairs, of which the second waits in the generator.
+    place = (legacy["state"]["pos"], legacy["has_gauss"], legacy["gauss"])
     states = {
         "torch": torch.get_rng_state().numpy().tobytes(),
         "python": repr(random.getstate()).encode(),
-        "numpy": repr(legacy["state"]).encode() + legacy["state"]["key"].tobytes(),
+        "numpy": repr(place).encode() + legacy["state"]["key"].tobytes(),
     }
     return {name: hashlib.sha256(state).hexdigest()[:16] for name, state in states.items()}
 
@@ -46,15 +56,34 @@ def dropout_watched(
     """Tell of every dropout that is about to draw.
 
     Other numbers of workers draw other masks, and would all be different: so dropout draws as it
-    would, and then gives its input back.
+    would, and then gives its input back. Attention and recurrent layers drop out within: they are
+    computed twice.
 
     Args:
         before: Is given the input of each dropout in training mode.
         after: Is called when it has drawn.
         keep: Tells whether to leave the result of dropout as it is.
     """
+    watch = _DropoutWatch(before, after, keep)
+    with Patches() as patches:
+        for name in _DROPOUTS:
+            patches.wrap(F, name, watch.around)
+        patches.wrap(F, "scaled_dot_product_attention", watch.around_attention)
+        for name in _RECURRENT:
+            patches.wrap(_VF, name, watch.around_recurrent)
+        yield
 
-    def around(original: Callable[..., object]) -> Callable[..., object]:
+
+@final
+@dataclass(frozen=True)
+class _DropoutWatch:
+    """Has dropout draw, and do nothing."""
+
+    before: Callable[[Tensor], None]
+    after: Callable[[], None]
+    keep: Callable[[], bool]
+
+    def around(self, original: Callable[..., object]) -> Callable[..., object]:
         @wraps(original)
         def dropout(
             input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
@@ -62,8 +91,8 @@ def dropout_watched(
             # Draws nothing.
             if not training or p == 0:
                 return original(input, p, training, inplace)
-            before(input)
-            if keep():
+            self.before(input)
+            if self.keep():
                 result = original(input, p, training, inplace)
             else:
                 # The numbers are drawn all the same, so that whatever draws after it gets what it
@@ -71,12 +100,58 @@ def dropout_watched(
                 with torch.no_grad():
                     original(input, p, training, False)
                 result = input
-            after()
+            self.after()
             return result
 
         return dropout
 
-    with Patches() as patches:
-        for name in _DROPOUTS:
-            patches.wrap(F, name, around)
-        yield
+    def around_attention(self, original: Callable[..., object]) -> Callable[..., object]:
+        @wraps(original)
+        def attention(
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            attn_mask: Tensor | None = None,
+            dropout_p: float = 0.0,
+            *arguments: object,
+            **named: object,
+        ) -> object:
+            def call(p: float) -> object:
+                return original(query, key, value, attn_mask, p, *arguments, **named)
+
+            return self._without(call, query, dropout_p)
+
+        return attention
+
+    def around_recurrent(self, original: Callable[..., object]) -> Callable[..., object]:
+        @wraps(original)
+        def recurrent(*arguments: Any) -> object:  # types of C++'s overloads
+            # A packed sequence's batch sizes stand before the hidden state.
+            weights = next(n for n, value in enumerate(arguments) if isinstance(value, list))
+            place = weights + _AFTER_WEIGHTS
+
+            def call(p: float) -> object:
+                return original(*arguments[:place], p, *arguments[place + 1 :])
+
+            given, p, is_training = arguments[0], arguments[place], arguments[place + 1]
+            return self._without(call, given, p if is_training else 0.0)
+
+        return recurrent
+
+    def _without(self, call: Callable[[float], object], given: Tensor, p: float) -> object:
+        """Call what drops out within: it draws, and is called again without."""
+        if p == 0 or self.keep():
+            return self._kept(call, given, p)
+        self.before(given)
+        with torch.no_grad():
+            call(p)
+        self.after()
+        return call(0.0)
+
+    def _kept(self, call: Callable[[float], object], given: Tensor, p: float) -> object:
+        if p == 0:
+            return call(p)
+        self.before(given)
+        result = call(p)
+        self.after()
+        return result

@@ -20,16 +20,17 @@ from torch.nn.modules.module import (
 )
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils import data
 
 from paceline.distributed.environment import set_variables
 from paceline.verify.dataloader_hooks import LoaderWatch
 from paceline.verify.deadlock_locations import locations_recorded
-from paceline.verify.events import Clipped, Printed, Scaled
+from paceline.verify.events import Clipped, Monitored, Printed, Scaled
 from paceline.verify.observer import Observer
 from paceline.verify.patching import Patches
 from paceline.verify.rng_tracking import dropout_watched
@@ -135,6 +136,8 @@ def _place_makers(observer: Observer, patches: Patches) -> None:
     )
     patches.wrap(DistributedDataParallel, "no_sync", partial(_placed, observer, "no_sync"))
     patches.wrap(GradScaler, "__init__", partial(_placed, observer, "scaler"))
+    patches.wrap(data, "random_split", partial(_placed, observer, "split"))
+    patches.wrap(data.Subset, "__init__", partial(_placed, observer, "subset"))
     patches.wrap(GradScaler, "step", partial(_around_scaler, observer))
     for seeding in (torch, torch.random):
         patches.wrap(seeding, "manual_seed", partial(_placed, observer, "seed"))
@@ -191,6 +194,9 @@ def _around_schedule(observer: Observer, original: Callable[..., object]) -> Cal
         observer.scheduled += 1
         if getattr(scheduler, "_step_count", 1):  # not its first one, as it is made
             observer.place("schedule")
+        figure = next(iter((*arguments, *named.values())), None)
+        if isinstance(scheduler, ReduceLROnPlateau) and isinstance(figure, float | int | Tensor):
+            observer.record(Monitored(float(figure)))
         return original(scheduler, *arguments, **named)
 
     return step

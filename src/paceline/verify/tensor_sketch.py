@@ -10,7 +10,8 @@ import base64
 import hashlib
 import math
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -39,11 +40,13 @@ class TensorSketch:
 def mark(tensor: Tensor, *, whole: bool) -> TensorSketch:
     """Take a tensor's mark. Blocks for its copy to the CPU.
 
+    A DTensor is gathered, as fully_shard's parameters and gradients are: called by every rank.
+
     Args:
         tensor: Any shape, dtype and device; not changed.
         whole: Also norm and sketch.
     """
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    flat = gathered(tensor.detach()).to("cpu").contiguous().reshape(-1)
     sha256 = hash_of(flat, f"{tensor.dtype} {tuple(tensor.shape)}")
     if not whole:
         return TensorSketch(sha256)
@@ -56,6 +59,24 @@ def mark(tensor: Tensor, *, whole: bool) -> TensorSketch:
         buckets += padded.view(-1, BUCKETS).sum(0) * float(sign_block()[_place_of(number)])
     packed = base64.b64encode(_PACKING.pack(*buckets.tolist())).decode()
     return TensorSketch(sha256, math.sqrt(squares), packed)
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """Put a DTensor's shards together, by a collective call; give other tensors back."""
+    module = sys.modules.get("torch.distributed.tensor")  # without it there is no DTensor
+    if module is None or not isinstance(tensor, module.DTensor):
+        return tensor
+    whole: Tensor = tensor.full_tensor()
+    return whole
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Give this rank's shard of a DTensor, in the same memory; give other tensors back."""
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None or not isinstance(tensor, module.DTensor):
+        return tensor
+    own: Tensor = tensor.to_local()
+    return own
 
 
 def hash_of(tensor: Tensor, label: str = "") -> str:
@@ -126,23 +147,66 @@ def sign_block() -> Tensor:
 
 
 _MOST_BYTES = 1 << 20
+_PADDING = (0.0, 1.0, -1.0, -100.0)
+"""What sequences are usually padded with: tokens, masks and targets."""
 
 
 def content_hashes(content: object, samples: int) -> tuple[str, ...]:
     """Hash each sample of a batch. Blocks for its copy to the CPU.
+
+    Sequences are padded to the longest of their batch, at one end. What they are padded with isn't
+    known, so each tensor of a sample that may be one has three hashes: without the repetitions of
+    its last value, without those of its first one, and whole (see `look_alike`).
 
     Args:
         content: Tensors whose first dimension is samples; in tuples, lists and dictionaries.
         samples: How many there are; 0 where it isn't known.
 
     Returns:
-        8 hexadecimal digits each; nothing where no tensor has so many rows.
+        8 hexadecimal digits each, of sequences more, the first of which are for `identity`; nothing
+        where no tensor has so many rows.
     """
     rows = samples or next((len(t) for t in _tensors(content)), 0)
     columns = [t.detach().cpu().contiguous() for t in _tensors(content) if len(t) == rows]
     if not columns or not rows:
         return ()
-    return tuple(_hash([column[row] for column in columns]) for row in range(rows))
+    return tuple(_hashes([column[row] for column in columns]) for row in range(rows))
+
+
+def look_alike(one: str, other: str) -> bool:
+    """Tell by their hashes whether two samples look the same, apart from padding at one end."""
+    if one == other:
+        return True
+    pairs = [
+        (a.split("."), b.split(".")) for a, b in zip(one.split("-"), other.split("-"), strict=False)
+    ][1:]
+    return one.count("-") == other.count("-") > 0 and all(_parts_alike(a, b) for a, b in pairs)
+
+
+def _parts_alike(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Compare a tensor's hashes: without its last value's run, without its first one's, whole."""
+    if len(one) != len(other) or len(one) == 1:
+        return one == other
+    (end, begin, whole), (other_end, other_begin, other_whole) = one, other
+    at_end = {end, whole} & {other_end, other_whole}
+    return bool(at_end or {begin, whole} & {other_begin, other_whole})
+
+
+def identity(content: str) -> str:
+    """Give the hash by which a sample is known that has no index: without usual padding."""
+    return content.partition("-")[0]
+
+
+def _hashes(parts: list[Tensor]) -> str:
+    if not any(_is_sequence(part) for part in parts):
+        return _hash(parts)
+    own = [
+        ".".join(_hash([p]) for p in (_without_run(part, last=True), _without_run(part), part))
+        if _is_sequence(part)
+        else _hash([part])
+        for part in parts
+    ]
+    return "-".join((_hash([_unpadded(part) for part in parts]), *own))
 
 
 def _hash(parts: list[Tensor]) -> str:
@@ -150,6 +214,29 @@ def _hash(parts: list[Tensor]) -> str:
     for part in parts:
         digest.update(part.reshape(-1).float().numpy().tobytes()[:_MOST_BYTES])
     return digest.hexdigest()
+
+
+def _is_sequence(sample: Tensor) -> bool:
+    return sample.ndim in (1, 2) and len(sample) > 1 and sample.numel() > 0
+
+
+def _without_run(sample: Tensor, *, last: bool = False) -> Tensor:
+    """Cut off the repetitions of a sequence's last value, or of its first."""
+    rows = sample.reshape(len(sample), -1)
+    kept = (rows != rows[-1 if last else 0]).any(1).nonzero()
+    if not len(kept):
+        return sample[:0]
+    return sample[: int(kept[-1]) + 1] if last else sample[int(kept[0]) :]
+
+
+def _unpadded(sample: Tensor) -> Tensor:
+    """Cut usual padding off both ends of a sequence of numbers or of features."""
+    if not _is_sequence(sample):
+        return sample
+    rows = sample.reshape(len(sample), -1)
+    padding = torch.tensor(_PADDING, dtype=rows.dtype if rows.is_floating_point() else torch.long)
+    kept = torch.isin(rows.to(padding.dtype), padding).all(1).logical_not().nonzero()
+    return sample[int(kept[0]) : int(kept[-1]) + 1] if len(kept) else sample[:0]
 
 
 def _tensors(content: object) -> Iterator[Tensor]:

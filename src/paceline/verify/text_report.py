@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import final
 
-from paceline.options.figures import listed, plural
+from paceline.options.figures import listed, plural, show_seconds
 from paceline.options.text import aligned, wrapped
 from paceline.verify.compare import FACTOR, Comparison, Limits, losses_of
 from paceline.verify.finding import Finding
@@ -28,6 +28,38 @@ _CONCLUSIONS = {
     Verdict.NOTHING: "on {on} no step could be compared: nothing is known of it",
 }
 _HEADINGS = ("workers", "steps", "samples", "loss", "gradients", "weights", "verdict")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """What a verification took."""
+
+    took_s: float
+    launches: tuple[tuple[str, Trace], ...]
+    """By name, in order."""
+
+    def as_text(self) -> str:
+        """Write it in a line."""
+        starting = sum(trace.starting_s for _, trace in self.launches)
+        parts = [("starting", starting)]
+        parts += [(name, trace.took_s - trace.starting_s) for name, trace in self.launches]
+        parts += [("comparing", self.took_s - sum(trace.took_s for _, trace in self.launches))]
+        shown = ", ".join(f"{name} {show_seconds(size)}" for name, size in parts)
+        return wrapped_text(f"Took {show_seconds(self.took_s)}: {shown}.", 0)
+
+    def as_json(self) -> dict[str, object]:
+        """Write it for programs."""
+        launches = [
+            {
+                "launch": name,
+                "workers": trace.workers,
+                "took_s": round(trace.took_s, 3),
+                "starting_s": round(trace.starting_s, 3),
+            }
+            for name, trace in self.launches
+        ]
+        return {"took_s": round(self.took_s, 3), "launches": launches}
 
 
 @final

@@ -6,11 +6,12 @@ Lightning and Accelerate take the next one first, to know which is the last.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar, final
 
 from paceline.verify.events import (
     Backward,
+    Began,
     Clipped,
     Combined,
     Drawn,
@@ -21,6 +22,7 @@ from paceline.verify.events import (
     Figured,
     Met,
     ModelBuilt,
+    Monitored,
     Normalised,
     PassBegun,
     PassEnded,
@@ -30,6 +32,7 @@ from paceline.verify.events import (
     Scaled,
     Stepped,
 )
+from paceline.verify.tensor_sketch import identity
 
 Kind = TypeVar("Kind", bound=Event)
 
@@ -84,6 +87,8 @@ class Pass:
     """By rank; empty for Paceline's own loaders."""
     samples: tuple[tuple[str, ...], ...]
     """By rank, in order."""
+    contents: tuple[tuple[str, ...], ...] = ()
+    """What they looked like, by rank."""
     batches: tuple[int, ...]
     """By rank."""
     trains: bool
@@ -128,6 +133,8 @@ class Trace:
     """The script's line that has printed each."""
     places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Lines of the script by what they do, of the first rank that does it."""
+    monitored: tuple[tuple[float, ...], ...] = ()
+    """Figures that a schedule was given, by rank."""
     scales: tuple[tuple[float, ...], ...] = ()
     """Loss scales in the order of steps, by rank."""
     clips_early: tuple[str, ...] = ()
@@ -147,6 +154,12 @@ class Trace:
     """Commands of other programs that the script has started: these aren't watched."""
     torch: str = ""
     """Version of PyTorch; empty where rank 0 didn't come to the training's end."""
+    began_s: float | None = None
+    """When the last rank had its first batch, by the machine's monotonic clock."""
+    took_s: float = 0.0
+    """The whole launch."""
+    starting_s: float = 0.0
+    """The part of it before the first batch: processes, imports, data."""
 
     @property
     def in_session(self) -> bool:
@@ -201,6 +214,7 @@ def collect_trace(
         printed=tuple(e.line for e in first if isinstance(e, Printed)),
         printed_at=tuple(e.at for e in first if isinstance(e, Printed)),
         places=_places(ranks),
+        monitored=tuple(tuple(e.figure for e in r if isinstance(e, Monitored)) for r in ranks),
         scales=tuple(tuple(e.scale for e in r if isinstance(e, Scaled)) for r in ranks),
         clips_early=tuple(_after_clipping(first)),
         is_cut=any(e.is_cut for e in first if isinstance(e, Ended)),
@@ -211,6 +225,7 @@ def collect_trace(
         has_met=any(isinstance(e, Met) and not e.joined_only for r in ranks for e in r),
         programs=tuple(programs),
         torch=next((e.torch for e in first if isinstance(e, Ended)), ""),
+        began_s=max((e.at_s for r in ranks for e in r if isinstance(e, Began)), default=None),
     )
 
 
@@ -322,6 +337,8 @@ def _sorted(events: Sequence[Event], training: set[int]) -> _RankEvents:
 def _passes(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Pass]:
     drawn: Mapping[tuple[int, int], list[list[str]]]
     drawn = defaultdict(lambda: [[] for _ in ranks])
+    looks: Mapping[tuple[int, int], list[list[str]]]
+    looks = defaultdict(lambda: [[] for _ in ranks])
     batches: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
     ended: dict[tuple[int, int, int], bool] = {}
     begun: dict[tuple[int, int], list[PassBegun]] = {}
@@ -331,6 +348,7 @@ def _passes(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Pa
         for event in events:
             if isinstance(event, Drawn):
                 drawn[event.loader, event.number][rank] += event.samples
+                looks[event.loader, event.number][rank] += event.contents
                 batches[event.loader, event.number][rank] += 1
             elif isinstance(event, PassBegun):
                 begun.setdefault((event.loader, event.number), []).append(event)
@@ -350,6 +368,7 @@ def _passes(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Pa
         yield Pass(
             begun=tuple(begun.get((loader, number), ())),
             samples=tuple(map(tuple, samples)),
+            contents=tuple(map(tuple, looks[loader, number])),
             batches=tuple(batches[loader, number][rank] for rank in range(len(ranks))),
             trains=trains,
             is_whole=len(came_to_end) == len(batches[loader, number]),
@@ -362,6 +381,41 @@ def _passes(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Pa
             loader=loader,
         )
         numbers[trains] += 1
+
+
+def cut_up_before(first: Trace, other: Trace) -> set[int]:
+    """Find the loaders whose data sets a script has cut up for its ranks by itself.
+
+    Their indices count each rank's own samples, so that those of two ranks are different samples.
+    """
+    wholes = {found.loader: found.begun for found in first.passes if found.begun}
+    parts = {found.loader: found.begun for found in other.passes if found.begun}
+    return {
+        loader
+        for loader, begun in parts.items()
+        if len(begun) == other.workers > first.workers == 1
+        and loader in wholes
+        and sum(part.samples for part in begun) == wholes[loader][0].samples > begun[0].samples
+    }
+
+
+def by_content(trace: Trace, loaders: set[int]) -> Trace:
+    """Tell the samples of some loaders by what they look like instead of by their indices."""
+    trains = any(found.loader in loaders for found in trace.training())
+    return replace(
+        trace,
+        passes=tuple(
+            replace(p, samples=_identities(p.contents)) if p.loader in loaders else p
+            for p in trace.passes
+        ),
+        steps=tuple(
+            replace(s, samples=_identities(s.contents)) if trains else s for s in trace.steps
+        ),
+    )
+
+
+def _identities(contents: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(map(identity, share)) for share in contents)
 
 
 _TELLING = 3
@@ -419,12 +473,23 @@ class _Taken:
     before_steps: list[int] = field(default_factory=list)
     """Batches that were taken before each run of backward passes."""
     steps: int = 0
+    backwards: int = 0
+    """Backward passes since the last batch."""
+    is_over: bool = False
+    """Whether the pass came to its end."""
 
     @property
     def is_ahead(self) -> bool:
-        """Whether each step but the last had the batch after its own before it."""
+        """Whether each step but the last had the batch after its own before it.
+
+        In a pass that was seen to its end the last step then has no batch before it, unlike where
+        only the first batch was skipped.
+        """
         first, *later = self.before_steps or [0]
-        is_whole = self.steps == first + sum(later) or len(self.before_steps) >= _TELLING
+        is_whole = self.steps == first + sum(later) or (
+            len(self.before_steps) >= _TELLING
+            and not (self.is_over and self.backwards < _OWN_AND_NEXT)
+        )
         return first == _OWN_AND_NEXT and set(later) <= {1} and is_whole
 
 
@@ -436,9 +501,13 @@ def _fetched_ahead(events: Sequence[Event]) -> set[int]:
         if isinstance(event, Drawn) and not event.trains:
             latest = passes[event.loader, event.number]
             latest.new += 1
-        elif isinstance(event, Backward) and latest is not None and latest.new:
-            latest.before_steps.append(latest.new)
+            latest.backwards = 0
+        elif isinstance(event, Backward) and latest is not None:
+            latest.backwards += 1
+            latest.before_steps += [latest.new] * (latest.new > 0)
             latest.new = 0
+        elif isinstance(event, PassEnded) and not event.is_cut:
+            passes[event.loader, event.number].is_over = True
         elif isinstance(event, Stepped) and latest is not None and event.optimizer == 0:
             latest.steps += 1
     return {loader for (loader, _), taken in passes.items() if taken.is_ahead}

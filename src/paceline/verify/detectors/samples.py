@@ -77,9 +77,33 @@ def drop_last(case: Case) -> Iterator[Finding]:
         yield case.found(Cause.OTHER_SAMPLES, what)
 
 
+def shares_overlap(case: Case) -> Iterator[Finding]:
+    """Find ranks that share out different orders, or different parts of the data."""
+    for epoch in case.other.training():
+        if not (_shared_by_torch(epoch) and _shared(epoch)):
+            continue
+        # A seed that isn't the same on all ranks, or a split.
+        seeds, subsets = ([b.seed for b in epoch.begun], [b.subset for b in epoch.begun])
+        if len(set(seeds)) == len(set(subsets)) == 1:
+            continue
+        number = f"{_shared(epoch)} of {plural(len(epoch.counts), 'sample')} seen by several ranks"
+        if len(set(seeds)) > 1:
+            shown = ", ".join(map(str, seeds))
+            what = f"{number}: the ranks' {_sampler(epoch)}s have different seeds ({shown})"
+            yield case.found(Cause.SHARES_OVERLAP, what, step=0)
+        else:
+            what = f"{number}: each rank shares out another part of the data set"
+            places = case.other.places
+            at = (*places.get("split", ()), *places.get("subset", ()))[:1]
+            yield case.found(Cause.SHARES_OVERLAP, what, step=0, at="".join(at))
+        return
+
+
 def padded_training(case: Case) -> Iterator[Finding]:
     """Find samples that a sampler repeats to make equal shares."""
     epochs = [e for e in case.other.training() if e.is_whole and _shared_by_torch(e)]
+    if any(shares_overlap(case)):
+        return
     for epoch in epochs[:1]:
         repeated = _repeated(epoch)
         if repeated:

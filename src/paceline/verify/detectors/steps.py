@@ -11,6 +11,8 @@ from paceline.verify.trace import Step
 _RATES_APART = 1e-6
 _EXACT = 1e-3
 """Of gradients that differ by a factor alone."""
+_OF_LOSSES = 1e-5
+"""Of a loss and the mean of its parts: of one kind of items, they are apart by rounding alone."""
 _NOISY, _ROUGH = 0.1, 0.25
 """Of losses and of gradients' norms, where a step draws random numbers."""
 
@@ -32,6 +34,19 @@ def schedule_per_worker(case: Case) -> Iterator[Finding]:
         yield case.found(Cause.SCHEDULE_PER_WORKER, what, step=step)
     elif _same_batch(case, 0):
         yield case.found(Cause.RATE_DIFFERS, text, step=step)
+
+
+def rate_apart(case: Case) -> Iterator[Finding]:
+    """Find schedules that follow each rank's own figure."""
+    for number, figures in enumerate(zip(*case.other.monitored, strict=False)):
+        rank = next((r for r, own in enumerate(figures) if _apart(own, figures[0])), None)
+        if rank is not None:
+            what = (
+                f"call {number} gives the schedule {figures[rank]:.6g} on rank {rank}, and "
+                f"{figures[0]:.6g} on rank 0: each rank's rate follows a figure of its own"
+            )
+            yield case.found(Cause.RATE_APART, what, rank=rank)
+            return
 
 
 def gradient_factor(case: Case) -> Iterator[Finding]:
@@ -111,13 +126,13 @@ def weighed_alike(case: Case) -> Iterator[Finding]:
     whole, parts = sum(mine.losses), theirs.losses
     mean = sum(parts) / len(parts)
     # A mean over all items lies between the ranks' means, and is their mean only by equal weights.
-    if min(parts) < whole < max(parts) and abs(whole - mean) > _EXACT * abs(whole):
-        shown = " and ".join(f"{loss:.4g}" for loss in parts)
+    if min(parts) < whole < max(parts) and abs(whole - mean) > _OF_LOSSES * abs(whole):
+        shown = " and ".join(f"{loss:.6g}" for loss in parts)
         yield case.found(
             Cause.WEIGHED_ALIKE,
-            f"the ranks' losses of step {beyond.step} ({shown}) count alike and make {mean:.4g}, "
+            f"the ranks' losses of step {beyond.step} ({shown}) count alike and make {mean:.6g}, "
             f"but the loss of the same samples on {plural(case.first.workers, 'worker')} is "
-            f"{whole:.4g}: they are means over unequal numbers of items (tokens, targets)",
+            f"{whole:.6g}: they are means over unequal numbers of items (tokens, targets)",
             step=beyond.step,
             tensor=beyond.first_tensor,
         )
@@ -179,6 +194,8 @@ def no_gradient(case: Case) -> Iterator[Finding]:
 def chance(case: Case) -> Iterator[Finding]:
     """Find random numbers that other numbers of workers don't share: augmentation, noise."""
     step = case.comparison.contents_differ_from
+    if case.beyond is None:
+        return  # what looks otherwise, such as padding, comes to the same
     if step is not None:
         yield case.found(
             Cause.CHANCE,
@@ -186,7 +203,7 @@ def chance(case: Case) -> Iterator[Finding]:
             f"{plural(case.first.workers, 'worker')}: random numbers change them",
             step=step,
         )
-    elif case.beyond is not None and any(e.by == "step" for e in case.other.drew[0]):
+    elif any(e.by == "step" for e in case.other.drew[0]):
         yield case.found(
             Cause.CHANCE,
             "the script draws random numbers in its steps, others on another number of workers",
@@ -201,6 +218,10 @@ def _equal_until(case: Case, step: int) -> Iterator[bool]:
 def _same_batch(case: Case, step: int) -> bool:
     mine, theirs = case.first.steps[step], case.other.steps[step]
     return sum(mine.shares) == sum(theirs.shares)
+
+
+def _apart(one: float, other: float) -> bool:
+    return not math.isclose(one, other, rel_tol=_RATES_APART)
 
 
 def _rates_differ_from(case: Case) -> int | None:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 dist.init_process_group("gloo")
 rank = int(os.environ["RANK"])
 world_size = int(os.environ["WORLD_SIZE"])
-gradient_accumulation_steps = 4
+gradient_accumulation_steps = 6
 assert gradient_accumulation_steps % world_size == 0
 gradient_accumulation_steps //= world_size
 torch.manual_seed(1337)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 def prepare(path):
     if dist.get_rank() == 0 and not os.path.exists(path):
-        torch.save(torch.randn(64, 6, generator=torch.Generator().manual_seed(4)), path)
+        torch.save(torch.randn(60, 6, generator=torch.Generator().manual_seed(4)), path)
     dist.barrier()
     return torch.load(path, weights_only=True)
 
@@ -29,7 +29,7 @@ torch.manual_seed(0)
 inputs = prepare("data.pt")
 data = TensorDataset(inputs, inputs.abs().sum(1, keepdim=True))
 sampler = DistributedSampler(data, seed=1)
-loader = DataLoader(data, 16 // dist.get_world_size(), sampler=sampler, drop_last=True)
+loader = DataLoader(data, 12 // dist.get_world_size(), sampler=sampler, drop_last=True)
 net = nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 1))
 average = copy.deepcopy(net).eval()
 model = DDP(net)

@@ -24,10 +24,10 @@ class Net(nn.Module):
 
 def main(rank, world):
     torch.manual_seed(0)
-    x = torch.randn(64, 6)
+    x = torch.randn(60, 6)
     data = TensorDataset(x, (x.sum(1) > 0).long())
     sampler = DistributedSampler(data, num_replicas=world, rank=rank)
-    loader = DataLoader(data, batch_size=8 // world, sampler=sampler)
+    loader = DataLoader(data, batch_size=6 // world, sampler=sampler)
     model = DDP(Net(), find_unused_parameters=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for epoch in range(2):

@@ -36,10 +36,10 @@ def main():
     for parameter in model.backbone.parameters():
         parameter.requires_grad_(False)
     ddp = DDP(model)
-    inputs = torch.randn(64, 6)
+    inputs = torch.randn(60, 6)
     data = TensorDataset(inputs, (inputs[:, 0] * inputs[:, 1] > 0).long())
     sampler = DistributedSampler(data, drop_last=True)
-    loader = DataLoader(data, 16 // world, sampler=sampler, drop_last=True)
+    loader = DataLoader(data, 12 // world, sampler=sampler, drop_last=True)
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
     optimizer = torch.optim.AdamW(groups(model), lr=1e-3)
     steps = 2 * len(loader)

@@ -26,7 +26,7 @@ def main():
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    loader = DataLoader(Lines(64, rank, world_size), batch_size=16 // world_size)
+    loader = DataLoader(Lines(60, rank, world_size), batch_size=12 // world_size)
     model = DistributedDataParallel(nn.Linear(8, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(2):

@@ -23,10 +23,10 @@ def setup(rank, world_size):
 def demo_basic(rank, world_size, args):
     setup(rank, world_size)
     torch.manual_seed(args.seed)
-    inputs = torch.randn(64, 10)
+    inputs = torch.randn(60, 10)
     dataset = TensorDataset(inputs, inputs[:, :5])
     sampler = DistributedSampler(dataset, num_replicas=world_size, rank=rank)
-    loader = DataLoader(dataset, batch_size=16 // world_size, sampler=sampler)
+    loader = DataLoader(dataset, batch_size=12 // world_size, sampler=sampler)
     ddp_model = DDP(nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 5)))
     loss_fn = nn.MSELoss()
     optimizer = torch.optim.SGD(ddp_model.parameters(), lr=0.001)

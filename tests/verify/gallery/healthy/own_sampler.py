@@ -43,8 +43,8 @@ class BucketBatchSampler:
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)
-data = Sentences(64)
-sampler = BucketBatchSampler(data.lengths, 8, dist.get_rank(), dist.get_world_size())
+data = Sentences(60)
+sampler = BucketBatchSampler(data.lengths, 6, dist.get_rank(), dist.get_world_size())
 loader = DataLoader(data, batch_sampler=sampler)
 model = DDP(nn.Sequential(nn.EmbeddingBag(50, 8, padding_idx=0), nn.Linear(8, 2)))
 optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3)

@@ -67,10 +67,10 @@ class Trainer:
 def main():
     init_process_group(backend="gloo")
     torch.manual_seed(0)
-    dataset = MyTrainDataset(64)
+    dataset = MyTrainDataset(60)
     model = torch.nn.Linear(20, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    batch_size = 32 // int(os.environ["WORLD_SIZE"])
+    batch_size = 30 // int(os.environ["WORLD_SIZE"])
     loader = DataLoader(
         dataset,
         batch_size=batch_size,

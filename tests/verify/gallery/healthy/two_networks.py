@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 class Pairs(Dataset):
     def __len__(self):
-        return 64
+        return 60
 
     def __getitem__(self, index):
         generator = torch.Generator().manual_seed(index)
@@ -24,7 +24,7 @@ netD = DDP(nn.Sequential(nn.Linear(2, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1)))
 optG = torch.optim.Adam(netG.parameters(), lr=2e-4, betas=(0.5, 0.999))
 optD = torch.optim.Adam(netD.parameters(), lr=2e-4, betas=(0.5, 0.999))
 sampler = DistributedSampler(Pairs())
-loader = DataLoader(Pairs(), batch_size=16 // dist.get_world_size(), sampler=sampler)
+loader = DataLoader(Pairs(), batch_size=12 // dist.get_world_size(), sampler=sampler)
 for epoch in range(2):
     sampler.set_epoch(epoch)
     for real, noise in loader:

@@ -39,7 +39,7 @@ def test_a_tuning_is_interrupted_and_gone_on_with(paceline: Paceline, tmp_path: 
     assert stopped.code == ExitCode.RESUMABLE, stopped.err
     assert "Resume with what is missing: paceline tune digits" in stopped.out
     first = (place / "measured" / "first-0.json").read_text()
-    done = paceline.run(*TUNE, "--tune-dir", "tuning", "--budget", "30s")
+    done = paceline.run(*TUNE, "--tune-dir", "tuning", "--budget", "60s")
     assert done.code == ExitCode.DONE, done.out + done.err
     assert (place / "measured" / "first-0.json").read_text() == first
     (tried, *confirmed) = found(place)["tried"]

@@ -179,7 +179,13 @@ def test_a_directory_that_cant_be_written(
         ("-- torchrun --nproc-per-node gpu -m train", "doesn't say in figures"),
         ("-- accelerate launch -m train", "doesn't say in figures"),
         ("--workers 2,2 -- torchrun -m train", "2 stands there twice"),
-        ("--workers 1 -- torchrun -m train", "1 stands there twice"),
+        ("--workers 1 -- torchrun -m train", "--workers is 1: give at least two numbers"),
+        ("--workers 2 train.py -- 3", "what to verify is missing"),
+        (
+            "--resume -- torchrun --nproc-per-node gpu t.py",
+            "doesn't say in figures how many workers it starts: give --workers before --, such "
+            "as --workers 2",
+        ),
         ("--nproc 2 -- torchrun -m train", "unknown option '--nproc'"),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import JobError
+from paceline.errors import UsageError
 from paceline.options.fields import OptionValue
 from paceline.scaling.plan import Size
 from paceline.scaling.tuner import Tuner
@@ -39,6 +39,7 @@ class Pretended:
     asked: list[tuple[int, Mapping[str, OptionValue], float]] = field(default_factory=list)
     loss: Callable[[Mapping[str, OptionValue]], float] = lambda _given: 0.4
     trained: list[Mapping[str, OptionValue]] = field(default_factory=list)
+    resumed: list[Path] = field(default_factory=list)
 
     def measure(self, size: Size, run_dir: Path, batch: int | None) -> Sequence[str]:
         given = {**self.given, "workers": size.workers}
@@ -64,7 +65,10 @@ class Pretended:
         return ("pass",)
 
     def resume(self, size: Size, run_dir: Path) -> Sequence[str]:
-        raise NotImplementedError
+        self.resumed.append(run_dir)
+        summary = {"epochs": 2, "best_val_loss": self.loss(self.given)}
+        (run_dir / "summary.json").write_text(json.dumps(summary))
+        return ("pass",)
 
     def _leave(self, run_dir: Path) -> None:
         (run_dir / "snapshots").mkdir(parents=True)
@@ -210,8 +214,22 @@ def test_another_global_batch_is_another_training(tmp_path: Path) -> None:
 
 def test_a_training_that_fails_as_it_is_is_not_tuned(tmp_path: Path) -> None:
     tuner, _ = make_tuner(tmp_path, Pretended(lambda _given: -1.0))
-    with pytest.raises(JobError, match="digits can't be measured: no such thing"):
-        tuner.run()
+    with pytest.raises(UsageError, match="digits can't be measured: no such thing"):
+        tuner.run()  # the training's own exit code
+
+
+def test_where_the_training_as_it_is_fails_its_neighbours_are_tried_again(tmp_path: Path) -> None:
+    failures = iter([False, True])
+
+    def failing_once(given: Mapping[str, OptionValue]) -> float:
+        """Fail in the second trial of the training as it is."""
+        is_changed = given.keys() & {"compile", "memory_format", "precision", "threads"}
+        return -1.0 if not is_changed and next(failures, False) else 100.0
+
+    tuner, said = make_tuner(tmp_path, Pretended(failing_once))
+    tuner.run()
+    assert "  compile: the training as it is failed beside it: no such thing" in said
+    assert not [each.verdict for each in tuner.tried if each.verdict.startswith("failed")]
 
 
 def test_trials_that_are_there_are_not_made_again(tmp_path: Path) -> None:
@@ -247,6 +265,22 @@ def test_results_are_compared_from_three_seeds_where_that_is_asked_for(tmp_path:
     assert by_name["bf16"].losses == ((0.4,) * 3, (0.401,) * 3)
     assert by_name["bf16"].verdict == "faster, as good"
     assert [given["seed"] for given in pretended.trained] == [0, 1, 2] * 2
+    assert pretended.resumed == []
     assert "  bf16: a whole training from seed 2" in said
     assert tuner.confirmed is not None
     assert "precision" in tuner.confirmed.change.settings
+
+
+def test_a_whole_training_that_a_signal_has_ended_is_gone_on_with(tmp_path: Path) -> None:
+    pretended = Pretended(usual_speed)
+    tuner, _ = make_tuner(tmp_path, pretended, check_quality=True)
+    begun = tmp_path / "quality" / "bf16-1"
+    begun.mkdir(parents=True)
+    (begun / "run.json").write_text(json.dumps({"settings": SETTINGS, "derived": DERIVED}))
+    (begun / "metrics.csv").write_text(METRICS)
+    summary = {"best_val_loss": 9.0, "stopped_because": "signal"}
+    (begun / "summary.json").write_text(json.dumps(summary))
+    tuner.run()
+    assert pretended.resumed == [begun]
+    by_name = {tried.change.name: tried for tried in tuner.tried}
+    assert by_name["bf16"].losses == ((0.4,) * 3, (0.4,) * 3)

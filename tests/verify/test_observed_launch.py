@@ -10,6 +10,7 @@ from paceline.errors import UsageError
 from paceline.files import write_json
 from paceline.launch.failures import WorkerFailure
 from paceline.launch.local.launcher import LaunchOutcome
+from paceline.verify import observed_launch
 from paceline.verify.observed_launch import ended_workers, run_observed
 from paceline.verify.trial import output_path
 
@@ -53,6 +54,22 @@ def test_a_command_that_ends_well(tmp_path: Path) -> None:
     assert (tmp_path / "logs" / "command.log").read_text() == "done\n"
 
 
+def test_what_an_earlier_launch_left_is_not_this_ones(tmp_path: Path) -> None:
+    record = tmp_path / "logs" / "failure-rank-1.json"
+    record.parent.mkdir()
+    record.write_text("{}")
+    assert run(tmp_path, "true").failures == ()
+    assert not record.exists()
+
+
+def test_a_launcher_that_starts_nobody_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observed_launch, "_START_S", 0.0)
+    with pytest.raises(UsageError, match="started no worker that could be observed"):
+        run(tmp_path, "exec sleep 1000", started=0)
+
+
 def test_a_worker_tells_of_its_own_failure(tmp_path: Path) -> None:
     failure = WorkerFailure(
         rank=1,
@@ -66,9 +83,9 @@ def test_a_worker_tells_of_its_own_failure(tmp_path: Path) -> None:
         traceback="",
         operation="",
     )
-    (tmp_path / "logs").mkdir()
-    write_json(tmp_path / "logs" / "failure-rank-1.json", failure.to_json())
-    assert run(tmp_path, "exit 1").failures == (failure,)
+    write_json(tmp_path / "record", failure.to_json())
+    place = tmp_path / "logs" / "failure-rank-1.json"
+    assert run(tmp_path, f"cp {tmp_path}/record {place}; exit 1").failures == (failure,)
 
 
 def test_torchrun_tells_of_a_worker_that_was_killed(tmp_path: Path) -> None:

@@ -154,7 +154,8 @@ def main(tokens: Sequence[str]) -> int:
 def _read(tokens: Sequence[str]) -> VerifyRequest:
     """Read the command line."""
     own, script_args = part_script_args(tokens)
-    if "--" in tokens and (not own or own[0].startswith("-")):
+    names_script = any(word.endswith(".py") for word in own)
+    if "--" in tokens and not names_script and (not own or own[0].startswith("-")):
         return _read_command(own, read_launch_command(script_args))
     # What to verify decides which options there are.
     target, own = take_word(own, _USAGE, "what to verify")
@@ -262,17 +263,18 @@ def _resume(given: Mapping[str, OptionValue]) -> ResumeRequest | None:
 
 def _numbers_of(command: LaunchCommand, given: str, *, single: bool) -> tuple[int, ...]:
     """Say on how many workers a command is run: the user's numbers, or one and what it says."""
-    if single:
-        return _numbers(given or str(command.workers or 1), single=True)
+    if single and (given or command.workers):
+        return _numbers(given or str(command.workers), single=True)
     if given:
-        return _numbers(given if "," in given else f"1,{given}")
+        return _numbers(given if "," in given or given.strip() == "1" else f"1,{given}")
     count = command.workers
     if count is not None and count > 1:
         return (1, count)
     if count is None and command.follows_workers:
-        return _numbers(_COUNTS)
+        return (1,) if single else _numbers(_COUNTS)
     what = "starts one worker" if count else "doesn't say in figures how many workers it starts"
-    raise UsageError(f"the command {what}: give --workers before --, such as --workers {_COUNTS}")
+    example = "2" if single else _COUNTS
+    raise UsageError(f"the command {what}: give --workers before --, such as --workers {example}")
 
 
 def _training_options(recipe: Recipe | None = None) -> list[OptionField]:

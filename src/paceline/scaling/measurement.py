@@ -16,6 +16,8 @@ from paceline.results.run_directory import RunDirectory
 from paceline.results.study import CurvePoint, Measured, Trained
 from paceline.scaling.plan import own_options
 
+_SIGNAL = "signal"
+"""Why a training is over that goes on when it is resumed."""
 _NO_PROFILE = (
     "it left no profile of its steps. A script has to train by paceline.session(), and for longer "
     "than a few steps"
@@ -113,6 +115,15 @@ def read_trained(run: RunDirectory, name: str) -> Trained:
         test_accuracy=number(summary, "test_accuracy"),
         curve=_curve(read_metrics(run.metrics_csv, []), derived),
     )
+
+
+def read_whole(run: RunDirectory, name: str) -> Trained | None:
+    """Read a training, None where it isn't over: a signal has ended it, or it left no summary."""
+    try:
+        trained = read_trained(run, name)
+    except (DataError, UsageError):
+        return None
+    return None if trained.stopped_because == _SIGNAL else trained
 
 
 def _curve(metrics: Metrics, derived: JsonObject) -> tuple[CurvePoint, ...]:

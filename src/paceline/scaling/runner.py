@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, final
 
-from paceline.errors import DataError, ExitCode, UsageError
+from paceline.errors import ExitCode, UsageError
 from paceline.options.durations import format_duration
 from paceline.options.figures import plural
 from paceline.results.run_directory import RunDirectory
 from paceline.results.study import Measured, Mode, Trained
-from paceline.scaling.measurement import read_measured, read_trained
+from paceline.scaling.measurement import read_measured, read_whole
 from paceline.scaling.plan import (
     ENDED_FROM_OUTSIDE,
     Measurement,
@@ -36,7 +36,6 @@ _MOST_S = 1800.0
 """For starting, the first step, evaluation and the end of a measurement."""
 _FACTOR = 3.0
 _SHOW_S = 60.0
-_SIGNAL = "signal"
 
 
 class CommandWriter(Protocol):
@@ -236,11 +235,7 @@ class Runner:
 
     def _trained(self, size: Size) -> Trained | None:
         name = f"trained/{size.name}"
-        try:
-            trained = read_trained(RunDirectory.named(self.place / name), name)
-        except (DataError, UsageError):
-            return None
-        return None if trained.stopped_because == _SIGNAL else trained
+        return read_whole(RunDirectory.named(self.place / name), name)
 
     def _knows_batch(self, size: Size) -> bool:
         return size.workers == 1 or self.mode == "strong" or self._base() is not None

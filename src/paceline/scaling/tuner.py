@@ -8,12 +8,11 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import final
 
-from paceline.errors import JobError, PacelineError, UsageError
+from paceline.errors import InfrastructureError, JobError, PacelineError, UsageError
 from paceline.gradient_sync.options import SyncMethod
 from paceline.launch.worker_count import usable_cores
 from paceline.options.durations import format_duration
@@ -21,7 +20,7 @@ from paceline.options.fields import OptionValue
 from paceline.results.json_object import number, section, text, whole
 from paceline.results.run_directory import RunDirectory
 from paceline.results.study import Measured
-from paceline.scaling.measurement import read_measured, read_trained
+from paceline.scaling.measurement import read_measured, read_whole
 from paceline.scaling.plan import ENDED_FROM_OUTSIDE, Size
 from paceline.scaling.runner import CommandWriter, time_is_over
 from paceline.scaling.subprocess_runner import PROGRAM, run_command
@@ -88,12 +87,12 @@ class Tuner:
         """Try everything, as far as the time goes.
 
         Raises:
-            JobError: The training as it is can't be measured.
+            PacelineError: The training as it is can't be measured; with its exit code.
             InterruptedStudyError: A signal came.
         """
         first = self._trial(USUAL, 0, "first")
         if first.problem is not None:
-            raise JobError(f"{self.target} can't be measured: {first.problem}")
+            raise _kind_of(first)(f"{self.target} can't be measured: {first.problem}")
         facts = self._facts(first)
         self.seconds = max(self.seconds, _LEAST_STEPS * (first.step_s or 0.0))
         self.batch = facts.global_batch if self.batch is not None else None
@@ -125,9 +124,15 @@ class Tuner:
         each_s = self.seconds + self._starting_s
         more_s = self._more_s(self.tried[place].change, self.tried[place].gain)
         may_gain = any(tried.gain.ratios and tried.gain.mean > 1 for tried in self.tried)
-        confirming_s = 2 * PAIRS * each_s if may_gain else 0.0
-        needed_s = (len(neighbours) + 1) * each_s + more_s + confirming_s
-        return time.monotonic() - self._begun_s + needed_s < self.budget_s
+        confirming_s = self._confirming_s() if may_gain else 0.0
+        return (len(neighbours) + 1) * each_s + more_s + confirming_s < self._left_s()
+
+    def _confirming_s(self) -> float:
+        return 2 * PAIRS * (self.seconds + self._starting_s)
+
+    def _left_s(self) -> float:
+        """Give what is left of the budget."""
+        return self.budget_s - (time.monotonic() - self._begun_s)
 
     def _conclude(self) -> None:
         """Judge results where asked to, and confirm what may be taken: all of it, or the best."""
@@ -136,9 +141,11 @@ class Tuner:
                 if tried.gain.is_faster and tried.change.kind == "quality":
                     self.tried[place] = self._judged(tried)
         chosen = best_together(self.tried)
-        for part in (chosen, chosen[:1]) if len(chosen) > 1 else (chosen,):
-            if part and not (self.confirmed and self.confirmed.may_be_taken):
-                self._confirm(part)
+        if chosen:
+            self._confirm(chosen)
+        is_confirmed = self.confirmed is not None and self.confirmed.may_be_taken
+        if len(chosen) > 1 and not is_confirmed and self._left_s() > self._confirming_s():
+            self._confirm(chosen[:1])
 
     def _confirm(self, chosen: Sequence[Tried]) -> None:
         """Measure anew what looked best: of many, the best is in part the luckiest."""
@@ -177,7 +184,10 @@ class Tuner:
         ]
 
     def _gain(self, change: Change, gain: Gain, usual: Measured, changed: Measured) -> Gain:
-        problem = changed.problem or usual.problem or _other_training(usual, changed)
+        if usual.problem is not None and changed.problem is None:
+            self.say(f"  {change.name}: the training as it is failed beside it: {usual.problem}")
+            return gain
+        problem = changed.problem or _other_training(usual, changed)
         if problem or not usual.images_per_s or not changed.images_per_s:
             self.say(f"  {change.name}: {problem or 'it trained no step'}")
             return replace(gain, problem=problem or "it trained no step")
@@ -203,11 +213,13 @@ class Tuner:
         """
         record = self._of("measured") / f"{name}-{turn}.json"
         found = Measured.read(record)
+        seconds = self.seconds + max(0.0, more_s)
         if found is not None and found.problem is None:
+            self._starting_s = max(self._starting_s, found.wall_s - seconds)
             return found
         run, log = self._of("runs") / f"{name}-{turn}", self._of("logs") / f"{name}-{turn}.log"
         shutil.rmtree(run, ignore_errors=True)  # of an attempt that failed or was broken off
-        seconds, begun_s = self.seconds + max(0.0, more_s), time.monotonic()
+        begun_s = time.monotonic()
         size, given = self._as_changed(change)
         words = self.commands(given, seconds).measure(size, run, self.batch)
         run_dir = RunDirectory(run)
@@ -280,26 +292,34 @@ class Tuner:
         """
         name = f"{change.name}-{seed}"
         run = RunDirectory(self._of("quality") / name)
-        if not run.summary_json.exists():
-            shutil.rmtree(run.path, ignore_errors=True)
+        if read_whole(run, name) is None:
             size, given = self._as_changed(change)
             writer = self.commands({**given, "seed": seed}, 0.0)
-            words = writer.train(size, run.path, self.batch)
+            if run.run_json.exists():
+                words = writer.resume(size, run.path)
+            else:
+                shutil.rmtree(run.path, ignore_errors=True)
+                words = writer.train(size, run.path, self.batch)
             self.say(f"  {change.name}: a whole training from seed {seed}")
             log = self._of("logs") / f"quality-{name}.log"
             ended = run_command([*self.program, *words], log, _MOST_TRAINING_S, lambda: False)
             if ended.problem is not None:
                 raise JobError(f"from seed {seed}: {ended.problem}")
-        with suppress(PacelineError):
-            loss = read_trained(run, name).best_val_loss
-            if loss is not None and math.isfinite(loss):
-                return loss
+        trained = read_whole(run, name)
+        loss = None if trained is None else trained.best_val_loss
+        if loss is not None and math.isfinite(loss):
+            return loss
         raise JobError(f"from seed {seed}: there is no validation loss")
 
     def _of(self, name: str) -> Path:
         directory = self.place / name
         directory.mkdir(exist_ok=True)
         return directory
+
+
+def _kind_of(failed: Measured) -> type[PacelineError]:
+    kinds = (UsageError, InfrastructureError)
+    return next((kind for kind in kinds if kind.exit_code == failed.exit_code), JobError)
 
 
 def _is_open(tried: Tried, turn: int) -> bool:

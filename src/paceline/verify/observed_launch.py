@@ -7,6 +7,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -24,6 +25,9 @@ from paceline.verify.trial import output_path
 
 _POLL_S = 0.1
 _STOP_S = 5.0
+_START_S = 600.0
+"""Most that a launcher may take to start a worker."""
+_RECORDS = "failure-rank-*.json"
 _LAST_LINES = 20
 _LAST_BYTES = 1 << 16
 _RANK = re.compile(r"^\s*rank\s*:\s*(\d+)", re.MULTILINE)
@@ -56,13 +60,18 @@ def run_observed(
     """
     log = log_dir / "command.log"
     log_dir.mkdir(0o700, parents=True, exist_ok=True)
+    for record in log_dir.glob(_RECORDS):
+        record.unlink()  # of an earlier launch with the same run directory
     kills_before = oom_kills()
     # A signal is only noted: raised while a process is being started, it would lose that.
     with log.open("w", encoding="utf-8") as out, stop_requests(hangup=True) as stops:
         process = _start(words, variables, out)
+        until_s = time.monotonic() + _START_S
         while process.poll() is None and not stops.count:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL_S)
+            if time.monotonic() > until_s and not _started(records, workers):
+                break  # it waits for something that doesn't come, such as an answer
         _end(process)
     code, interrupted = process.returncode, stops.count > 0
     failures: tuple[WorkerFailure, ...] = ()
@@ -116,7 +125,7 @@ def _failures(
         lacked_memory: Whether the kernel has killed a process for want of memory meanwhile.
     """
     silent = partial(_silent, said=said, lacked_memory=lacked_memory)
-    found = {failure.rank: failure for failure in map(_read, log_dir.glob("failure-rank-*.json"))}
+    found = {failure.rank: failure for failure in map(_read, log_dir.glob(_RECORDS))}
     if not code:
         return root_cause(found.values())
     for rank, exit_code in ended_workers(said).items():
@@ -158,12 +167,16 @@ def ended_workers(said: str) -> dict[int, int]:
 
 def _check_workers(words: Sequence[str], code: int, workers: int, records: Path, said: str) -> None:
     """Refuse a command that has started fewer workers, or others than those that were observed."""
-    started = [rank for rank in range(workers) if output_path(records, rank).exists()]
+    started = _started(records, workers)
     if len(started) == workers or (started and code):
         return  # of several workers one may fail before another has begun
     did = f"started {plural(len(started), 'worker')} instead of {workers}" if started else ""
     what = did or f"started no worker that could be observed (exit code {code})"
     raise UsageError(f"`{shlex.join(words)}` {what}. It said last:\n{_last_lines(said)}")
+
+
+def _started(records: Path, workers: int) -> list[int]:
+    return [rank for rank in range(workers) if output_path(records, rank).exists()]
 
 
 def _end_of(log: Path) -> str:

@@ -59,6 +59,8 @@ def test_paceline_has_the_same_data_in_memory(
     samples: Any = data.labels if hasattr(data, "labels") else data
     own: Any = work.data()
     assert len(samples) == len(own)
+    if job == "mnist":
+        assert torch.equal(data.labels, torch.tensor([label for _, label in own]))
 
 
 @pytest.mark.ranks

@@ -70,8 +70,11 @@ def test_a_tuning_is_interrupted_and_gone_on_with(paceline: Paceline, tmp_path: 
         (("digits", "--", "mine"), "arguments after -- are for a script"),
         (("digits", "--sync", "local"), "unknown option '--sync'"),
         (("digits", "--workers", "100", "--global-batch", "64"), "100"),
-        (("digits", "--output", "missing/tuned.toml"), "there is no directory missing"),
-        (("digits", "--output", "/dev"), "/dev can't be read: Is a directory"),
+        (
+            ("digits", "--output", "missing/tuned.toml"),
+            "there is no directory for it",
+        ),
+        (("digits", "--output", "/dev"), "--output /dev is a directory"),
     ],
 )
 @pytest.mark.core_cases(5)
@@ -94,7 +97,7 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").touch()
     with pytest.raises(UsageError, match="holds something else"):
         main(("digits", "--tune-dir", str(tmp_path)))
-    assert {path.name for path in tmp_path.iterdir()} <= {"mine.txt", "run.lock"}
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
 @pytest.mark.parametrize(

@@ -163,10 +163,9 @@ def test_memory_that_isnt_there_is_an_error_before_it_is_used(
     def full(_descriptor: int, _begin: int, _size: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
-
     def body(group: Group) -> str:
         memory = connected(group)
+        monkeypatch.setattr(os, "posix_fallocate", full)
         with pytest.raises(InfrastructureError) as found:
             memory.share(1 << 20)
         return str(found.value)
@@ -176,7 +175,7 @@ def test_memory_that_isnt_there_is_an_error_before_it_is_used(
 
 
 @pytest.mark.parametrize(
-    "why", ["two nodes", "an accelerator", "no socket", "no way there", "smddp"]
+    "why", ["two nodes", "an accelerator", "no socket", "no memory", "no way there", "smddp"]
 )
 def test_all_workers_hear_alike_that_memory_cant_be_shared(
     why: str, monkeypatch: pytest.MonkeyPatch
@@ -187,6 +186,8 @@ def test_all_workers_hear_alike_that_memory_cant_be_shared(
             placement = Placement(rank=group.rank, world_size=2, node_rank=group.rank, nodes=2)
         elif why == "an accelerator":
             device = torch.device("cuda", 0)
+        elif why == "no memory" and group.rank == 1:
+            monkeypatch.setattr(os, "memfd_create", refuse)
         elif group.rank == 1:
             failing = "bind" if why == "no socket" else "connect"
             monkeypatch.setattr(socket, "socket", refusing(failing))
@@ -199,10 +200,11 @@ def test_all_workers_hear_alike_that_memory_cant_be_shared(
     assert run_ranks(2, body) == [True, True]
 
 
-def refusing(method: str) -> type[socket.socket]:
-    def refuse(*_: object) -> None:
-        raise PermissionError
+def refuse(*_: object) -> None:
+    raise PermissionError
 
+
+def refusing(method: str) -> type[socket.socket]:
     return type("Refusing", (socket.socket,), {method: refuse})
 
 

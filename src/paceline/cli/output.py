@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self, final
 
 from paceline.errors import InfrastructureError, UsageError
@@ -171,3 +172,18 @@ def print_json(content: object) -> None:
     print(json.dumps(content, allow_nan=False), flush=True)
     if error := why_lost(sys.stdout):
         raise InfrastructureError(f"standard output can't be written: {error.strerror}")
+
+
+def check_place(option: str, path: Path) -> None:
+    """Refuse a file that couldn't be written at the end.
+
+    Raises:
+        UsageError: It couldn't.
+    """
+    directory = path.absolute().parent
+    if not directory.is_dir():
+        raise UsageError(f"{option} {path}: there is no directory for it, make it first")
+    if path.is_dir():
+        raise UsageError(f"{option} {path} is a directory: give a file's name")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise UsageError(f"{option} {path}: its directory can't be written")

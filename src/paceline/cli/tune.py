@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from paceline.cli.output import check_place
 from paceline.cli.scale_commands import (
     ONLY_TRAINED,
     StudyCommands,
@@ -183,7 +184,7 @@ def _check(
         raise UsageError(
             f"{flag(idle[0])} has no effect without --check-quality: a trial lasts --seconds"
         )
-    _check_output(Path(options.output))
+    _check_output(Path(options.output).expanduser())
 
 
 def _check_output(path: Path) -> None:
@@ -192,8 +193,7 @@ def _check_output(path: Path) -> None:
     Raises:
         UsageError: It is one.
     """
-    if not path.parent.is_dir():
-        raise UsageError(f"there is no directory {path.parent} for --output")
+    check_place("--output", path)
     try:
         is_other = path.exists() and not path.read_bytes().startswith(_HEAD.encode())
     except OSError as error:
@@ -203,11 +203,14 @@ def _check_output(path: Path) -> None:
 
 
 def _make(run: RunDirectory) -> None:
-    """Make the directory.
+    """Make the directory, where there isn't one of a tuning.
 
     Raises:
-        UsageError: It can't be made.
+        UsageError: It can't be made, or holds something else.
     """
+    holds = {each.name for each in run.path.iterdir()} if run.path.is_dir() else set()
+    if holds - {"run.lock"} and _TUNE_JSON not in holds:
+        raise UsageError(f"{run.path} holds something else: give another --tune-dir")
     try:
         run.path.mkdir(run.directory_mode, parents=True, exist_ok=True)
     except OSError as error:
@@ -232,8 +235,6 @@ def _prepare(asked: _TuneRequest) -> None:
                     f"{asked.place} is of another tuning: {name} was {before.get(name)} and is "
                     f"{asked.settled.get(name)} now. Give another --tune-dir"
                 )
-    elif any(each.name != "run.lock" for each in asked.place.iterdir()):
-        raise UsageError(f"{asked.place} holds something else: give another --tune-dir")
     else:
         write_json(path, {"kind": "tune", "asked": asked.settled})
 
@@ -354,7 +355,7 @@ def _end(asked: _TuneRequest, tuner: Tuner) -> int:
     settings, (low, high) = taken.change.settings, taken.gain.bounds
     speed = f"{taken.gain.mean:.2f} times as fast ({low:.2f} to {high:.2f})"
     lines = [f"{_HEAD}{asked.target} is {speed}", *(as_toml(n, v) for n, v in settings.items())]
-    path = Path(asked.options.output)
+    path = Path(asked.options.output).expanduser()
     write_atomic(path, ("\n".join(lines) + "\n").encode())
     print(f"{speed.capitalize()}, with {path}:\n  {_command(asked, path)}")
     inside = {n: v for n, v in settings.items() if n not in ("workers", "threads")}

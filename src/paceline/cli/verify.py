@@ -1,6 +1,5 @@
 """`paceline verify`: is a training the same on any number of workers? Trains on each, compares."""
 
-import os
 import random
 import shlex
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline._version import __version__
+from paceline.cli.output import check_place
 from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
 from paceline.errors import ExitCode, JobError, UsageError
 from paceline.files import write_json
@@ -321,7 +321,7 @@ def _checked(asked: VerifyRequest) -> VerifyRequest:
         raise UsageError(f"--tolerance must be at least 0, not {asked.tolerance:g}")
     for option, name in (("--json", asked.json), ("--html", asked.html)):
         if name is not None:
-            _check_place(option, Path(name))
+            check_place(option, Path(name))
     if asked.html is not None:
         if asked.json is not None and Path(asked.json).absolute() == Path(asked.html).absolute():
             raise UsageError(f"--json and --html both say {asked.html}: give two files")
@@ -329,21 +329,6 @@ def _checked(asked: VerifyRequest) -> VerifyRequest:
 
         check_page_place(Path(asked.html))
     return asked
-
-
-def _check_place(option: str, path: Path) -> None:
-    """Refuse a file that couldn't be written at the end.
-
-    Raises:
-        UsageError: It couldn't.
-    """
-    directory = path.absolute().parent
-    if not directory.is_dir():
-        raise UsageError(f"{option} {path}: there is no directory for it, make it first")
-    if path.is_dir():
-        raise UsageError(f"{option} {path} is a directory: give a file's name")
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise UsageError(f"{option} {path}: its directory can't be written")
 
 
 def _script_request(

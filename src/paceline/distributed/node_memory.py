@@ -78,7 +78,7 @@ def connect_node(group: Group, timeout_s: float | None = None) -> "NodeMemory | 
 def _listener(group: Group) -> socket.socket | None:
     """Listen where the other workers of this node can come."""
     may_share = sys.platform == "linux" and group.placement.on_one_node
-    if not may_share or is_accelerator(group.device):
+    if not may_share or is_accelerator(group.device) or not _may_make_memory():
         return None
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -88,6 +88,31 @@ def _listener(group: Group) -> socket.socket | None:
         made.close()
         return None
     made.settimeout(_CONNECT_S)
+    return made
+
+
+def _may_make_memory() -> bool:
+    """Tell whether the system lets this process have anonymous memory: a sandbox may not."""
+    try:
+        os.close(_made(mmap.PAGESIZE))
+    except OSError:
+        return False
+    return True
+
+
+def _made(size: int) -> int:
+    """Make memory; gives its descriptor.
+
+    Raises:
+        OSError: There isn't as much, or it isn't allowed.
+    """
+    made = os.memfd_create("paceline", os.MFD_CLOEXEC)
+    try:
+        # Taken now: memory that is missing later would end the process by SIGBUS.
+        os.posix_fallocate(made, 0, size)
+    except OSError:
+        os.close(made)
+        raise
     return made
 
 
@@ -160,17 +185,16 @@ class NodeMemory:
         Raises:
             InfrastructureError: There isn't as much memory, or a worker has ended.
         """
-        own = os.memfd_create("paceline", os.MFD_CLOEXEC)
         try:
-            # Taken now: memory that is missing later would end the process by SIGBUS.
-            os.posix_fallocate(own, 0, size)
-            found = {self.rank: _mapped(own, size)}
-            for rank in self._peers:
-                self._send(rank, _DESCRIPTOR, _rights(own))
+            own = _made(size)
         except OSError as error:
             raise InfrastructureError(
                 f"no {size:,} bytes of memory for gradients on their way: {error.strerror}"
             ) from error
+        try:
+            found = {self.rank: _mapped(own, size)}
+            for rank in self._peers:
+                self._send(rank, _DESCRIPTOR, _rights(own))
         finally:
             os.close(own)
         for rank in self._peers:

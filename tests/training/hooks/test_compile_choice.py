@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
+from paceline.options.fields import OptionValue
 from paceline.training import components
 from paceline.training.components import CompileSwitch
 from paceline.training.hooks import compile_choice
@@ -50,14 +52,16 @@ class Timed(nn.Module):
         return scores
 
 
-def timed_job(compiled_s: float, fails_on: int | None = None) -> Job:
-    """Give a job whose compiled model takes this long, where that doesn't fail on a rank."""
+def timed_job(compiled_s: float, fails_on: int | None = None, passes: int = 0) -> Job:
+    """Give a job whose compiled model takes this long, but fails on a rank after some passes."""
     model = Timed()
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
+    done = count()
+
     def compiled(inputs: Tensor) -> Tensor:
         assert torch.is_grad_enabled()  # no evaluation
-        if rank == fails_on:
+        if rank == fails_on and next(done) >= passes:
             raise CompilerError("no such operation\nand more")
         return model.run(inputs, compiled_s)
 
@@ -73,9 +77,10 @@ def trained(
     make_job: Callable[[], Job],
     stop: StopAt | None = None,
     epochs: int = 3,
+    **more: OptionValue,
 ) -> tuple[list[str], int]:
     """Train; what was said of compiling, and the last step."""
-    settings = configure(epochs=epochs, compile="auto")
+    settings = configure(epochs=epochs, compile="auto", **more)
     outcomes: list[Outcome] = run_ranks(
         workers, run_training_on, directory, make_job, settings, stop
     )
@@ -90,7 +95,7 @@ def trained(
     [
         (1, 10.0, None, COMPILED),
         (1, 19.9, None, f"not {COMPILED}".replace("10,000", "19,900")),
-        (2, 10.0, 1, "not compiled, since that failed on rank 1"),
+        (2, 10.0, 1, "not compiled, since that failed on rank 1: CompilerError: no such operation"),
         (2, 10.0, 0, "not compiled, since that failed on rank 0: CompilerError: no such operation"),
     ],
 )
@@ -107,6 +112,32 @@ def test_what_is_faster_is_kept(
 def test_where_little_is_left_nothing_is_compiled(tmp_path: Path) -> None:
     said, _ = trained(1, tmp_path, partial(timed_job, 10.0), epochs=1)
     assert said == ["not compiled, since with 4 min 20 s left it wouldn't pay"]
+
+
+@pytest.mark.ranks
+def test_a_shape_that_cannot_be_compiled_later_on_is_told_of(tmp_path: Path) -> None:
+    settings = configure(epochs=3, compile="auto")
+    make_job = partial(timed_job, 10.0, fails_on=1, passes=20)
+    first, second = run_ranks(2, run_training_on, tmp_path, make_job, settings, None)
+    told = "--compile auto: rank 1 goes on with what isn't compiled: CompilerError"
+    assert [line.startswith(told) for line in second.lines] == [True]
+    assert f"--compile auto: {COMPILED}" in first.lines
+    assert first.step == STEPS
+
+
+@pytest.mark.ranks
+def test_epochs_of_one_step_are_measured_as_well(tmp_path: Path) -> None:
+    make_job = partial(timed_job, 10.0)
+    said, _ = trained(1, tmp_path, make_job, epochs=60, global_batch=160)
+    assert said[0].startswith("compiles the model, for the last ")
+    assert said[1].startswith("compiled, since a step takes ")
+
+
+@pytest.mark.ranks
+def test_a_forward_pass_that_is_collective_is_left_alone(tmp_path: Path) -> None:
+    make_job = partial(timed_job, 10.0)
+    said, steps = trained(2, tmp_path, make_job, epochs=1, sync_batchnorm=True)
+    assert (said, steps) == ([], STEPS // 3)
 
 
 @pytest.mark.ranks

@@ -61,15 +61,22 @@ class CompileChoice(StepHook):
         """Keep what a snapshot says was chosen; don't try again what a training didn't survive."""
         self._position = position
         found = section(saved, _NAME)
-        if isinstance(found.get("choice"), bool):
+        if self._is_collective(components):
+            self._settle(False, "BatchNorm is synchronized in the forward pass")
+        elif isinstance(found.get("choice"), bool):
             self._settle(bool(found["choice"]), str(found.get("why")))
         elif self._context.group.broadcast_text(self._noted() if self._is_first else "") == _TRYING:
             self._settle(False, "the workers ended while they compiled it, or were ended")
 
     def after_step(self, step: int) -> None:
         """Measure the step; where enough is measured, decide. Collective then."""
-        if self._choice is not None or not self._is_measured():
-            return
+        if self._choice is not None:
+            self._tell_of_failure()
+        elif self._is_measured():
+            self._decide()
+
+    def _decide(self) -> None:
+        """Look at what is measured: it may be enough. Collective."""
         own = [median(self._times_s), sum(self._times_s), self._switch.problem is not None]
         rows = self._context.group.gather_rows(torch.tensor(own, dtype=torch.float64))
         step_s, measured_s, _ = rows[0].tolist()
@@ -78,18 +85,29 @@ class CompileChoice(StepHook):
             return
         if self._plain_s is None:
             self._choose_to_try(step_s)
+        elif failed:
+            problems = self._context.group.gather_texts(self._switch.problem or "")
+            self._choose(False, f"that failed on rank {failed[0]}: {problems[failed[0]]}")
         else:
-            self._judge(self._plain_s, step_s, failed)
+            times = f"a step takes {_ms(step_s)} compiled and {_ms(self._plain_s)} as it is"
+            self._choose(step_s < (1 - _LEAST_GAIN) * self._plain_s, times)
 
     def end_epoch(self, row: EpochRow) -> None:
-        """Leave the evaluation out of the next step's time."""
-        self._since_s = None
+        """Leave the evaluation out of the next step's time, if not every step has one."""
+        if self._context.progress.steps_per_epoch != 1:
+            self._since_s = None
 
     def state_dict(self) -> Mapping[str, object]:
         """Give what was chosen."""
         if self._choice is None:
             return {}
         return {_NAME: {"choice": self._choice, "why": self._why}}
+
+    def _is_collective(self, components: Components) -> bool:
+        """Tell whether a pass that is computed again, where compiling fails, would be one more."""
+        options = self._context.config.compute
+        several = self._context.group.world_size > 1
+        return several and (options.sync_batchnorm or components.have_synced_batchnorm())
 
     def _is_measured(self) -> bool:
         """Take the time of a step; tell whether to look at those taken. Local, alike on all."""
@@ -122,15 +140,14 @@ class CompileChoice(StepHook):
         self._plain_s, self._switch.is_on = step_s, True
         self._times_s, self._warm, self._since_s = [], 0, None
 
-    def _judge(self, plain_s: float, compiled_s: float, failed: list[int]) -> None:
-        """Keep what is faster."""
-        if failed:
-            problem = self._switch.problem
-            why = f"that failed on rank {failed[0]}" + (f": {problem}" if problem else "")
-            self._choose(False, why)
-            return
-        times = f"a step takes {_ms(compiled_s)} compiled and {_ms(plain_s)} as it is"
-        self._choose(compiled_s < (1 - _LEAST_GAIN) * plain_s, times)
+    def _tell_of_failure(self) -> None:
+        """Warn where a batch of another shape couldn't be compiled later on. Local."""
+        problem, self._switch.problem = self._switch.problem, None
+        if self._choice and problem is not None:
+            rank = self._context.group.rank
+            self._context.console.warn(
+                f"--compile auto: rank {rank} goes on with what isn't compiled: {problem}"
+            )
 
     def _choose(self, choice: bool, why: str) -> None:
         """Settle it, and have steps be measured anew by the profile."""

@@ -132,6 +132,8 @@ def main() -> int:
     made.add_argument("--python", help="the Python of an environment that has the libraries")
     made.add_argument("--write", action="store_true", help="put the table into README.md")
     arguments = made.parse_args()
+    if arguments.write and (arguments.quick or len(arguments.only) < len(JOBS)):
+        made.error("--write is for all jobs, and not for --quick")
     python = _python(arguments)
     rounds = arguments.rounds or (1 if arguments.quick else 5)
     found = measure(arguments.only, rounds, python, 8 if arguments.quick else 1)

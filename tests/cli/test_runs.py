@@ -206,13 +206,24 @@ def test_a_finished_script_goes_on_only_where_its_loop_may_be_longer(
 ) -> None:
     run, script = RunDirectory(runs / "digits-20260302-101500"), runs.parent / "mine.py"
     script.touch()
-    of_script = {"kind": "script", "recipe": "mine.py", "reference": str(script)}
+    of_script = {"kind": "script", "recipe": "mine.py", "reference": str(script), "given": []}
     run.run_json.write_text(json.dumps(run.read_run() | of_script))
     run.summary_json.write_text(json.dumps(run.read_summary() | {"stopped_because": "script"}))
     monkeypatch.setattr("paceline.runtime.start.start", lambda launch: 99)
     assert main(["resume", str(run.path)]) == ExitCode.DONE
-    assert "or change the script's loop and resume" in capsys.readouterr().out
+    command = f"paceline resume {run.path} --allow-change"
+    assert f"change the script's loop, then {command} epochs;" in capsys.readouterr().out
     assert main(["resume", str(run.path), "--allow-change", "epochs"]) == 99
+    capsys.readouterr()
+    # The script's own arguments may be others where that is said; what it says itself may not.
+    other, allowed = ["--", "--epochs", "9"], ["--allow-change", "script-args"]
+    assert main(["resume", str(run.path), *other]) == ExitCode.USAGE
+    assert "others need --allow-change script-args" in capsys.readouterr().err
+    assert main(["resume", str(run.path), *allowed, *other]) == 99
+    options = ["--epochs", "99", "--allow-change", "epochs"]
+    epochs = run.read_run()["settings"]["epochs"]  # type: ignore[index]
+    assert main(["resume", str(run.path), *options]) == ExitCode.USAGE
+    assert f"the script itself says epochs={epochs}" in capsys.readouterr().err
     later_s = run.summary_json.stat().st_mtime + 1
     os.utime(script, (later_s, later_s))
     assert main(["resume", str(run.path)]) == 99

@@ -9,6 +9,7 @@ import pytest
 
 from paceline.cli import verify as verify_command
 from paceline.cli.app import main
+from paceline.errors import ExitCode
 from paceline.report.verification import render_verification
 from paceline.verify.compare import given_limits
 from paceline.verify.launches import VerifyRequest
@@ -157,6 +158,18 @@ def test_a_page_is_written_over_its_own_kind_alone(
     assert main(["verify", "digits", "--html", "page.html"]) == 2
     assert "page.html is there, and is no page of `paceline verify`" in capsys.readouterr().err
     assert (tmp_path / "page.html").read_text() == "<title>mine</title>"
+
+
+def test_a_file_of_somebody_else_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mine = tmp_path / "mine.json"
+    for content in ('{"keep": 1}', "keep"):
+        mine.write_text(content)
+        assert main(["verify", "digits", "--json", "mine.json"]) == ExitCode.USAGE
+        assert "mine.json is there already, and not of paceline verify" in capsys.readouterr().err
+        assert mine.read_text() == content
 
 
 @pytest.mark.parametrize("option", ["--html", "--json"])

@@ -105,7 +105,7 @@ def test_an_empty_share_gets_the_same_stand_in(folder: Path) -> None:
 def test_describe(folder: Path) -> None:
     source = from_folder(folder, torch.contiguous_format, AUGMENT)
     assert source.describe() == (
-        "ImageFolder: 24 samples, no loader per worker, shift by up to 2 px, random flip"
+        "ImageFolder: 24 samples, read in each worker, shift by up to 2 px, random flip"
     )
     assert MemorySource(packed(folder)).describe() == (
         "packed/train: 24 images 3x24x24 in 3 classes, mapped into the host's memory"

@@ -71,3 +71,4 @@ def test_a_snapshot_that_is_being_written_has_all_the_time_there_is() -> None:
 def test_a_step_of_ten_seconds_and_its_snapshot_fit_into_the_time_to_stop() -> None:
     # A signal comes right after an exchange: a whole step is left, and the snapshot after it.
     assert Reading(lap_s=9.6, snapshot_s=4.0).stop_s > 9.6 + 4.0
+    assert Reading(operation="compile").stop_s > 60.0

@@ -33,6 +33,7 @@ FACTS = Facts(
     cores=2,
     global_batch=64,
     waits_for_data=0.0,
+    loader_workers=None,
     channels_last=True,
     batchnorm_per_worker=False,
     settings=SETTINGS,
@@ -74,6 +75,10 @@ def test_what_is_tried_on_two_cores() -> None:
         (
             replace(FACTS, waits_for_data=0.1, cores=1, workers=1),
             {"compile", "contiguous", "bf16", "halves", "loaders-0", "loaders-1"},
+        ),
+        (
+            replace(FACTS, waits_for_data=0.1, loader_workers=0),
+            {"compile", "contiguous", "bf16", "1x2", "halves"},  # the script has settled it
         ),
         (
             replace(FACTS, cores=4, workers=4, global_batch=40),
@@ -206,4 +211,7 @@ def test_how_much_worse_a_loss_may_be() -> None:
 )
 def test_verdicts(gain: Gain, verdict: str) -> None:
     change = Change(name="a", settings={"a": 1}, kind="rounding")
-    assert Tried(change=change, gain=gain).verdict == verdict
+    tried = Tried(change=change, gain=gain)
+    assert tried.verdict == verdict
+    stopped = verdict.replace("no time left", "stopped")
+    assert replace(tried, is_stopped=True).verdict == stopped

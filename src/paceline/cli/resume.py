@@ -20,6 +20,7 @@ from paceline.launch.registry import launchers
 from paceline.options.command_line import (
     flag,
     note,
+    part_script_args,
     read_options,
     show_help,
     take_option,
@@ -50,7 +51,8 @@ _ALLOW = OptionField(
     annotation=tuple[str, ...],
     default=(),
     help="An option that may differ from the run's although it changes what is trained, for "
-    "example: --epochs 20 --allow-change epochs. Repeat it for each.",
+    "example: --epochs 20 --allow-change epochs. Repeat it for each. script-args allows other "
+    "arguments of a script, after --.",
     group="Resuming",
 )
 
@@ -70,6 +72,8 @@ _ABOUT = (
     "is fetched first."
 )
 _USAGE = "paceline resume [RUN_DIR] [OPTIONS]"
+_SCRIPT_ARGS = "script_args"
+_OTHER_ARGS = "--allow-change script-args -- ..."
 
 
 def main(tokens: Sequence[str]) -> int:
@@ -215,7 +219,7 @@ def _copy_on(given: dict[str, OptionValue], copies: str | None, choice: ClusterC
 
 
 def _resume_script(
-    run: RunDirectory, past: PreviousRun, where: str, tokens: Sequence[str], copies: str | None
+    run: RunDirectory, past: PreviousRun, where: str, words: Sequence[str], copies: str | None
 ) -> int:
     from paceline.runtime.script_options import (
         refuse_of_recipes,
@@ -225,11 +229,7 @@ def _resume_script(
 
     if not Path(past.reference).is_file():
         raise UsageError(f"the script {past.reference} of this training is gone")
-    if "--" in tokens:
-        raise UsageError(
-            "the script's own arguments are those that the training began with; they can't be "
-            "given anew: " + (" ".join(past.script_args) or "none")
-        )
+    tokens, script_args = part_script_args(words)
     own_options = [_ALLOW, CONFIG, *TRAIN_OUTPUT, *cluster_options()]
     options = [*script_options().values(), *own_options]
     refuse_of_recipes(tokens, "The script's own arguments are those that the training began with")
@@ -241,7 +241,17 @@ def _resume_script(
     output.quieten(given)
     choice, allowed = take_cluster_choice(given), _names(given.pop("allow_change", ()))
     _copy_on(given, copies, choice)
+    other_args = "--" in words and script_args != past.script_args
+    if other_args and _SCRIPT_ARGS not in allowed:
+        began = " ".join(past.script_args) or "none"
+        raise UsageError(
+            f"the script's own arguments are those that the training began with ({began}): others "
+            f"need --allow-change {_SCRIPT_ARGS.replace('_', '-')}"
+        )
+    if _SCRIPT_ARGS in allowed:  # they may well be about the length of the training
+        allowed = [name for name in allowed if name != _SCRIPT_ARGS] + ["epochs"]
     past.changed(given, allowed)  # refuses
+    _refuse_of_script(past, given)
     # What the script itself says it will say again.
     given_then = {"global_batch" if name == "batch_per_worker" else name for name in past.given}
     before = {n: v for n, v in past.settings.items() if n in given_then}
@@ -252,18 +262,34 @@ def _resume_script(
         recipe=past.recipe,
         reference=past.reference,
         arguments={},
-        script_args=past.script_args,
+        script_args=script_args if other_args else past.script_args,
         settings=settings,
         given=tuple(dict.fromkeys((*before, *given))),
         allowed=tuple(allowed),
         run_dir=str(run.path),
-        command=("paceline", "resume", where, *tokens),
+        command=("paceline", "resume", where, *words),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     config = TrainConfig.from_settings(settings)
     sources = dict.fromkeys(settings, "run") | dict(found.sources)
     output.tell_settings(request, sources, dry_run=choice.plans_alone(config.launch.on))
     return _resume(request, config, past, choice, given, allowed, (), output)
+
+
+def _refuse_of_script(past: PreviousRun, given: Mapping[str, OptionValue]) -> None:
+    """Refuse, before anything is started, what the script has said otherwise and will say again.
+
+    Raises:
+        UsageError: There is such an option.
+    """
+    for name, value in given.items():
+        option, before = training_options().get(name), past.settings.get(name)
+        said = option is not None and name not in past.given and before != option.default
+        if said and before is not None and before != value:
+            raise UsageError(
+                f"the script itself says {name}={before}, so that {flag(name)} {value} would "
+                f"contradict it: change it there, or its arguments ({_OTHER_ARGS})"
+            )
 
 
 def _resume(
@@ -386,8 +412,12 @@ def _tell_finished(
     if name:
         again += [flag(name), "..."]
     more = f"To train on: {command_line(*again, '--allow-change', name or 'epochs')}"
-    if request.kind == "script":
-        more += ", or change the script's loop and resume"
+    if request.kind == "script" and name not in request.given:
+        command = command_line("resume", run.path)
+        more = (
+            f"To train on: change the script's loop, then {command} --allow-change epochs; or give "
+            f"the script other arguments: {command} {_OTHER_ARGS}"
+        )
     with output.apart():
         if not output.quiet:
             sentence = describe_ending(report).sentence.removeprefix("finished ")

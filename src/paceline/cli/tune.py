@@ -39,6 +39,7 @@ from paceline.options.text import aligned
 from paceline.recipes.registry import reference_of
 from paceline.results.json_object import JsonObject, section
 from paceline.results.run_directory import RunDirectory
+from paceline.results.study import TUNE_JSON
 from paceline.runtime.placement import check_workers, local_place
 from paceline.scaling.options import TuneOptions
 from paceline.scaling.study_directory import StudyDirectory
@@ -60,7 +61,6 @@ _NOT_OURS = frozenset(
     "sync max_restarts on rank world_size local_rank init_method name tag note copy_to".split()
 )
 """Options of training that the trials settle, or that have no use in them."""
-_TUNE_JSON = "tune.json"
 _HEAD = "# By paceline tune: "
 
 
@@ -115,6 +115,7 @@ def _in_its_directory(asked: _TuneRequest, tuner: Tuner) -> int:
             with signals_raised():
                 tuner.run()
         except (InterruptedStudyError, KeyboardInterrupt):
+            tuner.tried = [replace(tried, is_stopped=True) for tried in tuner.tried]
             _write(asked, tuner)
             print(f"\n{_as_text(tuner)}\nStopped. Resume with what is missing: {_again(asked)}")
             return ExitCode.RESUMABLE
@@ -209,7 +210,7 @@ def _make(run: RunDirectory) -> None:
         UsageError: It can't be made, or holds something else.
     """
     holds = {each.name for each in run.path.iterdir()} if run.path.is_dir() else set()
-    if holds - {"run.lock"} and _TUNE_JSON not in holds:
+    if holds - {"run.lock"} and TUNE_JSON not in holds:
         raise UsageError(f"{run.path} holds something else: give another --tune-dir")
     try:
         run.path.mkdir(run.directory_mode, parents=True, exist_ok=True)
@@ -223,7 +224,7 @@ def _prepare(asked: _TuneRequest) -> None:
     Raises:
         UsageError: It holds something else.
     """
-    path = asked.place / _TUNE_JSON
+    path = asked.place / TUNE_JSON
     if path.exists():
         try:
             before = section(read_json_object(path), "asked")
@@ -289,7 +290,7 @@ def _write(asked: _TuneRequest, tuner: Tuner) -> None:
     found = [*tuner.tried, *([tuner.confirmed] if tuner.confirmed else [])]
     listed = [_described(tried) for tried in found]
     content = {"kind": "tune", "asked": asked.settled, "tried": listed}
-    write_json(asked.place / _TUNE_JSON, content)
+    write_json(asked.place / TUNE_JSON, content)
 
 
 def _described(tried: Tried) -> Mapping[str, object]:
@@ -350,7 +351,7 @@ def _end(asked: _TuneRequest, tuner: Tuner) -> int:
     if taken is None or not taken.may_be_taken:
         print(f"Nothing that was tried is sure to make {asked.target} faster: leave it as it is.")
         if any("no time left" in tried.verdict for tried in tuner.tried):
-            print(f"Not all of it is settled. With a larger --budget it goes on: {_again(asked)}")
+            print(f"Not all of it is settled. With as much time again: {_again(asked)}")
         return ExitCode.DONE
     settings, (low, high) = taken.change.settings, taken.gain.bounds
     speed = f"{taken.gain.mean:.2f} times as fast ({low:.2f} to {high:.2f})"

@@ -13,7 +13,7 @@ from paceline._version import __version__
 from paceline.cli.output import check_place
 from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
 from paceline.errors import ExitCode, JobError, UsageError
-from paceline.files import write_json
+from paceline.files import read_json_object, write_json
 from paceline.launch.scratch import scratch_directory
 from paceline.launch.worker_count import (
     check_machine,
@@ -322,6 +322,8 @@ def _checked(asked: VerifyRequest) -> VerifyRequest:
     for option, name in (("--json", asked.json), ("--html", asked.html)):
         if name is not None:
             check_place(option, Path(name))
+    if asked.json is not None:
+        _refuse_other_json(Path(asked.json))
     if asked.html is not None:
         if asked.json is not None and Path(asked.json).absolute() == Path(asked.html).absolute():
             raise UsageError(f"--json and --html both say {asked.html}: give two files")
@@ -329,6 +331,22 @@ def _checked(asked: VerifyRequest) -> VerifyRequest:
 
         check_page_place(Path(asked.html))
     return asked
+
+
+def _refuse_other_json(path: Path) -> None:
+    """Refuse to write over a file that isn't a verification's.
+
+    Raises:
+        UsageError: It is one; an empty file isn't.
+    """
+    if not path.is_file() or not path.stat().st_size:
+        return
+    try:
+        is_ours = "verdict" in read_json_object(path)
+    except (OSError, ValueError):
+        is_ours = False
+    if not is_ours:
+        raise UsageError(f"--json {path} is there already, and not of paceline verify: move it")
 
 
 def _script_request(

@@ -156,10 +156,9 @@ class LoaderSource(BatchSource):
     def describe(self) -> str:
         """Say what is read by how many processes."""
         name = type(self._dataset).__name__
-        readers = (
-            f"{self._loader_workers} loader processes" if self._loader_workers else "no loader"
-        )
-        return f"{name}: {self.num_samples:,} samples, {readers} per worker"
+        count = self._loader_workers
+        readers = f"{count} loader processes per worker" if count else "read in each worker"
+        return f"{name}: {self.num_samples:,} samples, {readers}"
 
     def close(self) -> None:
         """End the loader processes; those that don't end within seconds are killed."""

@@ -26,6 +26,10 @@ _UNMEASURED_S = 2.0
 """For what follows on the last snapshot, such as the summary."""
 
 
+_COMPILING_S = 60.0
+"""For the rest of what is being compiled."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reading:
     """A note as another process reads it."""
@@ -53,7 +57,8 @@ class Reading:
     @property
     def stop_s(self) -> float:
         """How long the worker takes to stop, with as much again in reserve."""
-        return 2.0 * (self.lap_s + self.snapshot_s) + _UNMEASURED_S
+        compiling_s = _COMPILING_S if self.operation == COMPILING else 0.0
+        return 2.0 * (self.lap_s + self.snapshot_s) + _UNMEASURED_S + compiling_s
 
 
 @final

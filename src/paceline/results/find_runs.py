@@ -13,6 +13,7 @@ from paceline.options.figures import listed as in_words
 from paceline.results.json_object import read_object
 from paceline.results.run_directory import USUAL_FOLDER, RunDirectory
 from paceline.results.run_notes import RunNotes
+from paceline.results.study import STUDY_JSON, TUNE_JSON
 
 MOST_LEVELS, MOST_FOLDERS = 6, 20_000
 """How deep and how far is looked: a folder of data, given by mistake, mustn't take minutes."""
@@ -110,6 +111,12 @@ def is_run(folder: Path) -> bool:
             return True
         return run.snapshots.is_dir() and (run.logs.is_dir() or run.metrics_csv.exists())
     return False
+
+
+def is_of_study(run: Path) -> bool:
+    """Tell whether a run is one that `paceline scale` or `tune` has made."""
+    above = run.parent.parent
+    return (above / STUDY_JSON).exists() or (above / TUNE_JSON).exists()
 
 
 def _folders(folder: Path) -> Iterator[Path]:

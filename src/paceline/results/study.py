@@ -25,6 +25,7 @@ from paceline.results.profile import EpochCosts, Spread, StepParts, StepProfile
 
 FORMAT = 1
 STUDY_JSON = "study.json"
+TUNE_JSON = "tune.json"
 Mode = Literal["weak", "strong"]
 
 _MOST = 1e15

@@ -17,6 +17,7 @@ from paceline.gradient_sync.options import SyncMethod
 from paceline.launch.worker_count import usable_cores
 from paceline.options.durations import format_duration
 from paceline.options.fields import OptionValue
+from paceline.options.figures import listed as in_words
 from paceline.results.json_object import number, section, text, whole
 from paceline.results.run_directory import RunDirectory
 from paceline.results.study import Measured
@@ -165,6 +166,8 @@ class Tuner:
             return []
         order = [changes[0], USUAL, *changes[1:]]
         name = prefix + "+".join(change.name for change in changes)
+        names = in_words([change.name for change in changes])
+        self.say(f"  tries {names} beside the training as it is, pair {turn}")
         seconds = {c.name: self._more_s(c, g) for c, g in zip(changes, gains, strict=True)}
         found = {
             which.name: self._trial(
@@ -257,6 +260,7 @@ class Tuner:
             cores=usable_cores(),
             global_batch=profile.global_batch,
             waits_for_data=profile.parts.data / max(profile.step_s.median, 1e-9),
+            loader_workers=whole(derived, "script_loader_workers"),
             channels_last=text(derived, "memory_format") == "channels-last",
             batchnorm_per_worker=derived.get("batchnorm_per_worker") is True,
             settings=section(description, "settings"),

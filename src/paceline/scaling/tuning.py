@@ -42,6 +42,8 @@ class Facts:
     global_batch: int
     waits_for_data: float
     """Share of a step."""
+    loader_workers: int | None
+    """Processes that a script has settled for its loader; None where the option settles it."""
     channels_last: bool
     batchnorm_per_worker: bool
     """Whether results depend on how a batch is divided."""
@@ -181,7 +183,7 @@ def _divided(facts: Facts) -> Iterable[Change]:
 
 
 def _loading(facts: Facts) -> Iterable[Change]:
-    if facts.waits_for_data < _LOADING:
+    if facts.waits_for_data < _LOADING or facts.loader_workers is not None:
         return
     for count in (0, 1, 2, _MOST_LOADERS):
         if count != facts.settings.get("loader_workers") and count <= max(2, facts.cores):
@@ -235,6 +237,8 @@ class Tried:
 
     change: Change
     gain: Gain = field(default_factory=Gain)
+    is_stopped: bool = False
+    """Whether the user has stopped the tuning before this was settled."""
     losses: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     """Best validation losses by seed: of the training as it is, and changed; where compared."""
 
@@ -244,11 +248,12 @@ class Tried:
         gain = self.gain
         if gain.problem is not None:
             return f"failed: {gain.problem}"
+        why = "stopped" if self.is_stopped else "no time left"
         if not gain.ratios:
-            return "not tried: no time left"
+            return f"not tried: {why}"
         if not gain.is_faster:
             is_known = len(gain.ratios) >= PAIRS or gain.is_hopeless
-            return "no sure gain" if is_known else "not settled: no time left"
+            return "no sure gain" if is_known else f"not settled: {why}"
         if self.change.kind != "quality":
             return "faster"
         if self.losses is None:

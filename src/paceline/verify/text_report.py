@@ -6,12 +6,13 @@ The page of `--html` is made from this JSON alone (`report/verification.py`).
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from textwrap import shorten
 from typing import final
 
 from paceline.options.figures import listed, plural, show_seconds
 from paceline.options.text import aligned, wrapped
 from paceline.verify.compare import FACTOR, Comparison, Limits, losses_of
-from paceline.verify.finding import Finding
+from paceline.verify.finding import Cause, Finding
 from paceline.verify.remedies import ADVICE
 from paceline.verify.source_lines import code_at, shown
 from paceline.verify.trace import Step, Trace
@@ -115,8 +116,11 @@ def headline(outcome: VerifyResult) -> str:
     found = {result.verdict for result in outcome.results[1:]}
     # The worst verdict of all numbers of workers is the whole's.
     if Verdict.FAILED in found or outcome.results[0].verdict == Verdict.FAILED:
-        number = next(r.workers for r in outcome.results if r.verdict == Verdict.FAILED)
-        return f"failed on {plural(number, 'worker')}: {', '.join(faults)}"
+        failed = next(r for r in outcome.results if r.verdict == Verdict.FAILED)
+        why = ", ".join(faults)
+        if faults == [Cause.FAILED]:  # which says nothing more than the verdict
+            why = shorten(outcome.findings[0].what, _WIDTH, placeholder=" ...")
+        return f"failed on {plural(failed.workers, 'worker')}: {why}"
     if Verdict.NOTHING in found:
         return f"nothing to compare {on}"
     if Verdict.DIFFERENT in found:

@@ -18,6 +18,7 @@ from paceline.report.runs.listing import (
     RunList,
     filter_runs,
     list_runs,
+    newest_running,
     newest_unfinished,
     read_entry,
     shared_unit,
@@ -210,6 +211,25 @@ def test_the_newest_unfinished_run_goes_by_its_newest_start(
     assert resumed is not None
     assert resumed.label == "older"
     assert newest_unfinished(()) is None
+
+
+@pytest.mark.parametrize("kind", ["study", "tune"])
+def test_a_trial_of_a_study_is_not_the_newest_run(
+    kind: str, make_run: MakeRun, folder: Path
+) -> None:
+    make_run("mine", ended=None, day=1)
+    make_run("studied/runs/compile-1", ended=None, day=2)
+    assert newest_label(folder) == ("studied/runs/compile-1",) * 2
+    (folder / "studied" / f"{kind}.json").write_text("{}")
+    assert newest_label(folder) == ("mine",) * 2
+
+
+def newest_label(folder: Path) -> tuple[str, str]:
+    listed = list_runs(folder).entries
+    unfinished, running = newest_unfinished(listed), newest_running(listed)
+    assert unfinished is not None
+    assert running is not None
+    return unfinished.label, running.label
 
 
 def test_samples_that_are_no_images_are_called_samples_everywhere(

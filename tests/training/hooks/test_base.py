@@ -20,6 +20,7 @@ from paceline.options.fields import OptionValue
 from paceline.results.metrics_table import EpochRow
 from paceline.training.components import Components
 from paceline.training.hooks.base import ADDED_HOOKS, StepHook, StepHooks
+from paceline.training.hooks.compile_choice import CompileChoice
 from paceline.training.hooks.learning_rate import LearningRateSchedule
 from paceline.training.hooks.load_balancing import LoadBalancer
 from paceline.training.hooks.metrics_logger import MetricsLogger
@@ -41,6 +42,7 @@ from tests.support.sessions import (
 
 TABLE: Mapping[type[StepHook], Mapping[str, OptionValue]] = {
     LearningRateSchedule: {},
+    CompileChoice: {"compile": "auto"},
     LoadBalancer: {"balance": True},
     MetricsLogger: {},
     ReplicaChecks: {"check_every": 2},

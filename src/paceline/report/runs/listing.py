@@ -15,7 +15,7 @@ from paceline.options.figures import show_value
 from paceline.report.charts import best_position
 from paceline.report.load_run import RunReport, read_run
 from paceline.report.run_outcome import RunState, find_state
-from paceline.results.find_runs import find_runs
+from paceline.results.find_runs import find_runs, is_of_study
 from paceline.results.json_object import JsonObject, entries, number, section, text, whole
 from paceline.results.run_directory import RunDirectory, SampleUnit
 
@@ -151,13 +151,22 @@ def best_figure(report: RunReport) -> tuple[float | None, str]:
 
 
 def newest_unfinished(listed: Sequence[RunEntry]) -> RunEntry | None:
-    """Choose the run that was started last, or gone on with, of those that haven't finished."""
-    open_ones = [entry for entry in listed if entry.state not in ("finished", "damaged")]
+    """Choose the run that was started last, or gone on with, of those that haven't finished.
+
+    Not a trial of a study or of a tuning, which go on by themselves.
+    """
+    own = [entry for entry in listed if not is_of_study(entry.report.path)]
+    open_ones = [entry for entry in own if entry.state not in ("finished", "damaged")]
     return max(open_ones, key=_last_start, default=None)
 
 
 def newest_running(listed: Sequence[RunEntry]) -> RunEntry | None:
-    """Choose the run that was started or resumed last, of those that run; else of all."""
+    """Choose the run that was started or resumed last, of those that run; else of all.
+
+    A trial of a study or of a tuning only where there is nothing else.
+    """
+    own = [entry for entry in listed if not is_of_study(entry.report.path)]
+    listed = own or listed
     running = [entry for entry in listed if entry.state == "running"]
     return max(running or listed, key=_last_start, default=None)
 
@@ -170,7 +179,8 @@ def sort_runs(listed: Sequence[RunEntry], column: str) -> list[RunEntry]:
     """
     column = column.replace("-", "_")
     if column not in _KEYS:
-        raise UsageError(unknown_name(column, _KEYS, "column"))
+        columns = [name.replace("_", "-") for name in _KEYS]
+        raise UsageError(unknown_name(column.replace("_", "-"), columns, "column"))
     keys = [(_KEYS[column](entry), place) for place, entry in enumerate(listed)]
     known = sorted((key, place) for key, place in keys if key is not None)
     unknown = [place for key, place in keys if key is None]

@@ -26,6 +26,8 @@ _WARM_UP = 3
 """Steps that aren't measured: of a start, or with a model that has just been compiled."""
 _LEAST_STEPS, _MOST_STEPS, _LEAST_S = 4, 64, 2.0
 """A way is measured for this long, and at least this many steps; or for this many."""
+_SURE_S = 20.0
+"""So long before it is given up to compile."""
 _NAME = "compile"
 _TRYING = "auto: compiles the model"
 
@@ -84,7 +86,7 @@ class CompileChoice(StepHook):
         if measured_s < _LEAST_S and len(self._times_s) < _MOST_STEPS and not failed:
             return
         if self._plain_s is None:
-            self._choose_to_try(step_s)
+            self._choose_to_try(step_s, measured_s)
         elif failed:
             problems = self._context.group.gather_texts(self._switch.problem or "")
             self._choose(False, f"that failed on rank {failed[0]}: {problems[failed[0]]}")
@@ -127,14 +129,22 @@ class CompileChoice(StepHook):
         steps = len(self._times_s)
         return steps >= _LEAST_STEPS and not steps & (steps - 1)  # 4, 8, 16, 32 and 64
 
-    def _choose_to_try(self, step_s: float) -> None:
-        """Have the next steps be compiled where that may pay. Collective."""
-        left_s = self._left_s(step_s)
-        if left_s is None:
+    def _choose_to_try(self, step_s: float, measured_s: float) -> None:
+        """Have the next steps be compiled where that may pay. Collective.
+
+        Args:
+            step_s: A step as it is, by rank 0's clock.
+            measured_s: All that were measured.
+        """
+        found_s = self._left_s(step_s)
+        said = self._context.group.broadcast_text("" if found_s is None else str(found_s))
+        if not said:
             return  # it shows when the first epoch is over
-        enough = self._context.group.broadcast_text("yes" if left_s >= LEAST_LEFT_S else "")
-        if not enough:
-            self._choose(False, f"with {format_duration(left_s)} left it wouldn't pay")
+        left_s = float(said)
+        if left_s < LEAST_LEFT_S:
+            # The first steps of a start may be slow: what is final needs more of them.
+            if len(self._times_s) == _MOST_STEPS or measured_s >= _SURE_S:
+                self._choose(False, f"with {format_duration(left_s)} left it wouldn't pay")
             return
         self._announce(_TRYING, f"--compile {_TRYING}, for the last {format_duration(left_s)}")
         self._plain_s, self._switch.is_on = step_s, True

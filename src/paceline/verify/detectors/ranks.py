@@ -155,7 +155,7 @@ def _why_apart(trace: Trace, number: int) -> tuple[Cause, str]:
         shown = ", ".join(f"{scale:g}" for scale in scales)
         return Cause.SCALE_APART, f": the ranks' loss scales differ ({shown})"
     if "bypass" in trace.places:
-        why = ": the forward pass goes by DistributedDataParallel, to the module in it"
+        why = ": the forward pass bypasses DistributedDataParallel and calls the module in it"
         return Cause.WRAPPER_BYPASSED, why
     if trace.steps[number].unsynced:
         why = (

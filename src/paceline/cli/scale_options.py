@@ -17,6 +17,7 @@ from paceline.options.command_line import (
     flag,
     parse_options,
     part_script_args,
+    refuse_script_args,
     show_help,
     take_word,
     wants_help,
@@ -105,8 +106,7 @@ def read(tokens: Sequence[str]) -> ScaleRequest:
         show_help(command, ABOUT, listed, own)
     if is_script and not Path(target).expanduser().is_file():
         raise UsageError(f"there is no file {target}")
-    if script_args and not is_script:
-        raise UsageError("arguments after -- are for a script; a recipe's are options like others")
+    refuse_script_args(() if is_script else script_args)
     if any(word == "--sync" or word.startswith("--sync=") for word in own):
         raise UsageError("say --methods, such as allreduce,local: several can be measured")
     given = parse_options(command, ABOUT, own, listed)

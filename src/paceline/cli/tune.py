@@ -26,6 +26,7 @@ from paceline.options.command_line import (
     flag,
     parse_options,
     part_script_args,
+    refuse_script_args,
     show_help,
     take_word,
     wants_help,
@@ -176,8 +177,7 @@ def _check(
     Raises:
         UsageError: There is such a thing.
     """
-    if script_args and not is_script:
-        raise UsageError("arguments after -- are for a script; a recipe's are options like others")
+    refuse_script_args(() if is_script else script_args)
     if fills(script_args):
         raise UsageError("{global_batch} in a script's arguments is for paceline scale")
     idle = [n for n in given if n in ONLY_TRAINED and not (is_script and n == "epochs")]

@@ -23,6 +23,7 @@ from paceline.options.command_line import (
     note,
     parse_options,
     part_script_args,
+    refuse_script_args,
     show_help,
     take_word,
     wants_help,
@@ -172,8 +173,7 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
     command = command_line("verify", target)
     if wants_help(own):
         show_help(command, _ABOUT, listed, own)
-    if script_args and not is_script:
-        raise UsageError("arguments after -- are for a script; a recipe's are options like others")
+    refuse_script_args(() if is_script else script_args)
     # Settings of the training, without those of this command.
     given = parse_options(command, _ABOUT, own, listed)
     settings = {n: v for n, v in given.items() if n not in _OWN}

@@ -324,7 +324,18 @@ def _what_is_wrong(
         if wanted is not None:
             return f"{given} is {error.token.value!r}; it must be {wanted}."
     text = " ".join(str(error).split())
-    return text if text.endswith((".", "?")) else f"{text}."
+    text = text if text.endswith((".", "?")) else f"{text}."
+    token = error.token if isinstance(error, CoercionError) else None
+    return text + _also_a_switch(str(token.keyword), options) if token is not None else text
+
+
+def _also_a_switch(given: str, options: Sequence[OptionField]) -> str:
+    """Say that an option has a meaning without a value too; empty where it hasn't."""
+    switches = [o for o in options if bool in get_args(o.annotation)]
+    names = accepted_names(switches)
+    if not any(given in map(flag, names[option.name]) for option in switches):
+        return ""
+    return f" Without a value {given} switches on, {given.replace('--', '--no-', 1)} off."
 
 
 def _without_value(
@@ -410,6 +421,16 @@ def part_script_args(tokens: Sequence[str]) -> tuple[Sequence[str], tuple[str, .
     """Part Paceline's own words from a script's arguments, which come after `--`."""
     place = list(tokens).index("--") if "--" in tokens else len(tokens)
     return tokens[:place], tuple(tokens[place + 1 :])
+
+
+def refuse_script_args(script_args: Sequence[str]) -> None:
+    """Refuse arguments after `--` where there is no script for them.
+
+    Raises:
+        UsageError: There are some.
+    """
+    if script_args:
+        raise UsageError("arguments after -- are for a script; a recipe's are options like others")
 
 
 def show_help(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol, final
 
 from paceline.errors import ExitCode, UsageError
+from paceline.gradient_sync.options import SyncMethod
 from paceline.options.durations import format_duration
 from paceline.options.figures import plural
 from paceline.results.run_directory import RunDirectory
@@ -164,23 +165,10 @@ class Runner:
             problem = "the batch of a worker isn't known, since one alone couldn't be measured"
             return Measured(run_dir=name, exit_code=ExitCode.JOB, problem=problem)
         shutil.rmtree(run.path, ignore_errors=True)  # of an attempt that failed or was broken off
-        words = self.commands.measure(size, run.path, self._batch(size))
-        most_s = _FACTOR * self.seconds + _MOST_S
-        # A method that refuses a time budget is stopped from here.
-        is_ended = size.method in ENDED_FROM_OUTSIDE
-        clock = time_is_over(run, self.seconds) if is_ended else lambda: False
-        try:
-            ended = run_command([*self.program, *words], self._log(name), most_s, clock)
-        except InterruptedStudyError:
-            shutil.rmtree(run.path, ignore_errors=True)
-            raise
-        shutil.rmtree(run.snapshots, ignore_errors=True)  # nobody goes on from a measurement
+        words = [*self.program, *self.commands.measure(size, run.path, self._batch(size))]
+        ended = train_for(self.seconds, words, run, self._log(name), size.method)
         self.remove_snapshots(size, run.path)
-        if ended.problem is None:
-            return read_measured(run, name, ended.wall_s, size.method)
-        return Measured(
-            run_dir=name, exit_code=ended.exit_code, problem=ended.problem, wall_s=ended.wall_s
-        )
+        return read_ended(ended, run, name, size.method)
 
     def _refuse_own_batch(self, size: Size, record: Measured) -> None:
         """Refuse a script whose batch can't grow with the workers, before anything is kept.
@@ -265,6 +253,42 @@ class Runner:
         directory = self.place / name
         directory.mkdir(exist_ok=True)
         return directory
+
+
+def train_for(
+    seconds: float, words: Sequence[str], run: RunDirectory, log: Path, method: SyncMethod
+) -> CommandResult:
+    """Have a command train for some seconds, and remove its snapshots. Blocks.
+
+    Args:
+        seconds: Of training; the command has been told.
+        words: The command.
+        run: Its run directory.
+        log: For what it prints.
+        method: Its `--sync`: one that refuses a time budget is stopped from here.
+
+    Raises:
+        InterruptedStudyError: A signal came; nothing is left of the training.
+    """
+    clock = time_is_over(run, seconds) if method in ENDED_FROM_OUTSIDE else lambda: False
+    try:
+        ended = run_command(words, log, _FACTOR * seconds + _MOST_S, clock)
+    except InterruptedStudyError:
+        shutil.rmtree(run.path, ignore_errors=True)
+        raise
+    shutil.rmtree(run.snapshots, ignore_errors=True)  # nobody goes on from a measurement
+    return ended
+
+
+def read_ended(
+    ended: CommandResult, run: RunDirectory, name: str, method: SyncMethod | None
+) -> Measured:
+    """Read what a training has come to that has ended; arguments as for `read_measured`."""
+    if ended.problem is None:
+        return read_measured(run, name, ended.wall_s, method)
+    return Measured(
+        run_dir=name, exit_code=ended.exit_code, problem=ended.problem, wall_s=ended.wall_s
+    )
 
 
 def time_is_over(run: RunDirectory, seconds: float) -> Callable[[], bool]:

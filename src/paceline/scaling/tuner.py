@@ -21,9 +21,9 @@ from paceline.options.figures import listed as in_words
 from paceline.results.json_object import number, section, text, whole
 from paceline.results.run_directory import RunDirectory
 from paceline.results.study import Measured
-from paceline.scaling.measurement import read_measured, read_whole
-from paceline.scaling.plan import ENDED_FROM_OUTSIDE, Size
-from paceline.scaling.runner import CommandWriter, time_is_over
+from paceline.scaling.measurement import read_whole
+from paceline.scaling.plan import Size
+from paceline.scaling.runner import CommandWriter, read_ended, train_for
 from paceline.scaling.subprocess_runner import PROGRAM, run_command
 from paceline.scaling.tuning import (
     PAIRS,
@@ -43,8 +43,6 @@ _LEAST_STEPS = 5
 """In a trial: the first one of a training, which warms up, is none by which it is measured."""
 _SEEDS = (0, 1, 2)
 _MOST_TRAINING_S = 24 * 3600.0
-_MOST_STARTING_S = 1800.0
-"""For starting, the first step and the end of a trial."""
 
 
 @final
@@ -226,18 +224,8 @@ class Tuner:
         size, given = self._as_changed(change)
         words = self.commands(given, seconds).measure(size, run, self.batch)
         run_dir = RunDirectory(run)
-        ends_itself = size.method not in ENDED_FROM_OUTSIDE
-        clock = (lambda: False) if ends_itself else time_is_over(run_dir, seconds)
-        ended = run_command([*self.program, *words], log, 3 * seconds + _MOST_STARTING_S, clock)
-        shutil.rmtree(run_dir.snapshots, ignore_errors=True)  # nobody goes on from a trial
-        measured = Measured(
-            run_dir=str(run.relative_to(self.place)),
-            exit_code=ended.exit_code,
-            problem=ended.problem,
-            wall_s=ended.wall_s,
-        )
-        if ended.problem is None:
-            measured = read_measured(run_dir, measured.run_dir, ended.wall_s, None)
+        ended = train_for(seconds, [*self.program, *words], run_dir, log, size.method)
+        measured = read_ended(ended, run_dir, str(run.relative_to(self.place)), None)
         measured.write(record)
         self._starting_s = max(self._starting_s, time.monotonic() - begun_s - seconds)
         return measured

@@ -133,17 +133,11 @@ class Session:
         components.check_name(name)
         if self._seeded is not None and torch.equal(self._seeded, torch.get_rng_state()):
             components.unseeded.append(name)  # nothing has been drawn since: it was built before
-        layout = takes_channels_last(module, compute)
-        self._context.components.channels_last |= layout
-        ready = place_model(module, compute, self._context.group, channels_last=layout)
-        context = self._context
-        forward = forward_of(
-            ready,
-            compute,
-            context.group,
-            exact=context.division.is_fixed,
-            switch=context.compile_switch,
-        )
+        layout, context = takes_channels_last(module, compute), self._context
+        components.channels_last |= layout
+        ready = place_model(module, compute, context.group, channels_last=layout)
+        exact, switch = context.division.is_fixed, context.compile_switch
+        forward = forward_of(ready, compute, context.group, exact=exact, switch=switch)
         context.replicas.append(Replica(ready, context.group, forward))
         components.models[name] = ready
         return ready  # type: ignore[return-value]  # another module only where it is a BatchNorm

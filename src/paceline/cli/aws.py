@@ -3,14 +3,13 @@
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from paceline.errors import ExitCode, UsageError
 from paceline.options.command_line import note, parse_options, show_help, take_word, wants_help
-from paceline.options.fields import OptionField, OptionValue, option_fields, unknown_name
+from paceline.options.fields import OptionField, OptionValue, option_fields, pick, unknown_name
 from paceline.provision.aws.options import AskOptions, ClusterPlace, NetworkOptions, NodeOptions
 
 if TYPE_CHECKING:
@@ -52,7 +51,6 @@ _EACH = {
     "down": "Delete the nodes and all that belongs to them, and look whether anything is left.",
 }
 Given = Mapping[str, OptionValue]
-T = TypeVar("T")
 
 
 def main(tokens: Sequence[str]) -> int:
@@ -68,17 +66,12 @@ def main(tokens: Sequence[str]) -> int:
 
 
 def _act(action: str, given: Given) -> int:
-    return _ACTIONS[action](_component(ClusterPlace, given), given)
-
-
-def _component(kind: type[T], given: Given) -> T:
-    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # they are dataclasses
-    return kind(**{name: value for name, value in given.items() if name in names})
+    return _ACTIONS[action](pick(ClusterPlace, given), given)
 
 
 def _up(place: ClusterPlace, given: Given) -> int:
-    options, network = _component(NodeOptions, given), _component(NetworkOptions, given)
-    ask = _component(AskOptions, given)
+    options, network = pick(NodeOptions, given), pick(NetworkOptions, given)
+    ask = pick(AskOptions, given)
     aws = _connect(place)
     from paceline.provision.aws.formatting import plan_lines
     from paceline.provision.aws.lifecycle import make_nodes

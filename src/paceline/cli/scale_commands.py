@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from paceline.errors import UsageError
 from paceline.gradient_sync.options import SyncMethod
 from paceline.launch.ssh.hostfile import Host, hostfile_line
 from paceline.launch.ssh.options import HostsOptions
@@ -37,6 +38,24 @@ _ENDLESS: Mapping[str, OptionValue] = {
     "early_stopping": None,
 }
 """A measurement ends by its time alone, whatever the recipe says."""
+
+
+def refuse_only_trained(given: Iterable[str], option: str, *, is_script: bool) -> None:
+    """Refuse options that say when a whole training ends, where none is trained.
+
+    Args:
+        given: Names of options of the training.
+        option: Which would have whole trainings.
+        is_script: It is a script's training, whose epochs may be short.
+
+    Raises:
+        UsageError: One is given.
+    """
+    idle = [name for name in given if name in ONLY_TRAINED and not (is_script and name == "epochs")]
+    if idle:
+        raise UsageError(
+            f"{flag(idle[0])} has no effect without {option}: a measurement lasts --seconds"
+        )
 
 
 @final

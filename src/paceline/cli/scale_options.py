@@ -1,12 +1,16 @@
 """What a command line of `paceline scale` asks for, checked before anything is trained."""
 
-import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from paceline.cli.scale_commands import ONLY_TRAINED, StudyCommands, fills, usual_method
-from paceline.cli.train import file_name
+from paceline.cli.scale_commands import (
+    ONLY_TRAINED,
+    StudyCommands,
+    fills,
+    refuse_only_trained,
+    usual_method,
+)
+from paceline.cli.target import Target, list_training_options, parse_with_own
 from paceline.data.options import DEFAULT_GLOBAL_BATCH
 from paceline.errors import UsageError
 from paceline.gradient_sync.options import SyncMethod
@@ -15,20 +19,14 @@ from paceline.launch.ssh.options import HostsOptions
 from paceline.launch.worker_count import check_machine, usable_cores
 from paceline.options.command_line import (
     flag,
-    parse_options,
-    part_script_args,
-    refuse_script_args,
     show_help,
-    take_word,
     wants_help,
 )
-from paceline.options.command_line import with_defaults as shown_with
 from paceline.options.config_file import CONFIG
-from paceline.options.fields import OptionField, OptionValue, option_fields
+from paceline.options.fields import OptionField, OptionValue, option_fields, pick
 from paceline.options.shell import command_line
-from paceline.recipes.registry import reference_of
+from paceline.results.json_object import as_read_back
 from paceline.runtime.placement import check_workers, count_gpus
-from paceline.runtime.script_options import script_options
 from paceline.scaling.options import (
     ScaleOptions,
     parse_methods,
@@ -46,8 +44,8 @@ from paceline.scaling.plan import (
     refuse_without_effect,
 )
 from paceline.scaling.study_directory import OF_TRAINED, StudyDirectory
-from paceline.training.config import TrainConfig, merge, training_options
-from paceline.training.recipe import Recipe, load_recipe
+from paceline.training.config import TrainConfig, merge
+from paceline.training.recipe import Recipe
 
 USAGE = "paceline scale RECIPE|SCRIPT.py [options] [-- the script's own arguments]"
 ABOUT = (
@@ -96,24 +94,21 @@ class ScaleRequest:
 
 
 def read(tokens: Sequence[str]) -> ScaleRequest:
-    """Read the command line."""
-    own, script_args = part_script_args(tokens)
-    target, own = take_word(own, USAGE, "what to measure")
-    is_script = target.endswith(".py")
-    recipe = None if is_script else load_recipe(reference_of(target))
-    listed, command = listed_options(recipe, is_script=is_script), command_line("scale", target)
-    if wants_help(own):
-        show_help(command, ABOUT, listed, own)
-    if is_script and not Path(target).expanduser().is_file():
-        raise UsageError(f"there is no file {target}")
-    refuse_script_args(() if is_script else script_args)
-    if any(word == "--sync" or word.startswith("--sync=") for word in own):
+    """Read the command line.
+
+    Raises:
+        UsageError: Something in it can't be.
+    """
+    target = Target.read(tokens, USAGE, "what to measure")
+    listed = listed_options(target.recipe, is_script=target.is_script)
+    command = command_line("scale", target.name)
+    if wants_help(target.own):
+        show_help(command, ABOUT, listed, target.own)
+    target.check()
+    if any(word == "--sync" or word.startswith("--sync=") for word in target.own):
         raise UsageError("say --methods, such as allreduce,local: several can be measured")
-    given = parse_options(command, ABOUT, own, listed)
-    given.pop("config", None)
-    study = {f.name: given.pop(f.name) for f in fields(ScaleOptions) if f.name in given}
-    options = ScaleOptions(**study)  # type: ignore[arg-type]  # checked by parsing
-    return _build_request(tuple(tokens), target, options, given, recipe, script_args)
+    options, given = parse_with_own(ScaleOptions, command, ABOUT, target.own, listed)
+    return _build_request(tuple(tokens), target, options, given)
 
 
 def listed_options(recipe: Recipe | None, *, is_script: bool) -> list[OptionField]:
@@ -124,34 +119,15 @@ def listed_options(recipe: Recipe | None, *, is_script: bool) -> list[OptionFiel
         is_script: Whether the training is a script, which has fewer.
     """
     study = option_fields(ScaleOptions, "Study")
-    training = of_training(recipe, is_script=is_script, without=_NOT_OURS)
+    training = list_training_options(recipe, is_script=is_script, without=_NOT_OURS)
     return [*study, CONFIG, *_HOSTS, *training]
-
-
-def of_training(
-    recipe: Recipe | None, *, is_script: bool, without: Collection[str]
-) -> list[OptionField]:
-    """List the options of the training that a command starts.
-
-    Args:
-        recipe: Whose arguments and defaults are shown, if it is known.
-        is_script: Whether the training is a script, which has fewer.
-        without: Names of those that the command settles.
-    """
-    every = script_options() if is_script else training_options()
-    options = {name: option for name, option in every.items() if name not in without}
-    if recipe is None:
-        return list(options.values())
-    return [*recipe.arguments(), *shown_with(options, recipe.settings)]
 
 
 def _build_request(
     tokens: tuple[str, ...],
-    target: str,
+    target: Target,
     options: ScaleOptions,
     given: dict[str, OptionValue],
-    recipe: Recipe | None,
-    script_args: tuple[str, ...],
 ) -> ScaleRequest:
     """Settle what follows from the command line.
 
@@ -160,34 +136,33 @@ def _build_request(
     """
     # Where: the hosts.
     hosts_given = {o.name: given.pop(o.name) for o in _HOSTS if o.name in given}
-    hosts = HostsOptions(**hosts_given).read()  # type: ignore[arg-type]  # checked by parsing
+    hosts = pick(HostsOptions, hosts_given).read()
     if hosts_given and not hosts:
         raise UsageError(f"{flag(next(iter(hosts_given)))} has no effect without --hosts")
     # What: methods, numbers of workers and their sizes.
-    settings = recipe.settings if recipe else {}
+    settings = target.settings
     methods = parse_methods(options.methods) or (usual_method(given, settings),)
     refuse_without_effect(methods, tuple(given))
     workers = parse_workers(options.workers) or usual_workers(_most_workers(hosts, given))
     if not hosts:
         check_machine(max(workers))
     sizes = make_sizes(workers, methods, hosts)
-    _check(options, given, script_args, is_script=recipe is None)
+    _check(options, given, target.script_args, is_script=target.is_script)
     # How each is run, and where the results go.
     reach = ("hosts", "hostfile")
-    name = file_name(Path(target).stem if recipe is None else target)
-    place = StudyDirectory.of(options.study_dir, f"scale-{name}")
+    place = StudyDirectory.of(options.study_dir, f"scale-{target.file_name}")
     of_methods = {n: v for n, v in given.items() if n in METHOD_OPTIONS}
     commands = StudyCommands(
-        target=target,
-        is_script=recipe is None,
+        target=target.name,
+        is_script=target.is_script,
         given={n: v for n, v in given.items() if n not in METHOD_OPTIONS},
         methods=of_methods,
-        names_method=recipe is not None or options.methods is not None or bool(of_methods),
+        names_method=not target.is_script or options.methods is not None or bool(of_methods),
         hosts=hosts,
         hosts_given={n: v for n, v in hosts_given.items() if n not in reach},
         hostfiles=place.path / "hosts",
         seconds=options.seconds,
-        script_args=script_args,
+        script_args=target.script_args,
     )
     request = ScaleRequest(
         tokens=tokens,
@@ -195,12 +170,12 @@ def _build_request(
         commands=commands,
         sizes=sizes,
         methods=methods,
-        batch=_batch(options, given, settings, is_script=recipe is None),
+        batch=_batch(options, given, settings, is_script=target.is_script),
         place=place,
         settled=_settled(options, commands, hosts, given),
     )
-    if recipe is not None:
-        _check_recipe(request, recipe)
+    if target.recipe is not None:
+        _check_recipe(request, target.recipe)
     return request
 
 
@@ -251,11 +226,8 @@ def _check(
             )
     if fills(script_args) and name not in given:
         raise UsageError(f"{{global_batch}} in the script's arguments needs {flag(name)}")
-    idle = [n for n in given if n in ONLY_TRAINED and not (is_script and n == "epochs")]
-    if idle and not options.train:
-        raise UsageError(
-            f"{flag(idle[0])} has no effect without --train: a measurement lasts --seconds"
-        )
+    if not options.train:
+        refuse_only_trained(given, "--train", is_script=is_script)
 
 
 def _check_recipe(request: ScaleRequest, recipe: Recipe) -> None:
@@ -301,6 +273,4 @@ def _settled(
         **{flag(n): v for n, v in given.items() if n not in ONLY_TRAINED},
         OF_TRAINED: ends if options.train else None,
     }
-    # As it comes back from the study's file, with which it is compared.
-    plain: Mapping[str, object] = json.loads(json.dumps(content, default=str))  # paths
-    return plain
+    return as_read_back(content)  # it is compared with the study's file

@@ -1,34 +1,28 @@
 """`paceline tune`: what makes a training faster on this machine? Tries it, in pairs of trials."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.cli.output import check_place
 from paceline.cli.scale_commands import (
-    ONLY_TRAINED,
     StudyCommands,
     fills,
+    refuse_only_trained,
     say,
     spelled,
     usual_method,
     with_options,
 )
-from paceline.cli.scale_options import of_training
-from paceline.cli.train import file_name
+from paceline.cli.target import Target, list_training_options, parse_with_own
 from paceline.data.options import DEFAULT_GLOBAL_BATCH
 from paceline.errors import ExitCode, UsageError
 from paceline.files import read_json_object, why_unreadable, write_atomic, write_json
 from paceline.launch.signals import signals_raised
 from paceline.options.command_line import (
     flag,
-    parse_options,
-    part_script_args,
-    refuse_script_args,
     show_help,
-    take_word,
     wants_help,
     words,
 )
@@ -37,8 +31,7 @@ from paceline.options.durations import format_duration, parse_duration_s
 from paceline.options.fields import OptionField, OptionValue, option_fields
 from paceline.options.shell import command_line
 from paceline.options.text import aligned
-from paceline.recipes.registry import reference_of
-from paceline.results.json_object import JsonObject, section
+from paceline.results.json_object import JsonObject, as_read_back, section
 from paceline.results.run_directory import RunDirectory
 from paceline.results.study import TUNE_JSON
 from paceline.runtime.placement import check_workers, local_place
@@ -48,7 +41,7 @@ from paceline.scaling.subprocess_runner import InterruptedStudyError
 from paceline.scaling.tuner import Tuner
 from paceline.scaling.tuning import Tried
 from paceline.training.config import TrainConfig, merge
-from paceline.training.recipe import Recipe, load_recipe
+from paceline.training.recipe import Recipe
 
 _USAGE = "paceline tune RECIPE|SCRIPT.py [options] [-- the script's own arguments]"
 _ABOUT = (
@@ -70,9 +63,7 @@ class _TuneRequest:
     """What the command line says."""
 
     tokens: tuple[str, ...]
-    target: str
-    recipe: Recipe | None
-    """None: it is a script."""
+    target: Target
     options: TuneOptions
     given: Mapping[str, OptionValue]
     """Options of training, and the recipe's own arguments."""
@@ -80,20 +71,18 @@ class _TuneRequest:
     """Options of training, with the recipe's."""
     known: frozenset[str]
     """Names of the options that the training has."""
-    script_args: tuple[str, ...]
     place: Path
 
     @property
     def settled(self) -> JsonObject:
         """What must be the same where a tuning goes on."""
         content = {
-            "recipe or script": self.target,
+            "recipe or script": self.target.name,
             "--seconds": self.options.seconds,
-            "the script's arguments": list(self.script_args),
+            "the script's arguments": list(self.target.script_args),
             **{flag(name): value for name, value in self.given.items()},
         }
-        plain: JsonObject = json.loads(json.dumps(content, default=str))  # as it comes from a file
-        return plain
+        return as_read_back(content)
 
 
 def main(tokens: Sequence[str]) -> int:
@@ -125,7 +114,7 @@ def _in_its_directory(asked: _TuneRequest, tuner: Tuner) -> int:
 
 
 def _listed_options(recipe: Recipe | None, *, is_script: bool) -> list[OptionField]:
-    training = of_training(recipe, is_script=is_script, without=_NOT_OURS)
+    training = list_training_options(recipe, is_script=is_script, without=_NOT_OURS)
     return [*option_fields(TuneOptions, "Tune"), CONFIG, *training]
 
 
@@ -135,57 +124,29 @@ def _read(tokens: Sequence[str]) -> _TuneRequest:
     Raises:
         UsageError: Something in it can't be.
     """
-    own, script_args = part_script_args(tokens)
-    target, own = take_word(own, _USAGE, "what to tune")
-    is_script = target.endswith(".py")
-    recipe = None if is_script else load_recipe(reference_of(target))
-    listed, command = _listed_options(recipe, is_script=is_script), command_line("tune", target)
-    if wants_help(own):
-        show_help(command, _ABOUT, listed, own)
-    if is_script and not Path(target).expanduser().is_file():
-        raise UsageError(f"there is no file {target}")
-    given = parse_options(command, _ABOUT, own, listed)
-    given.pop("config", None)
-    tuned = {f.name: given.pop(f.name) for f in fields(TuneOptions) if f.name in given}
-    options = TuneOptions(**tuned)  # type: ignore[arg-type]  # checked by parsing
-    _check(given, script_args, options, is_script=is_script)
+    target = Target.read(tokens, _USAGE, "what to tune")
+    recipe, command = target.recipe, command_line("tune", target.name)
+    listed = _listed_options(recipe, is_script=target.is_script)
+    if wants_help(target.own):
+        show_help(command, _ABOUT, listed, target.own)
+    target.check()
+    if fills(target.script_args):
+        raise UsageError("{global_batch} in a script's arguments is for paceline scale")
+    options, given = parse_with_own(TuneOptions, command, _ABOUT, target.own, listed)
+    if not options.check_quality:
+        refuse_only_trained(given, "--check-quality", is_script=target.is_script)
+    _check_output(Path(options.output).expanduser())
     arguments = {argument.name for argument in recipe.arguments()} if recipe else set()
     training = {name: value for name, value in given.items() if name not in arguments}
-    name = file_name(Path(target).stem if is_script else target)
     return _TuneRequest(
         tokens=tuple(tokens),
         target=target,
-        recipe=recipe,
         options=options,
         given=given,
-        settings=merge(training, recipe.settings if recipe else {}),
+        settings=merge(training, target.settings),
         known=frozenset(option.name for option in listed),
-        script_args=script_args,
-        place=StudyDirectory.of(options.tune_dir, f"tune-{name}").path,
+        place=StudyDirectory.of(options.tune_dir, f"tune-{target.file_name}").path,
     )
-
-
-def _check(
-    given: Mapping[str, OptionValue],
-    script_args: Sequence[str],
-    options: TuneOptions,
-    *,
-    is_script: bool,
-) -> None:
-    """Refuse what would be ignored, or would cost the user a file.
-
-    Raises:
-        UsageError: There is such a thing.
-    """
-    refuse_script_args(() if is_script else script_args)
-    if fills(script_args):
-        raise UsageError("{global_batch} in a script's arguments is for paceline scale")
-    idle = [n for n in given if n in ONLY_TRAINED and not (is_script and n == "epochs")]
-    if idle and not options.check_quality:
-        raise UsageError(
-            f"{flag(idle[0])} has no effect without --check-quality: a trial lasts --seconds"
-        )
-    _check_output(Path(options.output).expanduser())
 
 
 def _check_output(path: Path) -> None:
@@ -251,13 +212,13 @@ def _tuner(asked: _TuneRequest) -> Tuner:
     check_workers(config, workers)
     data = config.data
     batch = data.batch_per_worker * workers if data.batch_per_worker else data.global_batch
-    if batch is None and asked.recipe is not None:
+    if batch is None and not asked.target.is_script:
         batch = DEFAULT_GLOBAL_BATCH
 
     def commands(given: Mapping[str, OptionValue], seconds: float) -> StudyCommands:
         return StudyCommands(
-            target=asked.target,
-            is_script=asked.recipe is None,
+            target=asked.target.name,
+            is_script=asked.target.is_script,
             given=given,
             methods={},
             names_method=False,
@@ -265,17 +226,17 @@ def _tuner(asked: _TuneRequest) -> Tuner:
             hosts_given={},
             hostfiles=asked.place / "hosts",
             seconds=seconds,
-            script_args=asked.script_args,
+            script_args=asked.target.script_args,
         )
 
     return Tuner(
         place=asked.place,
-        target=asked.target,
+        target=asked.target.name,
         given={name: value for name, value in asked.given.items() if name != "workers"},
         fixed=frozenset(asked.given),
         known=asked.known,
         commands=commands,
-        method=usual_method(asked.given, asked.recipe.settings if asked.recipe else {}),
+        method=usual_method(asked.given, asked.target.settings),
         workers=workers,
         batch=batch,
         budget_s=parse_duration_s(asked.options.budget),
@@ -349,18 +310,23 @@ def _end(asked: _TuneRequest, tuner: Tuner) -> int:
     print(f"\n{_as_text(tuner)}\n", flush=True)
     taken = tuner.confirmed
     if taken is None or not taken.may_be_taken:
-        print(f"Nothing that was tried is sure to make {asked.target} faster: leave it as it is.")
+        print(
+            f"Nothing that was tried is sure to make {asked.target.name} faster: leave it as it is."
+        )
         if any("no time left" in tried.verdict for tried in tuner.tried):
             print(f"Not all of it is settled. With as much time again: {_again(asked)}")
         return ExitCode.DONE
     settings, (low, high) = taken.change.settings, taken.gain.bounds
     speed = f"{taken.gain.mean:.2f} times as fast ({low:.2f} to {high:.2f})"
-    lines = [f"{_HEAD}{asked.target} is {speed}", *(as_toml(n, v) for n, v in settings.items())]
+    lines = [
+        f"{_HEAD}{asked.target.name} is {speed}",
+        *(as_toml(n, v) for n, v in settings.items()),
+    ]
     path = Path(asked.options.output).expanduser()
     write_atomic(path, ("\n".join(lines) + "\n").encode())
     print(f"{speed.capitalize()}, with {path}:\n  {_command(asked, path)}")
     inside = {n: v for n, v in settings.items() if n not in ("workers", "threads")}
-    if asked.recipe is None and inside:
+    if asked.target.is_script and inside:
         listed = ", ".join(f"{name}={value!r}" for name, value in inside.items())
         print(f"Or in the script: paceline.session({listed})")
     if taken.gain.start_s:
@@ -373,9 +339,10 @@ def _end(asked: _TuneRequest, tuner: Tuner) -> int:
 
 def _command(asked: _TuneRequest, path: Path) -> str:
     given = spelled(asked.given)
-    script_args = ["--", *asked.script_args] if asked.script_args else []
-    word = "run" if asked.recipe is None else "train"
-    return command_line(word, asked.target, *given, "--config", str(path), *script_args)
+    target = asked.target
+    script_args = ["--", *target.script_args] if target.script_args else []
+    word = "run" if target.is_script else "train"
+    return command_line(word, target.name, *given, "--config", str(path), *script_args)
 
 
 def _again(asked: _TuneRequest) -> str:

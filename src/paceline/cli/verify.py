@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from paceline._version import __version__
 from paceline.cli.output import check_place
+from paceline.cli.target import list_training_options
 from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
 from paceline.errors import ExitCode, JobError, UsageError
 from paceline.files import read_json_object, write_json
@@ -28,7 +29,6 @@ from paceline.options.command_line import (
     take_word,
     wants_help,
 )
-from paceline.options.command_line import with_defaults as shown_with
 from paceline.options.fields import OptionField, OptionValue
 from paceline.options.figures import listed as in_words
 from paceline.options.figures import plural
@@ -38,8 +38,7 @@ from paceline.options.text import printable
 from paceline.recipes.registry import reference_of
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.placement import count_gpus
-from paceline.runtime.script_options import script_options
-from paceline.training.config import TrainConfig, TrainRequest, merge, training_options
+from paceline.training.config import TrainConfig, TrainRequest, merge
 from paceline.training.recipe import Recipe, absolute_reference, load_recipe
 from paceline.verify.launch_commands import (
     LaunchCommand,
@@ -52,6 +51,11 @@ from paceline.verify.launches import LaunchPart, ResumeRequest, VerifyLauncher, 
 if TYPE_CHECKING:
     from paceline.verify.text_report import VerifyResult
     from paceline.verify.trace import Trace
+
+    _Launches = tuple[tuple[str, Trace], ...]
+    """By name, in order."""
+    _Verified = tuple[str, dict[str, object], _Launches]
+    """What was found in words and for programs, and the launches; the first isn't compared."""
 
 _USAGE = (
     "paceline verify RECIPE|SCRIPT.py [--resume] [options] [-- the script's own arguments], or "
@@ -144,7 +148,7 @@ def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     own, _ = part_script_args(tokens)
     if wants_help(own) and own[0].startswith("-"):
-        show_help(_USAGE, _ABOUT, [*_OPTIONS, *_training_options()], own)
+        show_help(_USAGE, _ABOUT, _listed_options(), own)
     asked = _read(tokens)
     request = replace(asked.request, command=("paceline", "verify", *tokens))
     asked = replace(asked, request=request)
@@ -169,7 +173,7 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
         raise UsageError(f"{target} is a run directory: give the recipe or the script it is of")
     is_script = target.endswith(".py")
     recipe = None if is_script else load_recipe(reference_of(target))
-    listed = [*_OPTIONS, *_training_options(recipe)]
+    listed = _listed_options(recipe)
     command = command_line("verify", target)
     if wants_help(own):
         show_help(command, _ABOUT, listed, own)
@@ -193,7 +197,7 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
 
 def _read_command(tokens: Sequence[str], command: LaunchCommand) -> VerifyRequest:
     """Read the options that stand before a launching command."""
-    listed = [*_OPTIONS, *_training_options()]
+    listed = _listed_options()
     given = parse_options("paceline verify", _ABOUT, tokens, listed)
     settings = {n: v for n, v in given.items() if n not in _OWN}
     resume = given.get("resume") is True
@@ -277,11 +281,9 @@ def _numbers_of(command: LaunchCommand, given: str, *, single: bool) -> tuple[in
     raise UsageError(f"the command {what}: give --workers before --, such as --workers {example}")
 
 
-def _training_options(recipe: Recipe | None = None) -> list[OptionField]:
-    if recipe is None:
-        return [o for o in script_options().values() if o.name not in _NOT_OURS]
-    options = {n: o for n, o in training_options().items() if n not in _NOT_OURS}
-    return [*recipe.arguments(), *shown_with(options, recipe.settings)]
+def _listed_options(recipe: Recipe | None = None) -> list[OptionField]:
+    of_training = list_training_options(recipe, is_script=recipe is None, without=_NOT_OURS)
+    return [*_OPTIONS, *of_training]
 
 
 def _numbers(text: str, *, single: bool = False) -> tuple[int, ...]:
@@ -389,16 +391,18 @@ def _recipe_request(target: str, recipe: Recipe, given: Mapping[str, OptionValue
 
 
 def _verify(asked: VerifyRequest, place: Path) -> int:
-    from paceline.verify.text_report import Times, as_json, as_text
+    from paceline.verify.text_report import Times
 
     launcher = VerifyLauncher(asked, place, _is_on_cpu(asked))
-    if asked.resume is not None:
-        return _verify_resume(launcher, asked.resume)
     started_s = time.monotonic()
-    outcome, launches = _study(launcher)
+    if asked.resume is not None:
+        text, content, launches = _verify_resume(launcher, asked.resume)
+    else:
+        text, content, launches = _verify_counts(launcher)
     times = Times(took_s=time.monotonic() - started_s, launches=launches)
-    print(printable(f"{as_text(outcome)}\n\n{times.as_text()}"), flush=True)
-    return _keep(asked, as_json(outcome) | times.as_json(), outcome.results[0].trace)
+    print(printable(f"{text}\n\n{times.as_text()}"), flush=True)
+    _, first = launches[0]
+    return _keep(asked, content | times.as_json(), first)
 
 
 def _keep(asked: VerifyRequest, content: Mapping[str, object], first: "Trace") -> ExitCode:
@@ -425,8 +429,15 @@ def _keep(asked: VerifyRequest, content: Mapping[str, object], first: "Trace") -
     return code
 
 
-def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> int:
-    """Train, undisturbed; train again, and kill it; start it again. Returns the exit code.
+def _verify_counts(launcher: VerifyLauncher) -> "_Verified":
+    from paceline.verify.text_report import as_json, as_text
+
+    outcome, launches = _study(launcher)
+    return as_text(outcome), as_json(outcome), launches
+
+
+def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> "_Verified":
+    """Train, undisturbed; train again, and kill it; start it again.
 
     Raises:
         JobError: The training fails by itself, or is too short to be killed.
@@ -434,9 +445,8 @@ def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> int:
     from paceline.verify.compare import LEAST, given_limits
     from paceline.verify.resume import Launches, choose_step, judge
     from paceline.verify.resume_report import resume_json, resume_text
-    from paceline.verify.text_report import Times
 
-    started_s, asked = time.monotonic(), launcher.asked
+    asked = launcher.asked
     (workers,) = asked.workers
     whole = launcher.launch(workers, part=LaunchPart(name="undisturbed"))
     if whole.failure:
@@ -463,9 +473,7 @@ def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> int:
     )
     found = judge(launches, given_limits(LEAST if asked.tolerance is None else asked.tolerance))
     named = (("undisturbed", whole), ("killed", killed), ("resumed", resumed))
-    times = Times(took_s=time.monotonic() - started_s, launches=named)
-    print(printable(f"{resume_text(found)}\n\n{times.as_text()}"), flush=True)
-    return _keep(asked, resume_json(found) | times.as_json(), whole)
+    return resume_text(found), resume_json(found), named
 
 
 def _is_on_cpu(asked: VerifyRequest) -> bool:
@@ -480,7 +488,7 @@ def _is_on_cpu(asked: VerifyRequest) -> bool:
     return count_gpus(dist.device, dist.backend) < most
 
 
-def _study(launcher: VerifyLauncher) -> "tuple[VerifyResult, tuple[tuple[str, Trace], ...]]":
+def _study(launcher: VerifyLauncher) -> "tuple[VerifyResult, _Launches]":
     """Train on all numbers of workers, and compare. Returns all launches by name as well."""
     from paceline.verify.compare import compare, given_limits, measured_limits
     from paceline.verify.text_report import VerifyResult

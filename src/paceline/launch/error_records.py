@@ -7,10 +7,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from paceline.errors import ExitCode, PacelineError, StorageError
-from paceline.files import write_json
+from paceline.files import read_json, write_json
 from paceline.launch.device_errors import DeviceError, device_error
 from paceline.launch.failures import FailureKind, WorkerFailure, is_lost_peer
 from paceline.launch.heartbeat import note
@@ -32,6 +33,7 @@ _WORLD_ERRNOS = {
     errno.EHOSTUNREACH,
     errno.EADDRINUSE,
 }
+_RECORDS = "failure-rank-*.json"
 _FROM_LOADER = re.compile(r"Caught (\w+) in \w+ (?:worker )?process \d+\.\nOriginal Traceback")
 _OF_LIBRARY = re.compile(r"(?i)\b(?:CU|MI|ROC|HIP)\w+_STATUS_\w+|\bmiopenStatus\w+")
 _PACKAGE = Path(__file__).parents[1]
@@ -41,6 +43,21 @@ _CALLERS = (_PACKAGE / "launch", _PACKAGE / "launch" / "local", _PACKAGE / "scri
 def failure_path(log_dir: Path, rank: int) -> Path:
     """Name the file that records how a worker failed."""
     return log_dir / f"failure-rank-{rank}.json"
+
+
+def read_failures(log_dir: Path) -> list[WorkerFailure]:
+    """Read the records of workers' failures, as far as they are whole."""
+    found = []
+    for path in log_dir.glob(_RECORDS):
+        with suppress(OSError, ValueError):
+            found.append(WorkerFailure.from_json(read_json(path)))
+    return found
+
+
+def forget_failures(log_dir: Path) -> None:
+    """Remove the records of an earlier launch, here and as hosts sent them: they'd count for it."""
+    for stale in log_dir.glob(f"*{_RECORDS}"):
+        stale.unlink(missing_ok=True)
 
 
 def kind_of(error: BaseException) -> FailureKind:

@@ -11,13 +11,15 @@ import ctypes
 import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 # Linux's include/uapi/linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
@@ -39,6 +41,32 @@ def die_with_parent(parent: int) -> None:
             os._exit(128 + signal.SIGKILL)
     else:
         _watch_creator()
+
+
+def start_apart(
+    command: Sequence[str], out: TextIO, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own, which ends with this process.
+
+    Ctrl-C comes to this process alone, which passes it on once.
+
+    Args:
+        command: Its words.
+        out: Gets all that it prints.
+        environment: Its variables; by default this process's.
+
+    Raises:
+        OSError: It can't be started.
+    """
+    return subprocess.Popen(
+        command,
+        env=None if environment is None else dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=partial(die_with_parent, os.getpid()),
+    )
 
 
 def adopt_orphans(adopt: bool) -> None:

@@ -224,6 +224,17 @@ def check_types(kind: type, content: object) -> dict[str, Any]:
     return content
 
 
+def pick(kind: type[Shape], values: Mapping[str, OptionValue]) -> Shape:
+    """Make a dataclass of options from the values that it has a field for.
+
+    Args:
+        kind: The dataclass; fields that no value is given for have their defaults.
+        values: By name, checked already; others are left alone.
+    """
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    return kind(**{name: value for name, value in values.items() if name in names})
+
+
 def read_dataclass(kind: type[Shape], content: object, *, strict: bool = False) -> Shape:
     """Make a dataclass of JSON, with the dataclasses, tuples and mappings that it holds.
 

@@ -1,5 +1,6 @@
 """Parts of a JSON object that anybody may have written, as far as they are what they should be."""
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,6 +50,12 @@ def entries(source: JsonObject, name: str) -> list[JsonObject]:
     """Read a list of objects, leaving out what isn't one."""
     value = source.get(name)
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def as_read_back(content: JsonObject) -> JsonObject:
+    """Give an object as a file of JSON gives it back: tuples are lists, paths and others texts."""
+    plain: JsonObject = json.loads(json.dumps(content, default=str))
+    return plain
 
 
 def read_object(path: Path, problems: list[str], *, expected: bool = False) -> JsonObject:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError, UsageError
+from paceline.launch.error_records import forget_failures
 from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
 from paceline.options.command_line import words
@@ -37,8 +38,7 @@ def start_on_hosts(launch: Launch, options: HostsOptions) -> int:
     run = launch.run
     with run.lock(), tracked(run, launch.config.metrics, quiet=launch.quiet):
         run.remove_summary()
-        for stale in run.logs.glob("*failure-rank-*.json"):
-            stale.unlink(missing_ok=True)
+        forget_failures(run.logs)
         try:
             outcome = _launched(launch, options)
         except PacelineError:

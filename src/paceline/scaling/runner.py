@@ -196,11 +196,7 @@ class Runner:
     def _train(self, size: Size) -> CommandResult:
         name = f"trained/{size.name}"
         run = RunDirectory.named(self.place / name)
-        if run.run_json.exists():
-            words = self.commands.resume(size, run.path)
-        else:
-            shutil.rmtree(run.path, ignore_errors=True)
-            words = self.commands.train(size, run.path, self._batch(size))
+        words = train_or_resume(self.commands, size, run, self._batch(size))
         return run_command(
             [*self.program, *words], self._log(name), None, self._progress_reporter(run)
         )
@@ -240,19 +236,16 @@ class Runner:
         return next((profile.global_batch for profile in alone), None)
 
     def _records(self) -> Sequence[Measured]:
-        found = (Measured.read(path) for path in sorted(self._of("measured").glob("*.json")))
+        found = (
+            Measured.read(path) for path in sorted(folder_in(self.place, "measured").glob("*.json"))
+        )
         return [record for record in found if record is not None]
 
     def _record(self, measurement: Measurement) -> Path:
-        return self._of("measured") / f"{measurement.name}.json"
+        return folder_in(self.place, "measured") / f"{measurement.name}.json"
 
     def _log(self, name: str) -> Path:
-        return self._of("logs") / f"{name.replace('/', '-')}.log"
-
-    def _of(self, name: str) -> Path:
-        directory = self.place / name
-        directory.mkdir(exist_ok=True)
-        return directory
+        return folder_in(self.place, "logs") / f"{name.replace('/', '-')}.log"
 
 
 def train_for(
@@ -278,6 +271,26 @@ def train_for(
         raise
     shutil.rmtree(run.snapshots, ignore_errors=True)  # nobody goes on from a measurement
     return ended
+
+
+def train_or_resume(
+    commands: CommandWriter, size: Size, run: RunDirectory, batch: int | None
+) -> Sequence[str]:
+    """Write the command of a whole training: its beginning, or its rest where one was broken off.
+
+    What is left of an attempt that made no run is removed.
+    """
+    if run.run_json.exists():
+        return commands.resume(size, run.path)
+    shutil.rmtree(run.path, ignore_errors=True)
+    return commands.train(size, run.path, batch)
+
+
+def folder_in(place: Path, name: str) -> Path:
+    """Give a folder of a study's directory, which is made where it isn't there."""
+    directory = place / name
+    directory.mkdir(exist_ok=True)
+    return directory
 
 
 def read_ended(

@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from paceline.errors import ExitCode
-from paceline.launch.process_tree import die_with_parent
+from paceline.launch.process_tree import start_apart
 from paceline.launch.signals import StopRequests, stop_requests
 
 PROGRAM = (sys.executable, "-m", "paceline")
@@ -60,14 +59,7 @@ def run_command(
     begun_s = time.monotonic()
     # Counted, not raised: in the middle of a fork an exception is lost.
     with stop_requests(hangup=True) as requests, log.open("w", encoding="utf-8") as out:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C comes to us; we pass it on once
-            preexec_fn=partial(die_with_parent, os.getpid()),
-        )
+        process = start_apart(command, out)
         try:
             # None: too late; True: enough was measured, stop it; False: it has ended by itself.
             is_enough = _wait(process, begun_s, most_s, poll, requests)

@@ -23,7 +23,7 @@ from paceline.results.run_directory import RunDirectory
 from paceline.results.study import Measured
 from paceline.scaling.measurement import read_whole
 from paceline.scaling.plan import Size
-from paceline.scaling.runner import CommandWriter, read_ended, train_for
+from paceline.scaling.runner import CommandWriter, folder_in, read_ended, train_for, train_or_resume
 from paceline.scaling.subprocess_runner import PROGRAM, run_command
 from paceline.scaling.tuning import (
     PAIRS,
@@ -212,23 +212,26 @@ class Tuner:
             name: Of these, fit for a file's name.
             more_s: Beyond the usual seconds.
         """
-        record = self._of("measured") / f"{name}-{turn}.json"
-        found = Measured.read(record)
+        record = folder_in(self.place, "measured") / f"{name}-{turn}.json"
+        measured = Measured.read(record)
         seconds = self.seconds + max(0.0, more_s)
-        if found is not None and found.problem is None:
-            self._starting_s = max(self._starting_s, found.wall_s - seconds)
-            return found
-        run, log = self._of("runs") / f"{name}-{turn}", self._of("logs") / f"{name}-{turn}.log"
+        if measured is None or measured.problem is not None:
+            measured = self._train_for(change, f"{name}-{turn}", seconds)
+            measured.write(record)
+        self._starting_s = max(self._starting_s, measured.wall_s - seconds)
+        return measured
+
+    def _train_for(self, change: Change, name: str, seconds: float) -> Measured:
+        run, log = (
+            folder_in(self.place, "runs") / name,
+            folder_in(self.place, "logs") / f"{name}.log",
+        )
         shutil.rmtree(run, ignore_errors=True)  # of an attempt that failed or was broken off
-        begun_s = time.monotonic()
         size, given = self._as_changed(change)
         words = self.commands(given, seconds).measure(size, run, self.batch)
         run_dir = RunDirectory(run)
         ended = train_for(seconds, [*self.program, *words], run_dir, log, size.method)
-        measured = read_ended(ended, run_dir, str(run.relative_to(self.place)), None)
-        measured.write(record)
-        self._starting_s = max(self._starting_s, time.monotonic() - begun_s - seconds)
-        return measured
+        return read_ended(ended, run_dir, str(run.relative_to(self.place)), None)
 
     def _as_changed(self, change: Change) -> tuple[Size, Mapping[str, OptionValue]]:
         given = {**self.given, **change.settings}
@@ -283,17 +286,13 @@ class Tuner:
             JobError: It failed, or has none.
         """
         name = f"{change.name}-{seed}"
-        run = RunDirectory(self._of("quality") / name)
+        run = RunDirectory(folder_in(self.place, "quality") / name)
         if read_whole(run, name) is None:
             size, given = self._as_changed(change)
             writer = self.commands({**given, "seed": seed}, 0.0)
-            if run.run_json.exists():
-                words = writer.resume(size, run.path)
-            else:
-                shutil.rmtree(run.path, ignore_errors=True)
-                words = writer.train(size, run.path, self.batch)
+            words = train_or_resume(writer, size, run, self.batch)
             self.say(f"  {change.name}: a whole training from seed {seed}")
-            log = self._of("logs") / f"quality-{name}.log"
+            log = folder_in(self.place, "logs") / f"quality-{name}.log"
             ended = run_command([*self.program, *words], log, _MOST_TRAINING_S, lambda: False)
             if ended.problem is not None:
                 raise JobError(f"from seed {seed}: {ended.problem}")
@@ -302,11 +301,6 @@ class Tuner:
         if loss is not None and math.isfinite(loss):
             return loss
         raise JobError(f"from seed {seed}: there is no validation loss")
-
-    def _of(self, name: str) -> Path:
-        directory = self.place / name
-        directory.mkdir(exist_ok=True)
-        return directory
 
 
 def _kind_of(failed: Measured) -> type[PacelineError]:

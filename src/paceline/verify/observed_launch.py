@@ -1,6 +1,5 @@
 """Runs a launching command whose workers are observed, and says how they ended."""
 
-import json
 import os
 import re
 import shlex
@@ -15,10 +14,11 @@ from pathlib import Path
 from typing import TextIO
 
 from paceline.errors import UsageError
+from paceline.launch.error_records import forget_failures, read_failures
 from paceline.launch.failures import WorkerFailure, root_cause, silent_failure
 from paceline.launch.local.launcher import LaunchOutcome
 from paceline.launch.local.oom import oom_kills
-from paceline.launch.process_tree import die_with_parent
+from paceline.launch.process_tree import start_apart
 from paceline.launch.signals import stop_requests
 from paceline.options.figures import plural
 from paceline.verify.trial import output_path
@@ -27,7 +27,6 @@ _POLL_S = 0.1
 _STOP_S = 5.0
 _START_S = 600.0
 """Most that a launcher may take to start a worker."""
-_RECORDS = "failure-rank-*.json"
 _LAST_LINES = 20
 _LAST_BYTES = 1 << 16
 _RANK = re.compile(r"^\s*rank\s*:\s*(\d+)", re.MULTILINE)
@@ -60,8 +59,7 @@ def run_observed(
     """
     log = log_dir / "command.log"
     log_dir.mkdir(0o700, parents=True, exist_ok=True)
-    for record in log_dir.glob(_RECORDS):
-        record.unlink()  # of an earlier launch with the same run directory
+    forget_failures(log_dir)
     kills_before = oom_kills()
     # A signal is only noted: raised while a process is being started, it would lose that.
     with log.open("w", encoding="utf-8") as out, stop_requests(hangup=True) as stops:
@@ -86,15 +84,7 @@ def _start(
     words: Sequence[str], variables: Mapping[str, str], out: TextIO
 ) -> subprocess.Popen[bytes]:
     try:
-        return subprocess.Popen(
-            words,
-            env=dict(variables),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C comes to us; we pass it on once
-            preexec_fn=partial(die_with_parent, os.getpid()),
-        )
+        return start_apart(words, out, variables)
     except FileNotFoundError as error:
         raise UsageError(f"there is no program {words[0]!r}: is its environment active?") from error
     except PermissionError as error:
@@ -125,7 +115,7 @@ def _failures(
         lacked_memory: Whether the kernel has killed a process for want of memory meanwhile.
     """
     silent = partial(_silent, said=said, lacked_memory=lacked_memory)
-    found = {failure.rank: failure for failure in map(_read, log_dir.glob(_RECORDS))}
+    found = {failure.rank: failure for failure in read_failures(log_dir)}
     if not code:
         return root_cause(found.values())
     for rank, exit_code in ended_workers(said).items():
@@ -135,10 +125,6 @@ def _failures(
     if not found:
         found[0] = silent(0, code)
     return root_cause(found.values())
-
-
-def _read(path: Path) -> WorkerFailure:
-    return WorkerFailure.from_json(json.loads(path.read_text()))
 
 
 def _silent(rank: int, code: int, *, said: str, lacked_memory: bool) -> WorkerFailure:

@@ -6,12 +6,12 @@ from paceline.verify.compare import Comparison
 from paceline.verify.finding import Cause
 from paceline.verify.resume import ResumeResult
 from paceline.verify.text_report import (
-    describe_finding,
+    describe_found,
     finding_json,
     first_difference_json,
     limits_json,
     losses_json,
-    size_of,
+    sizes_of,
     steps_json,
     wrapped_text,
 )
@@ -22,24 +22,14 @@ _HEADINGS = ("launch", "steps", "samples", "loss", "gradients", "weights", "verd
 
 def resume_text(found: ResumeResult) -> str:
     """Write it for people: the verdict first."""
-    numbered = enumerate(found.findings, 1)
-    parts = [
-        wrapped_text(resume_headline(found), 0),
-        "\n".join(aligned(_rows(found), range(len(_HEADINGS)))),
-        *(describe_finding(number, finding) for number, finding in numbered),
-    ]
-    if found.unseen:
-        parts.append("Not seen:\n" + "\n".join(wrapped_text(f"- {u}", 2) for u in found.unseen))
-    if found.findings:
-        parts.append("Mend what was found, and verify again: one fault may hide another.")
-    parts.append(
-        wrapped_text(
-            f"To repeat it: --kill-at-step {found.launches.kill_at}. It was killed by SIGKILL, as "
-            "a lost host is, on all its workers.",
-            0,
-        )
+    table = "\n".join(aligned(_rows(found), range(len(_HEADINGS))))
+    repeating = (
+        f"To repeat it: --kill-at-step {found.launches.kill_at}. It was killed by SIGKILL, as a "
+        "lost host is, on all its workers."
     )
-    return "\n\n".join(parts)
+    described = describe_found(found.findings, found.unseen)
+    headline = wrapped_text(resume_headline(found), 0)
+    return "\n\n".join([headline, table, *described, wrapped_text(repeating, 0)])
 
 
 def resume_headline(found: ResumeResult) -> str:
@@ -114,4 +104,4 @@ def _sizes(compared: Comparison | None) -> tuple[str, ...]:
     if compared is None or not compared.differences:
         return ("-",) * 4
     samples = "same" if compared.samples_differ_from is None else "differ"
-    return (samples, *(size_of(compared, name) for name in ("loss", "gradients", "weights")))
+    return (samples, *sizes_of(compared))

@@ -119,7 +119,7 @@ class _DropoutWatch:
             def call(p: float) -> object:
                 return original(query, key, value, attn_mask, p, *arguments, **named)
 
-            return self._without(call, query, dropout_p)
+            return self._watched(call, query, dropout_p)
 
         return attention
 
@@ -134,24 +134,20 @@ class _DropoutWatch:
                 return original(*arguments[:place], p, *arguments[place + 1 :])
 
             given, p, is_training = arguments[0], arguments[place], arguments[place + 1]
-            return self._without(call, given, p if is_training else 0.0)
+            return self._watched(call, given, p if is_training else 0.0)
 
         return recurrent
 
-    def _without(self, call: Callable[[float], object], given: Tensor, p: float) -> object:
-        """Call what drops out within: it draws, and is called again without."""
-        if p == 0 or self.keep():
-            return self._kept(call, given, p)
+    def _watched(self, call: Callable[[float], object], given: Tensor, p: float) -> object:
+        """Call what drops out within: it draws, and unless that is kept is called again without."""
+        if p == 0:
+            return call(p)
         self.before(given)
+        if self.keep():
+            result = call(p)
+            self.after()
+            return result
         with torch.no_grad():
             call(p)
         self.after()
         return call(0.0)
-
-    def _kept(self, call: Callable[[float], object], given: Tensor, p: float) -> object:
-        if p == 0:
-            return call(p)
-        self.before(given)
-        result = call(p)
-        self.after()
-        return result

@@ -14,9 +14,15 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
+
+    from torch.distributed.tensor import DTensor
 
 BUCKETS = 64
 _BLOCK = 1 << 16
@@ -63,20 +69,17 @@ def mark(tensor: Tensor, *, whole: bool) -> TensorSketch:
 
 def gathered(tensor: Tensor) -> Tensor:
     """Put a DTensor's shards together, by a collective call; give other tensors back."""
-    module = sys.modules.get("torch.distributed.tensor")  # without it there is no DTensor
-    if module is None or not isinstance(tensor, module.DTensor):
-        return tensor
-    whole: Tensor = tensor.full_tensor()
-    return whole
+    return tensor.full_tensor() if _is_sharded(tensor) else tensor
 
 
 def local_part(tensor: Tensor) -> Tensor:
     """Give this rank's shard of a DTensor, in the same memory; give other tensors back."""
-    module = sys.modules.get("torch.distributed.tensor")
-    if module is None or not isinstance(tensor, module.DTensor):
-        return tensor
-    own: Tensor = tensor.to_local()
-    return own
+    return tensor.to_local() if _is_sharded(tensor) else tensor
+
+
+def _is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
+    module = sys.modules.get("torch.distributed.tensor")  # without it there is no DTensor
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def hash_of(tensor: Tensor, label: str = "") -> str:

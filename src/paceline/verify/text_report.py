@@ -98,14 +98,19 @@ def as_text(outcome: VerifyResult) -> str:
     """Write it for people."""
     table = "\n".join(aligned(_rows(outcome), range(len(_HEADINGS))))
     parts = [wrapped_text(headline(outcome), 0), table, wrapped_text(_meaning(outcome), 0)]
-    numbered = enumerate(outcome.findings, 1)
-    parts += [describe_finding(number, finding) for number, finding in numbered]
-    if outcome.unseen:
-        parts.append("Not seen:\n" + "\n".join(wrapped_text(f"- {u}", 2) for u in outcome.unseen))
-    if any(finding.is_fault for finding in outcome.findings):
-        parts.append("Mend what was found, and verify again: one fault may hide another.")
+    parts += describe_found(outcome.findings, outcome.unseen)
     parts.append(wrapped_text(f"Conclusion: {conclusion(outcome)}", 0))
     return "\n\n".join(part for part in parts if part)
+
+
+def describe_found(findings: Sequence[Finding], unseen: Sequence[str]) -> list[str]:
+    """Write all causes, what could not be seen, and what to do next: a paragraph each."""
+    parts = [_describe_finding(number, finding) for number, finding in enumerate(findings, 1)]
+    if unseen:
+        parts.append("Not seen:\n" + "\n".join(wrapped_text(f"- {u}", 2) for u in unseen))
+    if any(finding.is_fault for finding in findings):
+        parts.append("Mend what was found, and verify again: one fault may hide another.")
+    return parts
 
 
 def headline(outcome: VerifyResult) -> str:
@@ -261,7 +266,7 @@ def _rows(outcome: VerifyResult) -> list[tuple[str, ...]]:
     found = outcome.yardstick
     if found is not None:
         name = f"{found.workers}, disturbed"
-        rows.append((name, str(len(found.differences)), "same", *_sizes(found), "the yardstick"))
+        rows.append((name, str(len(found.differences)), "same", *sizes_of(found), "the yardstick"))
     return rows
 
 
@@ -271,12 +276,14 @@ def _row(result: CountVerdict) -> tuple[str, ...]:
         steps = "-"
     if found is None or not found.differences:
         return (str(result.workers), steps, "-", "-", "-", "-", result.verdict)
-    shown = (_samples(result), *_sizes(found), result.verdict)
+    shown = (_samples(result), *sizes_of(found), result.verdict)
     return (str(result.workers), steps, *shown)
 
 
-def _sizes(found: Comparison) -> list[str]:
-    return [size_of(found, name) for name in ("loss", "gradients", "weights")]
+def sizes_of(found: Comparison) -> list[str]:
+    """Write the largest differences in loss, gradients and weights."""
+    worst = [found.worst(name) for name in ("loss", "gradients", "weights")]
+    return ["same" if size == 0 else f"{size:.1e}" for size in worst]
 
 
 def _samples(result: CountVerdict) -> str:
@@ -284,12 +291,6 @@ def _samples(result: CountVerdict) -> str:
     if not any(any(step.shares) for step in result.trace.steps):
         return "?"
     return "same" if found is None or found.samples_differ_from is None else "differ"
-
-
-def size_of(found: Comparison, name: str) -> str:
-    """Write the largest difference in `loss`, `gradients` or `weights`."""
-    worst = found.worst(name)
-    return "same" if worst == 0 else f"{worst:.1e}"
 
 
 def _meaning(outcome: VerifyResult) -> str:
@@ -310,7 +311,7 @@ def _meaning(outcome: VerifyResult) -> str:
     )
 
 
-def describe_finding(number: int, finding: Finding) -> str:
+def _describe_finding(number: int, finding: Finding) -> str:
     """Write a cause with where it shows, why it matters and how it is mended."""
     advice = ADVICE[finding.cause]
     places = [f"{finding.workers} worker{'s' if finding.workers > 1 else ''}"]

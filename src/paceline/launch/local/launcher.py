@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.errors import StorageError
 from paceline.files import storing
-from paceline.launch.error_records import failure_path
+from paceline.launch.error_records import failure_path, forget_failures
 from paceline.launch.failures import WorkerFailure, one_line
 from paceline.launch.local import forkserver
 from paceline.launch.local.attempt import WorkerGroup, attempt_here
@@ -85,9 +85,7 @@ def launch_local(
     say = report or to_stderr
     forkserver.prepare((), threads)
     log_dir.mkdir(0o700, parents=True, exist_ok=True)
-    # Records of an earlier launch would speak for this one.
-    for stale in log_dir.glob("*failure-rank-*.json"):
-        stale.unlink(missing_ok=True)
+    forget_failures(log_dir)
     # Signals are caught first and released last, so that clean-up isn't cut off by one.
     caught = Interrupts(policy.stop, quietly(say)).caught()
     with caught as interrupts, scratch_directory() as scratch, orphans_adopted():

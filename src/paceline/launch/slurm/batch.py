@@ -14,8 +14,8 @@ from pathlib import Path
 
 from paceline.errors import ExitCode, PacelineError
 from paceline.files import read_json, write_json
-from paceline.launch.error_records import exit_code_of
-from paceline.launch.failures import WorkerFailure, one_line, root_cause
+from paceline.launch.error_records import exit_code_of, read_failures
+from paceline.launch.failures import one_line, root_cause
 from paceline.launch.restart_policy import RestartBudget
 from paceline.launch.slurm import commands
 from paceline.launch.slurm.script import budget_path, ended_path
@@ -108,7 +108,7 @@ def read_budget(path: Path, run: RunDirectory, max_restarts: int) -> RestartBudg
 def run_workers(command: Sequence[str], logs: Path) -> int:
     """Run srun to its end, and give the exit code of what was the cause of it."""
     code = code_of_step(subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode)
-    failures = root_cause(_recorded(logs))
+    failures = root_cause(read_failures(logs))
     if code == ExitCode.DONE or not failures:
         return code
     cause = failures[0]
@@ -123,14 +123,6 @@ def set_records_aside(logs: Path, restarts: int) -> None:
             path.rename(path.with_name(f"attempt-{restarts - 1}-{path.name}"))
         else:
             path.unlink(missing_ok=True)
-
-
-def _recorded(logs: Path) -> list[WorkerFailure]:
-    found = []
-    for path in logs.glob("failure-rank-*.json"):
-        with suppress(OSError, ValueError):
-            found.append(WorkerFailure.from_json(read_json(path)))
-    return found
 
 
 def _requeued(decision: RequeueDecision, path: Path, job_id: str) -> RequeueDecision:

@@ -3,14 +3,15 @@
 import json
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.cli.tune import _read, _tuner, main
+from paceline.cli.tune import _end, _read, _tuner, main
 from paceline.errors import ExitCode, UsageError
-from paceline.scaling.tuning import Change
+from paceline.scaling.tuning import Change, Gain, Kind, Tried
 from tests.cli.conftest import Paceline, wait_until
 from tests.script.scripts import RUN, write_script
 
@@ -114,9 +115,11 @@ def test_the_commands_of_a_recipe_have_its_global_batch(
 ) -> None:
     workers = () if "--workers" in words else ("--workers", "2")
     tuner = _tuner(_read(("digits", "--lr", "0.2", *workers, *words)))
-    assert tuner.batch == batch
+    assert tuner.training.batch == batch
     size, given = tuner._as_changed(change(workers=4, compile=True))
-    text = " ".join(tuner.commands(given, 5.0).measure(size, tmp_path / "run", tuner.batch))
+    text = " ".join(
+        tuner.training.commands(given, 5.0).measure(size, tmp_path / "run", tuner.training.batch)
+    )
     assert text.startswith(f"train digits --run-dir {tmp_path / 'run'} --workers 4 --on local")
     assert f"--global-batch {batch}" in text
     assert "--lr 0.2 --compile" in text
@@ -128,10 +131,57 @@ def test_the_commands_of_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     write_script(tmp_path, run=RUN)
     tuner = _tuner(_read(("own.py", "--workers", "2", "--", "--hidden", "8")))
-    assert tuner.batch is None
+    assert tuner.training.batch is None
     size, given = tuner._as_changed(change(compile=True))
-    words = list(tuner.commands(given, 5.0).measure(size, Path("run"), None))
+    words = list(tuner.training.commands(given, 5.0).measure(size, Path("run"), None))
     assert words[:6] == ["run", "own.py", "--run-dir", "run", "--workers", "2"]
     assert words[-3:] == ["--", "--hidden", "8"]
     assert "--compile" in words
     assert "--progress" not in words
+
+
+def test_over_hosts_cheaper_ways_of_combining_gradients_are_tried(tmp_path: Path) -> None:
+    place = str(tmp_path / "t")
+    asked = _read(("digits", "--hosts", "a:2,b:1", "--sync-code", "--tune-dir", place))
+    tuner = _tuner(asked)
+    assert (tuner.training.size.workers, tuner.training.size.nodes) == (3, 2)
+    assert "sync" in tuner.training.known
+    (tmp_path / "t").mkdir()
+    size, given = tuner._as_changed(Change(name="s", settings={"sync": "powersgd"}, kind="quality"))
+    text = " ".join(tuner.training.commands(given, 5.0).measure(size, Path("run"), 64))
+    assert f"--hostfile {tmp_path}/t/hosts/3.txt --min-hosts 2 --sync-code" in text
+    assert "--sync powersgd --sync-warmup-steps 2" in text  # within a trial it begins at once
+    usual = " ".join(tuner.training.commands({}, 5.0).measure(tuner.training.size, Path("run"), 64))
+    assert "--sync " not in usual
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--hosts", "a", "--global-batch", "64"), "a: say how many workers it takes"),
+        (("--hosts", "a:1", "--workers", "2"), "--workers is for this machine"),
+        (("--sync-code",), "--sync-code has no effect without --hosts"),
+    ],
+)
+def test_wrong_hosts(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        _tuner(_read(("digits", *words)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("quality", "say whether that is as good: paceline tune digits --check-quality --tune-dir"),
+        ("rounding", "Nothing that was tried is sure to make digits faster"),
+    ],
+)
+def test_what_is_faster_but_unjudged_is_said(
+    kind: Kind, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = replace(_read(("digits",)), place=tmp_path)
+    tuner = _tuner(asked)
+    speeds = (1.5, 1.5, 1.5) if kind == "quality" else (0.8,)
+    change = Change(name="changed", settings={"precision": "bf16"}, kind=kind)
+    tuner.tried = [Tried(change=change, gain=Gain(ratios=speeds))]
+    assert _end(asked, tuner) == ExitCode.DONE
+    assert line in capsys.readouterr().out

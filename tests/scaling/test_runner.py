@@ -42,6 +42,7 @@ class Pretended:
     sync: str | None = None
     """What the trainings combine gradients by, whatever they are asked for."""
     asked: list[tuple[str, str, int | None]] = field(default_factory=list)
+    swept: list[str] = field(default_factory=list)
 
     def measure(self, size: Size, run_dir: Path, batch: int | None) -> Sequence[str]:
         self.asked.append(("measure", size.name, batch))
@@ -62,6 +63,9 @@ class Pretended:
         self.asked.append(("resume", size.name, None))
         self._leave(size, run_dir)
         return GOOD
+
+    def remove_snapshots(self, size: Size, run_dir: Path) -> None:
+        self.swept.append(run_dir.name)
 
     def _leave(self, size: Size, run_dir: Path) -> None:
         (run_dir / "snapshots").mkdir(parents=True, exist_ok=True)
@@ -85,7 +89,6 @@ class Studied:
     seconds: float = 20.0
     said: list[str] = field(default_factory=list)
     kept: int = 0
-    swept: list[str] = field(default_factory=list)
 
     def runner(self, say: Callable[[str], None] | None = None) -> Runner:
         def keep() -> None:
@@ -101,7 +104,6 @@ class Studied:
             own_batch=self.mode == "strong",
             say=say or self.said.append,
             keep=keep,
-            remove_snapshots=lambda size, run_dir: self.swept.append(run_dir.name),
         )
 
 
@@ -115,7 +117,7 @@ def test_what_is_measured_is_kept_and_its_snapshots_are_not(tmp_path: Path) -> N
     assert [ask[2] for ask in studied.commands.asked] == [32, 64, 128]
     assert [len(records) for records in runner.measured(plan).values()] == [1, 1, 1]
     assert studied.kept == 3
-    assert studied.swept == [m.name for m in plan]
+    assert studied.commands.swept == [m.name for m in plan]
     assert not list(tmp_path.glob("runs/*/snapshots"))
     assert studied.said[0].startswith(
         "[1/3] 1 worker, allreduce, round 1; 3 left, about 1 min 30 s"

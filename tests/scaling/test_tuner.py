@@ -11,7 +11,7 @@ import pytest
 from paceline.errors import UsageError
 from paceline.options.fields import OptionValue
 from paceline.scaling.plan import Size
-from paceline.scaling.tuner import Tuner
+from paceline.scaling.tuner import TunedTraining, Tuner
 from tests.scaling.studies import profile
 from tests.scaling.test_measurement import METRICS
 
@@ -40,6 +40,7 @@ class Pretended:
     loss: Callable[[Mapping[str, OptionValue]], float] = lambda _given: 0.4
     trained: list[Mapping[str, OptionValue]] = field(default_factory=list)
     resumed: list[Path] = field(default_factory=list)
+    swept: list[Path] = field(default_factory=list)
 
     def measure(self, size: Size, run_dir: Path, batch: int | None) -> Sequence[str]:
         given = {**self.given, "workers": size.workers}
@@ -70,6 +71,9 @@ class Pretended:
         (run_dir / "summary.json").write_text(json.dumps(summary))
         return ("pass",)
 
+    def remove_snapshots(self, size: Size, run_dir: Path) -> None:
+        self.swept.append(run_dir)
+
     def _leave(self, run_dir: Path) -> None:
         (run_dir / "snapshots").mkdir(parents=True)
         (run_dir / "run.json").write_text(json.dumps({"settings": SETTINGS, "derived": DERIVED}))
@@ -89,14 +93,15 @@ def make_tuner(
     known = "compile memory_format precision workers threads max_batch_per_worker loader_workers"
     tuner = Tuner(
         place=place,
-        target="digits",
-        given={"lr": 0.1},
-        fixed=frozenset({"lr", "max_batch_per_worker"}),
-        known=frozenset(known.split()),
-        commands=commands,
-        method="allreduce",
-        workers=2,
-        batch=64,
+        training=TunedTraining(
+            name="digits",
+            given={"lr": 0.1},
+            fixed=frozenset({"lr", "max_batch_per_worker"}),
+            known=frozenset(known.split()),
+            commands=commands,
+            size=Size(workers=2, nodes=1, method="allreduce"),
+            batch=64,
+        ),
         budget_s=budget_s,
         seconds=5.0,
         check_quality=check_quality,
@@ -206,7 +211,7 @@ def test_what_fails_is_said_and_not_tried_again(tmp_path: Path) -> None:
 
 def test_another_global_batch_is_another_training(tmp_path: Path) -> None:
     tuner, _ = make_tuner(tmp_path, Pretended(usual_speed))
-    tuner.batch = None  # a script's own
+    tuner.training = replace(tuner.training, batch=None)  # a script's own
     tuner.run()
     by_name = {tried.change.name: tried.verdict for tried in tuner.tried}
     assert by_name["1x2"] == "failed: its global batch is 64 instead of 128"

@@ -14,6 +14,7 @@ from paceline.scaling.tuning import (
     Gain,
     Kind,
     Tried,
+    advise_on_data,
     best_together,
     keeps_quality,
     list_changes,
@@ -28,11 +29,13 @@ SETTINGS: Mapping[str, object] = {
 }
 FACTS = Facts(
     device="cpu",
+    nodes=1,
     workers=2,
     threads=1,
     cores=2,
     global_batch=64,
     waits_for_data=0.0,
+    sync="allreduce",
     loader_workers=None,
     channels_last=True,
     batchnorm_per_worker=False,
@@ -215,3 +218,24 @@ def test_verdicts(gain: Gain, verdict: str) -> None:
     assert tried.verdict == verdict
     stopped = verdict.replace("no time left", "stopped")
     assert replace(tried, is_stopped=True).verdict == stopped
+
+
+def test_over_hosts_what_sends_less_is_tried_and_workers_stay() -> None:
+    kinds = named(replace(FACTS, nodes=2))
+    assert {name: kinds[name] for name in kinds if name.startswith("sync-")} == {
+        "sync-bf16": "quality",
+        "sync-powersgd": "quality",
+        "sync-local": "quality",
+    }
+    assert not [name for name in kinds if "x" in name]
+    assert "sync-local" not in named(replace(FACTS, nodes=2, sync="local"))
+    shared = {**SETTINGS, "shards": 4}
+    assert not [n for n in named(replace(FACTS, nodes=2, settings=shared)) if "sync" in n]
+    assert not [name for name in named(FACTS) if name.startswith("sync-")]
+
+
+def test_what_faster_data_could_bring_is_said() -> None:
+    assert advise_on_data(FACTS) is None
+    advice = advise_on_data(replace(FACTS, waits_for_data=0.5))
+    assert advice is not None
+    assert "50 % of their time: at most 2.00 times as fast" in advice

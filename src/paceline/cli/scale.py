@@ -67,7 +67,7 @@ def _scale(asked: ScaleRequest) -> int:
         command=("paceline", "scale", *asked.tokens),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         paceline=__version__,
-        hosts=tuple(host.name for host in asked.commands.hosts) or (socket.gethostname(),),
+        hosts=tuple(host.name for host in asked.commands.hosts.listed) or (socket.gethostname(),),
         mode=options.mode,
         repeats=options.repeats,
         seconds=options.seconds,
@@ -85,7 +85,6 @@ def _scale(asked: ScaleRequest) -> int:
         or all(size.workers == 1 for size in asked.sizes),
         say=say,
         keep=lambda: place.write(_as_it_stands(asked, study, runner)),
-        remove_snapshots=asked.commands.remove_snapshots,
     )
     runner.keep()
     _announce(asked)
@@ -101,7 +100,7 @@ def _scale(asked: ScaleRequest) -> int:
 
 
 def _as_it_stands(asked: ScaleRequest, study: Study, runner: Runner) -> Study:
-    sizes = asked.place.sizes_besides(asked.sizes, asked.commands.hosts)
+    sizes = asked.place.sizes_besides(asked.sizes, asked.commands.hosts.listed)
     plan = make_plan(sizes, asked.place.rounds(asked.options.repeats))
     options: dict[str, Mapping[str, object]] = {}
     for method in (*asked.methods, PLAIN):

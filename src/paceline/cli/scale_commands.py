@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
@@ -11,7 +11,7 @@ from paceline.gradient_sync.options import SyncMethod
 from paceline.launch.ssh.hostfile import Host, hostfile_line
 from paceline.launch.ssh.options import HostsOptions
 from paceline.options.command_line import flag, words
-from paceline.options.fields import OptionValue
+from paceline.options.fields import OptionValue, option_fields, pick
 from paceline.options.text import printable
 from paceline.scaling.options import METHODS, PLAIN
 from paceline.scaling.plan import (
@@ -22,6 +22,8 @@ from paceline.scaling.plan import (
 )
 from paceline.scaling.study_directory import remove_snapshots
 
+HOSTS = tuple(o for o in option_fields(HostsOptions, "Hosts") if o.name != "min_hosts")
+"""Options of the hosts that a study runs on: all of them, or it would be another size."""
 ONLY_TRAINED = (
     "epochs",
     "time_budget",
@@ -60,6 +62,40 @@ def refuse_only_trained(given: Iterable[str], option: str, *, is_script: bool) -
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class StudyHosts:
+    """Where a study runs, and how that is reached."""
+
+    listed: tuple[Host, ...] = ()
+    """None: here."""
+    given: Mapping[str, OptionValue] = field(default_factory=dict)
+    """Options that name them, and how they are reached."""
+
+    @classmethod
+    def taken_from(cls, given: dict[str, OptionValue]) -> "StudyHosts":
+        """Read options of hosts, and take them out of those that were given.
+
+        Raises:
+            UsageError: They name no host, or can't be read.
+        """
+        own = {option.name: given.pop(option.name) for option in HOSTS if option.name in given}
+        hosts = pick(HostsOptions, own).read()
+        if own and not hosts:
+            raise UsageError(f"{flag(next(iter(own)))} has no effect without --hosts")
+        return cls(listed=hosts, given=own)
+
+    @property
+    def slots(self) -> int:
+        """How many workers they take."""
+        return sum(host.slots or 1 for host in self.listed)
+
+    @property
+    def reaching(self) -> Mapping[str, OptionValue]:
+        """Options of how they are reached."""
+        return {n: v for n, v in self.given.items() if n not in ("hosts", "hostfile")}
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class StudyCommands:
     """The commands of one study."""
 
@@ -72,10 +108,7 @@ class StudyCommands:
     """Options of ways of combining gradients."""
     names_method: bool
     """Whether the way of combining gradients is said at all: else it is the script's own."""
-    hosts: Sequence[Host]
-    """Where to train; none: here."""
-    hosts_given: Mapping[str, OptionValue]
-    """How they are reached."""
+    hosts: StudyHosts
     hostfiles: Path
     """Directory for a hostfile a size."""
     seconds: float
@@ -111,10 +144,9 @@ class StudyCommands:
 
     def remove_snapshots(self, size: Size, run_dir: Path) -> None:
         """Remove a measurement's snapshots from the hosts; arguments as for `measure`."""
-        if self.hosts:
-            hosts = first_slots(self.hosts, size.workers)
-            options = HostsOptions(**self.hosts_given)  # type: ignore[arg-type]  # checked
-            remove_snapshots(hosts, options, run_dir, Path.cwd())
+        if self.hosts.listed:
+            hosts = first_slots(self.hosts.listed, size.workers)
+            remove_snapshots(hosts, pick(HostsOptions, self.hosts.reaching), run_dir, Path.cwd())
 
     def _start(
         self,
@@ -137,14 +169,20 @@ class StudyCommands:
         return command
 
     def _where(self, size: Size) -> Sequence[str]:
-        if not self.hosts:
+        if not self.hosts.listed:
             return ["--workers", str(size.workers), "--on", "local"]
         self.hostfiles.mkdir(exist_ok=True)
         path = self.hostfiles / f"{size.workers}.txt"
-        hosts = first_slots(self.hosts, size.workers)
+        hosts = first_slots(self.hosts.listed, size.workers)
         path.write_text("".join(f"{hostfile_line(host)}\n" for host in hosts))
         # A host that is lost must not be done without: it would be another size.
-        return ["--hostfile", str(path), "--min-hosts", str(len(hosts)), *spelled(self.hosts_given)]
+        return [
+            "--hostfile",
+            str(path),
+            "--min-hosts",
+            str(len(hosts)),
+            *spelled(self.hosts.reaching),
+        ]
 
 
 def with_options(tokens: Sequence[str], more: Sequence[str]) -> list[str]:

@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.cli.scale_commands import (
+    HOSTS,
     ONLY_TRAINED,
     StudyCommands,
+    StudyHosts,
     fills,
     refuse_only_trained,
     usual_method,
@@ -14,8 +16,6 @@ from paceline.cli.target import Target, list_training_options, parse_with_own
 from paceline.data.options import DEFAULT_GLOBAL_BATCH
 from paceline.errors import UsageError
 from paceline.gradient_sync.options import SyncMethod
-from paceline.launch.ssh.hostfile import Host
-from paceline.launch.ssh.options import HostsOptions
 from paceline.launch.worker_count import check_machine, usable_cores
 from paceline.options.command_line import (
     flag,
@@ -23,7 +23,7 @@ from paceline.options.command_line import (
     wants_help,
 )
 from paceline.options.config_file import CONFIG
-from paceline.options.fields import OptionField, OptionValue, option_fields, pick
+from paceline.options.fields import OptionField, OptionValue, option_fields
 from paceline.options.shell import command_line
 from paceline.results.json_object import as_read_back
 from paceline.runtime.placement import check_workers, count_gpus
@@ -68,7 +68,6 @@ _NOT_OURS = {
     "note",
 }
 """Options of training that the study settles, or that name a run."""
-_HOSTS = tuple(o for o in option_fields(HostsOptions, "Hosts") if o.name != "min_hosts")
 _BATCHES = {"weak": "batch_per_worker", "strong": "global_batch"}
 
 
@@ -120,7 +119,7 @@ def listed_options(recipe: Recipe | None, *, is_script: bool) -> list[OptionFiel
     """
     study = option_fields(ScaleOptions, "Study")
     training = list_training_options(recipe, is_script=is_script, without=_NOT_OURS)
-    return [*study, CONFIG, *_HOSTS, *training]
+    return [*study, CONFIG, *HOSTS, *training]
 
 
 def _build_request(
@@ -135,21 +134,17 @@ def _build_request(
         UsageError: Something in it can't be.
     """
     # Where: the hosts.
-    hosts_given = {o.name: given.pop(o.name) for o in _HOSTS if o.name in given}
-    hosts = pick(HostsOptions, hosts_given).read()
-    if hosts_given and not hosts:
-        raise UsageError(f"{flag(next(iter(hosts_given)))} has no effect without --hosts")
+    hosts = StudyHosts.taken_from(given)
     # What: methods, numbers of workers and their sizes.
     settings = target.settings
     methods = parse_methods(options.methods) or (usual_method(given, settings),)
     refuse_without_effect(methods, tuple(given))
     workers = parse_workers(options.workers) or usual_workers(_most_workers(hosts, given))
-    if not hosts:
+    if not hosts.listed:
         check_machine(max(workers))
-    sizes = make_sizes(workers, methods, hosts)
+    sizes = make_sizes(workers, methods, hosts.listed)
     _check(options, given, target.script_args, is_script=target.is_script)
     # How each is run, and where the results go.
-    reach = ("hosts", "hostfile")
     place = StudyDirectory.of(options.study_dir, f"scale-{target.file_name}")
     of_methods = {n: v for n, v in given.items() if n in METHOD_OPTIONS}
     commands = StudyCommands(
@@ -159,7 +154,6 @@ def _build_request(
         methods=of_methods,
         names_method=not target.is_script or options.methods is not None or bool(of_methods),
         hosts=hosts,
-        hosts_given={n: v for n, v in hosts_given.items() if n not in reach},
         hostfiles=place.path / "hosts",
         seconds=options.seconds,
         script_args=target.script_args,
@@ -172,18 +166,16 @@ def _build_request(
         methods=methods,
         batch=_batch(options, given, settings, is_script=target.is_script),
         place=place,
-        settled=_settled(options, commands, hosts, given),
+        settled=_settled(options, commands, given),
     )
     if target.recipe is not None:
         _check_recipe(request, target.recipe)
     return request
 
 
-def _most_workers(hosts: Sequence[Host], given: Mapping[str, OptionValue]) -> int:
+def _most_workers(hosts: StudyHosts, given: Mapping[str, OptionValue]) -> int:
     """Count the workers that there is room for."""
-    if hosts:
-        return sum(host.slots or 1 for host in hosts)
-    return _gpus(given) or usable_cores()
+    return hosts.slots or _gpus(given) or usable_cores()
 
 
 def _gpus(given: Mapping[str, OptionValue]) -> int:
@@ -238,7 +230,7 @@ def _check_recipe(request: ScaleRequest, recipe: Recipe) -> None:
     """
     commands, gpus = request.commands, _gpus(request.commands.given)
     most = max(size.workers for size in request.sizes)
-    if gpus and not commands.hosts and most > gpus:
+    if gpus and not commands.hosts.listed and most > gpus:
         raise UsageError(
             f"--workers says {most}, and there are {gpus} GPUs here (one worker uses one). Give "
             "--hosts, or --device cpu"
@@ -260,7 +252,6 @@ def _check_recipe(request: ScaleRequest, recipe: Recipe) -> None:
 def _settled(
     options: ScaleOptions,
     commands: StudyCommands,
-    hosts: Sequence[Host],
     given: Mapping[str, OptionValue],
 ) -> Mapping[str, object]:
     ends = {flag(n): v for n, v in given.items() if n in ONLY_TRAINED}
@@ -268,7 +259,7 @@ def _settled(
         "recipe or script": commands.target,
         "--mode": options.mode,
         "--seconds": options.seconds,
-        "hosts": [f"{host.name}:{host.slots}" for host in hosts],
+        "hosts": [f"{host.name}:{host.slots}" for host in commands.hosts.listed],
         "the script's arguments": list(commands.script_args),
         **{flag(n): v for n, v in given.items() if n not in ONLY_TRAINED},
         OF_TRAINED: ends if options.train else None,

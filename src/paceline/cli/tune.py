@@ -7,7 +7,9 @@ from pathlib import Path
 
 from paceline.cli.output import check_place
 from paceline.cli.scale_commands import (
+    HOSTS,
     StudyCommands,
+    StudyHosts,
     fills,
     refuse_only_trained,
     say,
@@ -29,6 +31,7 @@ from paceline.options.command_line import (
 from paceline.options.config_file import CONFIG, as_toml
 from paceline.options.durations import format_duration, parse_duration_s
 from paceline.options.fields import OptionField, OptionValue, option_fields
+from paceline.options.figures import show_whole_percent
 from paceline.options.shell import command_line
 from paceline.options.text import aligned
 from paceline.results.json_object import JsonObject, as_read_back, section
@@ -36,9 +39,10 @@ from paceline.results.run_directory import RunDirectory
 from paceline.results.study import TUNE_JSON
 from paceline.runtime.placement import check_workers, local_place
 from paceline.scaling.options import TuneOptions
+from paceline.scaling.plan import Size, first_slots
 from paceline.scaling.study_directory import StudyDirectory
 from paceline.scaling.subprocess_runner import InterruptedStudyError
-from paceline.scaling.tuner import Tuner
+from paceline.scaling.tuner import TunedTraining, Tuner
 from paceline.scaling.tuning import Tried
 from paceline.training.config import TrainConfig, merge
 from paceline.training.recipe import Recipe
@@ -65,6 +69,7 @@ class _TuneRequest:
     tokens: tuple[str, ...]
     target: Target
     options: TuneOptions
+    hosts: StudyHosts
     given: Mapping[str, OptionValue]
     """Options of training, and the recipe's own arguments."""
     settings: Mapping[str, OptionValue]
@@ -79,6 +84,7 @@ class _TuneRequest:
         content = {
             "recipe or script": self.target.name,
             "--seconds": self.options.seconds,
+            "hosts": [f"{host.name}:{host.slots}" for host in self.hosts.listed],
             "the script's arguments": list(self.target.script_args),
             **{flag(name): value for name, value in self.given.items()},
         }
@@ -115,7 +121,7 @@ def _in_its_directory(asked: _TuneRequest, tuner: Tuner) -> int:
 
 def _listed_options(recipe: Recipe | None, *, is_script: bool) -> list[OptionField]:
     training = list_training_options(recipe, is_script=is_script, without=_NOT_OURS)
-    return [*option_fields(TuneOptions, "Tune"), CONFIG, *training]
+    return [*option_fields(TuneOptions, "Tune"), CONFIG, *HOSTS, *training]
 
 
 def _read(tokens: Sequence[str]) -> _TuneRequest:
@@ -136,15 +142,17 @@ def _read(tokens: Sequence[str]) -> _TuneRequest:
     if not options.check_quality:
         refuse_only_trained(given, "--check-quality", is_script=target.is_script)
     _check_output(Path(options.output).expanduser())
+    hosts = StudyHosts.taken_from(given)
     arguments = {argument.name for argument in recipe.arguments()} if recipe else set()
     training = {name: value for name, value in given.items() if name not in arguments}
     return _TuneRequest(
         tokens=tuple(tokens),
         target=target,
         options=options,
+        hosts=hosts,
         given=given,
         settings=merge(training, target.settings),
-        known=frozenset(option.name for option in listed),
+        known=frozenset(option.name for option in listed) | {"sync"},
         place=StudyDirectory.of(options.tune_dir, f"tune-{target.file_name}").path,
     )
 
@@ -207,38 +215,45 @@ def _tuner(asked: _TuneRequest) -> Tuner:
     Raises:
         UsageError: It can't be trained so.
     """
-    config = TrainConfig.from_settings(asked.settings)
-    workers = local_place(config).workers
+    config, target, hosts = TrainConfig.from_settings(asked.settings), asked.target, asked.hosts
+    if hosts.listed and "workers" in asked.given:
+        raise UsageError("--workers is for this machine; with --hosts each has its own number")
+    workers = hosts.slots or local_place(config).workers
     check_workers(config, workers)
     data = config.data
     batch = data.batch_per_worker * workers if data.batch_per_worker else data.global_batch
-    if batch is None and not asked.target.is_script:
+    if batch is None and not target.is_script:
         batch = DEFAULT_GLOBAL_BATCH
 
     def commands(given: Mapping[str, OptionValue], seconds: float) -> StudyCommands:
         return StudyCommands(
-            target=asked.target.name,
-            is_script=asked.target.is_script,
-            given=given,
+            target=target.name,
+            is_script=target.is_script,
+            given={n: v for n, v in given.items() if n != "sync"},  # it is that of the size
             methods={},
-            names_method=False,
-            hosts=(),
-            hosts_given={},
+            names_method="sync" in given,
+            hosts=hosts,
             hostfiles=asked.place / "hosts",
             seconds=seconds,
-            script_args=asked.target.script_args,
+            script_args=target.script_args,
         )
 
-    return Tuner(
-        place=asked.place,
-        target=asked.target.name,
+    training = TunedTraining(
+        name=target.name,
         given={name: value for name, value in asked.given.items() if name != "workers"},
         fixed=frozenset(asked.given),
         known=asked.known,
         commands=commands,
-        method=usual_method(asked.given, asked.target.settings),
-        workers=workers,
+        size=Size(
+            workers=workers,
+            nodes=len(first_slots(hosts.listed, workers)) or 1,
+            method=usual_method(asked.given, target.settings),
+        ),
         batch=batch,
+    )
+    return Tuner(
+        place=asked.place,
+        training=training,
         budget_s=parse_duration_s(asked.options.budget),
         seconds=asked.options.seconds,
         check_quality=asked.options.check_quality,
@@ -272,7 +287,7 @@ def _described(tried: Tried) -> Mapping[str, object]:
 
 
 def _as_text(tuner: Tuner) -> str:
-    """Write a table of what was tried."""
+    """Write a table of what was tried, and what else may help."""
     rows: list[tuple[str, ...]] = [
         ("change", "what it changes", "speed", "95 % bounds", "pays after", "verdict")
     ]
@@ -284,9 +299,9 @@ def _as_text(tuner: Tuner) -> str:
         low, high = min(tuner.usual), max(tuner.usual)
         text += (
             f"\n\nAs it is: {low:,.0f} to {high:,.0f} samples/s in {len(tuner.usual)} trials, "
-            f"{high / low - 1:.0%} apart."
+            f"{show_whole_percent(high / low - 1)} apart."
         )
-    return text
+    return f"{text}\n{tuner.advice}." if tuner.advice else text
 
 
 def _row(tried: Tried, name: str) -> tuple[str, ...]:
@@ -310,12 +325,7 @@ def _end(asked: _TuneRequest, tuner: Tuner) -> int:
     print(f"\n{_as_text(tuner)}\n", flush=True)
     taken = tuner.confirmed
     if taken is None or not taken.may_be_taken:
-        print(
-            f"Nothing that was tried is sure to make {asked.target.name} faster: leave it as it is."
-        )
-        if any("no time left" in tried.verdict for tried in tuner.tried):
-            print(f"Not all of it is settled. With as much time again: {_again(asked)}")
-        return ExitCode.DONE
+        return _end_as_it_is(asked, tuner)
     settings, (low, high) = taken.change.settings, taken.gain.bounds
     speed = f"{taken.gain.mean:.2f} times as fast ({low:.2f} to {high:.2f})"
     lines = [
@@ -337,14 +347,30 @@ def _end(asked: _TuneRequest, tuner: Tuner) -> int:
     return ExitCode.DONE
 
 
+def _end_as_it_is(asked: _TuneRequest, tuner: Tuner) -> int:
+    """Say that nothing is to be taken, and what may settle more."""
+    name, verdicts = asked.target.name, [tried.verdict for tried in tuner.tried]
+    if any("--check-quality" in verdict for verdict in verdicts):
+        again = _again(asked, "--check-quality")
+        print(
+            f"What is sure to make {name} faster may change its result. Whole trainings from three "
+            f"seeds say whether that is as good: {again}"
+        )
+    else:
+        print(f"Nothing that was tried is sure to make {name} faster: leave it as it is.")
+    if any("no time left" in verdict for verdict in verdicts):
+        print(f"Not all of it is settled. With as much time again: {_again(asked)}")
+    return ExitCode.DONE
+
+
 def _command(asked: _TuneRequest, path: Path) -> str:
-    given = spelled(asked.given)
+    given = spelled({**asked.hosts.given, **asked.given})
     target = asked.target
     script_args = ["--", *target.script_args] if target.script_args else []
     word = "run" if target.is_script else "train"
     return command_line(word, target.name, *given, "--config", str(path), *script_args)
 
 
-def _again(asked: _TuneRequest) -> str:
+def _again(asked: _TuneRequest, *more: str) -> str:
     place = ("--tune-dir", str(asked.place)) if asked.options.tune_dir is None else ()
-    return command_line("tune", *with_options(asked.tokens, place))
+    return command_line("tune", *with_options(asked.tokens, (*more, *place)))

@@ -57,6 +57,9 @@ class CommandWriter(Protocol):
     def resume(self, size: Size, run_dir: Path) -> Sequence[str]:
         """Write the command that goes on with a whole training."""
 
+    def remove_snapshots(self, size: Size, run_dir: Path) -> None:
+        """Remove a measurement's snapshots from other hosts; arguments as for `measure`."""
+
 
 @final
 @dataclass(kw_only=True)
@@ -75,8 +78,6 @@ class Runner:
     say: Callable[[str], None]
     keep: Callable[[], None]
     """Called whenever there is something new."""
-    remove_snapshots: Callable[[Size, Path], None]
-    """Removes from other hosts the snapshots in a measurement's run directory."""
     program: Sequence[str] = PROGRAM
     """What the commands' words are for."""
     failures: list[int] = field(default_factory=list)
@@ -167,7 +168,7 @@ class Runner:
         shutil.rmtree(run.path, ignore_errors=True)  # of an attempt that failed or was broken off
         words = [*self.program, *self.commands.measure(size, run.path, self._batch(size))]
         ended = train_for(self.seconds, words, run, self._log(name), size.method)
-        self.remove_snapshots(size, run.path)
+        self.commands.remove_snapshots(size, run.path)
         return read_ended(ended, run, name, size.method)
 
     def _refuse_own_batch(self, size: Size, record: Measured) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import final
 
 from paceline.errors import InfrastructureError, JobError, PacelineError, UsageError
-from paceline.gradient_sync.options import SyncMethod
 from paceline.launch.worker_count import usable_cores
 from paceline.options.durations import format_duration
 from paceline.options.fields import OptionValue
@@ -31,6 +30,7 @@ from paceline.scaling.tuning import (
     Facts,
     Gain,
     Tried,
+    advise_on_data,
     best_together,
     list_changes,
     together,
@@ -46,26 +46,33 @@ _MOST_TRAINING_S = 24 * 3600.0
 
 
 @final
-@dataclass(kw_only=True)
-class Tuner:
-    """Runs trials as commands of their own, and keeps what each came to."""
+@dataclass(frozen=True, kw_only=True)
+class TunedTraining:
+    """The training as it is."""
 
-    place: Path
-    """The tuning's directory."""
-    target: str
+    name: str
+    """The recipe or the script."""
     given: Mapping[str, OptionValue]
-    """Options of the training that the user has settled, but for the number of workers."""
+    """Options that the user has settled, but for the number of workers."""
     fixed: frozenset[str]
     """Names of all that is settled."""
     known: frozenset[str]
     """Names of the options that it has."""
     commands: Callable[[Mapping[str, OptionValue], float], CommandWriter]
     """Makes what writes commands, from options and the seconds of a trial."""
-    method: SyncMethod
-    workers: int
-    """Of the training as it is."""
+    size: Size
     batch: int | None
     """Its global batch; None where a script settles it."""
+
+
+@final
+@dataclass(kw_only=True)
+class Tuner:
+    """Runs trials as commands of their own, and keeps what each came to."""
+
+    place: Path
+    """The tuning's directory."""
+    training: TunedTraining
     budget_s: float
     seconds: float
     """Of training in a trial."""
@@ -78,6 +85,8 @@ class Tuner:
     """What is to be taken, measured again by trials of its own."""
     usual: list[float] = field(default_factory=list)
     """Samples a second of the training as it is, one a trial."""
+    advice: str | None = None
+    """What else could make it faster."""
     _begun_s: float = field(default_factory=time.monotonic)
     _starting_s: float = 0.0
     """The most that a trial took beyond its seconds."""
@@ -90,15 +99,22 @@ class Tuner:
             InterruptedStudyError: A signal came.
         """
         first = self._trial(USUAL, 0, "first")
+        training = self.training
         if first.problem is not None:
-            raise _kind_of(first)(f"{self.target} can't be measured: {first.problem}")
+            raise _kind_of(first)(f"{training.name} can't be measured: {first.problem}")
         facts = self._facts(first)
         self.seconds = max(self.seconds, _LEAST_STEPS * (first.step_s or 0.0))
-        self.batch = facts.global_batch if self.batch is not None else None
-        changes = list_changes(facts, self.fixed)
-        self.tried = [Tried(change=each) for each in changes if self.known >= each.settings.keys()]
+        if training.batch is not None:
+            self.training = replace(training, batch=facts.global_batch)
+        self.advice = advise_on_data(facts)
+        changes = [
+            change
+            for change in list_changes(facts, training.fixed)
+            if training.known >= change.settings.keys()
+        ]
+        self.tried = [Tried(change=change) for change in changes]
         self.say(
-            f"Tunes {self.target}: {first.images_per_s:,.0f} samples/s as it is on "
+            f"Tunes {training.name}: {first.images_per_s:,.0f} samples/s as it is on "
             f"{facts.workers} x {facts.threads} threads; {len(self.tried)} changes to try in "
             f"{format_duration(self.budget_s)}, {format_duration(self.seconds)} a trial and "
             f"{format_duration(self._starting_s)} to start it, in {self.place}"
@@ -222,22 +238,24 @@ class Tuner:
         return measured
 
     def _train_for(self, change: Change, name: str, seconds: float) -> Measured:
-        run, log = (
-            folder_in(self.place, "runs") / name,
-            folder_in(self.place, "logs") / f"{name}.log",
-        )
-        shutil.rmtree(run, ignore_errors=True)  # of an attempt that failed or was broken off
+        run = RunDirectory(folder_in(self.place, "runs") / name)
+        log = folder_in(self.place, "logs") / f"{name}.log"
         size, given = self._as_changed(change)
-        words = self.commands(given, seconds).measure(size, run, self.batch)
-        run_dir = RunDirectory(run)
-        ended = train_for(seconds, [*self.program, *words], run_dir, log, size.method)
-        return read_ended(ended, run_dir, str(run.relative_to(self.place)), None)
+        commands = self.training.commands(given, seconds)
+        shutil.rmtree(run.path, ignore_errors=True)  # of an attempt that failed or was broken off
+        words = commands.measure(size, run.path, self.training.batch)
+        ended = train_for(seconds, [*self.program, *words], run, log, size.method)
+        commands.remove_snapshots(size, run.path)
+        return read_ended(ended, run, str(run.path.relative_to(self.place)), None)
 
     def _as_changed(self, change: Change) -> tuple[Size, Mapping[str, OptionValue]]:
-        given = {**self.given, **change.settings}
-        workers = given.pop("workers", None)
-        count = workers if isinstance(workers, int) else self.workers
-        return Size(workers=count, nodes=1, method=self.method), given
+        """Give a change's size, and the other options with it."""
+        given = {**self.training.given, **change.settings}
+        size = self.training.size
+        workers, sync = given.pop("workers", size.workers), given.get("sync", size.method)
+        assert isinstance(workers, int)
+        assert isinstance(sync, str)
+        return replace(size, workers=workers, method=sync), given
 
     def _facts(self, first: Measured) -> Facts:
         profile = first.profile
@@ -246,11 +264,13 @@ class Tuner:
         derived = section(description, "derived")
         return Facts(
             device=profile.device,
+            nodes=self.training.size.nodes,
             workers=profile.world_size,
             threads=first.threads or 1,
             cores=usable_cores(),
             global_batch=profile.global_batch,
             waits_for_data=profile.parts.data / max(profile.step_s.median, 1e-9),
+            sync=profile.sync,
             loader_workers=whole(derived, "script_loader_workers"),
             channels_last=text(derived, "memory_format") == "channels-last",
             batchnorm_per_worker=derived.get("batchnorm_per_worker") is True,
@@ -289,8 +309,8 @@ class Tuner:
         run = RunDirectory(folder_in(self.place, "quality") / name)
         if read_whole(run, name) is None:
             size, given = self._as_changed(change)
-            writer = self.commands({**given, "seed": seed}, 0.0)
-            words = train_or_resume(writer, size, run, self.batch)
+            writer = self.training.commands({**given, "seed": seed}, 0.0)
+            words = train_or_resume(writer, size, run, self.training.batch)
             self.say(f"  {change.name}: a whole training from seed {seed}")
             log = folder_in(self.place, "logs") / f"quality-{name}.log"
             ended = run_command([*self.program, *words], log, _MOST_TRAINING_S, lambda: False)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, final
 
 from paceline.options.fields import OptionValue
+from paceline.options.figures import show_whole_percent
 
 Kind = Literal["same bits", "rounding", "quality"]
 """What a change does to the result: nothing; other rounding; something that only a comparison of
@@ -23,6 +24,8 @@ _LEAST_GAIN = 1.02
 _LOADING = 0.03
 """Share of a step for waiting for batches, below which loader processes aren't looked at."""
 _MOST_LOADERS = 4
+_CHEAPER = ("bf16", "powersgd", "local")
+"""Values of `--sync` that send fewer bytes: half of them, a hundredth, and in few steps."""
 _LEAST_SPLIT = 16
 """Samples of a worker's batch, below which cutting it in two isn't tried."""
 COMPILING_S = 45.0
@@ -35,6 +38,7 @@ class Facts:
 
     device: str
     """Such as `cpu` or `cuda`."""
+    nodes: int
     workers: int
     threads: int
     """Of each worker."""
@@ -42,6 +46,8 @@ class Facts:
     global_batch: int
     waits_for_data: float
     """Share of a step."""
+    sync: str
+    """How gradients are combined."""
     loader_workers: int | None
     """Processes that a script has settled for its loader; None where the option settles it."""
     channels_last: bool
@@ -141,7 +147,13 @@ def list_changes(facts: Facts, given: Iterable[str] = ()) -> list[Change]:
         given: Options that the user has settled: they stay as they are.
     """
     fixed = set(given)
-    every = [*_compiled(facts), *_of_device(facts), *_divided(facts), *_loading(facts)]
+    every = [
+        *_compiled(facts),
+        *_synchronized(facts),
+        *_of_device(facts),
+        *_divided(facts),
+        *_loading(facts),
+    ]
     return [change for change in every if not fixed.intersection(change.settings)]
 
 
@@ -150,6 +162,14 @@ def _compiled(facts: Facts) -> Iterable[Change]:
         yield Change(
             name="compile", settings={"compile": True}, kind="rounding", more_s=COMPILING_S
         )
+
+
+def _synchronized(facts: Facts) -> Iterable[Change]:
+    """List cheaper ways of combining gradients, where they go over a network."""
+    if facts.nodes > 1 and facts.settings.get("shards") is None:
+        for method in _CHEAPER:
+            if facts.sync != method:
+                yield Change(name=f"sync-{method}", settings={"sync": method}, kind="quality")
 
 
 def _of_device(facts: Facts) -> Iterable[Change]:
@@ -170,7 +190,9 @@ def _divided(facts: Facts) -> Iterable[Change]:
         return  # they divide it
     kind: Kind = "quality" if facts.batchnorm_per_worker else "rounding"
     own_batch = own.get("batch_per_worker") is not None
-    for workers in _divisors(facts.cores) if facts.device == "cpu" else ():
+    # Over hosts each has the workers that it was given.
+    is_free = facts.device == "cpu" and facts.nodes == 1
+    for workers in _divisors(facts.cores) if is_free else ():
         threads = facts.cores // workers
         others = workers != facts.workers
         if (others or threads != facts.threads) and not (others and own_batch):
@@ -189,6 +211,22 @@ def _loading(facts: Facts) -> Iterable[Change]:
         if count != facts.settings.get("loader_workers") and count <= max(2, facts.cores):
             settings = {"loader_workers": count}
             yield Change(name=f"loaders-{count}", settings=settings, kind="same bits")
+
+
+def advise_on_data(facts: Facts) -> str | None:
+    """Say what faster data could bring, where steps wait for it and settings don't help for sure.
+
+    Args:
+        facts: Of the training as it is.
+    """
+    if facts.waits_for_data < _LOADING:
+        return None
+    most = 1 / (1 - min(facts.waits_for_data, 0.99))
+    return (
+        f"Steps wait for their batch for {show_whole_percent(facts.waits_for_data)} of their "
+        f"time: at most {most:.2f} times as fast if it were ready. `paceline pack` spares decoding "
+        "a folder of images, and augmentation by batches changing samples one by one"
+    )
 
 
 def together(changes: Sequence[Change]) -> Change:

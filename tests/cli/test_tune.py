@@ -43,12 +43,13 @@ def test_a_tuning_is_interrupted_and_gone_on_with(paceline: Paceline, tmp_path: 
     done = paceline.run(*TUNE, "--tune-dir", "tuning", "--budget", "60s")
     assert done.code == ExitCode.DONE, done.out + done.err
     assert (place / "measured" / "first-0.json").read_text() == first
-    (tried, *confirmed) = found(place)["tried"]
+    (tried,) = found(place)["tried"]
+    confirmed = found(place)["confirmed"]
     assert tried["settings"] == {"memory_format": "contiguous"}
     assert len(tried["ratios"]) >= 1
     assert "--memory-format contiguous" in done.out
     written = tmp_path / "tuned.toml"
-    is_faster = any(each["verdict"] == "faster" for each in confirmed)
+    is_faster = confirmed is not None and confirmed["verdict"] == "faster"
     assert written.exists() == is_faster
     if is_faster:
         assert 'memory-format = "contiguous"' in written.read_text()

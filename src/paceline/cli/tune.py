@@ -263,9 +263,12 @@ def _tuner(asked: _TuneRequest) -> Tuner:
 
 def _write(asked: _TuneRequest, tuner: Tuner) -> None:
     """Keep what was found, for programs."""
-    found = [*tuner.tried, *([tuner.confirmed] if tuner.confirmed else [])]
-    listed = [_described(tried) for tried in found]
-    content = {"kind": "tune", "asked": asked.settled, "tried": listed}
+    content = {
+        "kind": "tune",
+        "asked": asked.settled,
+        "tried": [_described(tried) for tried in tuner.tried],
+        "confirmed": _described(tuner.confirmed) if tuner.confirmed else None,
+    }
     write_json(asked.place / TUNE_JSON, content)
 
 

@@ -19,10 +19,10 @@ from paceline.training.config import TrainRequest
 from paceline.training.hooks.base import ADDED_HOOKS
 from paceline.training.worker import run_training
 from paceline.verify.events import Ended, EventWriter
-from paceline.verify.file_isolation import writes_isolated
-from paceline.verify.observer import Observer, SessionHook
-from paceline.verify.script_hooks import watched
-from paceline.verify.subprocesses import be_worker
+from paceline.verify.isolation.file_isolation import writes_isolated
+from paceline.verify.isolation.subprocesses import be_worker
+from paceline.verify.observing.observer import Observer, SessionHook
+from paceline.verify.observing.script_hooks import watched
 from paceline.verify.trial import EnoughSeenError, Trial, record_path
 
 

@@ -20,7 +20,7 @@ from paceline.options.command_line import note
 from paceline.options.figures import plural
 from paceline.results.run_directory import RunDirectory
 from paceline.training.config import TrainConfig, TrainRequest
-from paceline.verify.landlock import landlock_version
+from paceline.verify.isolation.landlock import landlock_version
 from paceline.verify.launch_commands import (
     LaunchCommand,
     command_for,
@@ -114,9 +114,9 @@ class VerifyLauncher:
             UsageError: The workers say that the command is at fault.
             KeyboardInterrupt: A signal came.
         """
-        from paceline.verify.deadlock_locations import lost_one_another, read_locations
         from paceline.verify.events import read_events
-        from paceline.verify.subprocesses import programs_started, refused
+        from paceline.verify.isolation.subprocesses import programs_started, refused
+        from paceline.verify.observing.deadlock_locations import lost_one_another, read_locations
         from paceline.verify.trace import collect_trace
         from paceline.verify.trial import record_path
 
@@ -219,7 +219,7 @@ class VerifyLauncher:
     @contextmanager
     def _changes_told(self) -> Iterator[None]:
         """Say what a script has changed all the same, where the kernel can't forbid it."""
-        from paceline.verify.file_isolation import changes, files_below
+        from paceline.verify.isolation.file_isolation import changes, files_below
 
         if self.confines or not self.holds_back:
             yield

@@ -28,14 +28,14 @@ from torch.optim.optimizer import (
 from torch.utils import data
 
 from paceline.distributed.environment import set_variables
-from paceline.verify.dataloader_hooks import LoaderWatch
-from paceline.verify.deadlock_locations import locations_recorded
 from paceline.verify.events import Clipped, Monitored, Printed, Scaled
-from paceline.verify.observer import Observer
+from paceline.verify.isolation.subprocesses import JOINS, STEPS, refuse_child, watch_children
+from paceline.verify.observing.dataloader_hooks import LoaderWatch
+from paceline.verify.observing.deadlock_locations import locations_recorded
+from paceline.verify.observing.observer import Observer
+from paceline.verify.observing.rng_tracking import dropout_watched
 from paceline.verify.patching import Patches
-from paceline.verify.rng_tracking import dropout_watched
 from paceline.verify.source_lines import caller
-from paceline.verify.subprocesses import JOINS, STEPS, refuse_child, watch_children
 from paceline.verify.trial import EnoughSeenError, output_path
 
 

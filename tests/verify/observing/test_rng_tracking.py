@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.verify.rng_tracking import drawn_from, dropout_watched, rng_states
+from paceline.verify.observing.rng_tracking import drawn_from, dropout_watched, rng_states
 
 
 def test_who_was_drawn_from() -> None:

@@ -20,9 +20,9 @@ from torch.utils.data.sampler import RandomSampler
 from paceline.data.batch import Batch
 from paceline.training.batches.loader import Loader
 from paceline.verify.events import Drawn, Drew, PassBegun, PassEnded, Placed
-from paceline.verify.observer import SESSION_LOADER, Observer
+from paceline.verify.observing.observer import SESSION_LOADER, Observer
+from paceline.verify.observing.rng_tracking import drawn_from, rng_states
 from paceline.verify.patching import Patches
-from paceline.verify.rng_tracking import drawn_from, rng_states
 from paceline.verify.source_lines import caller
 from paceline.verify.tensor_sketch import content_hashes, hash_text, identity
 from paceline.verify.trial import EnoughSeenError

@@ -15,9 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.verify.file_isolation import Redirection
-from paceline.verify.landlock import landlock_version
-from paceline.verify.overlay import Overlay
+from paceline.verify.isolation.file_isolation import Redirection
+from paceline.verify.isolation.landlock import landlock_version
+from paceline.verify.isolation.overlay import Overlay
 from paceline.verify.patching import Patches
 
 Tree = dict[str, str | None]
@@ -299,7 +299,7 @@ _NATIVE = """
 import subprocess, sys
 from pathlib import Path
 from urllib.parse import quote
-from paceline.verify.landlock import write_only_below
+from paceline.verify.isolation.landlock import write_only_below
 own, apart = map(Path, sys.argv[1:])
 assert write_only_below([apart, Path("/dev")])
 for word in (f"> {own}/new", f"> {own}/kept", f"rm {own}/kept", f"mv {own}/kept {apart}/x",

@@ -28,7 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from paceline.distributed.environment import current_variables, set_variables
 from paceline.errors import UsageError
 from paceline.files import write_json
-from paceline.verify.file_isolation import writes_isolated
+from paceline.verify.isolation.file_isolation import writes_isolated
 from paceline.verify.patching import Patches
 from paceline.verify.trial import Trial
 

@@ -29,8 +29,8 @@ from paceline.verify.events import (
     Stepped,
     read_events,
 )
-from paceline.verify.observer import Observer, SessionHook
-from paceline.verify.script_hooks import watched
+from paceline.verify.observing.observer import Observer, SessionHook
+from paceline.verify.observing.script_hooks import watched
 from paceline.verify.source_lines import code_at
 from paceline.verify.trial import EnoughSeenError, Trial
 

@@ -35,8 +35,8 @@ from paceline.verify.events import (
     Reduced,
     Stepped,
 )
-from paceline.verify.perturbation import disturb_gradients, disturb_weights
-from paceline.verify.rng_tracking import rng_states
+from paceline.verify.observing.perturbation import disturb_gradients, disturb_weights
+from paceline.verify.observing.rng_tracking import rng_states
 from paceline.verify.source_lines import caller
 from paceline.verify.tensor_sketch import TensorSketch, content_hashes, hash_text, mark
 from paceline.verify.trial import EnoughSeenError, Trial

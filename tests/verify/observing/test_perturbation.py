@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paceline.verify.perturbation import disturb_gradients, disturb_weights
+from paceline.verify.observing.perturbation import disturb_gradients, disturb_weights
 
 
 def test_weights_move_by_their_last_bit() -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.verify.file_isolation import changes, files_below
-from paceline.verify.landlock import landlock_version
+from paceline.verify.isolation.file_isolation import changes, files_below
+from paceline.verify.isolation.landlock import landlock_version
 from tests.verify.conftest import Verify
 from tests.verify.faults.scripts import BY_HAND
 

@@ -25,8 +25,8 @@ import safetensors.torch
 import torch
 
 from paceline.distributed.environment import set_variables
-from paceline.verify.landlock import write_only_below
-from paceline.verify.overlay import Overlay
+from paceline.verify.isolation.landlock import write_only_below
+from paceline.verify.isolation.overlay import Overlay
 from paceline.verify.patching import Patches
 from paceline.verify.trial import Trial
 

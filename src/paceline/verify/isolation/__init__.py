@@ -1,0 +1,1 @@
+"""Keeps what a verified training and its processes write away from the user's files."""

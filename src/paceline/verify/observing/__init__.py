@@ -1,0 +1,1 @@
+"""What a worker of `paceline verify` watches: data, models, optimizers, collectives, draws."""

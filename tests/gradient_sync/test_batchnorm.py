@@ -1,4 +1,6 @@
 import copy
+import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -242,3 +244,27 @@ def test_half_precision_inputs_keep_their_type() -> None:
         return str(layer(torch.randn(4, 3, dtype=torch.bfloat16)).dtype)
 
     assert run_ranks(2, body) == ["torch.bfloat16"] * 2
+
+
+def test_no_sum_over_workers_is_compiled() -> None:
+    """Inductor computes other numbers where several of them are in one graph (torch 2.15)."""
+
+    def body(group: Group) -> None:
+        graphs: list[torch.fx.GraphModule] = []
+
+        def backend(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
+            graphs.append(graph)
+            return graph.forward
+
+        layers = [nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4)]
+        net = synchronise_batchnorm(nn.Sequential(*layers), group.device)
+        inputs = torch.randn(3, 4, 2, 2, generator=torch.Generator().manual_seed(group.rank))
+        compiled = torch.compile(net, backend=backend)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # dynamo looks at `.grad` of what isn't a leaf
+            torch.testing.assert_close(compiled(inputs), net(inputs))
+        names = [str(node.target) for graph in graphs for node in graph.graph.nodes]
+        assert any("square" in name for name in names)  # the rest is compiled
+        assert not [name for name in names if "reduce" in name or "c10d" in name]
+
+    run_ranks(2, body)

@@ -37,6 +37,16 @@ class _SumOverWorkers(torch.autograd.Function):
         return total
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # untyped in torch
+def _sum_over_workers(local: Tensor) -> Tensor:
+    """Sum over workers, outside of what is compiled. Collective in both directions.
+
+    Inductor (torch 2.15) computes other numbers where two such sums are in one graph.
+    """
+    total: Tensor = _SumOverWorkers.apply(local)
+    return total
+
+
 @final
 class _ByKernels(torch.autograd.Function):
     """BatchNorm over all workers by PyTorch's kernels for it. Collective in both directions.
@@ -249,7 +259,7 @@ def _statistics(inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     centre = own_mean.flatten().to(exact)
     count = centre.new_full((1,), inputs.numel() // inputs.shape[1])
     sums = torch.cat([count * centre, squares + count * centre.square(), count])  # (2C + 1,)
-    total_sum, total_square, total = _split(_SumOverWorkers.apply(sums))
+    total_sum, total_square, total = _split(_sum_over_workers(sums))
     # var = E[x^2] - E[x]^2
     mean = total_sum / total
     return mean, (total_square / total - mean.square()).clamp_min(0), total

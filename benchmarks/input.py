@@ -21,7 +21,7 @@ from torchvision.transforms import InterpolationMode
 
 from benchmarks.figures import Report, median_figure, parser, ratios
 from paceline.data.affine import RandomAffine, Warp
-from paceline.data.augment import RandomFlip
+from paceline.data.augment import Augment, RandomFlip
 from paceline.data.jitter import ColorJitter
 from paceline.data.memory import MemorySource, TensorData
 from paceline.data.order import EpochPlan
@@ -84,22 +84,16 @@ def random_images(num: int) -> TensorData:
     )
 
 
-AUGMENTATION = (
-    Warp(RandomFlip(), RandomAffine(10), RandomAffine(shear=10, scale=(0.8, 1.2))),
-    ColorJitter(0.2, 0.2, 0.2),
-)
-"""The same by batches."""
+def augmentation(mode: Mode) -> tuple[Augment, ...]:
+    """Give the same by batches."""
+    affine = RandomAffine(shear=10, scale=(0.8, 1.2))
+    warp = Warp(RandomFlip(), RandomAffine(10), affine, interpolation=mode)
+    return (warp, ColorJitter(0.2, 0.2, 0.2))
 
 
 def our_batches(data: TensorData, mode: Mode, layout: torch.memory_format) -> Iterator[Tensor]:
     """Give Paceline's batches without end, epoch after epoch."""
-    warp = Warp(
-        RandomFlip(),
-        RandomAffine(10),
-        RandomAffine(shear=10, scale=(0.8, 1.2)),
-        interpolation=mode,
-    )
-    source = MemorySource(data, memory_format=layout, augment=[warp, ColorJitter(0.2, 0.2, 0.2)])
+    source = MemorySource(data, memory_format=layout, augment=augmentation(mode))
     epoch = 0
     while True:
         for batch in source.train_batches(EpochPlan(seed=0, epoch=epoch, global_batch=BATCH)):

@@ -83,7 +83,7 @@ def _mnist(samples: int) -> Work:
 
 
 def _wideresnet(samples: int) -> Work:
-    from benchmarks.input import AUGMENTATION, BySample, random_images
+    from benchmarks.input import BySample, augmentation, random_images
     from paceline.models.wideresnet import WideResNet
 
     data = random_images(samples)
@@ -94,7 +94,7 @@ def _wideresnet(samples: int) -> Work:
         data=lambda: BySample(data, "nearest"),
         batch=32,
         steps=samples // (32 * WORKERS),
-        in_memory=lambda: (data, AUGMENTATION),
+        in_memory=lambda: (data, augmentation("nearest")),
     )
 
 
@@ -227,7 +227,10 @@ def by_transformers(work: Work) -> None:
 
     def collate(samples: list[tuple[Tensor, Any]]) -> dict[str, Tensor]:
         inputs, labels = zip(*samples, strict=True)
-        return {"inputs": torch.stack(inputs), "labels": torch.stack([*map(_as_tensor, labels)])}
+        return {
+            "inputs": torch.stack(inputs),
+            "labels": torch.stack([*map(torch.as_tensor, labels)]),
+        }
 
     model = Model()
     with TemporaryDirectory() as directory:
@@ -253,10 +256,6 @@ def by_transformers(work: Work) -> None:
             optimizers=(optimizer, None),
         )
         trainer.train()
-
-
-def _as_tensor(label: Any) -> Tensor:
-    return torch.as_tensor(label)
 
 
 def by_paceline_unchanged(work: Work) -> None:

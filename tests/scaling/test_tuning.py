@@ -61,6 +61,10 @@ def test_what_is_tried_on_two_cores() -> None:
     ("facts", "tried"),
     [
         (replace(FACTS, channels_last=False), {"compile", "bf16", "1x2", "halves"}),
+        (
+            replace(FACTS, settings={**SETTINGS, "sync_batchnorm": True}),
+            {"compile", "contiguous", "bf16", "1x2"},
+        ),
         (replace(FACTS, global_batch=30), {"compile", "contiguous", "bf16", "1x2"}),
         (
             replace(FACTS, settings={**SETTINGS, "shards": 2}),

@@ -199,7 +199,9 @@ def _divided(facts: Facts) -> Iterable[Change]:
             settings = {"workers": workers, "threads": threads}
             yield Change(name=f"{workers}x{threads}", settings=settings, kind=kind)
     batch = math.ceil(facts.global_batch / facts.workers)
-    if batch >= _LEAST_SPLIT and own.get("max_batch_per_worker") is None:
+    # Statistics of the whole batch need it at once.
+    may_split = own.get("max_batch_per_worker") is None and own.get("sync_batchnorm") is not True
+    if batch >= _LEAST_SPLIT and may_split:
         half = {"max_batch_per_worker": math.ceil(batch / 2)}
         yield Change(name="halves", settings=half, kind=kind)
 

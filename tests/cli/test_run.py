@@ -167,6 +167,30 @@ def test_errors_of_the_script_are_shown_as_python_shows_them(
     assert not (tmp_path / "e").exists()
 
 
+BY_HAND = """
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+print(dist.get_world_size(), "met")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_workers_that_each_ran_the_whole_script_are_told_of(
+    paceline: Paceline, tmp_path: Path
+) -> None:
+    (tmp_path / "alone.py").write_text("print('trains')")
+    (tmp_path / "by_hand.py").write_text(BY_HAND)
+    done = paceline.run("run", "alone.py", "--workers", "2")
+    assert (done.code, done.out) == (0, "trains\n")
+    assert "each of the 2 workers ran all of it on its own" in done.err
+    assert done.err.count("\n") == 1
+    for words in (("alone.py", "--workers", "1"), ("by_hand.py", "--workers", "2")):
+        done = paceline.run("run", *words)
+        assert (done.code, done.err) == (0, ""), done.err
+
+
 @pytest.mark.slow
 def test_the_scripts_own_arguments(paceline: Paceline, tmp_path: Path) -> None:
     own = RUN.replace("main(s)", "main(s, epochs=int(sys.argv[1]))")

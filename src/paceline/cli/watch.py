@@ -62,7 +62,7 @@ def main(tokens: Sequence[str]) -> int:
     given = parse_options(_USAGE, _ABOUT, tokens[1:] if is_named else tokens, _OPTIONS)
     run = choose_run(tokens[0]) if is_named else _newest()
     if not run.run_json.exists() and not run.is_locked():
-        raise UsageError(f"{run.path} holds no training (no {run.run_json.name})")
+        run.read_run()  # says what there is instead
     from paceline.report.live import RunFollower
 
     follower = RunFollower(run)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from paceline.launch.failures import FailureKind, WorkerFailure, root_cause
+from paceline.launch.failures import FailureKind, WorkerFailure, one_line, root_cause
 from paceline.results.json_object import (
     JsonObject,
     entries,
@@ -78,6 +78,8 @@ def read_run(run: RunDirectory, *, with_steps: bool = True) -> RunReport:
     since_s = _newest_start_s(description)
     summary = read_object(run.summary_json, problems) if _since(run.summary_json, since_s) else {}
     failures, earlier = _read_failures(run.logs, since_s, problems)
+    if failures and not run.run_json.exists():
+        problems = [f"nothing was trained: failed on {one_line(failures[0])}"]
     return RunReport(
         path=run.path,
         run=description,

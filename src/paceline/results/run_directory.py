@@ -427,7 +427,10 @@ class RunDirectory:
             content = read_json_object(self.run_json)
             _check_run(content)
         except FileNotFoundError:
-            raise UsageError(f"{self.path} holds no training (no {self.run_json.name})") from None
+            why = f"no {self.run_json.name}"
+            if next(self.logs.glob("rank-*.log"), None):
+                why += f"; what workers said before they had begun one is in {self.logs}"
+            raise UsageError(f"{self.path} holds no training ({why})") from None
         except (OSError, ValueError) as error:
             raise UsageError(f"{self.run_json} can't be read: {why_unreadable(error)}") from error
         return content

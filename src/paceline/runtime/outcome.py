@@ -1,5 +1,6 @@
 """What the user sees when a training is over: summary, or failure, and where things are."""
 
+import json
 import math
 import shutil
 import sys
@@ -11,6 +12,7 @@ from paceline.errors import ExitCode
 from paceline.launch.error_records import exit_code_of
 from paceline.launch.failures import WorkerFailure, one_line, render
 from paceline.metrics.console import in_column
+from paceline.options.command_line import note
 from paceline.options.durations import format_duration
 from paceline.options.figures import plural, show_loss, show_percent
 from paceline.options.shell import command_line
@@ -51,7 +53,27 @@ def announce(
     interrupted, failures = outcome.interrupted, outcome.failures
     if failures and not interrupted:
         return announce_failure(run, failures, again=again)
+    if not interrupted:
+        note_apart(run, list(outcome.results.values()))
     return announce_end(run, interrupted=interrupted, failures=failures, again=again, quiet=quiet)
+
+
+def note_apart(run: RunDirectory, results: Sequence[str], workers: int | None = None) -> None:
+    """Say so where every worker has run a script on its own, as if it were alone.
+
+    Args:
+        run: The run directory.
+        results: What workers returned, as JSON.
+        workers: How many there are; by default as many as results.
+    """
+    count = len(results) if workers is None else workers
+    met = (json.loads(result).get("met") for result in results)
+    if count > 1 and not run.run_json.exists() and all(each is False for each in met):
+        note(
+            "the script opened no paceline.session(), and made no process group: each of the "
+            f"{count} workers ran all of it on its own. A session divides the work: see "
+            "docs/tutorial/own-loop.md. `paceline verify` tells what a script does on several"
+        )
 
 
 def announce_end(

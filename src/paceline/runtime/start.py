@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from paceline.launch.error_records import describe
 from paceline.launch.signals import signals_raised
 from paceline.metrics.tensorboard import require_tensorboard
 from paceline.runtime.copying import copied_by, owner
-from paceline.runtime.outcome import announce, announce_end, announce_failure
+from paceline.runtime.outcome import announce, announce_end, announce_failure, note_apart
 from paceline.runtime.run_dir_agreement import WAIT_FOR_RUN_DIR_S, agree_on_run, find_run, make_run
 from paceline.runtime.spec import PRELOAD, Launch
 from paceline.runtime.start_node import start_on_node
@@ -90,31 +89,31 @@ def _start_here(launch: Launch) -> int:
             run.remove_summary()
             owned.enter_context(tracked(run, launch.config.metrics, quiet=launch.quiet))
         try:
-            stopped_because = _work_here(launch)
+            result = _work_here(launch)
         except Exception as error:  # noqa: BLE001  # the process boundary: told and recorded
             failure = describe(error, place.rank)
             return announce_failure(run, [failure], write_report_apart if place.rank == 0 else None)
         # Only a signal leaves something to resume.
-        interrupted = stopped_because == "signal"
+        interrupted = json.loads(result)["stopped_because"] == "signal"
         if place.rank == 0:
+            note_apart(run, [result], place.workers)
             return announce_end(
                 run, interrupted=interrupted, write=write_report_apart, quiet=launch.quiet
             )
         return ExitCode.RESUMABLE if interrupted else ExitCode.DONE
 
 
-def _work_here(launch: Launch) -> object:
+def _work_here(launch: Launch) -> str:
+    """Work as one of the workers. Returns what it came to, as JSON."""
     from paceline.launch.local.worker import run_here
 
     payload, logs, place = launch.request.to_json(), launch.run.logs, launch.place
     threads = launch.config.worker_threads
     if threads is not None:  # before torch and NumPy are imported, which read it
         set_variables(thread_variables(threads))
-    text = run_here(
+    return run_here(
         launch.entry, payload, logs, place.rank, place.attempt, world_size=place.workers
     )
-    result: Mapping[str, object] = json.loads(text)
-    return result["stopped_because"]
 
 
 def _wait_for(directory: Path) -> None:

@@ -27,7 +27,8 @@ def run_script(payload: str) -> str:
             reference is the absolute path of a script, or a module's name.
 
     Returns:
-        JSON with `stopped_because`: `signal`, or `script` where it came to its end.
+        JSON with `stopped_because`: `signal`, or `script` where it came to its end; and whether it
+        has `met` the others in a process group.
 
     Raises:
         JobError: The script ended itself with an exit code other than 0.
@@ -52,7 +53,13 @@ def run_script(payload: str) -> str:
     except SystemExit as error:
         if error.code not in (None, 0):
             raise JobError(f"the script ended itself by sys.exit({error.code!r})") from error
-    return json.dumps({"stopped_because": stopped})
+    return json.dumps({"stopped_because": stopped, "met": _has_met()})
+
+
+def _has_met() -> bool:
+    """Tell whether there was a process group, which may be gone by now."""
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    return getattr(module, "_default_pg_init_method", None) is not None  # stays once it was made
 
 
 def _run_as_main(request: TrainRequest) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UsageError
+from paceline.launch.error_records import describe, record
 from paceline.report.charts import best_position
 from paceline.report.live import RunFollower
 from paceline.report.load_run import read_run
@@ -59,6 +60,21 @@ def test_each_run_is_listed_with_how_it_stands(make_run: MakeRun, folder: Path) 
         "starting": "running",
         "stopped": "stopped",
     }
+
+
+def test_what_failed_before_it_trained_is_listed_with_the_cause(
+    make_run: MakeRun, folder: Path
+) -> None:
+    """A script that raised before its session."""
+    run = make_run("before", ended=None)
+    run.run_json.unlink()
+    run.logs.mkdir()
+    assert record(describe(ValueError("no data"), 1), run.logs)
+    (entry,) = list_runs(folder).entries
+    assert entry.state == "failed"
+    (line,) = [line for line in table_lines(list_runs(folder), NOW, None) if ": nothing" in line]
+    assert line.startswith("before: nothing was trained: failed on rank 1 (")
+    assert line.endswith(": ValueError: no data")
 
 
 def test_what_is_damaged_is_listed_with_what_is_wrong(make_run: MakeRun, folder: Path) -> None:

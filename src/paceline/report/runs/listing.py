@@ -229,7 +229,9 @@ def arguments_of(run: JsonObject) -> Mapping[str, object]:
 
 def _state(report: RunReport) -> ListedState:
     state = find_state(report)
-    return "damaged" if not report.run and state != "running" else state
+    if report.run or state == "running":
+        return state
+    return "failed" if report.failures else "damaged"  # a script may fail before its session
 
 
 def _below(path: Path, root: Path) -> str:

@@ -301,3 +301,24 @@ def test_variables_for_trainings_label_nothing(
     assert main(["label", str(run.path)]) == ExitCode.DONE
     assert "of-another" not in capsys.readouterr().out
     assert not run.notes_json.exists()
+
+
+@pytest.mark.parametrize("what", ["digits-20260302-101500", "scale-digits-20260302-101600"])
+def test_a_page_is_written_elsewhere_and_over_nothing_else(
+    what: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("*")}
+    for _ in range(2):  # over an older page of its own
+        assert main(["report", str(runs / what), "--html", "mine.html"]) == ExitCode.DONE
+    assert capsys.readouterr().out == "mine.html\n" * 2
+    assert "digits" in Path("mine.html").read_text()
+    assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
+    Path("mine.html").write_text("<p>of somebody else")
+    for words, why in (
+        (["--html", "mine.html"], "mine.html is there, and is no page of `paceline report`"),
+        (["--html", "no/where.html"], "there is no directory for it"),
+        (["--html", "mine.html", "--watch"], "give one of the two"),
+    ):
+        assert main(["report", str(runs / what), *words]) == ExitCode.USAGE
+        assert why in capsys.readouterr().err
+    assert Path("mine.html").read_text() == "<p>of somebody else"

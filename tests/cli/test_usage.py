@@ -53,6 +53,7 @@ _WRONG = [
     ("train digits --workers 1.9", r"--workers is '1.9'; it must be a whole number"),
     ("train digits --lr fast", r"--lr is 'fast'; it must be a number"),
     ("train digits --compile maybe", r"Without a value --compile switches on, --no-compile off\."),
+    ("train digits --lr 1 --lr 2", r"--lr is given more than once. See paceline train digits"),
     ("train digits --lr", r"--lr has no value. See paceline train digits --help"),
     ("train digits --time-budget -5s", r"no value: '-5s' after it.*write --time-budget=-5s"),
     ("train digits --time-budget=-5s", r"--time-budget is '-5s', not a duration.*must be above 0"),

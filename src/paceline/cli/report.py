@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from paceline.cli.output import check_place
 from paceline.errors import ExitCode, UsageError
 from paceline.files import storing
 from paceline.options.command_line import note, read_command
@@ -18,6 +19,13 @@ _ABOUT = (
 )
 _LOOPBACK = "127.0.0.1"
 _OPTIONS = (
+    OptionField(
+        name="html",
+        annotation=str | None,
+        default=None,
+        help="Write the page to this file instead.",
+        group="Output",
+    ),
     OptionField(
         name="watch",
         annotation=bool,
@@ -54,12 +62,17 @@ def main(tokens: Sequence[str]) -> int:
     )
     run = choose_run(where)
     if given.get("watch"):
+        if given.get("html"):
+            raise UsageError("--watch serves the page, and --html writes it: give one of the two")
         return _watch(run, given)
     for name in ("host", "port"):
         if name in given:
             raise UsageError(f"--{name} says where to serve the page: it needs --watch")
-    with storing(run.path):
-        page = _write(run)
+    path = Path(str(given["html"])).expanduser() if given.get("html") else None
+    if path is not None:
+        check_place("--html", path)
+    with storing(path or run.path):
+        page = _write(run, path)
     print(printable(str(page)))
     return ExitCode.DONE
 
@@ -89,11 +102,11 @@ def _watch(run: RunDirectory, given: Mapping[str, OptionValue]) -> int:
     return ExitCode.DONE
 
 
-def _write(run: RunDirectory) -> Path:
+def _write(run: RunDirectory, path: Path | None) -> Path:
     if (run.path / "study.json").is_file():
         from paceline.report.scaling.page import write_scaling_report
 
-        return write_scaling_report(run.path)
+        return write_scaling_report(run.path, path)
     if not run.run_json.exists():
         raise UsageError(
             f"{run.path} holds no training (no {run.run_json.name}) and no scaling study "
@@ -102,4 +115,4 @@ def _write(run: RunDirectory) -> Path:
     run.read_run()
     from paceline.report.page import write_run_report
 
-    return write_run_report(run)
+    return write_run_report(run, path)

@@ -16,6 +16,7 @@ from cyclopts.exceptions import (
     CoercionError,
     CycloptsError,
     MissingArgumentError,
+    RepeatArgumentError,
     UnknownOptionError,
     UnusedCliTokensError,
 )
@@ -318,6 +319,8 @@ def _what_is_wrong(
     """Say what was given, and what was expected: cyclopts names its own conversion instead."""
     if isinstance(error, MissingArgumentError) and error.keyword:
         return _without_value(error, error.keyword, tokens, options)
+    if isinstance(error, RepeatArgumentError):
+        return f"{error.token.keyword} is given more than once."
     if isinstance(error, CoercionError) and error.token is not None and not error.msg:
         given = error.token.keyword or (error.argument.name if error.argument else "a value")
         wanted = _KINDS.get(getattr(error.target_type, "__name__", ""))

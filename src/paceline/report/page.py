@@ -5,7 +5,6 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from paceline.files import write_atomic
 from paceline.options.shell import command_line
 from paceline.report import sections
 from paceline.report.charts import Chart, choose_charts, find_marks
@@ -14,7 +13,7 @@ from paceline.report.load_run import RunReport, read_run
 from paceline.report.run_outcome import describe_ending, describe_failure
 from paceline.report.scaling.bars import draw_bars
 from paceline.report.step_time import read_profile, time_pictures, time_table
-from paceline.report.templating import fill_template, read_script
+from paceline.report.templating import REPORT, fill_template, read_script, write_report
 from paceline.results.confusion import Confusion
 from paceline.results.json_object import text
 from paceline.results.run_directory import RunDirectory
@@ -35,6 +34,7 @@ def render_page(report: RunReport, follow: str = "") -> str:
     confusion = Confusion.read(run.path / "evaluation" / "confusion.json", problems)
     return fill_template(
         "run.html",
+        generator=REPORT,
         name=sections.run_name(report),
         recipe=text(report.run, "recipe") or text(report.summary, "recipe"),
         notes=report.notes,
@@ -85,18 +85,22 @@ def _picture(chart: Chart) -> Markup | None:
     return Markup(draw_chart(chart))  # Ours, and its label was escaped by the XML writer.
 
 
-def write_run_report(run: RunDirectory) -> Path:
-    """Write `report.html` into the run directory; called by one process, not a collective.
+def write_run_report(run: RunDirectory, path: Path | None = None) -> Path:
+    """Write a run's page; called by one process, not a collective.
 
     Works at any time: a training that runs, failed or was interrupted gets a page that says so,
     and missing or torn files are said to be so. The page is one file that needs no network.
+
+    Args:
+        run: The run directory.
+        path: Where to; by default `report.html` in it.
 
     Returns:
         The path of the page.
 
     Raises:
-        OSError: The run directory can't be written; an older page stays.
+        UsageError: Something else is in the place that was named.
+        OSError: It can't be written; an older page stays.
     """
     page = render_page(read_run(run))
-    write_atomic(run.report_html, page.encode("utf-8", errors="replace"))
-    return run.report_html
+    return write_report(path or run.report_html, page, run.report_html)

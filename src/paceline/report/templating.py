@@ -44,6 +44,28 @@ def fill_template(name: str, /, **values: object) -> str:
     return environment.get_template(name).render(values)
 
 
+REPORT = "Paceline report"
+"""What pages of one run or study name as the generator."""
+
+
+def write_report(path: Path, page: str, usual: Path) -> Path:
+    """Write the page of a run or a study, and give its path.
+
+    Args:
+        path: Where to; it may hold an older such page.
+        page: The HTML.
+        usual: Its place in the run's or study's own directory, where whatever is there is one.
+
+    Raises:
+        UsageError: There is something else.
+        OSError: It can't be written; an older page stays.
+    """
+    if path != usual:
+        refuse_other(path, REPORT, "`paceline report`")
+    write_atomic(path, page.encode("utf-8", errors="replace"))
+    return path
+
+
 def refuse_other(path: Path, generator: str, of: str) -> None:
     """Refuse a place where something else than an older page of ours stands.
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from paceline.files import write_atomic
 from paceline.report.scaling import tables
 from paceline.report.scaling.bars import BarPicture, draw_bars, fixed_picture, step_picture
 from paceline.report.scaling.captions import describe_fixed
@@ -21,7 +20,7 @@ from paceline.report.scaling.charts import (
 from paceline.report.scaling.lines import draw_lines
 from paceline.report.scaling.status import describe_state, find_gaps
 from paceline.report.sections import facts
-from paceline.report.templating import fill_template, read_script
+from paceline.report.templating import REPORT, fill_template, read_script, write_report
 from paceline.results.study import Study, read_study
 
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|m?s\b)")
@@ -41,6 +40,7 @@ def render_page(study: Study, directory: Path, problems: Sequence[str] = ()) -> 
     prediction = study.predicted
     return fill_template(
         "scaling.html",
+        generator=REPORT,
         recipe=study.recipe or directory.name,
         paceline=study.paceline,
         directory=str(directory),
@@ -79,20 +79,24 @@ def _unbroken(sentence: str) -> str:
     return _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", sentence)
 
 
-def write_scaling_report(study_dir: Path) -> Path:
-    """Write `report.html` into a study's directory; called by one process, not a collective.
+def write_scaling_report(study_dir: Path, path: Path | None = None) -> Path:
+    """Write a study's page; called by one process, not a collective.
 
     Works at any time: what isn't measured yet, failed or is damaged is said to be so on the page.
     The page is one file that needs no network.
+
+    Args:
+        study_dir: The study's directory.
+        path: Where to; by default `report.html` in it.
 
     Returns:
         The path of the page.
 
     Raises:
-        OSError: The directory can't be written; an older page stays.
+        UsageError: Something else is in the place that was named.
+        OSError: It can't be written; an older page stays.
     """
     study, problems = read_study(study_dir)
     page = render_page(study, study_dir, problems)
-    path = study_dir / "report.html"
-    write_atomic(path, page.encode("utf-8", errors="replace"))
-    return path
+    usual = study_dir / "report.html"
+    return write_report(path or usual, page, usual)

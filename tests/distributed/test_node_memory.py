@@ -38,12 +38,12 @@ def test_what_was_written_before_a_word_is_there_after_it(workers: int) -> None:
         first, second = memory.share(8), memory.share(4096)
         first[group.rank].fill_(group.rank + 1)
         second[group.rank][-1] = 7
-        memory.tell(b"w")
-        heard: dict[int, bytes] = {}
+        memory.post(b"w")
+        received: dict[int, bytes] = {}
         others = set(range(workers)) - {group.rank}
-        while set(heard) < others:
-            heard |= dict(memory.hear(others - set(heard)))
-        assert set(heard.values()) == {b"w"}
+        while set(received) < others:
+            received |= dict(memory.receive(others - set(received)))
+        assert set(received.values()) == {b"w"}
         memory.close()
         return [[int(block.sum()) for block in blocks] for blocks in (first, second)]
 
@@ -58,9 +58,9 @@ def test_more_words_than_a_socket_takes_stop_nobody() -> None:
     def body(group: Group) -> int:
         memory, count = connected(group), 0
         for _ in range(words):
-            memory.tell(b"w")
+            memory.post(b"w")
         while count < words:
-            count += sum(len(said) for _, said in memory.hear([1 - group.rank]))
+            count += sum(len(said) for _, said in memory.receive([1 - group.rank]))
         return count
 
     assert run_ranks(2, body) == [words, words]
@@ -69,15 +69,15 @@ def test_more_words_than_a_socket_takes_stop_nobody() -> None:
 def test_memory_may_come_before_a_worker_has_heard_the_last_words() -> None:
     def body(group: Group) -> tuple[list[tuple[int, bytes]], int]:
         memory = connected(group)
-        memory.tell(b"abc")
+        memory.post(b"abc")
         if group.rank == 1:
             time.sleep(0.2)  # the other's memory is in the same read as its words
-            heard = memory.hear([0])
+            received = memory.receive([0])
             block = memory.share(64)[0]
         else:
             block = memory.share(64)[1]
-            heard = memory.hear([1])
-        return heard, len(block)
+            received = memory.receive([1])
+        return received, len(block)
 
     assert run_ranks(2, body) == [([(1, b"abc")], 64), ([(0, b"abc")], 64)]
 
@@ -119,7 +119,7 @@ def test_memory_can_come_after_more_words_than_a_socket_takes() -> None:
                     memory._peers[1].send(b"w")
         block = memory.share(64)[1 - group.rank]
         while group.rank == 1 and count < 1:
-            count += len(memory.hear([0]))
+            count += len(memory.receive([0]))
         return len(block), count > 0
 
     assert run_ranks(2, body) == [(64, False), (64, True)]
@@ -131,16 +131,16 @@ def test_an_ended_worker_is_missed_only_by_who_waits_for_it(after: str) -> None:
         memory = connected(group)
         if group.rank == 1:
             if after == "its word":
-                memory.tell(b"w")
+                memory.post(b"w")
             memory.close()
             return ""
         if after == "its word":
-            assert memory.hear([1]) == [(1, b"w")]
+            assert memory.receive([1]) == [(1, b"w")]
         with pytest.raises(InfrastructureError, match=r"rank 1 has ended: connection closed"):
-            memory.hear([1])
-        assert memory.hear() == []
+            memory.receive([1])
+        assert memory.receive() == []
         with pytest.raises(InfrastructureError, match=r"rank 1 has ended"):
-            memory.tell(b"w")
+            memory.post(b"w")
         return "told"
 
     assert run_ranks(2, body) == ["told", ""]
@@ -151,7 +151,7 @@ def test_a_worker_that_says_nothing_is_waited_for_so_long_and_no_longer() -> Non
         memory = connected(group, timeout_s=0.3)
         if group.rank == 0:
             with pytest.raises(InfrastructureError, match=r"timed out after 0.3 s .* rank 1"):
-                memory.hear([1])
+                memory.receive([1])
         group.barrier()
 
     run_ranks(2, body)
@@ -225,14 +225,14 @@ def test_who_is_killed_is_missed_and_leaves_nothing() -> None:
         memory.share(1 << 20)[group.rank].fill_(1)
         assert mapped_files() <= before  # so that nothing can be left
         if group.rank == 0:
-            memory.tell(b"w")
+            memory.post(b"w")
             with pytest.raises(InfrastructureError, match="rank 1 has ended"):
-                memory.hear([1])
+                memory.receive([1])
             return
         # A copy of rank 1 is the only one that is connected: the rank itself has to report.
         killed = os.fork()
         if killed == 0:
-            memory.hear([0])
+            memory.receive([0])
             os.kill(os.getpid(), signal.SIGKILL)
         memory.close()
         assert os.waitstatus_to_exitcode(os.waitpid(killed, 0)[1]) == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""Memory that the workers of one node share, and words between them that say what is in it.
+"""Memory that the workers of one node share, and messages between them that say what is in it.
 
 Nothing of it has a name in a file system: memory is anonymous (`memfd_create`), its descriptors go
 through Unix sockets of Linux's abstract namespace, and the kernel takes all of it back with the
@@ -47,8 +47,8 @@ def connect_node(group: Group, timeout_s: float | None = None) -> "NodeMemory | 
 
     Args:
         group: All workers.
-        timeout_s: Seconds without a word from a worker after which waiting for it is an error; by
-            default as for all that the group does.
+        timeout_s: Seconds without a message from a worker after which waiting for it is an error;
+            by default as for all that the group does.
 
     Returns:
         None on every worker where they can't share memory (more than one node, accelerators,
@@ -134,9 +134,9 @@ def _meet(
             # Names are readable by other users of the machine: they may not come.
             found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             _, user, _ = _CREDENTIALS.unpack(found)
-            said = peer.recv(_RANK.size, socket.MSG_WAITALL) if user == os.getuid() else b""
-            if len(said) == _RANK.size:
-                peers[_RANK.unpack(said)[0]] = peer
+            own = peer.recv(_RANK.size, socket.MSG_WAITALL) if user == os.getuid() else b""
+            if len(own) == _RANK.size:
+                peers[_RANK.unpack(own)[0]] = peer
             else:
                 peer.close()
     except OSError:
@@ -150,7 +150,7 @@ def _meet(
 class NodeMemory:
     """What `connect_node` has connected.
 
-    The socket between two workers orders their memory: who has read a word sees all that its
+    The socket between two workers orders their memory: who has read a message sees all that its
     sender had written before.
     """
 
@@ -159,8 +159,8 @@ class NodeMemory:
         self.workers = len(peers) + 1
         self._peers = dict(peers)
         self._timeout_s = timeout_s
-        self._unheard: list[tuple[int, bytes]] = []
-        """Read while something was to be said."""
+        self._unread: list[tuple[int, bytes]] = []
+        """Read while something was to be sent."""
         self._descriptors: dict[int, deque[int]] = {rank: deque() for rank in peers}
         """By rank: of memory that came before it was asked for, maybe of several calls."""
         self._ended: set[int] = set()
@@ -173,7 +173,7 @@ class NodeMemory:
             self._rank_of[peer.fileno()] = other
 
     def share(self, size: int) -> list[Tensor]:
-        """Get memory from every worker. Collective, between two steps' words.
+        """Get memory from every worker. Collective, between two steps' messages.
 
         Args:
             size: Bytes of each worker's; the same on all.
@@ -205,32 +205,32 @@ class NodeMemory:
                 os.close(descriptor)
         return [found[rank] for rank in range(self.workers)]
 
-    def tell(self, word: bytes) -> None:
-        """Say a word of a few bytes to every other worker. Waits for nobody.
+    def post(self, message: bytes) -> None:
+        """Send a message of a few bytes to every other worker. Waits for nobody.
 
-        A socket takes some 200 words that its receiver hasn't heard.
+        A socket takes some 200 messages that its receiver hasn't read.
 
         Raises:
-            InfrastructureError: A worker has ended, or hears nothing.
+            InfrastructureError: A worker has ended, or reads nothing.
         """
         for rank in self._peers:
-            self._send(rank, word)
+            self._send(rank, message)
 
-    def hear(self, waiting_for: Collection[int] = ()) -> list[tuple[int, bytes]]:
-        """Give what the others have said since: ranks and bytes.
+    def receive(self, waiting_for: Collection[int] = ()) -> list[tuple[int, bytes]]:
+        """Give what the others have sent since: ranks and bytes.
 
         Args:
-            waiting_for: Ranks, one of which has to say something first.
+            waiting_for: Ranks, one of which has to send something first.
 
         Raises:
-            InfrastructureError: One of these has ended, or says nothing for too long.
+            InfrastructureError: One of these has ended, or sends nothing for too long.
         """
-        heard, self._unheard = self._unheard, []
-        heard += self._read(0.0)
+        received, self._unread = self._unread, []
+        received += self._read(0.0)
         waiting = self._patience(waiting_for)
-        while waiting_for and not heard:
-            heard = self._read(next(waiting))
-        return heard
+        while waiting_for and not received:
+            received = self._read(next(waiting))
+        return received
 
     def close(self) -> None:
         """Leave the others. Local to the worker; memory stays as long as tensors of it."""
@@ -242,20 +242,20 @@ class NodeMemory:
                 os.close(waiting.popleft())
 
     def _read(self, timeout_s: float) -> list[tuple[int, bytes]]:
-        heard = []
+        received = []
         for number, _ in self._poll.poll(1000 * timeout_s):
             rank = self._rank_of[number]
             try:
-                words, descriptors, _, _ = socket.recv_fds(self._peers[rank], _READ_BYTES, 1)
+                content, descriptors, _, _ = socket.recv_fds(self._peers[rank], _READ_BYTES, 1)
             except ConnectionError:
-                words, descriptors = b"", []
+                content, descriptors = b"", []
             self._descriptors[rank].extend(descriptors)
-            if not words:  # it may have said before all that it had to say
+            if not content:  # it may have sent before all that it had to send
                 self._ended.add(rank)
                 self._poll.unregister(self._peers[rank])
-            elif said := words.replace(_DESCRIPTOR, b""):
-                heard.append((rank, said))
-        return heard
+            elif messages := content.replace(_DESCRIPTOR, b""):
+                received.append((rank, messages))
+        return received
 
     def _patience(self, ranks: Collection[int]) -> Iterator[float]:
         """Give the seconds that are left to wait for one of these, again and again.
@@ -278,17 +278,17 @@ class NodeMemory:
     def _receive_descriptor(self, rank: int) -> int:
         waiting = self._patience([rank])
         while not self._descriptors[rank]:
-            self._unheard += self._read(next(waiting))
+            self._unread += self._read(next(waiting))
         return self._descriptors[rank].popleft()
 
-    def _send(self, rank: int, word: bytes, rights: Sequence[_Rights] = ()) -> None:
-        """Send to a worker; where it has much to hear, hear meanwhile, as it may do the same."""
+    def _send(self, rank: int, message: bytes, rights: Sequence[_Rights] = ()) -> None:
+        """Send to a worker; where it has much to read, read meanwhile, as it may do the same."""
         waiting = self._patience([rank])
         while True:
             try:
-                self._peers[rank].sendmsg([word], rights)
+                self._peers[rank].sendmsg([message], rights)
             except BlockingIOError:
-                self._unheard += self._read(min(next(waiting), _RETRY_S))
+                self._unread += self._read(min(next(waiting), _RETRY_S))
             except OSError as error:
                 raise _lost(rank) from error
             else:

@@ -1,10 +1,10 @@
 """Partial sums in memory that all workers of a node share. Bits are those of `exchange.py`.
 
-A worker owns a slice of every buffer. It says when a buffer is complete; when all have, the owner
+A worker owns a slice of every buffer. It posts when a buffer is complete; when all have, the owner
 of each slice adds the workers' sums along the tree, and writes the result to all of them, itself.
-It says so, and whoever has heard all owners has the whole sum in its own buffer. Nothing is copied
-in between, and no lock is held: a slice is its owner's from the first word to the second, and the
-rest of the time its worker's.
+It posts that, and whoever has received it from all owners has the whole sum in its own buffer.
+Nothing is copied in between, and no lock is held: a slice is its owner's from the first message to
+the second, and the rest of the time its worker's.
 """
 
 import weakref
@@ -62,7 +62,7 @@ class NodeExchange:
         self._sums: weakref.WeakKeyDictionary[Bucket, list[_Chunk]] = weakref.WeakKeyDictionary()
         self._waiting: deque[list[_Chunk]] = deque()
         """Started, and not yet summed here."""
-        self._started = self._summed = 0
+        self._started = 0
         """Buckets of the step."""
         self._ready = [0] * memory.workers
         """By worker: buckets that it has started beyond those that are summed here."""
@@ -97,13 +97,13 @@ class NodeExchange:
         """Let the others read a bucket's sums. Collective, but doesn't block."""
         self._waiting.append(self._sums[bucket])
         self._started += 1
-        self._memory.tell(bytes([_READY]))
+        self._memory.post(bytes([_READY]))
         self.poll()
 
     def poll(self) -> None:
         """Add up what is there. Doesn't block."""
         if self._waiting:
-            self._hear()
+            self._receive()
 
     def finish(self, failure: int) -> bool:
         """Wait until all sums are complete. Collective.
@@ -115,11 +115,11 @@ class NodeExchange:
             Whether something went wrong on any worker.
         """
         rank = self._memory.rank
-        self._memory.tell(bytes([_FAILED if failure else _FINISHED]))
+        self._memory.post(bytes([_FAILED if failure else _FINISHED]))
         self._ends[rank].append(bool(failure))
         while missing := self._missing():
-            self._hear(missing)
-        # Others may be a step ahead by now: what they have said of it stays counted.
+            self._receive(missing)
+        # Others may be a step ahead by now: what they have sent of it stays counted.
         self._done = [done - self._started for done in self._done]
         self._started = 0
         failures = [ends.popleft() for ends in self._ends]
@@ -141,22 +141,22 @@ class NodeExchange:
         self._memory.close()
 
     def _missing(self) -> list[int]:
-        """List the workers that have more to say of this step."""
+        """List the workers that have more to send of this step."""
         return [
             rank
             for rank, (ends, done) in enumerate(zip(self._ends, self._done, strict=True))
             if not ends or done < self._started
         ]
 
-    def _hear(self, waiting_for: Collection[int] = ()) -> None:
-        for rank, words in self._memory.hear(waiting_for):
-            for word in words:
-                if word == _READY:
+    def _receive(self, waiting_for: Collection[int] = ()) -> None:
+        for rank, messages in self._memory.receive(waiting_for):
+            for message in messages:
+                if message == _READY:
                     self._ready[rank] += 1
-                elif word == _SUMMED:
+                elif message == _SUMMED:
                     self._done[rank] += 1
                 else:
-                    self._ends[rank].append(word == _FAILED)
+                    self._ends[rank].append(message == _FAILED)
         own = self._memory.rank
         self._ready[own] = len(self._waiting)
         while self._waiting and min(self._ready) > 0:
@@ -172,7 +172,7 @@ class NodeExchange:
             for there in chunk.copies:
                 there.copy_(chunk.total)
         self._done[self._memory.rank] += 1
-        self._memory.tell(bytes([_SUMMED]))
+        self._memory.post(bytes([_SUMMED]))
 
     def _plan(self, buffers: Sequence[Tensor]) -> list[_Chunk]:
         """Cut this worker's slice of a bucket into chunks.

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.decode import DECODERS, photograph, play, read, sources
+from benchmarks.decode import DECODERS, others, photograph, play, read, sources, write_folder
+from paceline.data.crop import RandomResizedCrop
 
 pytestmark = pytest.mark.filterwarnings("ignore:The image decoding and encoding capabilities")
 
@@ -23,6 +24,8 @@ def test_every_round_is_timed() -> None:
     assert [len(values) for values in rates.values()] == [2] * 4
 
 
-def test_the_folder_is_read_in_both_forms(tmp_path: Path) -> None:
-    rates = read(sources(tmp_path, 4), rounds=2)
-    assert [len(values) for values in rates.values()] == [2, 2]
+def test_the_folder_is_read_whole_in_every_way(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, 4)
+    ways = {**others(folder), **sources(tmp_path, (RandomResizedCrop(16),))}
+    assert [way(0) for way in ways.values()] == [4] * 5
+    assert [len(values) for values in read(ways, rounds=2).values()] == [2] * 5

@@ -31,8 +31,7 @@ def resize(images: Tensor, size: int | tuple[int, int]) -> Tensor:
         return images
     if images.is_cpu:
         return _interpolated(images, height, width)
-    exact = _interpolated(images.to(torch.float32), height, width)
-    return exact.round_().clamp_(0, 255).to(torch.uint8)
+    return _as_uint8(_interpolated(images.to(torch.float32), height, width))
 
 
 def shorter_side_to(height: int, width: int, size: int) -> tuple[int, int]:
@@ -52,6 +51,10 @@ def center_crop(images: Tensor, size: int) -> Tensor:
     return images[..., top : top + size, left : left + size]
 
 
+def _as_uint8(exact: Tensor) -> Tensor:
+    return exact.round_().clamp_(0, 255).to(torch.uint8)
+
+
 def _interpolated(images: Tensor, height: int, width: int) -> Tensor:
     return F.interpolate(
         images, size=(height, width), mode="bilinear", align_corners=False, antialias=True
@@ -67,6 +70,7 @@ class RandomResizedCrop:
 
     torchvision's `RandomResizedCrop(antialias=False)`: boxes much larger than `size` are sampled,
     not averaged. Between packed images of 256 and a size of 224 there is no difference to speak of.
+    On a CPU values are those of torchvision's v2 on uint8 tensors, elsewhere within 1 of them.
     """
 
     def __init__(
@@ -121,9 +125,12 @@ class RandomResizedCrop:
         return torch.where(found, drawn, torch.cat(tuple(middle), dim=1))
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Crop and scale; (N, C, H, W) to float32 (N, C, S, S)."""
+        """Crop and scale; (N, C, H, W) to (N, C, S, S), uint8 stays so, others become float32."""
         height, width = images.shape[2:]
-        top, left, tall, wide = self.boxes(draws, height, width)[:, :, None].unbind(1)
+        boxes = self.boxes(draws, height, width)
+        if images.is_cpu and images.dtype == torch.uint8:
+            return self._cut_one_by_one(images, boxes)
+        top, left, tall, wide = boxes[:, :, None].unbind(1)
         steps = torch.arange(self._size, dtype=top.dtype, device=draws.device) + 0.5
         rows = _positions(top, tall, steps / self._size, height)
         columns = _positions(left, wide, steps / self._size, width)
@@ -133,7 +140,17 @@ class RandomResizedCrop:
         )
         source = images.to(torch.float32, memory_format=torch.contiguous_format)
         grid = grid.permute(0, 2, 3, 1)
-        return F.grid_sample(source, grid, "bilinear", "border", align_corners=False)
+        cut = F.grid_sample(source, grid, "bilinear", "border", align_corners=False)
+        return _as_uint8(cut) if images.dtype == torch.uint8 else cut
+
+    def _cut_one_by_one(self, images: Tensor, boxes: Tensor) -> Tensor:
+        """Scale each box by the kernel for uint8: half the time of a grid over the batch."""
+        cut = images.new_empty(*images.shape[:2], self._size, self._size)
+        for sample, (top, left, tall, wide) in enumerate(boxes.to(torch.int64).tolist()):
+            box = images[sample : sample + 1, :, top : top + tall, left : left + wide]
+            size = (self._size, self._size)
+            cut[sample] = F.interpolate(box, size, mode="bilinear", align_corners=False)[0]
+        return cut
 
     def _middle(self, height: int, width: int) -> tuple[int, int, int, int]:
         tall, wide = height, width

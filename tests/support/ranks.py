@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import FileStore
 
 from paceline.distributed.environment import Placement
 from paceline.distributed.group import Group
+from paceline.launch.failures import is_lost_peer
 from paceline.launch.process_tree import die_with_parent
 from tests.launch.waiting import patient
 
@@ -31,6 +32,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 LIMIT_S = 120.0
+_LAST_WORDS_S = 2.0
 _CPU = torch.device("cpu")
 
 
@@ -177,7 +179,10 @@ def _say(pipe: int, report: _Report) -> NoReturn:
 
 
 def _collect(ranks: list[_Rank], limit_s: float, scratch: Path) -> list[_Report]:
-    """Read all reports; at the first failure the others aren't waited for."""
+    """Read all reports; after a failure the others aren't waited for.
+
+    Unless it only says that another rank went away: that one has a moment to say why.
+    """
     deadline_s = time.monotonic() + patient(limit_s)
     reports: dict[int, _Report] = {}
     with selectors.DefaultSelector() as selector:
@@ -185,6 +190,8 @@ def _collect(ranks: list[_Rank], limit_s: float, scratch: Path) -> list[_Report]
             selector.register(rank.pipe, selectors.EVENT_READ, rank)
         while selector.get_map():
             ready = selector.select(deadline_s - time.monotonic())
+            if not ready and (failed := _failed(reports)):
+                raise _first(failed)
             if not ready:
                 missing = [rank for rank in ranks if rank.rank not in reports]
                 stacks = "\n".join(_stacks(rank, scratch) for rank in missing)
@@ -195,7 +202,12 @@ def _collect(ranks: list[_Rank], limit_s: float, scratch: Path) -> list[_Report]
                 if ended is not None:
                     selector.unregister(key.fd)
                     reports[ended.rank] = ended
-            _raise_first(reports)
+            if causes := [report for report in _failed(reports) if not _misses_another(report)]:
+                raise _first(causes)
+            if _failed(reports):
+                deadline_s = min(deadline_s, time.monotonic() + patient(_LAST_WORDS_S))
+    if failed := _failed(reports):
+        raise _first(failed)
     return [reports[rank.rank] for rank in ranks]
 
 
@@ -205,11 +217,18 @@ def _read(rank: _Rank) -> _Report | None:
     return None if chunk else rank.report()
 
 
-def _raise_first(reports: dict[int, _Report]) -> None:
-    failed = [report for report in reports.values() if report.traceback is not None]
-    if failed:
-        first = min(failed, key=lambda report: report.time_s)
-        raise RankError(f"rank {first.rank} failed:\n{first.traceback}")
+def _failed(reports: dict[int, _Report]) -> list[_Report]:
+    return [report for report in reports.values() if report.traceback is not None]
+
+
+def _misses_another(report: _Report) -> bool:
+    name, _, text = (report.traceback or "").strip().rpartition("\n")[2].partition(": ")
+    return is_lost_peer(name.rpartition(".")[2], text)
+
+
+def _first(failed: list[_Report]) -> RankError:
+    first = min(failed, key=lambda report: report.time_s)
+    return RankError(f"rank {first.rank} failed:\n{first.traceback}")
 
 
 def _stacks(rank: _Rank, scratch: Path) -> str:

@@ -24,6 +24,7 @@ def test_a_faultless_script_under_torchrun(verify: Verify, tmp_path: Path) -> No
 
 
 WRITES = """
+import atexit
 import os
 import sys
 from pathlib import Path
@@ -32,6 +33,7 @@ assert sys.argv[1:] == ["--lr", "0.1"]
 assert os.environ["LR"] == "0.1"
 assert "TORCHELASTIC_RUN_ID" in os.environ
 Path("written.txt").write_text("by the script")
+atexit.register(os.abort)  # as a process group may that is left over where a training is cut off
 """
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from paceline.distributed.environment import current_placement, set_variables
+from paceline.errors import ExitCode
 from paceline.launch.error_records import exit_code_of, kind_of, run_guarded
 from paceline.launch.heartbeat import note
 from paceline.launch.process_tree import die_with_parent
@@ -33,7 +34,7 @@ def run_watched(payload: str) -> str:
         payload: A `Trial` as JSON.
 
     Returns:
-        JSON with `stopped_because`.
+        JSON with `stopped_because`, and whether the training was `cut` off.
     """
     trial = Trial.from_json(payload)
     request = TrainRequest.from_json(trial.request)
@@ -56,7 +57,7 @@ def run_watched(payload: str) -> str:
     # Only reached without an error: a trace that lacks this record was cut off by one.
     observer.writer.write(Ended(is_cut, str(torch.__version__)))
     note.operation = "end"
-    return json.dumps({"stopped_because": "watched"})
+    return json.dumps({"stopped_because": "watched", "cut": is_cut})
 
 
 def main(words: Sequence[str]) -> None:
@@ -79,10 +80,17 @@ def main(words: Sequence[str]) -> None:
     )
     trial = replace(trial, request=request.to_json())
     try:
-        run_guarded(run_watched, trial.to_json(), Path(trial.log_dir), current_placement().rank)
+        rank, log_dir = current_placement().rank, Path(trial.log_dir)
+        ended = run_guarded(run_watched, trial.to_json(), log_dir, rank)
     except BaseException as error:  # noqa: BLE001 - the process ends here, with a record
         # At once, without clean-up: its peers notice it at once as well.
         os._exit(exit_code_of(kind_of(error)))
+    if json.loads(ended)["cut"]:
+        # Process groups that the script would have left in the end are there still, and abort a
+        # process that ends with them where a peer was faster.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(ExitCode.DONE)
 
 
 if __name__ == "__main__":

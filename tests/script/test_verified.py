@@ -60,7 +60,7 @@ def test_script_and_arguments(
 
     def run_watched(payload: str) -> str:
         payloads.append(payload)
-        return ""
+        return json.dumps({"stopped_because": "watched", "cut": False})
 
     monkeypatch.setattr(verified, "run_watched", run_watched)
     verified.main([*before, str(trial), *words])
@@ -73,6 +73,19 @@ def test_script_and_arguments(
 
 class EndedError(BaseException):
     """Stands for the process's end."""
+
+
+def test_a_training_that_is_cut_off_ends_the_process_at_once(
+    trial: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(code: int) -> None:
+        raise EndedError(code)
+
+    cut = json.dumps({"stopped_because": "watched", "cut": True})
+    monkeypatch.setattr(verified, "run_watched", lambda payload: cut)
+    monkeypatch.setattr("os._exit", end)
+    with pytest.raises(EndedError, match="0"):
+        verified.main([str(trial), "train.py"])
 
 
 def test_a_failure_is_recorded_and_ends_the_process_at_once(

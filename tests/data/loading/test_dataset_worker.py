@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from paceline.data.dataset_worker import (
+from paceline.data.loading.dataset_worker import (
     ItemRequest,
     SeededItems,
     run_in_order,

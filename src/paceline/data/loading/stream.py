@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
 from paceline.data.batch import Batch, BatchSource, laid_out
-from paceline.data.dataset_worker import Collate, ItemRequest, collating
-from paceline.data.device_feed import DeviceFeed
+from paceline.data.loading.dataset_worker import Collate, ItemRequest, collating
+from paceline.data.loading.device_feed import DeviceFeed
 from paceline.data.order import EpochPlan, Indices, step_shares
 from paceline.distributed.group import Group
 from paceline.errors import DataError

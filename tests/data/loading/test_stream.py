@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from paceline.data.batch import Batch
+from paceline.data.loading.stream import StreamSource
 from paceline.data.order import EpochPlan
-from paceline.data.stream import StreamSource
 from paceline.distributed.group import Group
 from paceline.errors import DataError
 from tests.support.ranks import RankError, run_ranks

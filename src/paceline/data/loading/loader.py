@@ -19,14 +19,14 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from paceline.data.batch import Batch, BatchSource, describe, laid_out, map_tensors
-from paceline.data.dataset_worker import (
+from paceline.data.loading.dataset_worker import (
     Collate,
     ItemRequest,
     SeededItems,
     shorten,
     start_loader_process,
 )
-from paceline.data.device_feed import DeviceFeed
+from paceline.data.loading.device_feed import DeviceFeed
 from paceline.data.order import EpochPlan, Indices, plan_order, plan_shares
 from paceline.data.protocols import MapDataset
 from paceline.distributed.work_division import share

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from paceline.data.device_feed import DeviceFeed, one_ahead
+from paceline.data.loading.device_feed import DeviceFeed, one_ahead
 
 CPU = torch.device("cpu")
 

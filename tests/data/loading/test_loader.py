@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paceline.data.batch import Batch
-from paceline.data.loader import LoaderSource
+from paceline.data.loading.loader import LoaderSource
 from paceline.data.order import EpochPlan, epoch_order
 from paceline.errors import DataError, InfrastructureError, UsageError
 from tests.launch.waiting import until
@@ -214,7 +214,7 @@ def test_a_hung_loader_process_is_found_and_killed(
     action: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
-    monkeypatch.setattr("paceline.data.loader._END_S", 0.1)
+    monkeypatch.setattr("paceline.data.loading.loader._END_S", 0.1)
     before = set(multiprocessing.active_children())
     with (
         source_of(Doing(action), 2, timeout_s=0.5) as source,

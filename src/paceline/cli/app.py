@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()  # the reader of our output left; Python must not complain at exit
         return ExitCode.DONE
     except PacelineError as error:
-        from paceline.launch.error_records import message_of
+        from paceline.launch.errors.error_records import message_of
 
         text = printable(message_of(error))
         print(f"paceline: {shortened(text)}", file=sys.stderr)
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if message := _misuse(error):
             print(f"paceline: {shortened(printable(message))}", file=sys.stderr)
             return ExitCode.USAGE
-        from paceline.launch.error_records import exit_code_of, kind_of
+        from paceline.launch.errors.error_records import exit_code_of, kind_of
 
         traceback.print_exception(error)
         return exit_code_of(kind_of(error))

@@ -21,7 +21,7 @@ from paceline.distributed.environment import (
 from paceline.distributed.group import Group, joined
 from paceline.distributed.placement import Placement
 from paceline.errors import InterruptedTraining, JobError, UsageError
-from paceline.launch.error_records import describe, record
+from paceline.launch.errors.error_records import describe, record
 from paceline.options.fields import OptionValue
 from paceline.options.shell import command_line
 from paceline.results.run_directory import RunDirectory

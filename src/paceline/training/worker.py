@@ -16,7 +16,7 @@ from paceline.distributed.environment import current_placement
 from paceline.distributed.group import joined
 from paceline.errors import InterruptedTraining, JobError, StorageError
 from paceline.files import storing, write_json
-from paceline.launch.error_records import describe, record
+from paceline.launch.errors.error_records import describe, record
 from paceline.optim.table import OPTIMIZER_OPTIONS
 from paceline.results.run_directory import RunDirectory
 from paceline.training.batches.plan import describe_oversized

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from paceline.distributed.environment import current_variables
 from paceline.errors import UsageError
-from paceline.launch.failures import WorkerFailure, one_line
+from paceline.launch.errors.failures import WorkerFailure, one_line
 from paceline.launch.restart_policy import Policy
 from paceline.launch.scratch import own_directory_is
 from paceline.launch.worker_count import threads_per_worker, usable_cores

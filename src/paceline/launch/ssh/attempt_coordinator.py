@@ -7,7 +7,7 @@ from functools import partial
 from typing import final
 
 from paceline.errors import InfrastructureError, JobError, UsageError
-from paceline.launch.failures import WorkerFailure
+from paceline.launch.errors.failures import WorkerFailure
 from paceline.launch.processes import EXIT_S
 from paceline.launch.signals import InterruptedStartError
 from paceline.launch.ssh.artifact_transfer import keep_file

@@ -14,7 +14,7 @@ from typing import final
 import psutil
 
 from paceline.files import read_json
-from paceline.launch.error_records import record
+from paceline.launch.errors.error_records import record
 from paceline.launch.watchdog.driver import Observation, Watchdog, poll_every_s
 from paceline.launch.watchdog.peer_status import PeerStatus
 from paceline.launch.watchdog.sidecar import WatchedWorkers, notice_path

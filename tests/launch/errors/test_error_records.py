@@ -13,7 +13,7 @@ from paceline.errors import (
     SnapshotError,
     UsageError,
 )
-from paceline.launch.error_records import (
+from paceline.launch.errors.error_records import (
     describe,
     exit_code_of,
     failure_path,
@@ -21,7 +21,7 @@ from paceline.launch.error_records import (
     message_of,
     run_guarded,
 )
-from paceline.launch.failures import WorkerFailure
+from paceline.launch.errors.failures import WorkerFailure
 
 
 class DistNetworkError(RuntimeError):

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from paceline.launch.device_errors import device_error
+from paceline.launch.errors.device_errors import device_error
 from paceline.options.fields import check_types
 from paceline.results.run_directory import log_path
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.failures import (
+from paceline.launch.errors.failures import (
     WorkerExits,
     WorkerFailure,
     is_lost_peer,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.device_errors import device_error
-from paceline.launch.error_records import describe, kind_of
-from paceline.launch.failures import WorkerFailure, root_cause, silent_failure
+from paceline.launch.errors.device_errors import device_error
+from paceline.launch.errors.error_records import describe, kind_of
+from paceline.launch.errors.failures import WorkerFailure, root_cause, silent_failure
 from paceline.launch.local.logs import open_log, read_crash
 from paceline.results.run_directory import log_path
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from paceline.errors import ExitCode, PacelineError, StorageError
 from paceline.files import read_json, write_json
-from paceline.launch.device_errors import DeviceError, device_error
-from paceline.launch.failures import FailureKind, WorkerFailure, is_lost_peer
+from paceline.launch.errors.device_errors import DeviceError, device_error
+from paceline.launch.errors.failures import FailureKind, WorkerFailure, is_lost_peer
 from paceline.launch.heartbeat import note
 
 _KINDS: dict[int, FailureKind] = {ExitCode.USAGE: "usage", ExitCode.JOB: "job"}
@@ -36,8 +36,8 @@ _WORLD_ERRNOS = {
 _RECORDS = "failure-rank-*.json"
 _FROM_LOADER = re.compile(r"Caught (\w+) in \w+ (?:worker )?process \d+\.\nOriginal Traceback")
 _OF_LIBRARY = re.compile(r"(?i)\b(?:CU|MI|ROC|HIP)\w+_STATUS_\w+|\bmiopenStatus\w+")
-_PACKAGE = Path(__file__).parents[1]
-_CALLERS = (_PACKAGE / "launch", _PACKAGE / "launch" / "local", _PACKAGE / "script")
+_PACKAGE = Path(__file__).parents[2]
+_CALLERS = (_PACKAGE / "launch" / "errors", _PACKAGE / "launch" / "local", _PACKAGE / "script")
 
 
 def failure_path(log_dir: Path, rank: int) -> Path:

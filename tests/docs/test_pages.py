@@ -47,8 +47,8 @@ from paceline.results.run_directory import RunDirectory
 from paceline.runtime.spec import Place
 from paceline.scaling.options import ScaleOptions, TuneOptions
 from paceline.training.config import training_options
-from paceline.training.previous_run import FIXED
 from paceline.training.recipe import load_recipe
+from paceline.training.run_record.previous_run import FIXED
 from tests.docs.pages import (
     COMING_FROM,
     PAGES,

@@ -22,7 +22,7 @@ from paceline.results.confusion import Confusion
 from paceline.results.find_runs import RUN_OR_NAME, choose_run
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.write_report import write_report
-from paceline.training.previous_run import PreviousRun
+from paceline.training.run_record.previous_run import PreviousRun
 
 if TYPE_CHECKING:
     from paceline.training.evaluation.evaluate_run import EvaluationResult

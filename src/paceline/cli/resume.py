@@ -42,8 +42,8 @@ from paceline.runtime.placement import (
 )
 from paceline.runtime.spec import Launch
 from paceline.training.config import TrainConfig, TrainRequest, training_options
-from paceline.training.previous_run import PreviousRun
 from paceline.training.recipe import load_recipe
+from paceline.training.run_record.previous_run import PreviousRun
 from paceline.training.sync.validation import refuse_idle
 
 _ALLOW = OptionField(

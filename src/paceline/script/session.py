@@ -39,8 +39,8 @@ from paceline.tracking.registry import require_trackers
 from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.engine import Engine
 from paceline.training.hooks.base import ADDED_HOOKS
-from paceline.training.previous_run import PreviousRun
 from paceline.training.rng import has_drawn_unseeded, seed_everything
+from paceline.training.run_record.previous_run import PreviousRun
 from paceline.training.session import Session
 from paceline.training.setup import open_session
 from paceline.training.status_exchange import stop_on_signals

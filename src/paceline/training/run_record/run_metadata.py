@@ -26,10 +26,10 @@ from paceline.training.batches.plan import TrainPlan
 from paceline.training.config import TrainRequest
 from paceline.training.engine import Engine
 from paceline.training.hooks.base import ADDED_HOOKS
-from paceline.training.numerics import describe, describe_kernels, numerics_of_all
 from paceline.training.options import LoopOptions
 from paceline.training.profiling.gpu_monitor import peak_memory
-from paceline.training.revision import find_revision
+from paceline.training.run_record.numerics import describe, describe_kernels, numerics_of_all
+from paceline.training.run_record.revision import find_revision
 from paceline.training.snapshots.train_state import finite
 from paceline.training.sync.validation import describe_method, method_of
 

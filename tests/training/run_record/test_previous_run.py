@@ -8,7 +8,7 @@ from paceline.errors import UsageError
 from paceline.options.fields import OptionValue, flag
 from paceline.results.run_directory import RunDirectory
 from paceline.training.config import TrainConfig
-from paceline.training.previous_run import FIXED, FREE, PreviousRun
+from paceline.training.run_record.previous_run import FIXED, FREE, PreviousRun
 from paceline.training.sync.validation import check_method
 
 

@@ -9,11 +9,11 @@ import torch
 from paceline.data.options import DataOptions
 from paceline.distributed.group import Group
 from paceline.distributed.work_division import Division
-from paceline.training import run_metadata
 from paceline.training.batches.plan import make_plan
 from paceline.training.engine import Engine
 from paceline.training.options import ComputeOptions, LoopOptions
-from paceline.training.run_metadata import (
+from paceline.training.run_record import run_metadata
+from paceline.training.run_record.run_metadata import (
     _kernels_line,
     _peak_gpu_memory,
     _target_line,

@@ -10,7 +10,8 @@ from torch import nn
 
 from paceline.distributed.group import Group
 from paceline.errors import JobError, UsageError
-from paceline.training.numerics import (
+from paceline.training.options import ComputeOptions
+from paceline.training.run_record.numerics import (
     NumericsRecord,
     choose_kernels,
     describe,
@@ -18,7 +19,6 @@ from paceline.training.numerics import (
     differences,
     pin,
 )
-from paceline.training.options import ComputeOptions
 from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.ranks

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from paceline.options.fields import OptionValue
-from paceline.training import startup_facts
 from paceline.training.config import TrainConfig, TrainRequest
-from paceline.training.startup_facts import common_arguments, facts_of, source_file
+from paceline.training.run_record import startup_facts
+from paceline.training.run_record.startup_facts import common_arguments, facts_of, source_file
 from paceline.training.worker import facts_here
 
 REQUEST = TrainRequest(
@@ -35,7 +35,7 @@ def test_settings_arguments_code_and_versions_are_facts() -> None:
     assert (found["lr"], found["dropout"], found["sizes"]) == ("0.02", "0.1", "1 2")
     assert found["recipe"] == REQUEST.reference
     assert {"torch", "numpy", "torchvision", "Python", "Paceline"} <= found.keys()
-    source = Path(startup_facts.__file__).parents[1] / "recipes" / "digits.py"
+    source = Path(startup_facts.__file__).parents[2] / "recipes" / "digits.py"
     digest = hashlib.sha256(source.read_bytes()).hexdigest()
     assert found["digits.py with SHA-256"] == digest[:12]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.training.revision import Revision, find_revision
+from paceline.training.run_record.revision import Revision, find_revision
 from tests.support.needs import GIT, need
 
 

@@ -14,7 +14,9 @@ import pytest
 import torch
 
 import paceline
-from paceline.cli import (
+from paceline.cli.app import main
+from paceline.cli.cluster_submit import cluster_options
+from paceline.cli.commands import (
     aws,
     compare,
     copy,
@@ -35,8 +37,6 @@ from paceline.cli import (
     verify,
     workers,
 )
-from paceline.cli.app import main
-from paceline.cli.cluster_submit import cluster_options
 from paceline.cli.output import TRAIN_OUTPUT
 from paceline.data.augment import RandomFlip
 from paceline.errors import ExitCode

@@ -7,7 +7,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.runs import terminal_width
+from paceline.cli.commands.runs import terminal_width
 from paceline.errors import ExitCode
 from paceline.options.command_line import note, parse_options, show_help, wants_help
 from paceline.options.fields import OptionField

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.train import RUN_DIR, read_recipe_options
+from paceline.cli.commands.train import RUN_DIR, read_recipe_options
 from paceline.distributed.environment import surroundings
 from paceline.distributed.options import DistOptions
 from paceline.errors import ExitCode, UsageError

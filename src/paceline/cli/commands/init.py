@@ -10,7 +10,7 @@ from paceline.options.command_line import parse_options
 from paceline.options.fields import unknown_name
 from paceline.options.text import printable
 
-_PROJECTS = Path(__file__).parent / "projects"
+_PROJECTS = Path(__file__).parents[1] / "projects"
 _SUFFIX = ".txt"  # so that tools for Python take them for no code of this package
 _KINDS = ("recipe", "script")
 _USAGE = "paceline init [recipe|script] [DIR]"

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline.cli.cluster_submit import cluster_options, take_cluster_choice
+from paceline.cli.commands.train import RUN_DIR, begin, merge_layers, print_config
 from paceline.cli.output import TRAIN_OUTPUT, Output
-from paceline.cli.train import RUN_DIR, begin, merge_layers, print_config
 from paceline.errors import ExitCode, UsageError
 from paceline.options.command_line import (
     part_script_args,

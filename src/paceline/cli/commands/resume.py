@@ -8,9 +8,9 @@ from typing import NoReturn
 
 from paceline.checkpoint.remote.url import OFF, is_url, without_secrets
 from paceline.cli.cluster_submit import ClusterChoice, cluster_options, submit, take_cluster_choice
+from paceline.cli.commands.train import file_name, read_recipe_options
 from paceline.cli.dry_run import show_plan
 from paceline.cli.output import ALL_IS_SAID, TRAIN_OUTPUT, Output
-from paceline.cli.train import file_name, read_recipe_options
 from paceline.distributed.environment import detect_launchers, surroundings
 from paceline.distributed.options import DistOptions
 from paceline.errors import ExitCode, UsageError
@@ -189,7 +189,7 @@ def _fetched(url: str, tokens: Sequence[str]) -> tuple[str, Sequence[str], str]:
         The run directory, the command line without `--run-dir`, and the place below which the
         copies are, as `--copy-to` would have it.
     """
-    from paceline.cli.copy import fetch
+    from paceline.cli.commands.copy import fetch
 
     where, rest = take_option(tokens, "--run-dir")
     found = worker_here(LaunchOptions(), DistOptions())

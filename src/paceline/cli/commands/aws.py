@@ -89,7 +89,7 @@ def _up(place: ClusterPlace, given: Given) -> int:
         note("nothing was made")
         return ExitCode.DONE
     nodes = make_nodes(aws, plan, wait=ask.wait, say=note)
-    _tell_use(place.name, nodes)
+    _print_usage(place.name, nodes)
     return ExitCode.DONE
 
 
@@ -106,7 +106,7 @@ def _confirm() -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _tell_use(name: str, nodes: Sequence["Instance"]) -> None:
+def _print_usage(name: str, nodes: Sequence["Instance"]) -> None:
     from paceline.provision.aws.files import kept
 
     files = kept(name)

@@ -118,7 +118,7 @@ def main(tokens: Sequence[str]) -> int:
     )
     paths = tuple(sorted(recipe.paths_among(arguments)))
     plans = choice.plans_alone(config.launch.on)
-    output.tell_settings(
+    output.print_settings(
         request, dict.fromkeys(settings, "run") | dict(found.sources), dry_run=plans
     )
     return _resume(request, config, past, choice, given, allowed, paths, output)
@@ -272,7 +272,7 @@ def _resume_script(
     )
     config = TrainConfig.from_settings(settings)
     sources = dict.fromkeys(settings, "run") | dict(found.sources)
-    output.tell_settings(request, sources, dry_run=choice.plans_alone(config.launch.on))
+    output.print_settings(request, sources, dry_run=choice.plans_alone(config.launch.on))
     return _resume(request, config, past, choice, given, allowed, (), output)
 
 
@@ -315,7 +315,7 @@ def _resume(
         )
     if not _is_one_of_several(request.command) and _is_finished(run, past, request):
         ignored = [flag(name) for name in given if flag(name) in typed]
-        return _tell_finished(run, request, ignored, output)
+        return _print_finished(run, request, ignored, output)
     if config.launch.on in launchers():
         output.refuse_json(config.launch.on)
         sent = {n: v for n, v in given.items() if n != "on"}
@@ -346,7 +346,7 @@ def _resume(
 
         code = start(launch)
     if place.rank == 0:
-        output.tell_end(run, code)
+        output.print_end(run, code)
     return code
 
 
@@ -392,7 +392,7 @@ def _is_finished(run: RunDirectory, past: PreviousRun, request: TrainRequest) ->
     )
 
 
-def _tell_finished(
+def _print_finished(
     run: RunDirectory, request: TrainRequest, ignored: Sequence[str], output: Output
 ) -> int:
     """Say that nothing is left to train, and how to train on. Returns the exit code.
@@ -426,7 +426,7 @@ def _tell_finished(
         names = [name for name in ignored if _CHANGED_BY.get(name, "") == command]
         instead = f": `paceline {command}` does that" if command else ""
         note(f"No effect on a finished run: {', '.join(names)}{instead}")
-    output.tell_end(run, ExitCode.DONE)
+    output.print_end(run, ExitCode.DONE)
     return ExitCode.DONE
 
 

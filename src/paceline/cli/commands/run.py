@@ -69,7 +69,7 @@ def main(tokens: Sequence[str]) -> int:
         return ExitCode.DONE
     config = TrainConfig.from_settings(given)
     plans = choice.plans_alone(config.launch.on)
-    output.tell_settings(request, found.sources, dry_run=plans)
+    output.print_settings(request, found.sources, dry_run=plans)
     return begin(script, request, config, choice, given, where, output=output)
 
 

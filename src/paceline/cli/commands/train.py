@@ -96,7 +96,7 @@ def main(tokens: Sequence[str]) -> int:
         print_config(request)
         return ExitCode.DONE
     plans = choice.plans_alone(config.launch.on)
-    output.tell_settings(request, sources, dry_run=plans)
+    output.print_settings(request, sources, dry_run=plans)
     paths = tuple(sorted(recipe.paths_among(arguments)))
     return begin(name, request, config, choice, given, where, paths, output)
 
@@ -176,7 +176,7 @@ def begin(
 
         code = start(launch)
     if place.rank == 0:
-        output.tell_end(runs[-1], code)
+        output.print_end(runs[-1], code)
     return code
 
 

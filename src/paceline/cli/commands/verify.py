@@ -443,7 +443,7 @@ def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> "_Verified":
         JobError: The training fails by itself, or is too short to be killed.
     """
     from paceline.verify.compare import LEAST, given_limits
-    from paceline.verify.resume import Launches, choose_step, judge
+    from paceline.verify.resume import Launches, choose_step, compare_resumed
     from paceline.verify.resume_report import resume_json, resume_text
 
     asked = launcher.asked
@@ -471,7 +471,8 @@ def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> "_Verified":
         saved=tuple(saved),
         cut_at=asked.steps,
     )
-    found = judge(launches, given_limits(LEAST if asked.tolerance is None else asked.tolerance))
+    limits = given_limits(LEAST if asked.tolerance is None else asked.tolerance)
+    found = compare_resumed(launches, limits)
     named = (("undisturbed", whole), ("killed", killed), ("resumed", resumed))
     return resume_text(found), resume_json(found), named
 

@@ -259,7 +259,7 @@ def _make(
     """Make the run directory, or find the old one.
 
     Raises:
-        UsageError: There is none to go on with, or it can't be made.
+        UsageError: There is none to resume, or it can't be made.
     """
     again = placement.attempt > 0
     if not is_named and resume is not True:
@@ -267,7 +267,7 @@ def _make(
     if run.run_json.exists() and (resume or again):
         return run
     if resume is True:
-        raise UsageError(f"there is no training in {run.path} to go on with")
+        raise UsageError(f"there is no training in {run.path} to resume")
     run.create()
     return run
 

@@ -69,8 +69,8 @@ _ABOUT = (
     "its arguments stands for their number. A command of torchrun, accelerate launch or python is "
     "taken as it is, after --: it is run on one worker, and on as many as it says. Where there are "
     "fewer GPUs than workers, all train on the CPU. What it writes is kept apart, and thrown away. "
-    "With --resume one number of workers is trained on, killed and started again: does it go on as "
-    "if nothing had been? "
+    "With --resume one number of workers is trained on, killed and started again: does it resume "
+    "as if nothing had been? "
     "Exit code 0: the same bits, or the same to rounding; 65: something differs or is wrong."
 )
 _OPTIONS = (
@@ -316,7 +316,7 @@ def _checked(asked: VerifyRequest) -> VerifyRequest:
             "or fewer workers"
         )
     if asked.resume is not None and asked.resume.more_args and asked.request.kind == "recipe":
-        raise UsageError("--resume-args are for a script: a recipe goes on from its snapshots")
+        raise UsageError("--resume-args are for a script: a recipe resumes from its snapshots")
     if asked.steps < 1:
         raise UsageError(f"--steps must be at least 1, not {asked.steps}")
     if asked.tolerance is not None and not asked.tolerance >= 0:

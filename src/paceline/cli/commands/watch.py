@@ -151,7 +151,7 @@ def lines_of(status: "RunStatus", losses: Sequence[float], width: int, *, plain:
         *(("", line) for line in _each_worker(status)),
         ("validation", _validation(status, prefix="")),
         ("ended", status.sentence),
-        ("go on with", status.resume),
+        ("resume with", status.resume),
         # Files that aren't there yet are none.
         *(("problem", problem) for problem in status.problems if position),
     ]

@@ -130,7 +130,7 @@ class PreviousRun:
             paths: The recipe's arguments that are paths: data may have moved.
 
         Returns:
-            Settings and recipe arguments to go on with.
+            Settings and recipe arguments to resume with.
 
         Raises:
             UsageError: Something would change that may not; all differences are shown.

@@ -35,7 +35,7 @@ from paceline.data.batch import BatchSource
 from paceline.data.crop import RandomResizedCrop, center_crop, resize, shorter_side_to
 from paceline.data.decode import decoded_to
 from paceline.data.imagefolder import load_image_folder
-from paceline.data.loader import LoaderSource
+from paceline.data.loading.loader import LoaderSource
 from paceline.data.memory import MemorySource, PreparedSource
 from paceline.data.options import PackOptions
 from paceline.data.order import EpochPlan

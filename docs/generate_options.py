@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, Union, get_args, get_origin
 
 from paceline.cli.cluster_submit import cluster_options
-from paceline.cli.train import RUN_DIR
+from paceline.cli.commands.train import RUN_DIR
 from paceline.optim.table import OPTIMIZERS
 from paceline.options.command_line import flag
 from paceline.options.fields import OptionField, accepted_names

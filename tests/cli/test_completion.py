@@ -43,7 +43,7 @@ def test_what_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 @pytest.mark.slow
 def test_other_shells_have_every_option(shell: str) -> None:
-    script = completion_script(shell, {"train": (COMMANDS["train"].module, "Train.")})
+    script = completion_script(shell, {"train": ("paceline.cli.commands.train", "Train.")})
     for name in training_options():
         assert name.replace("_", "-") in script
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.app import main
-from paceline.cli.aws import _OPTIONS as AWS_OPTIONS
 from paceline.cli.cluster_submit import (
     cluster_options,
     take_cluster_choice,
 )
-from paceline.cli.pack import _OPTIONS as PACK_OPTIONS
+from paceline.cli.commands.aws import _OPTIONS as AWS_OPTIONS
+from paceline.cli.commands.pack import _OPTIONS as PACK_OPTIONS
 from paceline.data.options import PackOptions
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.registry import launchers

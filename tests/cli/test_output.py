@@ -25,7 +25,7 @@ def test_json_alone_on_standard_output(capfd: pytest.CaptureFixture[str]) -> Non
     with output.apart():
         os.write(1, b"of this process\n")
         subprocess.run([sys.executable, "-Sc", "print('of a child')"], check=True)
-    output.tell_end(RunDirectory.named(_GOLDEN), ExitCode.DONE)
+    output.print_end(RunDirectory.named(_GOLDEN), ExitCode.DONE)
     captured = capfd.readouterr()
     assert captured.err == "of this process\nof a child\n"
     found = json.loads(captured.out)
@@ -35,7 +35,7 @@ def test_json_alone_on_standard_output(capfd: pytest.CaptureFixture[str]) -> Non
 
 
 def test_json_of_a_training_that_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Output(json=True).tell_end(RunDirectory.named(tmp_path), ExitCode.JOB)
+    Output(json=True).print_end(RunDirectory.named(tmp_path), ExitCode.JOB)
     assert json.loads(capsys.readouterr().out) == {"run_dir": str(tmp_path), "exit_code": 65}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.app import main
-from paceline.cli.pack import _progress
+from paceline.cli.commands.pack import _progress
 from paceline.data.options import PackOptions
 from paceline.data.packed import load_packed
 from paceline.errors import ExitCode

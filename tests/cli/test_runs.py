@@ -246,7 +246,7 @@ def test_a_fetched_run_is_copied_on_unless_something_says_otherwise(
         return ExitCode.DONE
 
     monkeypatch.setattr("paceline.runtime.start.start", start)
-    monkeypatch.setattr("paceline.cli.copy.fetch", lambda url, where: (url, run))
+    monkeypatch.setattr("paceline.cli.commands.copy.fetch", lambda url, where: (url, run))
     resume = ["resume", "s3://bucket/all/run"]
     assert main(resume) == main([*resume, "--copy-to", "file:///away"]) == ExitCode.DONE
     assert not capsys.readouterr().err

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cli import scale
+from paceline.cli.commands import scale
 from paceline.cli.scale_options import ScaleRequest, read
 from paceline.errors import ExitCode, UsageError
 from tests.cli.conftest import Paceline, wait_until

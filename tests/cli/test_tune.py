@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.tune import _end, _read, _tuner, main
+from paceline.cli.commands.tune import _end, _read, _tuner, main
 from paceline.errors import ExitCode, UsageError
 from paceline.scaling.tuning import Change, Gain, Kind, Tried
 from tests.cli.conftest import Paceline, wait_until

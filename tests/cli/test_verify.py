@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import verify as verify_command
 from paceline.cli.app import main
+from paceline.cli.commands import verify as verify_command
 from paceline.errors import ExitCode
 from paceline.report.verification import render_verification
 from paceline.verify.compare import given_limits

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import watch
 from paceline.cli.app import main as command
-from paceline.cli.watch import lines_of, main
+from paceline.cli.commands import watch
+from paceline.cli.commands.watch import lines_of, main
 from paceline.errors import ExitCode
 from paceline.launch.watchdog.stragglers import WorkerSpeed, live_path, write_live
 from paceline.report.live import RunFollower, RunStatus

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from paceline.cli.app import main as paceline
-from paceline.cli.workers import main, table_of
+from paceline.cli.commands.workers import main, table_of
 from paceline.errors import UsageError
 from paceline.launch.watchdog.stragglers import WorkerSpeed, live_path, remove_live, write_live
 from paceline.results.run_directory import RunDirectory

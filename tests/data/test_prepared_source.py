@@ -12,7 +12,7 @@ import torch
 from paceline.data.augment import Augment, RandomFlip, RandomShift
 from paceline.data.batch import Batch, BatchSource
 from paceline.data.imagefolder import load_image_folder
-from paceline.data.loader import LoaderSource
+from paceline.data.loading.loader import LoaderSource
 from paceline.data.memory import MemorySource, PreparedSource, TensorData
 from paceline.data.options import PackOptions
 from paceline.data.order import EpochPlan

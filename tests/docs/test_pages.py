@@ -14,7 +14,9 @@ import pytest
 import torch
 
 import paceline
-from paceline.cli import (
+from paceline.cli.app import main
+from paceline.cli.cluster_submit import cluster_options
+from paceline.cli.commands import (
     aws,
     compare,
     copy,
@@ -35,8 +37,6 @@ from paceline.cli import (
     verify,
     workers,
 )
-from paceline.cli.app import main
-from paceline.cli.cluster_submit import cluster_options
 from paceline.cli.output import TRAIN_OUTPUT
 from paceline.data.augment import RandomFlip
 from paceline.errors import ExitCode
@@ -47,8 +47,8 @@ from paceline.results.run_directory import RunDirectory
 from paceline.runtime.spec import Place
 from paceline.scaling.options import ScaleOptions, TuneOptions
 from paceline.training.config import training_options
-from paceline.training.previous_run import FIXED
 from paceline.training.recipe import load_recipe
+from paceline.training.run_record.previous_run import FIXED
 from tests.docs.pages import (
     COMING_FROM,
     PAGES,

@@ -45,7 +45,7 @@ class ScriptedLine:
         said = {"number": message["number"], **answer}
         self._answers.append(json.loads(json.dumps(said)))
 
-    def hear(self, timeout_s: float) -> Mapping[str, object]:
+    def receive(self, timeout_s: float) -> Mapping[str, object]:
         answer = self._answers.pop(0)
         if "silent" in answer:
             raise InfrastructureError("no answer in 2 s")

@@ -48,7 +48,7 @@ def test_a_probe_ends_with_what_started_it(tmp_path: Path) -> None:
         "from paceline.doctor.transport import LocalLine\n"
         "line = LocalLine({'tokens': {}})\n"
         "line.say({'ask': 'close', 'number': 1})\n"
-        "line.hear(60)\n"
+        "line.receive(60)\n"
         "print(line._process.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -81,7 +81,7 @@ def test_a_probe_that_dies_is_told_of() -> None:
     line = LocalLine({"tokens": asdict(Tokens.made())})
     line._process.kill()
     with pytest.raises(InfrastructureError, match="its probe has ended"):
-        line.hear(60)
+        line.receive(60)
     pool = HostPool([PooledHost(name="a", line=line)])
     assert pool.ask_all({"ask": "facts"}, 60)[1].keys() == {"a"}
     assert [(f.hosts, f.state) for f in pool.losses] == [(("a",), "fault")]
@@ -94,7 +94,7 @@ def test_the_tokens_are_in_no_command_line_and_no_environment() -> None:
     line = LocalLine({"tokens": asdict(tokens)})
     try:
         line.say({"ask": "close", "number": 1})
-        line.hear(60)
+        line.receive(60)
         place = Path(f"/proc/{line._process.pid}")
         shown = (place / "cmdline").read_bytes() + (place / "environ").read_bytes()
         assert tokens.asks.encode() not in shown

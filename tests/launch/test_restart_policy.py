@@ -1,6 +1,6 @@
 import pytest
 
-from paceline.launch.failures import FailureKind
+from paceline.launch.errors.failures import FailureKind
 from paceline.launch.heartbeat import Reading
 from paceline.launch.restart_policy import RestartBudget, StopGrace
 

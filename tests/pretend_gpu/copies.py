@@ -11,7 +11,7 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 from paceline.checkpoint.host_tensors import HostTensors
-from paceline.data.device_feed import DeviceFeed
+from paceline.data.loading.device_feed import DeviceFeed
 from paceline.data.memory import MemorySource, synthetic_images
 from paceline.data.order import EpochPlan
 from paceline.distributed.device_copies import copy_all, fetch, send

@@ -20,7 +20,7 @@ from paceline.scaling.plan import Size, make_sizes
 from paceline.scaling.prediction_inputs import read_inputs
 from paceline.scaling.result import summarise
 from paceline.scaling.study_directory import StudyDirectory
-from paceline.training.previous_run import PreviousRun
+from paceline.training.run_record.previous_run import PreviousRun
 
 GOLDEN = Path(__file__).parent / "golden"
 _OF_THE_COMMAND = (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.failures import FailureKind, WorkerFailure
+from paceline.launch.errors.failures import FailureKind, WorkerFailure
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.outcome import announce_end, announce_failure
 

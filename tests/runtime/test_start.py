@@ -54,7 +54,7 @@ def imported_by(module: str) -> set[str]:
 
 @pytest.mark.parametrize("command", ["train", "resume", "run"])
 def test_it_is_told_before_what_starts_processes_is_imported(command: str) -> None:
-    seen, open_ = set[str](), {f"paceline.cli.{command}"}
+    seen, open_ = set[str](), {f"paceline.cli.commands.{command}"}
     while open_:
         module = open_.pop()
         seen.add(module)

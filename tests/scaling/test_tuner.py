@@ -139,7 +139,7 @@ def test_what_gains_is_taken_together_and_measured_again(tmp_path: Path) -> None
     assert [tried.verdict for tried in tuner.tried] == [
         "faster",
         "no sure gain",
-        "faster; --check-quality would judge its result",
+        "faster; --check-quality would evaluate its result",
         "faster",
     ]
     assert tuner.confirmed is not None

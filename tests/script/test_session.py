@@ -56,7 +56,7 @@ def test_torchrun_trains_as_one_process_does(tmp_path: Path) -> None:
     ("more", "message"),
     [
         ("presission='bf16', ", "no option 'presission'. Known: epochs"),
-        ("resume=True, ", "to go on with"),
+        ("resume=True, ", "to resume"),
         ("run_dir='.', ", "is not empty and holds no training"),
     ],
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.error_records import failure_path
+from paceline.launch.errors.error_records import failure_path
 from paceline.script import verified
 from paceline.training.config import TrainRequest
 from paceline.verify.trial import Trial

@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import FileStore
 
 from paceline.distributed.environment import Placement
 from paceline.distributed.group import Group
-from paceline.launch.failures import is_lost_peer
+from paceline.launch.errors.failures import is_lost_peer
 from paceline.launch.process_tree import die_with_parent
 from tests.launch.waiting import patient
 

@@ -29,7 +29,7 @@ from paceline.training.job import Job
 from paceline.training.loop import train
 from paceline.training.recipe_session import prepare
 from paceline.training.rng import seed_everything
-from paceline.training.run_metadata import summarize
+from paceline.training.run_record.run_metadata import summarize
 from paceline.training.setup import open_session
 from paceline.training.status_exchange import StopFlag
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.training.numerics import is_mixed
+from paceline.training.run_record.numerics import is_mixed
 
 Start = tuple[int, str]
 

@@ -14,8 +14,8 @@ from paceline.distributed.group import Group
 from paceline.training import status_exchange
 from paceline.training.config import TrainConfig
 from paceline.training.loop import train
-from paceline.training.numerics import NumericsRecord
 from paceline.training.recipe_session import evaluate_best, prepare
+from paceline.training.run_record.numerics import NumericsRecord
 from paceline.training.setup import open_session
 from paceline.training.status_exchange import StopFlag
 from tests.support.nodes import on_nodes

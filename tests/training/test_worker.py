@@ -20,8 +20,8 @@ from paceline.results.run_directory import RunDirectory
 from paceline.training import worker
 from paceline.training.config import TrainConfig, TrainRequest, merge
 from paceline.training.evaluation.evaluate_run import evaluate_run, find_snapshot
-from paceline.training.previous_run import PreviousRun
 from paceline.training.recipe import load_recipe
+from paceline.training.run_record.previous_run import PreviousRun
 from paceline.training.status_exchange import StopFlag
 from paceline.training.worker import finish, run_training
 from tests.support.agent import AgentStore

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.files import write_json
-from paceline.launch.failures import WorkerFailure
+from paceline.launch.errors.failures import WorkerFailure
 from paceline.launch.local.launcher import LaunchOutcome
 from paceline.verify import observed_launch
 from paceline.verify.observed_launch import ended_workers, run_observed

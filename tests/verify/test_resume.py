@@ -10,7 +10,7 @@ import pytest
 from paceline.verify.compare import LEAST, given_limits
 from paceline.verify.events import Drew, Stepped
 from paceline.verify.finding import Cause
-from paceline.verify.resume import Launches, ResumeResult, choose_step, judge
+from paceline.verify.resume import Launches, ResumeResult, choose_step, compare_resumed
 from paceline.verify.resume_report import resume_json, resume_text
 from paceline.verify.tensor_sketch import mark
 from paceline.verify.trace import Trace, collect_trace
@@ -58,7 +58,7 @@ def judged(
         saved=tuple(saved),
         cut_at=50,
     )
-    return judge(launches, given_limits(LEAST))
+    return compare_resumed(launches, given_limits(LEAST))
 
 
 @pytest.mark.parametrize("begins_at", [1, 3, 4])
@@ -118,7 +118,7 @@ def test_each_of_several_optimizers_has_to_be_restored(state: str) -> None:
         saved=("last.pt",),
         cut_at=50,
     )
-    found = judge(launches, given_limits(LEAST))
+    found = compare_resumed(launches, given_limits(LEAST))
     causes = [] if state else [(Cause.OPTIMIZER_NOT_RESTORED, 4)]
     assert [(finding.cause, finding.step) for finding in found.findings] == causes
 
@@ -139,7 +139,7 @@ def test_an_optimizer_without_a_state_has_none_to_restore() -> None:
         saved=("last.pt",),
         cut_at=50,
     )
-    assert judge(launches, given_limits(LEAST)).verdict == Verdict.SAME_BITS
+    assert compare_resumed(launches, given_limits(LEAST)).verdict == Verdict.SAME_BITS
 
 
 def test_other_samples_are_another_order() -> None:
@@ -177,7 +177,7 @@ def test_samples_that_look_otherwise_are_other_random_numbers() -> None:
         saved=("last.pt",),
         cut_at=50,
     )
-    found = judge(launches, given_limits(LEAST))
+    found = compare_resumed(launches, given_limits(LEAST))
     assert [finding.cause for finding in found.findings] == [Cause.RANDOM_NOT_RESTORED]
 
 
@@ -195,7 +195,7 @@ def test_draws_in_a_step_are_told_from_what_nobody_knows(state: str, cause: str)
         saved=("last.pt",),
         cut_at=50,
     )
-    found = judge(launches, given_limits(LEAST))
+    found = compare_resumed(launches, given_limits(LEAST))
     assert [str(finding.cause) for finding in found.findings] == [cause]
 
 
@@ -211,7 +211,7 @@ def test_a_loss_scale_that_begins_anew() -> None:
         saved=("last.pt",),
         cut_at=50,
     )
-    (finding,) = judge(launches, given_limits(LEAST)).findings
+    (finding,) = compare_resumed(launches, given_limits(LEAST)).findings
     assert (finding.cause, finding.what) == (
         Cause.SCALE_NOT_RESTORED,
         "its loss scale is 64 instead of 32",

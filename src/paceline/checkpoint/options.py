@@ -19,7 +19,7 @@ class SnapshotOptions:
 
     keep_last: int = 3
     """How many of the newest snapshots are kept, besides the best one; at least 2, so that one
-    damaged on disk leaves another to go on from."""
+    damaged on disk leaves another to resume from."""
 
     copy_to: str | None = None
     """Copy each snapshot and the run's small files to a place below this URL, in the background:
@@ -45,7 +45,7 @@ class SnapshotOptions:
         if self.keep_last < 2:
             raise UsageError(
                 f"--keep-last is {self.keep_last}; it must be at least 2, "
-                "so that a damaged snapshot leaves one to go on from"
+                "so that a damaged snapshot leaves one to resume from"
             )
 
         if self.copy_to not in (None, OFF):

@@ -1,1 +1,1 @@
-"""One small file per command: parses, calls, prints."""
+"""The `paceline` command, and what its commands have in common: options, output, completion."""

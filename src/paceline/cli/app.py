@@ -18,47 +18,40 @@ from paceline.options.text import printable, shortened
 
 @dataclass(frozen=True)
 class Command:
-    """One subcommand."""
+    """One subcommand: `main(tokens) -> int` of the module in `cli/commands/` that has its name."""
 
-    module: str
-    """Has `main(tokens) -> int`."""
     help: str
     prints_its_result: bool = False
     """Whether what it prints is all that it is for."""
 
 
 COMMANDS: Mapping[str, Command] = {
-    "train": Command("paceline.cli.train", "Train a recipe on N workers."),
-    "run": Command("paceline.cli.run", "Run a training script of your own on N workers."),
-    "verify": Command(
-        "paceline.cli.verify", "Prove a training the same on several numbers of workers."
-    ),
-    "scale": Command("paceline.cli.scale", "Measure how a training scales, and why so."),
-    "tune": Command("paceline.cli.tune", "Find settings that make a training faster here."),
-    "predict": Command(
-        "paceline.cli.predict", "Predict how a training would scale on hosts not yet there."
-    ),
-    "resume": Command("paceline.cli.resume", "Resume a training that was stopped."),
-    "runs": Command("paceline.cli.runs", "List runs: state, best result, speed, when.", True),
-    "compare": Command("paceline.cli.compare", "Show runs side by side, and what differs.", True),
-    "label": Command("paceline.cli.label", "Change a run's name, tags and note."),
-    "watch": Command("paceline.cli.watch", "Follow a training in the terminal.", True),
-    "copy": Command("paceline.cli.copy", "Copy a run to a place elsewhere, or from there."),
-    "track": Command("paceline.cli.track", "Send a run to W&B, MLflow or another tracker."),
-    "workers": Command("paceline.cli.workers", "Show a running training's workers, live.", True),
-    "evaluate": Command(
-        "paceline.cli.evaluate", "Evaluate a trained model on its validation set.", True
-    ),
-    "export": Command("paceline.cli.export", "Write a trained model's weights to a file."),
-    "preview": Command("paceline.cli.preview", "Draw what a recipe trains on, as pictures."),
-    "report": Command("paceline.cli.report", "Write a run's or a study's report.html again."),
-    "pack": Command("paceline.cli.pack", "Pack an image folder, to be read at memory speed."),
-    "doctor": Command("paceline.cli.doctor", "Find what would stop or slow a training.", True),
-    "aws": Command("paceline.cli.aws", "Make nodes on AWS to train on, and delete them again."),
-    "init": Command("paceline.cli.init", "Write a small project to begin with.", True),
-    "recipes": Command("paceline.cli.recipes", "List the built-in recipes.", True),
+    "train": Command("Train a recipe on N workers."),
+    "run": Command("Run a training script of your own on N workers."),
+    "verify": Command("Prove a training the same on several numbers of workers."),
+    "scale": Command("Measure how a training scales, and why so."),
+    "tune": Command("Find settings that make a training faster here."),
+    "predict": Command("Predict how a training would scale on hosts not yet there."),
+    "resume": Command("Resume a training that was stopped."),
+    "runs": Command("List runs: state, best result, speed, when.", True),
+    "compare": Command("Show runs side by side, and what differs.", True),
+    "label": Command("Change a run's name, tags and note."),
+    "watch": Command("Follow a training in the terminal.", True),
+    "copy": Command("Copy a run to a place elsewhere, or from there."),
+    "track": Command("Send a run to W&B, MLflow or another tracker."),
+    "workers": Command("Show a running training's workers, live.", True),
+    "evaluate": Command("Evaluate a trained model on its validation set.", True),
+    "export": Command("Write a trained model's weights to a file."),
+    "preview": Command("Draw what a recipe trains on, as pictures."),
+    "report": Command("Write a run's or a study's report.html again."),
+    "pack": Command("Pack an image folder, to be read at memory speed."),
+    "doctor": Command("Find what would stop or slow a training.", True),
+    "aws": Command("Make nodes on AWS to train on, and delete them again."),
+    "init": Command("Write a small project to begin with.", True),
+    "recipes": Command("List the built-in recipes.", True),
 }
 
+_MODULES = "paceline.cli.commands"
 _COMPLETION = "--completion"
 _ABOUT = (
     "Data-parallel PyTorch training, the same on any number of workers. "
@@ -93,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()  # the reader of our output left; Python must not complain at exit
         return ExitCode.DONE
     except PacelineError as error:
-        from paceline.launch.error_records import message_of
+        from paceline.launch.errors.error_records import message_of
 
         text = printable(message_of(error))
         print(f"paceline: {shortened(text)}", file=sys.stderr)
@@ -102,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if message := _misuse(error):
             print(f"paceline: {shortened(printable(message))}", file=sys.stderr)
             return ExitCode.USAGE
-        from paceline.launch.error_records import exit_code_of, kind_of
+        from paceline.launch.errors.error_records import exit_code_of, kind_of
 
         traceback.print_exception(error)
         return exit_code_of(kind_of(error))
@@ -141,7 +134,7 @@ def _dispatch(tokens: list[str]) -> int:
         text = printable(shortened(unknown_name(name, COMMANDS, "command")))
         print(f"paceline: {text}", file=sys.stderr)
         return ExitCode.USAGE
-    run = importlib.import_module(COMMANDS[name].module).main
+    run = importlib.import_module(f"{_MODULES}.{name}").main
     code: int = ExitCode.DONE
     with suppress(HelpShown):
         code = run(rest)
@@ -153,7 +146,9 @@ def _completion(tokens: Sequence[str]) -> str:
 
     if len(tokens) != 1:
         raise UsageError(f"name the shell: paceline {_COMPLETION} bash, zsh or fish")
-    return completion_script(tokens[0], {n: (c.module, c.help) for n, c in COMMANDS.items()})
+    return completion_script(
+        tokens[0], {n: (f"{_MODULES}.{n}", c.help) for n, c in COMMANDS.items()}
+    )
 
 
 def _print_help() -> None:
@@ -161,5 +156,5 @@ def _print_help() -> None:
 
     app = App(name="paceline", help=_ABOUT, help_flags=["--help"], version=__version__)
     for name, command in COMMANDS.items():
-        app.command(f"{command.module}:main", name=name, help=command.help)
+        app.command(f"{_MODULES}.{name}:main", name=name, help=command.help)
     app.help_print([])

@@ -100,7 +100,7 @@ class Output:
         """Give the words by which a command that runs elsewhere says as little."""
         return ["--quiet"] if self.quiet else []
 
-    def tell_end(self, run: RunDirectory, code: int) -> None:
+    def print_end(self, run: RunDirectory, code: int) -> None:
         """With `--json`, print how a training ended; its first process calls it.
 
         Args:
@@ -115,7 +115,7 @@ class Output:
             summary = {}
         print_json({"run_dir": str(run.path), "exit_code": int(code), **summary})
 
-    def tell_settings(
+    def print_settings(
         self, request: TrainRequest, given: Mapping[str, str], *, dry_run: bool = False
     ) -> None:
         """With `--verbose` or `--dry-run`, say which settings aren't the defaults.
@@ -146,7 +146,7 @@ def changed_settings(request: TrainRequest, given: Mapping[str, str]) -> list[st
 
     Args:
         request: The training.
-        given: As for `Output.tell_settings`.
+        given: As for `Output.print_settings`.
     """
     defaults = {name: option.default for name, option in training_options().items()}
     shown = {

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar, final
 
-from paceline.cli.train import file_name
+from paceline.cli.commands.train import file_name
 from paceline.errors import UsageError
 from paceline.options.command_line import (
     parse_options,

@@ -14,9 +14,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from paceline.data.dataset_worker import run_in_order
 from paceline.data.decode import BrokenImageError, decode, decoded_to
 from paceline.data.download import locked
+from paceline.data.loading.dataset_worker import run_in_order
 from paceline.errors import DataError
 from paceline.files import open_plain, read_json_object, refuse_special, write_json
 from paceline.launch.worker_count import usable_cores

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.data.augment import Augment, uniforms
 from paceline.data.batch import Batch, BatchSource, to_channels_last
-from paceline.data.device_feed import DeviceFeed, Underway, one_ahead
+from paceline.data.loading.device_feed import DeviceFeed, Underway, one_ahead
 from paceline.data.order import EpochPlan, Indices, StepShare, plan_order, plan_shares
 from paceline.data.protocols import RawImages
 from paceline.data.splitmix import Domain, derive_key

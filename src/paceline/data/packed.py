@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.data.dataset_worker import run_in_order
 from paceline.data.decode import BrokenImageError, decoded_to
 from paceline.data.imagefolder import (
     IMAGENET_MEAN,
@@ -33,6 +32,7 @@ from paceline.data.imagefolder import (
     refuse_broken,
     scan_tree,
 )
+from paceline.data.loading.dataset_worker import run_in_order
 from paceline.data.memory import TensorData
 from paceline.data.options import PackOptions
 from paceline.errors import DataError, InfrastructureError, UsageError

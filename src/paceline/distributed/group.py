@@ -95,12 +95,12 @@ class Group:
             own = row.to(self._control).contiguous()
             listed = [torch.empty_like(own) for _ in range(self.world_size)]
             self._recent.extend((own, *listed))
-            with self._told("all-gather"):
+            with self._listened_to("all-gather"):
                 dist.all_gather(listed, own)
             return torch.stack(listed).to(row.device)
         own, rows = row.contiguous(), row.new_empty(self.world_size * row.numel())
         self._recent.extend((own, rows))
-        with self._told("all-gather"):
+        with self._listened_to("all-gather"):
             dist.all_gather_into_tensor(rows, own)
         return rows.view(self.world_size, row.numel())
 
@@ -108,7 +108,7 @@ class Group:
         """Replace a tensor by its sum over all workers, in place."""
         if self.world_size > 1:
             sent = self._carried(tensor)
-            with self._told("all-reduce"):
+            with self._listened_to("all-reduce"):
                 dist.all_reduce(sent)
             _take_back(tensor, sent)
         return tensor
@@ -117,7 +117,7 @@ class Group:
         """Replace a tensor by that of one rank, in place."""
         if self.world_size > 1:
             sent = self._carried(tensor)
-            with self._told("broadcast"):
+            with self._listened_to("broadcast"):
                 dist.broadcast(sent, src=source)
             _take_back(tensor, sent)
         return tensor
@@ -149,7 +149,7 @@ class Group:
         self.gather_rows(torch.zeros(1))
 
     @contextmanager
-    def _told(self, collective: str) -> Iterator[None]:
+    def _listened_to(self, collective: str) -> Iterator[None]:
         if self.listener is not None:
             self.listener.enter(collective)
         yield

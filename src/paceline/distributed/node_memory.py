@@ -227,7 +227,7 @@ class NodeMemory:
         """
         received, self._unread = self._unread, []
         received += self._read(0.0)
-        waiting = self._patience(waiting_for)
+        waiting = self._seconds_left(waiting_for)
         while waiting_for and not received:
             received = self._read(next(waiting))
         return received
@@ -257,7 +257,7 @@ class NodeMemory:
                 received.append((rank, messages))
         return received
 
-    def _patience(self, ranks: Collection[int]) -> Iterator[float]:
+    def _seconds_left(self, ranks: Collection[int]) -> Iterator[float]:
         """Give the seconds that are left to wait for one of these, again and again.
 
         Raises:
@@ -276,14 +276,14 @@ class NodeMemory:
             yield left_s
 
     def _receive_descriptor(self, rank: int) -> int:
-        waiting = self._patience([rank])
+        waiting = self._seconds_left([rank])
         while not self._descriptors[rank]:
             self._unread += self._read(next(waiting))
         return self._descriptors[rank].popleft()
 
     def _send(self, rank: int, message: bytes, rights: Sequence[_Rights] = ()) -> None:
         """Send to a worker; where it has much to read, read meanwhile, as it may do the same."""
-        waiting = self._patience([rank])
+        waiting = self._seconds_left([rank])
         while True:
             try:
                 self._peers[rank].sendmsg([message], rights)

@@ -132,7 +132,7 @@ def common_text(store: Store, rank: int, key: str, text: str) -> str:
     return heard
 
 
-def wait_until_heard(store: Store, key: str, world_size: int) -> None:
+def wait_until_read(store: Store, key: str, world_size: int) -> None:
     """Keep the store on rank 0 until all have heard its text; who doesn't come isn't waited for."""
     deadline_s = time.monotonic() + _HEARING_S
     while store.add(f"{key}/heard", 0) < world_size and time.monotonic() < deadline_s:

@@ -11,7 +11,7 @@ from typing import Self, final
 
 from torch._C._distributed_c10d import Store
 
-from paceline.distributed.rendezvous import common_text, wait_until_heard
+from paceline.distributed.rendezvous import common_text, wait_until_read
 from paceline.errors import InfrastructureError, JobError
 
 Facts = Mapping[str, str]
@@ -92,7 +92,7 @@ def compare_by_store(
     # Rank 0 keeps the store: were it gone first, the others would see a lost connection only.
     if found:
         if rank == 0:
-            wait_until_heard(store, f"{_KEY}/found", world_size)
+            wait_until_read(store, f"{_KEY}/found", world_size)
         raise JobError(found)
 
 

@@ -95,6 +95,6 @@ class HostPool:
 
 def _answer(line: ProbeTransport, number: int, deadline_s: float) -> Mapping[str, object]:
     while True:
-        said = line.hear(max(0.05, deadline_s - time.monotonic()))
+        said = line.receive(max(0.05, deadline_s - time.monotonic()))
         if said.get("number") == number:
             return said

@@ -26,7 +26,7 @@ class ProbeTransport(Protocol):
     def say(self, message: Message) -> None:
         """Send a message; lost without a word where the probe is gone."""
 
-    def hear(self, timeout_s: float) -> Message:
+    def receive(self, timeout_s: float) -> Message:
         """Wait for its next message.
 
         Raises:
@@ -48,7 +48,7 @@ class RemoteLine:
         """Send a message."""
         self._remote.send(message)
 
-    def hear(self, timeout_s: float) -> Message:
+    def receive(self, timeout_s: float) -> Message:
         """Wait for the next message."""
         message = next(self._remote.messages(timeout_s), None)
         if message is None:
@@ -96,7 +96,7 @@ class LocalLine:
             self._process.stdin.write(encode(message))
             self._process.stdin.flush()
 
-    def hear(self, timeout_s: float) -> Message:
+    def receive(self, timeout_s: float) -> Message:
         """Wait for the next message."""
         try:
             message = self._inbox.get(timeout=timeout_s)

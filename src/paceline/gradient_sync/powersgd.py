@@ -146,14 +146,14 @@ class PowerSGD:
             bucket.project(self._groups[0])
             self._first.append(bucket)
             if self._stream is not None:
-                self._go_on()
+                self._advance()
 
     @torch.no_grad()
     def poll(self) -> None:
         """Go on with what has arrived, after `open_stream`. Collective, but waits for nobody."""
         while self._first and self._first[0].has_arrived:
             with self._aside():
-                self._go_on()
+                self._advance()
 
     @torch.no_grad()
     def finish(self, *, keep: bool = True) -> dict[str, Tensor]:
@@ -169,7 +169,7 @@ class PowerSGD:
         with self._aside():
             # Stage 2 of whatever has not begun it, in the order in which buckets left.
             while self._first:
-                self._go_on(waiting)
+                self._advance(waiting)
             flags = [bucket.end(waiting) for bucket in self._second]
             # One infinite number anywhere discards the step: no bucket remembers its error then.
             if flags and keep:
@@ -221,7 +221,7 @@ class PowerSGD:
             )
         return self.thin[name]
 
-    def _go_on(self, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+    def _advance(self, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         """Take the first bucket to stage 2. Collective, blocks until it has arrived."""
         bucket = self._first.popleft()
         bucket.project_back(self._groups[1], waiting)

@@ -38,7 +38,7 @@ class UnsavedBuffers:
             raise JobError(
                 f"the buffer {', '.join(changed[:5])} changes while training and belongs to no "
                 "shard, since it is registered with persistent=False (or holds complex numbers): "
-                "going on from a snapshot, or with other workers, would give other results. "
+                "resuming from a snapshot, or with other workers, would give other results. "
                 "Register it as persistent, and of real numbers"
             )
 

@@ -1,4 +1,4 @@
-"""What AWS answers: JSON, read with the types it should have."""
+"""JSON that other programs answer with, read with the types it should have."""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime

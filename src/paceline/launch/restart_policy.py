@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from paceline.launch.failures import FailureKind, WorkerFailure
+from paceline.launch.errors.failures import FailureKind, WorkerFailure
 from paceline.launch.watchdog.hang_detector import HangLimits
 
 STOP_S = 3.5

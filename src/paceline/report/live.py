@@ -28,7 +28,10 @@ _DIED = (
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """How a run stands; None where that isn't known (yet)."""
+    """How a run stands; None where that isn't known (yet).
+
+    Flat, since each field is a key of what `paceline watch --json` prints.
+    """
 
     path: str
     recipe: str
@@ -146,7 +149,7 @@ def status_of(
     begun = number(history[-1], "from_step") if history else None
     step = _either(number(report.summary, "steps"), last.get("step"), begun)
     time_s = _either(number(report.summary, "train_time_s"), last.get("time_s"))
-    judged, best = _last_judged(report.metrics), best_position(report)
+    evaluated, best = _last_evaluated(report.metrics), best_position(report)
     return RunStatus(
         path=str(report.path),
         recipe=text(report.run, "recipe"),
@@ -172,9 +175,9 @@ def status_of(
         exposed_comm=last.get("exposed_comm"),
         waiting=last.get("waiting"),
         parts=parts,
-        val_epoch=_int(_cell(report.metrics, "epoch", judged)),
-        val_loss=_cell(report.metrics, "val_loss", judged),
-        val_accuracy=_cell(report.metrics, "val_accuracy", judged),
+        val_epoch=_int(_cell(report.metrics, "epoch", evaluated)),
+        val_loss=_cell(report.metrics, "val_loss", evaluated),
+        val_accuracy=_cell(report.metrics, "val_accuracy", evaluated),
         best_epoch=_int(_cell(report.metrics, "epoch", best)),
         best_val_loss=_cell(report.metrics, "val_loss", best),
         best_val_accuracy=_cell(report.metrics, "val_accuracy", best),
@@ -237,7 +240,7 @@ def _last_row(table: Metrics) -> dict[str, float]:
     return {name: value for name, value in last.items() if not math.isnan(value)}
 
 
-def _last_judged(metrics: Metrics) -> int | None:
+def _last_evaluated(metrics: Metrics) -> int | None:
     """Find the last epoch with validation figures."""
     pairs = zip(metrics.column("val_loss"), metrics.column("val_accuracy"), strict=True)
     known = [i for i, pair in enumerate(pairs) if not all(map(math.isnan, pair))]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from paceline.launch.failures import FailureKind, WorkerFailure, one_line, root_cause
+from paceline.launch.errors.failures import FailureKind, WorkerFailure, one_line, root_cause
 from paceline.results.json_object import (
     JsonObject,
     entries,

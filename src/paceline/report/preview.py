@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.data.augment import Augment, uniforms
-from paceline.data.dataset_worker import ItemRequest, SeededItems
+from paceline.data.loading.dataset_worker import ItemRequest, SeededItems
 from paceline.data.memory import MemorySource, TensorData
 from paceline.data.order import EpochPlan, epoch_order
 from paceline.data.protocols import MapDataset, RawImages

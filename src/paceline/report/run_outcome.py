@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from paceline.launch.failures import WorkerFailure
+from paceline.launch.errors.failures import WorkerFailure
 from paceline.options.durations import format_duration
 from paceline.options.figures import plural, show_short_percent
 from paceline.options.shell import command_line

@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from paceline.errors import ExitCode
-from paceline.launch.error_records import exit_code_of
-from paceline.launch.failures import WorkerFailure, one_line, render
+from paceline.launch.errors.error_records import exit_code_of
+from paceline.launch.errors.failures import WorkerFailure, one_line, render
 from paceline.metrics.console import in_column
 from paceline.options.command_line import note
 from paceline.options.durations import format_duration

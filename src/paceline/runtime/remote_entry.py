@@ -19,7 +19,7 @@ from paceline.results.run_directory import RunDirectory
 from paceline.runtime.placement import local_place
 from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.recipe import absolute_reference
-from paceline.training.startup_facts import code_and_versions
+from paceline.training.run_record.startup_facts import code_and_versions
 
 
 def inspect(text: str) -> str:

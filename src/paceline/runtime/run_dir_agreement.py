@@ -76,7 +76,7 @@ def agree_on_run(launch: Launch, own: Callable[[Launch], None]) -> Launch:
         common_text,
         of_attempt,
         open_store,
-        wait_until_heard,
+        wait_until_read,
     )
     from paceline.distributed.rendezvous_address import meeting_address
 
@@ -101,7 +101,7 @@ def agree_on_run(launch: Launch, own: Callable[[Launch], None]) -> Launch:
     if "problem" in agreed:
         # Rank 0 keeps the store: it stays until everybody has read why.
         if rank == 0:
-            wait_until_heard(own_store, _KEY, placement.world_size)
+            wait_until_read(own_store, _KEY, placement.world_size)
         is_usage = agreed["exit_code"] == ExitCode.USAGE
         raise (UsageError if is_usage else InfrastructureError)(agreed["problem"])
     # Take it over on this node.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paceline.distributed.environment import set_variables, thread_variables
 from paceline.errors import ExitCode, InfrastructureError
-from paceline.launch.error_records import describe
+from paceline.launch.errors.error_records import describe
 from paceline.launch.signals import signals_raised
 from paceline.metrics.tensorboard import require_tensorboard
 from paceline.runtime.copying import copied_by, owner

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError, UsageError
-from paceline.launch.error_records import forget_failures
+from paceline.launch.errors.error_records import forget_failures
 from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
 from paceline.options.command_line import words

@@ -50,11 +50,11 @@ def write_report(run: RunDirectory) -> bool:
             write_run_report(run)
             return True
     except CutShortError as signalled:
-        _tell(run, f"{signalled} came meanwhile")
+        _print_failure(run, f"{signalled} came meanwhile")
     except OSError as error:
-        _tell(run, str(error))
+        _print_failure(run, str(error))
     except Exception:  # noqa: BLE001  # a fault of ours must not cost the training its end
-        _tell(run, traceback.format_exc())
+        _print_failure(run, traceback.format_exc())
     return False
 
 
@@ -75,15 +75,15 @@ def write_report_apart(run: RunDirectory) -> None:
             )
     # subprocess.run has killed the child on its way out.
     except CutShortError as signalled:
-        _tell(run, f"{signalled} came meanwhile")
+        _print_failure(run, f"{signalled} came meanwhile")
         return
     except (OSError, subprocess.SubprocessError) as error:
-        _tell(run, str(error))
+        _print_failure(run, str(error))
         return
     if done.returncode:
-        _tell(run, done.stderr.strip().removeprefix("paceline: "))
+        _print_failure(run, done.stderr.strip().removeprefix("paceline: "))
 
 
-def _tell(run: RunDirectory, why: str) -> None:
+def _print_failure(run: RunDirectory, why: str) -> None:
     again = command_line("report", run.path)
     say(f"paceline: the report could not be written: {why}\nTry again: {again}")

@@ -72,7 +72,7 @@ def _as_measured(projection: Projection) -> Projection:
 
 
 def _on_plain(plain: Forecast, projection: Projection) -> Iterator[str]:
-    paying, failing = _told_apart(plain, projection)
+    paying, failing = _split_by_efficiency(plain, projection)
     name = _PLAIN[plain.method.sync or "allreduce"]
     if not failing:
         yield f"{name} pays on all of these sizes: {_size(plain.last)}."
@@ -197,7 +197,7 @@ def _cure(size: Predicted, projection: Projection) -> str:
     )
 
 
-def _told_apart(
+def _split_by_efficiency(
     forecast: Forecast, projection: Projection
 ) -> tuple[Sequence[Predicted], Sequence[Predicted]]:
     sizes = [band.predicted for band in forecast.sizes]
@@ -211,7 +211,7 @@ def _pays(size: Predicted, projection: Projection) -> bool:
 
 def _furthest(forecast: Forecast, projection: Projection) -> int:
     """Give the most nodes that pay; 0 for none."""
-    paying, _ = _told_apart(forecast, projection)
+    paying, _ = _split_by_efficiency(forecast, projection)
     return paying[-1].nodes if paying else 0
 
 

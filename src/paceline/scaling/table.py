@@ -35,7 +35,7 @@ def as_text(study: Study) -> str:
     if any(size.trained for size in study.sizes):
         parts.append(_trained_table(study))
     parts += [] if study.not_reliable else [_conclusions(measured)]
-    parts += [_prediction(study), _told(study)]
+    parts += [_prediction(study), _notes(study)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -179,7 +179,7 @@ def _prediction(study: Study) -> str:
     return "\n".join(_filled(line) for line in (heading, *predicted.text))
 
 
-def _told(study: Study) -> str:
+def _notes(study: Study) -> str:
     """Say what failed, and what else a reader should know."""
     lines = [
         f"{plural(size.workers, 'worker')} with {size.method} couldn't be measured: {size.problem}"

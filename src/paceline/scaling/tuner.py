@@ -154,7 +154,7 @@ class Tuner:
         if self.check_quality:
             for place, tried in enumerate(self.tried):
                 if tried.gain.is_faster and tried.change.kind == "quality":
-                    self.tried[place] = self._judged(tried)
+                    self.tried[place] = self._with_quality(tried)
         chosen = best_together(self.tried)
         if chosen:
             self._confirm(chosen)
@@ -288,7 +288,7 @@ class Tuner:
             return 0.0
         return max(0.0, train_s - steps * record.step_s)
 
-    def _judged(self, tried: Tried) -> Tried:
+    def _with_quality(self, tried: Tried) -> Tried:
         """Train as it is and changed from several seeds, to the end of their epochs."""
         try:
             usual, changed = (

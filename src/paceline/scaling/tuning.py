@@ -297,7 +297,7 @@ class Tried:
         if self.change.kind != "quality":
             return "faster"
         if self.losses is None:
-            return "faster; --check-quality would judge its result"
+            return "faster; --check-quality would evaluate its result"
         return "faster, as good" if keeps_quality(*self.losses) else "faster, but worse"
 
     @property

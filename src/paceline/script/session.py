@@ -21,7 +21,7 @@ from paceline.distributed.environment import (
 from paceline.distributed.group import Group, joined
 from paceline.distributed.placement import Placement
 from paceline.errors import InterruptedTraining, JobError, UsageError
-from paceline.launch.error_records import describe, record
+from paceline.launch.errors.error_records import describe, record
 from paceline.options.fields import OptionValue
 from paceline.options.shell import command_line
 from paceline.results.run_directory import RunDirectory
@@ -39,8 +39,8 @@ from paceline.tracking.registry import require_trackers
 from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.engine import Engine
 from paceline.training.hooks.base import ADDED_HOOKS
-from paceline.training.previous_run import PreviousRun
 from paceline.training.rng import has_drawn_unseeded, seed_everything
+from paceline.training.run_record.previous_run import PreviousRun
 from paceline.training.session import Session
 from paceline.training.setup import open_session
 from paceline.training.status_exchange import stop_on_signals
@@ -259,7 +259,7 @@ def _make(
     """Make the run directory, or find the old one.
 
     Raises:
-        UsageError: There is none to go on with, or it can't be made.
+        UsageError: There is none to resume, or it can't be made.
     """
     again = placement.attempt > 0
     if not is_named and resume is not True:
@@ -267,7 +267,7 @@ def _make(
     if run.run_json.exists() and (resume or again):
         return run
     if resume is True:
-        raise UsageError(f"there is no training in {run.path} to go on with")
+        raise UsageError(f"there is no training in {run.path} to resume")
     run.create()
     return run
 

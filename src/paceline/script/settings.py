@@ -144,7 +144,7 @@ class SessionSettings(TypedDict, total=False):
 
     keep_last: int
     """How many of the newest snapshots are kept, besides the best one; at least 2, so that one
-    damaged on disk leaves another to go on from."""
+    damaged on disk leaves another to resume from."""
 
     copy_to: str | None
     """Copy each snapshot and the run's small files to a place below this URL, in the background:

@@ -12,7 +12,7 @@ import torch
 
 from paceline.distributed.environment import current_placement, set_variables
 from paceline.errors import ExitCode
-from paceline.launch.error_records import exit_code_of, kind_of, run_guarded
+from paceline.launch.errors.error_records import exit_code_of, kind_of, run_guarded
 from paceline.launch.heartbeat import note
 from paceline.launch.process_tree import die_with_parent
 from paceline.script.entry import run_script

@@ -134,7 +134,7 @@ class Follower:
         self._put()
         self._rows, self._pending = NewRows(self._run, cursor, opened.last_step), []
         if not self._quiet:
-            self._tell(opened.where)
+            self._print(opened.where)
         return sink
 
     def _advance(self, batch: list[Row]) -> None:
@@ -157,12 +157,12 @@ class Follower:
         again = "" if is_last else ". It is tried again while the training runs"
         where = f"; more in {self._run.tracker_log}"
         first_line = str(error).strip().partition("\n")[0] or type(error).__name__
-        self._tell(f"{first_line}{again}{where}")
+        self._print(f"{first_line}{again}{where}")
         self.close()
         self._retry_at_s = time.monotonic() + self._retry_s
         self._retry_s = min(_LONGEST_RETRY_S, 2 * self._retry_s)
 
-    def _tell(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         log(line, self._name)
         if self._say is not None:
             self._say(f"{self._name}: {without_secrets(line)}")

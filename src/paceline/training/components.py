@@ -27,8 +27,8 @@ from paceline.gradient_sync.replica import Forward
 from paceline.launch.heartbeat import COMPILING, note
 from paceline.training.batches.loader import EvalLoader, Loader
 from paceline.training.nondeterministic import refuse_nondeterministic
-from paceline.training.numerics import refuses_nondeterministic
 from paceline.training.options import ComputeOptions, Precision
+from paceline.training.run_record.numerics import refuses_nondeterministic
 from paceline.training.snapshots.script_state import KeptValues, PerPartState, State, Stateful
 from paceline.training.weight_average import WeightAverage
 

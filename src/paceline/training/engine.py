@@ -338,8 +338,10 @@ class Engine:
         batch = step.batch
         if batch is None:
             return self._backward_alone(loss, more=more)
+        # Gradients are complete with the last backward pass of the last piece (`batch.last`).
         self.sync.backward(loss, batch, more=more)
         context.optimizer_step.holds_pieces = not batch.last
+        # Losses of several passes over one batch (`more`) count as one: their sum.
         if step.loss_before is not None:
             loss, step.loss_before = step.loss_before + loss.detach(), None
         if more:

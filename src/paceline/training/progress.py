@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal, final
 
-from paceline.data.dataset_worker import shorten
+from paceline.data.loading.dataset_worker import shorten
 from paceline.data.order import epoch_order, step_shares
 from paceline.errors import JobError
 from paceline.options.durations import format_duration, parse_duration_s

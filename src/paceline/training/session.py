@@ -250,6 +250,7 @@ class Session:
             JobError: The workers' data sets have different sizes.
         """
         self._before_begin("s.loader")
+        # What the script leaves out, its DataLoader says; `_settle` compares with the command line.
         served = describe_data(data)
         shuffled = served.shuffle if shuffle is None else shuffle
         options = self.config.data
@@ -266,6 +267,7 @@ class Session:
             None if served.is_stream else samples,
             shuffle=shuffled is not False,
         )
+        # The first loader drives the engine's steps; of a further one batches are only read.
         context, first = self._context, self._context.components.train_loader is None
         compare_data(served, context.group, plan)
         refuse_further(options.shards, is_first=first)

@@ -26,13 +26,13 @@ from paceline.training.hooks.compile_choice import CompileChoice
 from paceline.training.hooks.load_balancing import LoadBalancer
 from paceline.training.hooks.metrics_logger import MetricsLogger
 from paceline.training.hooks.step_checks import ReplicaChecks, ReproducibilityChecks
-from paceline.training.numerics import NumericsRecord
 from paceline.training.optimizer_step import OptimizerStep
 from paceline.training.profiling.gpu_monitor import GpuMonitor
 from paceline.training.profiling.profile_writer import Profiler, TimedSync
 from paceline.training.profiling.step_profiler import StepProfiler
 from paceline.training.progress import TrainingProgress
 from paceline.training.rng import RandomStreams
+from paceline.training.run_record.numerics import NumericsRecord
 from paceline.training.session import Session
 from paceline.training.snapshots.manager import SnapshotManager
 from paceline.training.status_exchange import StopFlag

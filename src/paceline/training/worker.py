@@ -16,7 +16,7 @@ from paceline.distributed.environment import current_placement
 from paceline.distributed.group import joined
 from paceline.errors import InterruptedTraining, JobError, StorageError
 from paceline.files import storing, write_json
-from paceline.launch.error_records import describe, record
+from paceline.launch.errors.error_records import describe, record
 from paceline.optim.table import OPTIMIZER_OPTIONS
 from paceline.results.run_directory import RunDirectory
 from paceline.training.batches.plan import describe_oversized
@@ -24,12 +24,12 @@ from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.engine import Engine
 from paceline.training.job import Job
 from paceline.training.loop import train
-from paceline.training.numerics import choose_kernels, has_mixed, pin
-from paceline.training.numerics import describe as describe_numerics
 from paceline.training.recipe import load_recipe
 from paceline.training.recipe_session import evaluate_best, prepare
 from paceline.training.rng import seed_everything
-from paceline.training.run_metadata import (
+from paceline.training.run_record.numerics import choose_kernels, has_mixed, pin
+from paceline.training.run_record.numerics import describe as describe_numerics
+from paceline.training.run_record.run_metadata import (
     describe_run,
     describe_start,
     opening_lines,
@@ -38,9 +38,9 @@ from paceline.training.run_metadata import (
     unseeded_line,
     write_run,
 )
+from paceline.training.run_record.startup_facts import facts_of
 from paceline.training.session import Session
 from paceline.training.setup import open_session
-from paceline.training.startup_facts import facts_of
 from paceline.training.status_exchange import stop_on_signals
 from paceline.training.sync.validation import check_method, check_reproducible, method_of
 

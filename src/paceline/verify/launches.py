@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from paceline.distributed.environment import current_variables
 from paceline.errors import UsageError
-from paceline.launch.failures import WorkerFailure, one_line
+from paceline.launch.errors.failures import WorkerFailure, one_line
 from paceline.launch.restart_policy import Policy
 from paceline.launch.scratch import own_directory_is
 from paceline.launch.worker_count import threads_per_worker, usable_cores
@@ -143,7 +143,7 @@ class VerifyLauncher:
             places = []
         is_killed = part is not None and part.kill_at
         failures = () if is_killed else outcome.failures
-        failure = _told(failures, self.asked.request.reference, records, traceback=not places)
+        failure = _explain(failures, self.asked.request.reference, records, traceback=not places)
         trace = collect_trace(events, failure, places, programs_started(records))
         starting_s = took_s if trace.began_s is None else trace.began_s - started_s
         trace = replace(trace, took_s=took_s, starting_s=starting_s)
@@ -178,7 +178,7 @@ class VerifyLauncher:
             file.write_text(trial)
             words = command_for(command, workers, (OBSERVED, str(file)))
             variables = self._variables_of(command, workers, threads)
-            with self._changes_told():
+            with self._report_changes():
                 return run_observed(
                     words,
                     variables,
@@ -187,7 +187,7 @@ class VerifyLauncher:
                     log_dir=run.logs,
                 )
         prepare(PRELOAD, threads)
-        with own_directory_is(self.place), self._changes_told():
+        with own_directory_is(self.place), self._report_changes():
             return launch_local(
                 ENTRY,
                 trial,
@@ -217,7 +217,7 @@ class VerifyLauncher:
         return threads_per_worker(asked, workers, usable_cores(), omp)
 
     @contextmanager
-    def _changes_told(self) -> Iterator[None]:
+    def _report_changes(self) -> Iterator[None]:
         """Say what a script has changed all the same, where the kernel can't forbid it."""
         from paceline.verify.isolation.file_isolation import changes, files_below
 
@@ -286,7 +286,9 @@ class VerifyLauncher:
         return config.dist.timeout_s if "timeout_s" in self.asked.request.given else _TIMEOUT_S
 
 
-def _told(failures: Sequence[WorkerFailure], script: str, records: Path, *, traceback: bool) -> str:
+def _explain(
+    failures: Sequence[WorkerFailure], script: str, records: Path, *, traceback: bool
+) -> str:
     """Give the cause of a failed launch in a line; its traceback may go to standard error.
 
     Raises:

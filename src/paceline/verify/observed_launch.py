@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TextIO
 
 from paceline.errors import UsageError
-from paceline.launch.error_records import forget_failures, read_failures
-from paceline.launch.failures import WorkerFailure, root_cause, silent_failure
+from paceline.launch.errors.error_records import forget_failures, read_failures
+from paceline.launch.errors.failures import WorkerFailure, root_cause, silent_failure
 from paceline.launch.local.launcher import LaunchOutcome
 from paceline.launch.local.oom import oom_kills
 from paceline.launch.process_tree import start_apart

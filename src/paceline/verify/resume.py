@@ -73,7 +73,7 @@ def choose_step(whole: Trace, chance: float) -> int:
     return least + int(chance * (most - least + 1))
 
 
-def judge(launches: Launches, limits: Limits) -> ResumeResult:
+def compare_resumed(launches: Launches, limits: Limits) -> ResumeResult:
     """Find where the resumed launch begins, and what it does otherwise from there on.
 
     Args:

@@ -11,7 +11,7 @@ from paceline.checkpoint.remote.copier import OWNER, TakenError
 from paceline.checkpoint.remote.fetch import fetch_run
 from paceline.checkpoint.remote.record import CopyRecord
 from paceline.checkpoint.store import SnapshotStore
-from paceline.cli import copy
+from paceline.cli.commands import copy
 from paceline.errors import InfrastructureError, StoreError, UsageError
 from paceline.results.run_directory import RunDirectory
 from tests.checkpoint.conftest import MakeSnapshot, Same

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from paceline.launch import processes
-from paceline.launch.failures import WorkerFailure, render
+from paceline.launch.errors.failures import WorkerFailure, render
 from paceline.launch.scratch import own_directory
 from tests.launch.launching import Launch
 from tests.launch.waiting import alive, until

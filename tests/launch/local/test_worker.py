@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UsageError
-from paceline.launch.error_records import failure_path
+from paceline.launch.errors.error_records import failure_path
 from paceline.launch.local.worker import run_here
 from paceline.results.run_directory import log_path
 

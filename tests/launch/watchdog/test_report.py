@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from paceline.launch.failures import WorkerFailure, one_line, root_cause
+from paceline.launch.errors.failures import WorkerFailure, one_line, root_cause
 from paceline.launch.watchdog.hang_detector import Hang
 from paceline.launch.watchdog.report import all_stacks, failures_of, render
 from tests.launch.watchdog.states import IN_STEP

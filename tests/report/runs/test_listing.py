@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UsageError
-from paceline.launch.error_records import describe, record
+from paceline.launch.errors.error_records import describe, record
 from paceline.report.charts import best_position
 from paceline.report.live import RunFollower
 from paceline.report.load_run import read_run

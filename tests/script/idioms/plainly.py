@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, SequentialSampler, default_collate
 
-from paceline.data.dataset_worker import ItemRequest, SeededItems
+from paceline.data.loading.dataset_worker import ItemRequest, SeededItems
 from paceline.data.order import epoch_order
 from paceline.training.rng import RandomStreams, seed_everything
 

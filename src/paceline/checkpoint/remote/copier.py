@@ -87,11 +87,13 @@ class RunCopier:
         Raises:
             TakenError: It is another training's, or another machine has gone on with this one.
         """
+        # 1. The first to create the owner's file has the place, also where two try at once.
         own = {"format": 1, "token": self.record.token, "host": socket.gethostname()}
         own |= {"run": self._run.path.name, "paceline": __version__}
         content = (json.dumps(own, indent=2) + "\n").encode()
         if self._store.create(OWNER, content):
             return
+        # 2. It is this run's already, or its former owner's whose training is resumed here.
         found = self._owner()
         token = found.get("token")
         if token == self.record.token:
@@ -99,6 +101,7 @@ class RunCopier:
         if token is not None and token == self.record.takes_over:
             self._store.write_bytes(OWNER, content)
             return
+        # 3. It is somebody else's.
         url = self.record.url
         raise TakenError(
             f"{url} holds the copies of another training, or another machine has gone on with "
@@ -123,7 +126,7 @@ class RunCopier:
             TakenError: The place has become another's; nothing more is to be copied.
             Exception: The store failed. Another call goes on where this one failed.
         """
-        there = self._look()
+        there = self._list_remote()
         # The newest first: that is what a machine that is lost would lose.
         local = self._local()
         self._seen |= {step for step in local.keys() - there.keys() if step > self._copied_to}
@@ -146,10 +149,11 @@ class RunCopier:
         """Copy `summary.json`, after everything else."""
         self._copy_small(SUMMARY)
 
-    def _look(self) -> dict[int, bytes]:
+    def _list_remote(self) -> dict[int, bytes]:
         """Find out, once, what is there; remove the parts of snapshots that never became whole."""
         if self._there is not None:
             return self._there
+        # A snapshot is whole once its manifest, which is copied last, is there.
         there, parts = {}, []
         for name in self._store.names():
             found = _SNAPSHOT.fullmatch(name)
@@ -161,6 +165,7 @@ class RunCopier:
                 parts.append((int(found[1]), name))
         best = self._store.read_small(BEST, MANIFEST_MAX_BYTES)
         self._best_there = step_of_best(best)
+        # What never became whole goes, but for parts of what is still here and copied further.
         local = self._local()
         self._at_start = frozenset(local)
         for step, name in parts:

@@ -135,7 +135,7 @@ def _echo(stream: socket.socket, request: Mapping[str, object]) -> None:
         stream.sendall(content)
 
 
-def _tell_time(stream: socket.socket, request: Mapping[str, object]) -> None:
+def _send_time(stream: socket.socket, request: Mapping[str, object]) -> None:
     while stream.recv(1):
         stream.sendall(CLOCK.pack(time.time()))
 
@@ -163,6 +163,6 @@ def _just_meet(stream: socket.socket, request: Mapping[str, object]) -> None:
 _SERVICES: Mapping[str, Callable[[socket.socket, Mapping[str, object]], None]] = {
     "meet": _just_meet,
     "echo": _echo,
-    "time": _tell_time,
+    "time": _send_time,
     "take": _take_in,
 }

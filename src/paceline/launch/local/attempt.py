@@ -13,8 +13,8 @@ from pathlib import Path
 
 from paceline.errors import InfrastructureError
 from paceline.files import read_json
-from paceline.launch.error_records import failure_path, record
-from paceline.launch.failures import (
+from paceline.launch.errors.error_records import failure_path, record
+from paceline.launch.errors.failures import (
     EndedBy,
     WorkerExits,
     WorkerFailure,

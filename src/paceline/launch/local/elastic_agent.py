@@ -40,7 +40,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from paceline.errors import InfrastructureError
-from paceline.launch.failures import WorkerExits
+from paceline.launch.errors.failures import WorkerExits
 from paceline.launch.heartbeat import read_note
 from paceline.launch.local.worker import NodeRendezvous, WorkerTask, note_path, result_path, work
 from paceline.launch.processes import Worker, WorkerSupervisor

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from paceline.errors import StorageError
 from paceline.files import storing
-from paceline.launch.error_records import failure_path, forget_failures
-from paceline.launch.failures import WorkerFailure, one_line
+from paceline.launch.errors.error_records import failure_path, forget_failures
+from paceline.launch.errors.failures import WorkerFailure, one_line
 from paceline.launch.local import forkserver
 from paceline.launch.local.attempt import WorkerGroup, attempt_here
 from paceline.launch.local.worker import NodeRendezvous, WorkerTask

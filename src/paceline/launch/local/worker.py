@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from paceline.errors import StorageError, UsageError
 from paceline.files import write_json
-from paceline.launch.error_records import (
+from paceline.launch.errors.error_records import (
     describe,
     exit_code_of,
     failure_path,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from paceline.errors import ExitCode, PacelineError
 from paceline.files import read_json, write_json
-from paceline.launch.error_records import exit_code_of, read_failures
-from paceline.launch.failures import one_line, root_cause
+from paceline.launch.errors.error_records import exit_code_of, read_failures
+from paceline.launch.errors.failures import one_line, root_cause
 from paceline.launch.restart_policy import RestartBudget
 from paceline.launch.slurm import commands
 from paceline.launch.slurm.script import budget_path, ended_path

@@ -49,7 +49,7 @@ class SlurmJob(SubmittedJob):
         self._over_since_s: float | None = None
         self._has_ended = False
         self._stops = self._stops_passed_on = 0
-        self._workers_told = self._cancelled = False
+        self._workers_signalled = self._cancelled = False
 
     @property
     def poll_s(self) -> float:
@@ -137,14 +137,14 @@ class SlurmJob(SubmittedJob):
         if self._stops > 1 and self._stops_passed_on < 2:
             commands.cancel(self._job_id)
         elif state.state == "RUNNING":
-            self._tell_workers()
+            self._signal_workers()
         self._stops_passed_on = self._stops
 
-    def _tell_workers(self) -> None:
+    def _signal_workers(self) -> None:
         """Tell the workers to stop, once; before it has any, a job can't be stopped in order."""
-        if not self._workers_told and commands.has_workers(self._job_id):
+        if not self._workers_signalled and commands.has_workers(self._job_id):
             commands.signal_workers(self._job_id)
-            self._workers_told = True
+            self._workers_signalled = True
 
     def _describe(self, state: JobState | None) -> str:
         if state is None or self._stops:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import final
 
 from paceline.files import open_within, write_atomic
-from paceline.launch.error_records import failure_path
+from paceline.launch.errors.error_records import failure_path
 from paceline.launch.ssh import agent_io
 from paceline.launch.ssh.protocol import Message
 from paceline.results.run_directory import RunDirectory

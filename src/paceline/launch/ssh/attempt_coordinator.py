@@ -7,7 +7,7 @@ from functools import partial
 from typing import final
 
 from paceline.errors import InfrastructureError, JobError, UsageError
-from paceline.launch.failures import WorkerFailure
+from paceline.launch.errors.failures import WorkerFailure
 from paceline.launch.processes import EXIT_S
 from paceline.launch.signals import InterruptedStartError
 from paceline.launch.ssh.artifact_transfer import keep_file
@@ -69,7 +69,7 @@ class AttemptCoordinator:
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._members: list[Participant] = []
         self._problems: Problems = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     @property
     def members(self) -> Sequence[Participant]:
@@ -270,7 +270,7 @@ class AttemptCoordinator:
 
     def _take(self, member: Participant, event: Event) -> None:
         if event.kind == "said":
-            self._hear(member, event.message)
+            self._handle(member, event.message)
         elif event.kind in ("ended", "lost"):
             member.ended, member.ended_s = True, time.time()
             member.lost = str(event.message.get("text", "")) if event.kind == "lost" else ""
@@ -280,7 +280,7 @@ class AttemptCoordinator:
             if member.info is not None or not is_error:  # an error of the start is told as such
                 self._show(member.name, text, is_error)
 
-    def _hear(self, member: Participant, said: Message) -> None:
+    def _handle(self, member: Participant, said: Message) -> None:
         # By phase: look, reach, refusal; then what comes while workers run; at last the results.
         if "seen" in said:
             seen = said["seen"]
@@ -296,8 +296,8 @@ class AttemptCoordinator:
                 self._watchdog.receive(member.name, said)
         elif "file" in said:
             problem = keep_file(self._spec.run, said)
-            if problem and problem not in self._told:
-                self._told.add(problem)
+            if problem and problem not in self._reported:
+                self._reported.add(problem)
                 self._show(member.name, problem, True)
             if said["file"] == self._spec.run.run_json.name:
                 self._spec.bring_home()

@@ -8,7 +8,7 @@ from functools import partial
 from typing import final
 
 from paceline.errors import InfrastructureError
-from paceline.launch.failures import WorkerFailure
+from paceline.launch.errors.failures import WorkerFailure
 from paceline.launch.local.launcher import (
     LaunchOutcome,
     quietly,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import final
 
 from paceline.errors import InfrastructureError, PacelineError, UsageError
-from paceline.launch.error_records import failure_path
+from paceline.launch.errors.error_records import failure_path
 from paceline.launch.local import forkserver
 from paceline.launch.local.attempt import WorkerGroup, attempt_here
 from paceline.launch.local.launcher import orphans_adopted

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import final
 
 from paceline.errors import ExitCode, InfrastructureError, JobError, PacelineError, UsageError
-from paceline.launch.failures import WorkerFailure, root_cause
+from paceline.launch.errors.failures import WorkerFailure, root_cause
 from paceline.launch.processes import PEERS_S
 from paceline.launch.restart_policy import StopGrace, stopping_line
 from paceline.launch.ssh.connection import RemoteProcess

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import final
 
-from paceline.launch.failures import WorkerFailure
+from paceline.launch.errors.failures import WorkerFailure
 from paceline.launch.ssh import agent_io
 from paceline.launch.ssh.protocol import Message
 from paceline.launch.watchdog.driver import (

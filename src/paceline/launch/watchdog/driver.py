@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, final
 
-from paceline.launch.failures import WorkerFailure
+from paceline.launch.errors.failures import WorkerFailure
 from paceline.launch.watchdog.hang_detector import Hang, HangLimits, detect_hang
 from paceline.launch.watchdog.report import failures_of, write_report
 from paceline.launch.watchdog.stragglers import Speeds, live_path, remove_live, write_live

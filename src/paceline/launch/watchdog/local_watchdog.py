@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import final
 
-from paceline.launch.error_records import record
+from paceline.launch.errors.error_records import record
 from paceline.launch.watchdog.driver import (
     Observation,
     PeriodicThread,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from paceline.launch.failures import WorkerFailure
+from paceline.launch.errors.failures import WorkerFailure
 from paceline.launch.watchdog.hang_detector import Hang
 from paceline.launch.watchdog.stack_dump import own_frame, without_launcher
 from paceline.launch.watchdog.worker_state import WorkerState

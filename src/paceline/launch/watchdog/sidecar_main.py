@@ -14,7 +14,7 @@ from typing import final
 import psutil
 
 from paceline.files import read_json
-from paceline.launch.error_records import record
+from paceline.launch.errors.error_records import record
 from paceline.launch.watchdog.driver import Observation, Watchdog, poll_every_s
 from paceline.launch.watchdog.peer_status import PeerStatus
 from paceline.launch.watchdog.sidecar import WatchedWorkers, notice_path
@@ -78,14 +78,14 @@ class NodeWatchdog:
         )
         try:
             # Wait until all workers of the node have left their notices.
-            while self._goes_on() and not self._find():
+            while self._wait() and not self._find():
                 pass
             self._poller = WorkerPoller(
                 {rank: notice.note for rank, notice in self._found.items()},
                 {rank: notice.pid for rank, notice in self._found.items()},
             )
             # Watch. A hang is recorded before the kill, which ends the watch as well.
-            while self._found and self._goes_on():
+            while self._found and self._wait():
                 failures = watchdog.advance()
                 if failures is not None:
                     for failure in failures:
@@ -119,7 +119,7 @@ class NodeWatchdog:
         unseen = self._watched.world_size - len(states) - len(self._others)
         return Observation(own=states, others=self._others, unseen=unseen)
 
-    def _goes_on(self) -> bool:
+    def _wait(self) -> bool:
         return not self._ended.wait(self._every_s) and os.getppid() == self._parent
 
     def _find(self) -> bool:
@@ -147,7 +147,7 @@ class NodeWatchdog:
             if not others:
                 break
             self._others = others
-            if complete or not self._goes_on():
+            if complete or not self._wait():
                 break
         return found
 

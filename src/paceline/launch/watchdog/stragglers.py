@@ -123,7 +123,7 @@ class Speeds:
         Args:
             speeds: What the last `update` gave; called once after each.
         """
-        found = find_stragglers(speeds) if self._can_judge() else []
+        found = find_stragglers(speeds) if self._can_compare() else []
         self._in_a_row = {
             each.speed.rank: self._in_a_row.get(each.speed.rank, 0) + 1 for each in found
         }
@@ -131,7 +131,7 @@ class Speeds:
         self._named |= {each.speed.rank: self._looks for each in told}
         return told
 
-    def _can_judge(self) -> bool:
+    def _can_compare(self) -> bool:
         """Tell whether the window is full, and every worker has done some steps in it."""
         if len(self._seen) <= _LOOKS:
             return False

@@ -6,7 +6,7 @@ from typing import final
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
 from paceline.data.batch import Batch, BatchSource
-from paceline.data.dataset_worker import Collate
+from paceline.data.loading.dataset_worker import Collate
 from paceline.distributed.work_division import Division, share
 from paceline.errors import UsageError
 from paceline.training.batches.plan import TrainPlan

@@ -17,12 +17,12 @@ from torch.utils.data import (
 
 from paceline.data.augment import Augment
 from paceline.data.batch import BatchSource
-from paceline.data.dataset_worker import Collate
 from paceline.data.fingerprint import data_fingerprint
-from paceline.data.loader import LoaderSource
+from paceline.data.loading.dataset_worker import Collate
+from paceline.data.loading.loader import LoaderSource
+from paceline.data.loading.stream import StreamSource
 from paceline.data.memory import MemorySource, PreparedSource, TensorData
 from paceline.data.protocols import RawImages
-from paceline.data.stream import StreamSource
 from paceline.distributed.group import Group
 from paceline.distributed.startup_facts import WorkerFacts, disagreement
 from paceline.errors import JobError, UsageError

@@ -22,10 +22,10 @@ from paceline.training.components import autocast, takes_channels_last
 from paceline.training.evaluation.evaluator import Evaluator
 from paceline.training.job import Job
 from paceline.training.losses import build_loss
-from paceline.training.previous_run import PreviousRun
 from paceline.training.recipe import load_recipe
 from paceline.training.recipe_session import count_top, number_of_classes
 from paceline.training.rng import seed_everything
+from paceline.training.run_record.previous_run import PreviousRun
 from paceline.training.snapshots.model_weights import evaluated_weights, load_weights
 
 _BATCH = 256

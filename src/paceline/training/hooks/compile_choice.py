@@ -73,7 +73,7 @@ class CompileChoice(StepHook):
     def after_step(self, step: int) -> None:
         """Measure the step; where enough is measured, decide. Collective then."""
         if self._choice is not None:
-            self._tell_of_failure()
+            self._report_failure()
         elif self._is_measured():
             self._decide()
 
@@ -150,7 +150,7 @@ class CompileChoice(StepHook):
         self._plain_s, self._switch.is_on = step_s, True
         self._times_s, self._warm, self._since_s = [], 0, None
 
-    def _tell_of_failure(self) -> None:
+    def _report_failure(self) -> None:
         """Warn where a batch of another shape couldn't be compiled later on. Local."""
         problem, self._switch.problem = self._switch.problem, None
         if self._choice and problem is not None:

@@ -9,7 +9,7 @@ from paceline.gradient_sync.replica_consistency import ReplicaConsistency
 from paceline.gradient_sync.unsaved_buffers import UnsavedBuffers
 from paceline.training.components import Components
 from paceline.training.hooks.base import StepHook
-from paceline.training.numerics import NumericsRecord
+from paceline.training.run_record.numerics import NumericsRecord
 from paceline.training.snapshots.train_state import TrainState
 
 

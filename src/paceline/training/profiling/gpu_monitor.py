@@ -54,7 +54,7 @@ class GpuMonitor:
         """Watch a worker's own GPU."""
         address = pci_address(device)
         read = None if address is None else read_utilization(address)
-        return cls(lambda: peak_memory(device), read or _untold)
+        return cls(lambda: peak_memory(device), read or _no_reading)
 
     def close(self) -> None:
         """End the thread; a driver that hangs keeps nobody waiting for long."""
@@ -91,5 +91,5 @@ class GpuMonitor:
                 self._sampled.append(self.utilization)
 
 
-def _untold() -> None:
+def _no_reading() -> None:
     return None

@@ -1,4 +1,4 @@
-"""Finds the snapshot to go on from: on a shared file system, or the newest that any node has.
+"""Finds the snapshot to resume from: on a shared file system, or the newest that any node has.
 
 Nodes with disks of their own hand it to those that lack it, so that the loss of a host never loses
 the training.
@@ -68,7 +68,7 @@ class SnapshotInventory:
 
 
 def newest(nodes: Sequence[SnapshotInventory]) -> SnapshotInventory | None:
-    """Choose whose snapshot to go on from: the lowest rank of those that have the newest.
+    """Choose whose snapshot to resume from: the lowest rank of those that have the newest.
 
     Nodes that took it together may differ in what a script keeps for each worker by itself: the
     chosen one then holds for all.

@@ -65,7 +65,7 @@ def gradient_factor(case: Case) -> Iterator[Finding]:
     factor, rest = best_factor(pairs)
     is_exact = rest < _EXACT
     if _is_sum(mine, theirs, ratio) and (
-        abs(factor / ratio - 1) < _EXACT if is_exact else _norms_tell(pairs, ratio)
+        abs(factor / ratio - 1) < _EXACT if is_exact else _norms_agree(pairs, ratio)
     ):
         what = (
             f"the gradients of step 0 are {ratio:g} times too small{'' if is_exact else ', about'}:"
@@ -86,7 +86,7 @@ def _is_sum(mine: Step, theirs: Step, ratio: float) -> bool:
     return bool(total) and abs(other / total - 1) < _NOISY and abs(ratio - 1) > 2 * _NOISY
 
 
-def _norms_tell(pairs: Sequence[tuple[TensorSketch, TensorSketch]], ratio: float) -> bool:
+def _norms_agree(pairs: Sequence[tuple[TensorSketch, TensorSketch]], ratio: float) -> bool:
     """Tell the same by sizes, where noise or BatchNorm makes gradients differ besides."""
     mine, theirs = (math.hypot(*(pair[n].norm for pair in pairs)) for n in (0, 1))
     return bool(theirs) and abs(mine / theirs / ratio - 1) < _ROUGH

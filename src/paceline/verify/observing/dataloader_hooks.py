@@ -166,7 +166,7 @@ class LoaderWatch:
                 self.observer.record(PassEnded(found.site, found.number, False))
                 raise
             found.drawn += 1
-            self._tell_of(found, content)
+            self._record_batch(found, content)
             return content
 
         return take
@@ -226,7 +226,7 @@ class LoaderWatch:
         most, steps = self.observer.trial.steps, self.observer.steps - found.first_step
         return steps >= most or (not steps and found.drawn >= max(_MOST_EVALUATED, most))
 
-    def _tell_of(self, found: _Pass, content: object) -> None:
+    def _record_batch(self, found: _Pass, content: object) -> None:
         index = found.waiting.popleft() if found.waiting else None
         indices = index if isinstance(index, list | tuple) else [index]
         known = [i for i in indices if isinstance(i, int)]

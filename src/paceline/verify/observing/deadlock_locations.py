@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.launch.failures import WorkerFailure, is_lost_peer
+from paceline.launch.errors.failures import WorkerFailure, is_lost_peer
 from paceline.options.figures import plural
 from paceline.verify.events import Ended, Event, Stepped
 from paceline.verify.patching import Patches

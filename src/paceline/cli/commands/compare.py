@@ -1,0 +1,108 @@
+"""`paceline compare A B ...`: shows what differs between runs; reads them only."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli.commands.runs import terminal_width
+from paceline.errors import ExitCode
+from paceline.options.command_line import note, parse_options, show_help, wants_help
+from paceline.options.fields import OptionField
+from paceline.options.text import printable
+
+if TYPE_CHECKING:
+    from paceline.report.runs.comparison import Comparison
+    from paceline.results.metrics_table import Metrics
+
+_USAGE = "paceline compare RUN RUN ..."
+_ABOUT = (
+    "Show runs side by side: the settings that differ, how each ended, and a figure's course by "
+    "step, by time and by samples. RUN is a run directory, the name of a run below runs/, or a "
+    "folder: all runs in it. No run is changed."
+)
+_OPTIONS = (
+    OptionField(
+        name="metric",
+        annotation=str | None,
+        default=None,
+        help="The figure whose course is shown: a column of metrics.csv or steps.csv, such "
+        "as val_loss. Default: what --best-by of the first run says, where most runs have it.",
+        group="Compare",
+    ),
+    OptionField(
+        name="html",
+        annotation=str | None,
+        default=None,
+        help="Write a page with all curves to this file instead.",
+        group="Output",
+    ),
+    OptionField(
+        name="json",
+        annotation=bool,
+        default=False,
+        help="Write JSON: all runs, with their curves.",
+        group="Output",
+    ),
+)
+
+
+def main(tokens: Sequence[str]) -> int:
+    """Run the command."""
+    if wants_help(tokens):
+        show_help(_USAGE, _ABOUT, _OPTIONS, tokens)
+    places = list(takewhile(lambda token: not token.startswith("-"), tokens))
+    given = parse_options(_USAGE, _ABOUT, tokens[len(places) :], _OPTIONS)
+    from paceline.report.runs.comparison import choose_runs, compare
+    from paceline.report.runs.curves import choose_metric, curve_tables
+    from paceline.report.runs.text import comparison_lines
+
+    runs = choose_runs(places)
+    asked = given.get("metric")
+    for entry in runs:
+        for problem in entry.report.problems:
+            note(f"{entry.report.path}: {problem}")
+    if given.get("json"):
+        print(json.dumps(_as_json(compare(runs, most=None)), indent=2))
+        return ExitCode.DONE
+    shown = compare(runs)
+    metric = choose_metric(shown.runs, None if asked is None else str(asked))
+    if given.get("html"):
+        from paceline.report.runs.pages import write_comparison
+
+        page = write_comparison(shown, Path(str(given["html"])).expanduser().absolute())
+        print(printable(str(page)))
+        return ExitCode.DONE
+    for line in comparison_lines(shown, curve_tables(shown, metric), terminal_width()):
+        print(line)
+    return ExitCode.DONE
+
+
+def _as_json(shown: "Comparison") -> Mapping[str, object]:
+    """Write all of a comparison, the tables by columns; null where a run has no such value."""
+    runs = []
+    for place, entry in enumerate(shown.runs):
+        runs.append(
+            {
+                **entry.to_json(),
+                "settings": {row.name: row.values[place] for row in shown.settings},
+                "figures": {_key(row.name): row.values[place] for row in shown.figures},
+                "curves": _columns(entry.report.metrics),
+                "steps": _columns(entry.report.steps),
+            }
+        )
+    return {"runs": runs}
+
+
+def _key(name: str) -> str:
+    """Name a figure for programs: the same whatever the samples are."""
+    return "images/s" if name == "samples/s" else name
+
+
+def _columns(table: "Metrics") -> Mapping[str, Sequence[float | None]]:
+    return {
+        name: [None if math.isnan(value) else value for value in values]
+        for name, values in table.columns.items()
+    }

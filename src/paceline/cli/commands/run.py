@@ -1,0 +1,87 @@
+"""`paceline run SCRIPT.py`: runs a training script of the user's own on N workers."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from paceline.cli.cluster_submit import cluster_options, take_cluster_choice
+from paceline.cli.commands.train import RUN_DIR, begin, merge_layers, print_config
+from paceline.cli.output import TRAIN_OUTPUT, Output
+from paceline.errors import ExitCode, UsageError
+from paceline.options.command_line import (
+    part_script_args,
+    read_options,
+    show_help,
+    wants_help,
+)
+from paceline.options.config_file import CONFIG, PRINT_CONFIG
+from paceline.training.config import TrainConfig, TrainRequest, training_options
+
+_USAGE = "paceline run SCRIPT.py [options] [-- the script's own arguments]"
+_ABOUT = (
+    "Run a training script on N workers, each of them as `python SCRIPT.py` would run it; a script "
+    "that uses `paceline.session()` trains the same on any number. The script's own arguments come "
+    "after --. An option can also be given in the environment: PACELINE_PRECISION for --precision."
+)
+
+
+def main(tokens: Sequence[str]) -> int:
+    """Run the command."""
+    from paceline.runtime.script_options import (
+        refuse_of_recipes,
+        script_options,
+        warn_of_variables,
+    )
+
+    own, arguments = part_script_args(tokens)
+    run_dir = replace(RUN_DIR, aliases=())  # as `script_options` has it
+    own_options = [run_dir, CONFIG, PRINT_CONFIG, *TRAIN_OUTPUT, *cluster_options()]
+    options = [*script_options().values(), *own_options]
+    if wants_help(own):
+        show_help(_USAGE, _ABOUT, options, own)
+    script, own = _take_script(own)
+    command = shlex.join(("paceline", "run", script))
+    hint = f"Arguments of the script itself come after --: {command} -- ..."
+    refuse_of_recipes(own, hint)
+    found = read_options(command, _ABOUT, own, options, f". {hint}")
+    warn_of_variables([*training_options().values(), *options], is_script=True)
+    given = merge_layers(found.values, found.of_file(), {})
+    given.pop("config", None)
+    output, prints = Output.take(given), given.pop("print_config", False)
+    output.quieten(given)
+    choice, where = take_cluster_choice(given), given.pop("run_dir", None)
+    request = TrainRequest(
+        kind="script",
+        recipe=Path(script).name,
+        reference=str(Path(script).expanduser().absolute()),
+        arguments={},
+        script_args=arguments,
+        settings=given,
+        given=(*given, *(("run_dir",) if where is not None else ())),
+        run_dir="",
+        command=("paceline", "run", *tokens),
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    if prints:
+        print_config(request)
+        return ExitCode.DONE
+    config = TrainConfig.from_settings(given)
+    plans = choice.plans_alone(config.launch.on)
+    output.print_settings(request, found.sources, dry_run=plans)
+    return begin(script, request, config, choice, given, where, output=output)
+
+
+def _take_script(tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Take the script's path out of the options, before or behind it.
+
+    Raises:
+        UsageError: There is none, or no such file.
+    """
+    for place, token in enumerate(tokens):
+        if token.endswith(".py") and not token.startswith("-"):
+            if not Path(token).expanduser().is_file():
+                raise UsageError(f"there is no file {token}")
+            return token, [*tokens[:place], *tokens[place + 1 :]]
+    raise UsageError(f"the script is missing. Usage: {_USAGE}")

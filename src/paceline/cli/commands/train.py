@@ -1,0 +1,270 @@
+"""`paceline train RECIPE`: trains a recipe, the embedded digits by default."""
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from paceline.cli.cluster_submit import (
+    ClusterChoice,
+    cluster_options,
+    run_dir_there,
+    submit,
+    take_cluster_choice,
+)
+from paceline.cli.dry_run import show_plan
+from paceline.cli.output import ALL_IS_SAID, TRAIN_OUTPUT, Output
+from paceline.distributed.environment import surroundings
+from paceline.errors import ExitCode, UsageError
+from paceline.launch.registry import launchers
+from paceline.options.command_line import (
+    GivenOptions,
+    flag,
+    read_options,
+    wants_help,
+    with_defaults,
+    words,
+)
+from paceline.options.config_file import CONFIG, PRINT_CONFIG, as_toml, read_config
+from paceline.options.fields import OptionField, OptionValue
+from paceline.recipes.registry import DEFAULT, reference_of
+from paceline.results.run_directory import RunDirectory
+from paceline.runtime.placement import choose_place, say_starting, warn_of_no_effect
+from paceline.runtime.script_options import warn_of_variables
+from paceline.runtime.spec import Launch
+from paceline.training.config import TrainConfig, TrainRequest, merge, training_options
+from paceline.training.recipe import Recipe, absolute_reference, load_recipe
+from paceline.training.sync.validation import refuse_idle
+
+RUN_DIR = OptionField(
+    name="run_dir",
+    annotation=str | None,
+    default=None,
+    help="Directory that the training leaves behind; must be new or empty. "
+    "Default: runs/NAME-TIME, where NAME is --name or the recipe's.",
+    group="Output",
+    aliases=("output_dir",),
+)
+
+_WHICH = (
+    "RECIPE is one that `paceline recipes` lists, or FILE.py:FUNCTION of your own. Without one:"
+)
+_ENVIRONMENT = "An option can also be given in the environment: PACELINE_EPOCHS for --epochs."
+
+
+def main(tokens: Sequence[str]) -> int:
+    """Run the command."""
+    is_named = bool(tokens) and not tokens[0].startswith("-")
+    in_file = recipe_in_config(tokens)
+    name, rest = split(tokens) if is_named else (in_file or DEFAULT, tokens)
+    reference = reference_of(name)
+    if in_file is not None and reference_of(in_file) != reference:
+        raise UsageError(
+            f"--config is for the recipe {in_file}, and the command names {name}: take one of them "
+            "out"
+        )
+    recipe = load_recipe(reference)
+    command, which = f"paceline train {name}", ""
+    if not is_named and wants_help(rest):
+        command, which = "paceline train RECIPE", _WHICH
+    own_options = [RUN_DIR, CONFIG, PRINT_CONFIG, *TRAIN_OUTPUT, *cluster_options()]
+    found = read_recipe_options(command, recipe, rest, own_options, which)
+    given, sources = found.values, found.sources
+    given.pop("config", None)
+    output, prints = Output.take(given), given.pop("print_config", False)
+    # Separate what is the command's, the recipe's and the training's own.
+    choice, where = take_cluster_choice(given), given.pop("run_dir", None)
+    own = {argument.name for argument in recipe.arguments()}
+    arguments = recipe.resolved({n: v for n, v in given.items() if n in own})
+    options = {n: v for n, v in given.items() if n not in own}
+    output.quieten(options)
+    settings = merge_layers(options, found.of_file(), recipe.settings)
+    config = TrainConfig.from_settings(settings)
+    refuse_idle(config, [name for name in options if name in settings])
+    given = {n: v for n, v in given.items() if n in settings or n not in options}
+    request = TrainRequest(
+        recipe=name,
+        reference=absolute_reference(reference),
+        arguments=arguments,
+        settings=settings,
+        given=tuple(given),
+        run_dir="",
+        command=("paceline", "train", *tokens),
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    if prints:
+        print_config(request)
+        return ExitCode.DONE
+    plans = choice.plans_alone(config.launch.on)
+    output.print_settings(request, sources, dry_run=plans)
+    paths = tuple(sorted(recipe.paths_among(arguments)))
+    return begin(name, request, config, choice, given, where, paths, output)
+
+
+def merge_layers(
+    options: Mapping[str, OptionValue],
+    of_file: Container[str],
+    recipe_settings: Mapping[str, OptionValue],
+) -> dict[str, OptionValue]:
+    """Put what was typed over the settings of a file, and both over the recipe's.
+
+    Of options that exclude each other (`global_batch`, `batch_per_worker`) the upper one stays.
+    """
+    filed = {name: value for name, value in options.items() if name in of_file}
+    typed = {name: value for name, value in options.items() if name not in of_file}
+    return merge(typed, merge(filed, recipe_settings))
+
+
+def begin(
+    target: str,
+    request: TrainRequest,
+    config: TrainConfig,
+    choice: ClusterChoice,
+    given: Mapping[str, OptionValue],
+    where: OptionValue,
+    paths: tuple[str, ...] = (),
+    output: Output = ALL_IS_SAID,
+) -> int:
+    """Begin a new training here, on hosts, or on a cluster. Returns the exit code.
+
+    Args:
+        target: The recipe or script, as the user named it.
+        request: The training; its run directory is settled here.
+        config: Its options.
+        choice: Where it is to go.
+        given: Options and arguments that a cluster's nodes are given as well.
+        where: The run directory; None for one with the training's name.
+        paths: Names of the recipe's arguments that are paths.
+        output: How much is said, and where.
+    """
+    is_script = request.kind == "script"
+    name = file_name(Path(target).stem if is_script else target)
+    of_run = config.metrics.name or name
+    if config.launch.on in launchers():
+        output.refuse_json(config.launch.on)
+        run_dir = str(where or run_dir_there(of_run))
+        sent = words({n: v for n, v in given.items() if n != "on"} | {"run_dir": run_dir})
+        sent += output.sent_on()
+        command = ("paceline", "run" if is_script else "train", target, *sent)
+        after = ("--", *request.script_args) if is_script else ()
+        return submit(choice, config, (*command, *after), name, run_dir)
+    choice.check(config.launch.on)
+    with output.apart():
+        place = choose_place(config, hosts=choice.hosts)
+        if place.rank == 0:
+            warn_of_no_effect(place, tuple(given))
+        run = RunDirectory.usual(of_run, place.started_at())
+        if where is not None:
+            run = RunDirectory.named(str(where))
+        runs = [run]
+        launch = Launch(
+            request=replace(request, run_dir=str(run.path)),
+            config=config,
+            run=run,
+            place=place,
+            is_new=True,
+            is_named=where is not None,
+            paths=paths,
+            quiet=output.quiet,
+            settled=runs.append,
+        )
+        if choice.plans_alone(config.launch.on):
+            return show_plan(launch) if place.rank == 0 else ExitCode.DONE
+        say_starting(place, config.metrics.progress)
+        # Imported after that has been said: it brings all that starts and watches processes.
+        from paceline.runtime.start import start
+
+        code = start(launch)
+    if place.rank == 0:
+        output.print_end(runs[-1], code)
+    return code
+
+
+def split(tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Take the first word off."""
+    return tokens[0], tokens[1:]
+
+
+def recipe_in_config(tokens: Sequence[str]) -> str | None:
+    """Give the recipe that the file of `--config`, or of PACELINE_CONFIG, names, if it does.
+
+    Raises:
+        UsageError: The file can't be read, or is the `run.json` of a script.
+    """
+    if wants_help(tokens):
+        return None
+    path = surroundings().get("PACELINE_CONFIG", "")
+    for place, token in enumerate(tokens):
+        option, _, text = token.partition("=")
+        if option == flag(CONFIG.name):
+            path = text or " ".join(tokens[place + 1 : place + 2])
+    return read_config(path).recipe if path else None
+
+
+def print_config(request: TrainRequest) -> None:
+    """Print a training's settings as a file that `--config` takes.
+
+    Those that keep their defaults, and those that have no effect with the others, are comments.
+    """
+    config = TrainConfig.from_settings(request.settings)
+    settings = config.settings()
+    print(f"# Settings of {request.recipe}; what is commented out is the default.")
+    if request.kind == "recipe":
+        print(as_toml("recipe", request.recipe))
+    for name, value in request.arguments.items():
+        print(as_toml(name, value))
+    for name, option in training_options().items():
+        value = settings[name]
+        is_set = name in request.settings and (value != option.default or name in request.given)
+        mark = "" if is_set and _counts(config, name) else "# "
+        print(f"{mark}{as_toml(option.own_names[0], value)}")
+
+
+def _counts(config: TrainConfig, name: str) -> bool:
+    try:
+        refuse_idle(config, [name])
+    except UsageError:
+        return False
+    return True
+
+
+def read_recipe_options(
+    command: str,
+    recipe: Recipe,
+    tokens: Sequence[str],
+    extra: Sequence[OptionField],
+    which: str = "",
+) -> GivenOptions:
+    """Read the options of training, the recipe's own arguments and those of the command.
+
+    Args:
+        command: As for `parse_options`.
+        recipe: Whose training it is.
+        tokens: The command line after the recipe.
+        extra: Options of the command.
+        which: What `--help` says before what it says of the recipe.
+
+    Raises:
+        UsageError: Something unknown, or a recipe's argument has an option's name.
+        HelpShown: Help was printed.
+    """
+    options = with_defaults(training_options(), recipe.settings)
+    arguments = recipe.arguments()
+    taken = {name for option in (*options, *extra) for name in option.own_names}
+    for argument in arguments:
+        if argument.name in taken:
+            raise UsageError(
+                f"recipe {recipe.name!r}: its argument {argument.name!r} is an option of every "
+                "training already; set its default with @paceline.recipe(...)"
+            )
+    about = f"{which} {recipe.summary} {_ENVIRONMENT}".strip()
+    known = [*arguments, *options, *extra]
+    found = read_options(command, about, tokens, known)
+    warn_of_variables(known)
+    return found
+
+
+def file_name(name: str) -> str:
+    """Turn a recipe's name into part of a directory's name."""
+    stem = name.rpartition("/")[2].replace(".py:", "-")
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in stem)

@@ -1,0 +1,539 @@
+"""`paceline verify`: is a training the same on any number of workers? Trains on each, compares."""
+
+import random
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline._version import __version__
+from paceline.cli.output import check_place
+from paceline.cli.target import list_training_options
+from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
+from paceline.errors import ExitCode, JobError, UsageError
+from paceline.files import read_json_object, write_json
+from paceline.launch.scratch import scratch_directory
+from paceline.launch.worker_count import (
+    check_machine,
+)
+from paceline.options.command_line import (
+    flag,
+    note,
+    parse_options,
+    part_script_args,
+    refuse_script_args,
+    show_help,
+    take_word,
+    wants_help,
+)
+from paceline.options.fields import OptionField, OptionValue
+from paceline.options.figures import listed as in_words
+from paceline.options.figures import plural
+from paceline.options.quantities import parse_count
+from paceline.options.shell import command_line
+from paceline.options.text import printable
+from paceline.recipes.registry import reference_of
+from paceline.results.run_directory import RunDirectory
+from paceline.runtime.placement import count_gpus
+from paceline.training.config import TrainConfig, TrainRequest, merge
+from paceline.training.recipe import Recipe, absolute_reference, load_recipe
+from paceline.verify.launch_commands import (
+    LaunchCommand,
+    is_launcher,
+    left_out,
+    read_launch_command,
+)
+from paceline.verify.launches import LaunchPart, ResumeRequest, VerifyLauncher, VerifyRequest
+
+if TYPE_CHECKING:
+    from paceline.verify.text_report import VerifyResult
+    from paceline.verify.trace import Trace
+
+    _Launches = tuple[tuple[str, Trace], ...]
+    """By name, in order."""
+    _Verified = tuple[str, dict[str, object], _Launches]
+    """What was found in words and for programs, and the launches; the first isn't compared."""
+
+_USAGE = (
+    "paceline verify RECIPE|SCRIPT.py [--resume] [options] [-- the script's own arguments], or "
+    "paceline verify [--resume] [options] -- LAUNCHING COMMAND"
+)
+_COUNTS = "1,2"
+_ABOUT = (
+    "Train the same steps on several numbers of workers, one after the other, and compare samples, "
+    "losses, gradients and weights step by step. A script may be written for paceline.session(), "
+    "or be plain PyTorch as torchrun starts it, or by mp.spawn: it runs unchanged; {workers} in "
+    "its arguments stands for their number. A command of torchrun, accelerate launch or python is "
+    "taken as it is, after --: it is run on one worker, and on as many as it says. Where there are "
+    "fewer GPUs than workers, all train on the CPU. What it writes is kept apart, and thrown away. "
+    "With --resume one number of workers is trained on, killed and started again: does it resume "
+    "as if nothing had been? "
+    "Exit code 0: the same bits, or the same to rounding; 65: something differs or is wrong."
+)
+_OPTIONS = (
+    OptionField(
+        name="workers",
+        annotation=str,
+        default=_COUNTS,
+        help="Numbers of workers to train on; the others are held against the first. For a "
+        "launching command the default is 1 and the number that it says.",
+        group="Verify",
+    ),
+    OptionField(
+        name="steps",
+        annotation=int,
+        default=50,
+        help="Steps after which an epoch is cut off. Two epochs are trained, with --resume three.",
+        group="Verify",
+    ),
+    OptionField(
+        name="tolerance",
+        annotation=float | None,
+        default=None,
+        help="Relative difference of gradients and weights that counts as rounding. Default: "
+        "measured, by one more training that is disturbed in its last bits.",
+        group="Verify",
+    ),
+    OptionField(
+        name="resume",
+        annotation=bool,
+        default=False,
+        help="Kill the training at a step and start it again, by its own checkpoints; compare with "
+        "one that nobody disturbed. On --workers, one number; by default 1, or what a launching "
+        "command says.",
+        group="Verify",
+    ),
+    OptionField(
+        name="resume_args",
+        annotation=str | None,
+        default=None,
+        help="With --resume: arguments that the script is given when it is started again, besides "
+        "its own, such as '--resume last.pt'.",
+        group="Verify",
+    ),
+    OptionField(
+        name="kill_at_step",
+        annotation=int | None,
+        default=None,
+        help="With --resume: the step after which all workers are killed. Default: drawn at "
+        "random, in the second of three epochs.",
+        group="Verify",
+    ),
+    OptionField(
+        name="json",
+        annotation=str | None,
+        default=None,
+        help="Also write all that was found to this file.",
+        group="Verify",
+    ),
+    OptionField(
+        name="html",
+        annotation=str | None,
+        default=None,
+        help="Also write a page to this file: the verdict, the losses over each other, the first "
+        "step that differs, causes and lines. It needs no network.",
+        group="Verify",
+    ),
+)
+_OWN = {option.name for option in _OPTIONS}
+_NOT_OURS = {"workers", "max_restarts", "on", "rank", "world_size", "local_rank", "init_method"}
+"""Options of training that say where workers run: the verification does."""
+_NOT_OURS |= {"name", "tag", "note"}  # nothing is kept
+
+
+def main(tokens: Sequence[str]) -> int:
+    """Run the command."""
+    own, _ = part_script_args(tokens)
+    if wants_help(own) and own[0].startswith("-"):
+        show_help(_USAGE, _ABOUT, _listed_options(), own)
+    asked = _read(tokens)
+    request = replace(asked.request, command=("paceline", "verify", *tokens))
+    asked = replace(asked, request=request)
+    with scratch_directory() as place:
+        return _verify(asked, place)
+
+
+def _read(tokens: Sequence[str]) -> VerifyRequest:
+    """Read the command line."""
+    own, script_args = part_script_args(tokens)
+    names_script = any(word.endswith(".py") for word in own)
+    if "--" in tokens and not names_script and (not own or own[0].startswith("-")):
+        return _read_command(own, read_launch_command(script_args))
+    # What to verify decides which options there are.
+    target, own = take_word(own, _USAGE, "what to verify")
+    if is_launcher(target):
+        raise UsageError(
+            f"{target} is no recipe: a launching command comes after --, and options before that: "
+            f"`paceline verify -- {target} ...`"
+        )
+    if RunDirectory.named(target).run_json.exists():
+        raise UsageError(f"{target} is a run directory: give the recipe or the script it is of")
+    is_script = target.endswith(".py")
+    recipe = None if is_script else load_recipe(reference_of(target))
+    listed = _listed_options(recipe)
+    command = command_line("verify", target)
+    if wants_help(own):
+        show_help(command, _ABOUT, listed, own)
+    refuse_script_args(() if is_script else script_args)
+    # Settings of the training, without those of this command.
+    given = parse_options(command, _ABOUT, own, listed)
+    settings = {n: v for n, v in given.items() if n not in _OWN}
+    if recipe is None:
+        request = _script_request(target, settings, script_args)
+    else:
+        request = _recipe_request(target, recipe, settings)
+    config = TrainConfig.from_settings(request.settings)
+    # The numbers of workers, each of which must be able to share the batch.
+    resume = given.get("resume") is True
+    workers = _numbers(str(given.get("workers", "1" if resume else _COUNTS)), single=resume)
+    check_machine(max(workers))
+    for count in workers if recipe is not None else ():
+        choose_global_batch(config.data, DEFAULT_GLOBAL_BATCH, count)
+    return _asked(request, config, workers, given)
+
+
+def _read_command(tokens: Sequence[str], command: LaunchCommand) -> VerifyRequest:
+    """Read the options that stand before a launching command."""
+    listed = _listed_options()
+    given = parse_options("paceline verify", _ABOUT, tokens, listed)
+    settings = {n: v for n, v in given.items() if n not in _OWN}
+    resume = given.get("resume") is True
+    workers = _numbers_of(command, str(given.get("workers", "")), single=resume)
+    check_machine(max(workers))
+    if command.asks_for_cpu:
+        note(
+            "accelerate launch --cpu starts a single process, whatever --num_processes says: "
+            "verify has it start as many on the CPU, as it does on GPUs"
+        )
+    if command.has_launcher and (others := left_out(command)):
+        note(f"left out of the command, since all is run on this machine, once: {in_words(others)}")
+    request = _script_request(
+        command.script, settings, command.arguments, is_module=command.is_module
+    )
+    config = TrainConfig.from_settings(request.settings)
+    return _asked(request, config, workers, given, command)
+
+
+def _asked(
+    request: TrainRequest,
+    config: TrainConfig,
+    workers: tuple[int, ...],
+    given: Mapping[str, OptionValue],
+    command: LaunchCommand | None = None,
+) -> VerifyRequest:
+    """Put together what was asked for."""
+    tolerance = given.get("tolerance")
+    asked = VerifyRequest(
+        request=request,
+        config=config,
+        workers=workers,
+        steps=int(str(given.get("steps", 50))),
+        tolerance=None if tolerance is None else float(str(tolerance)),
+        json=_file(given.get("json")),
+        html=_file(given.get("html")),
+        resume=_resume(given),
+        command=command,
+    )
+    return _checked(asked)
+
+
+def _file(name: OptionValue) -> str | None:
+    return None if name is None else str(Path(str(name)).expanduser())
+
+
+def _resume(given: Mapping[str, OptionValue]) -> ResumeRequest | None:
+    """Read how the training is to be killed and resumed.
+
+    Raises:
+        UsageError: An option has no effect, or can't be.
+    """
+    more, kill_at = given.get("resume_args"), given.get("kill_at_step")
+    if given.get("resume") is not True:
+        for name in ("resume_args", "kill_at_step"):
+            if given.get(name) is not None:
+                raise UsageError(f"{flag(name)} has no effect without --resume")
+        return None
+    try:
+        words = tuple(shlex.split(str(more or "")))
+    except ValueError as error:
+        raise UsageError(f"--resume-args is {more}: {error}") from error
+    if kill_at is not None and int(str(kill_at)) < 1:
+        raise UsageError(f"--kill-at-step must be at least 1, not {kill_at}")
+    return ResumeRequest(more_args=words, kill_at=None if kill_at is None else int(str(kill_at)))
+
+
+def _numbers_of(command: LaunchCommand, given: str, *, single: bool) -> tuple[int, ...]:
+    """Say on how many workers a command is run: the user's numbers, or one and what it says."""
+    if single and (given or command.workers):
+        return _numbers(given or str(command.workers), single=True)
+    if given:
+        return _numbers(given if "," in given or given.strip() == "1" else f"1,{given}")
+    count = command.workers
+    if count is not None and count > 1:
+        return (1, count)
+    if count is None and command.follows_workers:
+        return (1,) if single else _numbers(_COUNTS)
+    what = "starts one worker" if count else "doesn't say in figures how many workers it starts"
+    example = "2" if single else _COUNTS
+    raise UsageError(f"the command {what}: give --workers before --, such as --workers {example}")
+
+
+def _listed_options(recipe: Recipe | None = None) -> list[OptionField]:
+    of_training = list_training_options(recipe, is_script=recipe is None, without=_NOT_OURS)
+    return [*_OPTIONS, *of_training]
+
+
+def _numbers(text: str, *, single: bool = False) -> tuple[int, ...]:
+    numbers: list[int] = []
+    for word in (word.strip() for word in text.split(",") if word.strip()):
+        number = parse_count(word)
+        if number is None:
+            wrong = f"{word!r} is no number"
+        elif number < 1:
+            wrong = f"{word} is less than 1"
+        elif number in numbers:
+            wrong = f"{number} stands there twice"
+        else:
+            numbers.append(number)
+            continue
+        raise UsageError(f"--workers is {text}, but {wrong}: give numbers of workers, such as 1,2")
+    if single and len(numbers) != 1:
+        raise UsageError(f"--workers is {text}: with --resume it is a single number, such as 2")
+    if len(numbers) < 2 and not single:
+        raise UsageError(f"--workers is {text}: give at least two numbers of workers, such as 1,2")
+    return tuple(numbers)
+
+
+def _checked(asked: VerifyRequest) -> VerifyRequest:
+    """Refuse what would fail after minutes of training only."""
+    shards, most = asked.config.data.shards, max(asked.workers)
+    if shards is not None and most > shards:
+        raise UsageError(
+            f"--workers says {most}, more than --shards {shards}: give at least {most} shards, "
+            "or fewer workers"
+        )
+    if asked.resume is not None and asked.resume.more_args and asked.request.kind == "recipe":
+        raise UsageError("--resume-args are for a script: a recipe resumes from its snapshots")
+    if asked.steps < 1:
+        raise UsageError(f"--steps must be at least 1, not {asked.steps}")
+    if asked.tolerance is not None and not asked.tolerance >= 0:
+        raise UsageError(f"--tolerance must be at least 0, not {asked.tolerance:g}")
+    for option, name in (("--json", asked.json), ("--html", asked.html)):
+        if name is not None:
+            check_place(option, Path(name))
+    if asked.json is not None:
+        _refuse_other_json(Path(asked.json))
+    if asked.html is not None:
+        if asked.json is not None and Path(asked.json).absolute() == Path(asked.html).absolute():
+            raise UsageError(f"--json and --html both say {asked.html}: give two files")
+        from paceline.report.verification import check_page_place
+
+        check_page_place(Path(asked.html))
+    return asked
+
+
+def _refuse_other_json(path: Path) -> None:
+    """Refuse to write over a file that isn't a verification's.
+
+    Raises:
+        UsageError: It is one; an empty file isn't.
+    """
+    if not path.is_file() or not path.stat().st_size:
+        return
+    try:
+        is_ours = "verdict" in read_json_object(path)
+    except (OSError, ValueError):
+        is_ours = False
+    if not is_ours:
+        raise UsageError(f"--json {path} is there already, and not of paceline verify: move it")
+
+
+def _script_request(
+    target: str,
+    settings: Mapping[str, OptionValue],
+    arguments: Sequence[str],
+    *,
+    is_module: bool = False,
+) -> TrainRequest:
+    path = Path(target).expanduser().absolute()
+    if not (is_module or path.is_file()):
+        raise UsageError(f"there is no file {target}")
+    return TrainRequest(
+        kind="script",
+        recipe=target if is_module else path.name,
+        reference=target if is_module else str(path),
+        arguments={},
+        script_args=tuple(arguments),
+        settings=settings,
+        given=tuple(settings),
+        run_dir="",
+        command=("paceline", "verify", target),
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _recipe_request(target: str, recipe: Recipe, given: Mapping[str, OptionValue]) -> TrainRequest:
+    own = {argument.name for argument in recipe.arguments()}
+    options = {n: v for n, v in given.items() if n not in own}
+    return TrainRequest(
+        recipe=target,
+        reference=absolute_reference(reference_of(target)),
+        arguments=recipe.resolved({n: v for n, v in given.items() if n in own}),
+        settings=merge(options, recipe.settings),
+        given=tuple(given),
+        run_dir="",
+        command=("paceline", "verify", target),
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _verify(asked: VerifyRequest, place: Path) -> int:
+    from paceline.verify.text_report import Times
+
+    launcher = VerifyLauncher(asked, place, _is_on_cpu(asked))
+    started_s = time.monotonic()
+    if asked.resume is not None:
+        text, content, launches = _verify_resume(launcher, asked.resume)
+    else:
+        text, content, launches = _verify_counts(launcher)
+    times = Times(took_s=time.monotonic() - started_s, launches=launches)
+    print(printable(f"{text}\n\n{times.as_text()}"), flush=True)
+    _, first = launches[0]
+    return _keep(asked, content | times.as_json(), first)
+
+
+def _keep(asked: VerifyRequest, content: Mapping[str, object], first: "Trace") -> ExitCode:
+    """Write what was found to where the user wants it, and give the exit code."""
+    code = ExitCode.DONE if content["is_good"] else ExitCode.JOB
+    ran = {
+        "target": asked.request.recipe,
+        "command": list(asked.request.command),
+        "directory": str(Path.cwd()),
+        "started_at": asked.request.started_at,
+        "workers": list(asked.workers),
+        "steps": asked.steps,
+        "epochs": asked.epochs,
+        "paceline": __version__,
+        "torch": first.torch,
+    }
+    found = {**content, "exit_code": int(code), "ran": ran}
+    if asked.json is not None:
+        write_json(Path(asked.json), found)
+    if asked.html is not None:
+        from paceline.report.verification import write_verification
+
+        write_verification(found, Path(asked.html).absolute())
+    return code
+
+
+def _verify_counts(launcher: VerifyLauncher) -> "_Verified":
+    from paceline.verify.text_report import as_json, as_text
+
+    outcome, launches = _study(launcher)
+    return as_text(outcome), as_json(outcome), launches
+
+
+def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> "_Verified":
+    """Train, undisturbed; train again, and kill it; start it again.
+
+    Raises:
+        JobError: The training fails by itself, or is too short to be killed.
+    """
+    from paceline.verify.compare import LEAST, given_limits
+    from paceline.verify.resume import Launches, choose_step, compare_resumed
+    from paceline.verify.resume_report import resume_json, resume_text
+
+    asked = launcher.asked
+    (workers,) = asked.workers
+    whole = launcher.launch(workers, part=LaunchPart(name="undisturbed"))
+    if whole.failure:
+        raise JobError(f"the script fails by itself: {whole.failure}")
+    if len(whole.steps) < 2:
+        raise JobError(f"{plural(len(whole.steps), 'step')} can't be parted: it needs at least two")
+    kill_at = how.kill_at or choose_step(whole, random.SystemRandom().random())
+    if kill_at >= len(whole.steps):
+        raise JobError(
+            f"--kill-at-step is {kill_at}, and the training takes "
+            f"{plural(len(whole.steps), 'step')} in three epochs (cut off by --steps): say fewer"
+        )
+    killed = launcher.launch(workers, part=LaunchPart(name="killed", run="parted", kill_at=kill_at))
+    saved = launcher.written("parted")
+    again = LaunchPart(name="resumed", run="parted", more_args=how.more_args)
+    resumed = launcher.launch(workers, part=again)
+    launches = Launches(
+        whole=whole,
+        killed=killed,
+        resumed=resumed,
+        kill_at=kill_at,
+        saved=tuple(saved),
+        cut_at=asked.steps,
+    )
+    limits = given_limits(LEAST if asked.tolerance is None else asked.tolerance)
+    found = compare_resumed(launches, limits)
+    named = (("undisturbed", whole), ("killed", killed), ("resumed", resumed))
+    return resume_text(found), resume_json(found), named
+
+
+def _is_on_cpu(asked: VerifyRequest) -> bool:
+    dist, command = asked.config.dist, asked.command
+    if command is not None and command.asks_for_cpu:
+        return True
+    # The command may set which GPUs its workers see.
+    visible = command.variables.get("CUDA_VISIBLE_DEVICES") if command else None
+    most = max(asked.workers)
+    if visible is not None and len([name for name in visible.split(",") if name.strip()]) < most:
+        return True
+    return count_gpus(dist.device, dist.backend) < most
+
+
+def _study(launcher: VerifyLauncher) -> "tuple[VerifyResult, _Launches]":
+    """Train on all numbers of workers, and compare. Returns all launches by name as well."""
+    from paceline.verify.compare import compare, given_limits, measured_limits
+    from paceline.verify.text_report import VerifyResult
+    from paceline.verify.trace import by_content, cut_up_before
+    from paceline.verify.verdict import (
+        evaluate_first,
+        evaluate_launch,
+        needs_yardstick,
+        not_run,
+        unseen,
+    )
+
+    asked = launcher.asked
+    # Phase 1: train on each number of workers.
+    first = launcher.launch(asked.workers[0])
+    counts = () if first.failure else asked.workers[1:]
+    others = [launcher.launch(count) for count in counts]
+    launches = [(plural(trace.workers, "worker"), trace) for trace in (first, *others)]
+    # Indices of data that a script has cut up for its ranks are each rank's own.
+    cut_up = {loader for other in others for loader in cut_up_before(first, other)}
+    if cut_up:
+        first, others = by_content(first, cut_up), [by_content(o, cut_up) for o in others]
+    # Phase 2: how much may differ? The user's tolerance, or what rounding alone does to this
+    # training, measured by one that is disturbed by a rounding error.
+    limits, yardstick = given_limits(asked.tolerance or 0.0), None
+    if asked.tolerance is None and needs_yardstick(first, others):
+        disturbed = launcher.launch(asked.workers[0], disturbed=True)
+        launches.append((f"{plural(disturbed.workers, 'worker')} disturbed", disturbed))
+        yardstick = compare(first, by_content(disturbed, cut_up) if cut_up else disturbed)
+        if not yardstick.differences:
+            raise JobError("the training could not be measured: give a --tolerance, such as 1e-4")
+        limits = measured_limits(yardstick)
+    if launcher.keeps_dropout and not (first.in_session or first.failure):
+        note("--shards has no effect here: it is for recipes and for scripts on paceline.session()")
+    # Phase 3: compare each with the first.
+    results = [evaluate_first(first), *(evaluate_launch(first, other, limits) for other in others)]
+    results += map(not_run, asked.workers[1:] if first.failure else ())
+    dropout = not (launcher.keeps_dropout and first.in_session) and any(
+        drew.by == "dropout" for trace in (first, *others) for rank in trace.drew for drew in rank
+    )
+    outcome = VerifyResult(
+        results=tuple(results),
+        limits=limits,
+        unseen=tuple(unseen([first, *others], limits, cut_at=asked.steps, dropout=dropout)),
+        yardstick=yardstick,
+    )
+    return outcome, tuple(launches)

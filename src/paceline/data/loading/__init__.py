@@ -1,0 +1,1 @@
+"""Batches read by processes of their own, and brought to the device beside what it computes."""

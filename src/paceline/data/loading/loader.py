@@ -1,0 +1,331 @@
+"""Batches of any map-style data set, read by a torch DataLoader with processes of its own."""
+
+import multiprocessing
+import signal
+import sys
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from paceline.data.batch import Batch, BatchSource, describe, laid_out, map_tensors
+from paceline.data.loading.dataset_worker import (
+    Collate,
+    ItemRequest,
+    SeededItems,
+    shorten,
+    start_loader_process,
+)
+from paceline.data.loading.device_feed import DeviceFeed
+from paceline.data.order import EpochPlan, Indices, plan_order, plan_shares
+from paceline.data.protocols import MapDataset
+from paceline.distributed.work_division import share
+from paceline.errors import DataError, InfrastructureError, PacelineError, UsageError
+from paceline.launch.process_tree import spare_children_our_garbage
+
+_EVAL_EPOCH = -1
+"""Seeds of evaluation differ from those of every epoch."""
+_END = object()
+_END_S = 5.0
+_REASONS = {
+    signal.SIGKILL: "The kernel kills processes when memory runs out: "
+    "use fewer --loader-workers, or hold less in memory per sample",
+    signal.SIGBUS: "Shared memory (/dev/shm) is probably full: "
+    "enlarge it (for containers: --shm-size), or use fewer --loader-workers",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One batch on its way through the loader."""
+
+    request: ItemRequest
+    indices: Indices
+    total: int
+    last: bool = True
+    part: int = 0
+
+
+class _Requests:
+    """The DataLoader's batch sampler: hands out the work of the current pass, and remembers it."""
+
+    def __init__(self) -> None:
+        self._work: Iterator[_Work] = iter(())
+        self.in_flight: deque[_Work] = deque()
+
+    def start(self, work: Iterator[_Work]) -> None:
+        """Begin a pass; what was in flight of the one before is forgotten."""
+        self._work = work
+        self.in_flight.clear()
+
+    def __iter__(self) -> Iterator[ItemRequest]:
+        for work in self._work:
+            self.in_flight.append(work)
+            yield work.request
+
+
+class LoaderSource(BatchSource):
+    """Batches of a user's data set. Random transforms give the same on any number of processes."""
+
+    def __init__(
+        self,
+        dataset: MapDataset,
+        device: torch.device | str = "cpu",
+        *,
+        loader_workers: int = 2,
+        prefetch_batches: int = 2,
+        memory_format: torch.memory_format = torch.contiguous_format,
+        collate: Collate = default_collate,
+        timeout_s: float = 600.0,
+    ) -> None:
+        """Prepare the loader; its processes are started with the first batch, and kept.
+
+        Args:
+            dataset: Map-style; items are (input, target) pairs that `collate` turns into tensors.
+            device: Where batches go.
+            loader_workers: Processes that read; 0 reads in this process, while the device waits.
+            prefetch_batches: Batches that each process keeps ready.
+            memory_format: `torch.channels_last` lays four-dimensional inputs out so.
+            collate: Makes (inputs, targets) tensors of a list of items.
+            timeout_s: A batch that takes longer is an error.
+
+        Raises:
+            UsageError: The data set isn't map-style.
+        """
+        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+            raise UsageError(
+                f"{type(dataset).__name__} is not a map-style data set: it needs __getitem__ and "
+                "__len__, so that every sample can be seen exactly once"
+            )
+        self._dataset = dataset
+        self._feed = DeviceFeed(torch.device(device))
+        self._channels_last = memory_format == torch.channels_last
+        self._loader_workers = loader_workers
+        self._requests = _Requests()
+        self._loader = _make_loader(
+            SeededItems(dataset, collate),
+            self._requests,
+            loader_workers,
+            prefetch_batches,
+            pin_memory=self._feed.is_beside,
+            timeout_s=timeout_s,
+        )
+        self._running: Iterator[object] | None = None
+        self._passes = 0
+        self._ahead: tuple[EpochPlan, int] | None = None
+        """What is read already, and as which pass."""
+        self._processes: list[BaseProcess] = []
+
+    @property
+    def num_samples(self) -> int:
+        """Size of the data set."""
+        return len(self._dataset)
+
+    def train_batches(self, plan: EpochPlan) -> Iterator[Batch]:
+        """Give the batches of one epoch; reading begins with the first one asked for.
+
+        Raises:
+            DataError: The data set raised, or its items are no (input, target) pairs.
+            InfrastructureError: A loader process died or hung.
+        """
+        ahead, self._ahead = self._ahead, None
+        if ahead == (plan, self._passes):
+            return self._pass()
+        return self._batches(_training_work(plan, self.num_samples))
+
+    def read_ahead(self, plan: EpochPlan) -> None:
+        """Have the loader processes begin with an epoch; nothing where there are none."""
+        if self._loader_workers:
+            self._start(_training_work(plan, self.num_samples))
+            self._ahead = plan, self._passes
+
+    def eval_batches(self, part: int, parts: int, batch_size: int) -> Iterator[Batch]:
+        """Give one part's contiguous share in order; raises as `train_batches`."""
+        return self._batches(_evaluation_work(self.num_samples, part, parts, batch_size))
+
+    def describe(self) -> str:
+        """Say what is read by how many processes."""
+        name = type(self._dataset).__name__
+        count = self._loader_workers
+        readers = f"{count} loader processes per worker" if count else "read in each worker"
+        return f"{name}: {self.num_samples:,} samples, {readers}"
+
+    def close(self) -> None:
+        """End the loader processes; those that don't end within seconds are killed."""
+        running, self._running = self._running, None
+        # A pass that somebody still iterates over ends with an error, instead of reading on.
+        self._passes += 1
+        self._loader = None
+        if isinstance(running, _MultiProcessingDataLoaderIter):
+            # Dropping the last reference does the same, but a traceback may hold one more.
+            running._shutdown_workers()
+        for process in self._processes:
+            process.join(_END_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._processes = []
+
+    def _batches(self, work: Iterator[_Work]) -> Iterator[Batch]:
+        """Run one pass; a later pass of the same source ends this one."""
+        self._start(work)
+        yield from self._pass()
+
+    def _pass(self) -> Iterator[Batch]:
+        """Give the batches of the pass that has begun."""
+        this_pass = self._passes
+        while True:
+            if this_pass != self._passes:
+                raise RuntimeError(
+                    "another pass over this source has begun; only one runs at a time"
+                )
+            collated = self._next()
+            if collated is _END:
+                return
+            yield self._to_batch(collated, self._requests.in_flight.popleft())
+
+    def _start(self, work: Iterator[_Work]) -> None:
+        if self._loader is None:
+            raise RuntimeError("this source is closed")
+        self._passes += 1
+        spare_children_our_garbage()
+        self._requests.start(work)
+        # torch doesn't name the processes of a loader: they are those that are new afterwards.
+        before = set(multiprocessing.active_children())
+        with _usual_warnings_off():
+            self._running = iter(self._loader)
+        self._processes += set(multiprocessing.active_children()) - before
+
+    def _next(self) -> object:
+        """Wait for the next collated batch; `_END` after the last."""
+        assert self._running is not None
+        try:
+            return next(self._running, _END)
+        except PacelineError:
+            raise
+        except (RuntimeError, OSError, EOFError) as error:
+            raise self._process_error(error) from error
+
+    def _process_error(self, error: Exception) -> InfrastructureError:
+        """Say which loader process failed, and what was being read."""
+        # What was asked for and hasn't come: one of these samples was being read.
+        samples = [index for work in self._requests.in_flight for index in work.request.indices]
+        reading = f"while the samples {shorten(samples)} were read"
+        ended = wait([process.sentinel for process in self._processes], timeout=1.0)
+        for process in self._processes:
+            if process.sentinel in ended:
+                return InfrastructureError(_describe_death(process, reading))
+        pids = ", ".join(str(process.pid) for process in self._processes)
+        return InfrastructureError(f"no batch from the loader processes {pids} {reading}: {error}")
+
+    def _to_batch(self, collated: object, work: _Work) -> Batch:
+        content = laid_out(self._feed.bring(collated), channels_last=self._channels_last)
+        if not _holds_tensor(content):
+            raise DataError(
+                f"the samples {shorten(work.request.indices)} became {describe(content)}, which "
+                "holds no tensor: let each item of the data set be numbers, arrays or tensors"
+            )
+        return Batch(content, len(work.indices), work.total, work.indices, work.last, work.part)
+
+
+def _make_loader(
+    items: SeededItems,
+    requests: _Requests,
+    loader_workers: int,
+    prefetch_batches: int,
+    *,
+    pin_memory: bool,
+    timeout_s: float,
+) -> DataLoader[object] | None:
+    parallel = loader_workers > 0
+    with _usual_warnings_off():
+        return DataLoader(
+            cast(Dataset[object], items),
+            batch_sampler=requests,  # type: ignore[arg-type]  # typed for lists of indices only
+            collate_fn=_unchanged,
+            num_workers=loader_workers,
+            prefetch_factor=prefetch_batches if parallel else None,
+            persistent_workers=parallel,
+            pin_memory=pin_memory,
+            timeout=timeout_s if parallel else 0,
+            worker_init_fn=start_loader_process,
+            multiprocessing_context=_start_method() if parallel else None,
+            generator=torch.Generator(),  # else each pass draws from the training's own one
+        )
+
+
+def _start_method() -> str | None:
+    """Choose how loader processes start, whatever way this process itself was started.
+
+    A fork begins at once and needs no pickling of the data set; it is PyTorch's own default on
+    Linux up to Python 3.13. The children touch no GPU.
+    """
+    return "fork" if sys.platform == "linux" else None
+
+
+@contextmanager
+def _usual_warnings_off() -> Iterator[None]:
+    """Silence two warnings at the start of loader processes.
+
+    Torch's about more processes than cores: the number is the user's choice, readers often wait
+    for a disk. Python 3.12's about forking with threads: see `_start_method`.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
+        yield
+
+
+def _unchanged(batch: object) -> object:
+    return batch
+
+
+def _training_work(plan: EpochPlan, num_samples: int) -> Iterator[_Work]:
+    order = plan_order(plan, num_samples)
+    for found in plan_shares(plan, num_samples):
+        indices = order[found.start : found.stop]
+        # Without samples of its own a worker reads the batch's first one as a stand-in.
+        read = indices if len(indices) else order[found.batch_start : found.batch_start + 1]
+        request = ItemRequest(plan.seed, plan.epoch, tuple(read.tolist()))
+        yield _Work(request, indices, found.total, found.last, found.part)
+
+
+def _evaluation_work(num_samples: int, part: int, parts: int, batch_size: int) -> Iterator[_Work]:
+    begin, end = share(num_samples, part, parts)
+    for start in range(begin, end, batch_size):
+        indices = np.arange(start, min(start + batch_size, end), dtype=np.int64)
+        yield _Work(ItemRequest(0, _EVAL_EPOCH, tuple(indices.tolist())), indices, len(indices))
+
+
+def _holds_tensor(content: object) -> bool:
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(content, note)
+    return bool(found)
+
+
+def _describe_death(process: BaseProcess, reading: str) -> str:
+    # A negative exit code is the number of the signal.
+    code = process.exitcode or 0
+    if code < 0:
+        number = signal.Signals(-code)
+        cause = f"by the signal {number.name}"
+        hint = _REASONS.get(number, "A library that the data set uses has probably crashed")
+    else:
+        cause = f"with exit code {code}"
+        hint = "Its output is in this worker's log"
+    return f"loader process {process.pid} ended {cause} {reading}. {hint}"

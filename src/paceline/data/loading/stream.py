@@ -1,0 +1,158 @@
+"""Batches of a torch IterableDataset: one stream of samples, dealt out to the workers.
+
+Every worker reads the whole stream and keeps its own share, since nobody else knows where a share
+begins. The global order is then that of one process, on any number of workers.
+"""
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count, islice
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset, default_collate
+
+from paceline.data.batch import Batch, BatchSource, laid_out
+from paceline.data.loading.dataset_worker import Collate, ItemRequest, collating
+from paceline.data.loading.device_feed import DeviceFeed
+from paceline.data.order import EpochPlan, Indices, step_shares
+from paceline.distributed.group import Group
+from paceline.errors import DataError
+
+_EVAL_EPOCH = -1
+"""Seeds of evaluation differ from those of every epoch."""
+
+
+@final
+class StreamSource(BatchSource):
+    """Batches of a stream. Its methods exchange a few bytes a batch with the other workers.
+
+    So that workers whose streams differ are an error that says so, not wrong gradients or a hang.
+    """
+
+    def __init__(
+        self,
+        dataset: IterableDataset[object],
+        group: Group,
+        *,
+        memory_format: torch.memory_format = torch.contiguous_format,
+        collate: Collate = default_collate,
+    ) -> None:
+        """Args:
+        dataset: Gives the same samples in the same order on every worker.
+        group: The workers.
+        memory_format: `torch.channels_last` lays four-dimensional inputs out so.
+        collate: Makes a batch of a list of items.
+        """
+        self._dataset = dataset
+        self._group = group
+        self._feed = DeviceFeed(group.device)
+        self._channels_last = memory_format == torch.channels_last
+        self._collate = collate
+
+    @property
+    def num_samples(self) -> int:
+        """0: nobody knows the length of a stream."""
+        return 0
+
+    def train_batches(self, plan: EpochPlan) -> Iterator[Batch]:
+        """Give the batches of one epoch. Collective with every batch.
+
+        A later `first_step` reads what comes before and leaves it out.
+        A data set with a method `set_epoch` is told the epoch.
+
+        Raises:
+            DataError: The workers' streams differ.
+        """
+        set_epoch = getattr(self._dataset, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(plan.epoch)
+        samples = iter(self._dataset)
+        start = plan.first_step * plan.global_batch
+        # A stream can't be indexed: to go on within an epoch, read and drop what came before.
+        read = sum(1 for _ in islice(samples, start))
+        # The last step may have been a short one: then it ends within it.
+        if read < start and read <= start - plan.global_batch:
+            raise DataError(
+                f"{self.describe()}: it ended after {read} samples, before the step "
+                f"{plan.first_step} that this epoch had reached; to resume within an epoch it has "
+                "to give the same samples again"
+            )
+        while True:
+            # Every worker reads the whole global batch, checks that all read the same, and keeps
+            # its share.
+            items = list(islice(samples, plan.global_batch))
+            self._compare(items, start)
+            if not items or (plan.drop_last and len(items) < plan.global_batch):
+                return
+            for found in step_shares(replace(plan, global_batch=len(items)), len(items), 0):
+                # Without a share, one sample stands in, as collectives need this worker's backward
+                # pass.
+                mine = items[found.start : found.stop] or items[:1]
+                indices = np.arange(start + found.start, start + found.stop, dtype=np.int64)
+                request = ItemRequest(plan.seed, plan.epoch, (start + found.start,))
+                batch = self._batch(mine, request, len(indices), len(items), indices)
+                batch.last, batch.part = found.last, found.part
+                yield batch
+            start += len(items)
+
+    def eval_batches(self, part: int, parts: int, batch_size: int) -> Iterator[Batch]:
+        """Give every part's batches of the stream: batch i belongs to part i modulo parts."""
+        samples = iter(self._dataset)
+        for number in count():
+            items = list(islice(samples, batch_size))
+            if not items:
+                return
+            if number % parts == part:
+                first = number * batch_size
+                indices = np.arange(first, first + len(items), dtype=np.int64)
+                request = ItemRequest(0, _EVAL_EPOCH, (first,))
+                yield self._batch(items, request, len(items), len(items), indices)
+
+    def describe(self) -> str:
+        """Say what is read."""
+        return f"{type(self._dataset).__name__}, a stream that every worker reads whole"
+
+    def close(self) -> None:
+        """Nothing to end: there are no reader processes."""
+
+    def _batch(
+        self, items: list[object], request: ItemRequest, local: int, total: int, indices: Indices
+    ) -> Batch:
+        with collating(request):
+            collated = self._collate(items)
+        content = laid_out(self._feed.bring(collated), channels_last=self._channels_last)
+        return Batch(content, local, total, indices)
+
+    def _compare(self, items: list[object], start: int) -> None:
+        """Refuse to go on where the workers have read different samples. Collective."""
+        if self._group.world_size == 1:
+            return
+        checksum = _checksum(items[0]) if items else 0
+        rows = self._group.gather_rows(torch.tensor([len(items), checksum])).tolist()
+        if any(row != rows[0] for row in rows):
+            read = ", ".join(f"rank {rank} has {length}" for rank, (length, _) in enumerate(rows))
+            raise DataError(
+                f"{self.describe()}: from sample {start} on the workers read different samples "
+                f"({read}). It must give every worker the same samples in the same order: seed its "
+                "random numbers, and leave the sharding to Paceline"
+            )
+
+
+def _checksum(item: object) -> int:
+    """Sum an item up in 32 bits; what isn't a tensor or plain value counts by its type alone."""
+    if isinstance(item, Tensor):
+        return zlib.crc32(
+            item.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
+    if isinstance(item, dict):
+        return _checksum(list(item.values()))
+    if isinstance(item, tuple | list):
+        return zlib.crc32(repr([_checksum(value) for value in item]).encode())
+    if isinstance(item, np.ndarray):
+        return zlib.crc32(item.tobytes())
+    plain = isinstance(item, str | int | float | bytes)
+    return zlib.crc32(repr(item if plain else type(item)).encode())

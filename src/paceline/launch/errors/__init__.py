@@ -1,0 +1,1 @@
+"""How a worker failed: its record, what GPUs' errors say, which failure was the cause."""

@@ -1,0 +1,265 @@
+"""What is known about a failed worker, which failure was the cause, and how the user is told."""
+
+import re
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from paceline.launch.errors.device_errors import device_error
+from paceline.options.fields import check_types
+from paceline.results.run_directory import log_path
+
+FailureKind = Literal["usage", "job", "infrastructure"]
+"""Who is at fault: the command, the user's code, data or settings, or the world outside."""
+EndedBy = Literal["itself", "launcher", "fork server"]
+
+_LOST_PEER_TYPES = {"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"}
+_LOST_PEER = re.compile(
+    r"connection (closed by peer|reset|refused|aborted)|broken pipe|socket (timeout|error|closed)"
+    r"|timed out waiting|timed out after \d|application timeout caused pair closure"
+    r"|connectfullmesh failed|third_party/gloo|gloo/transport|\bnccl\b|store->|tcpstore"
+    r"|failed to recv|failed to send",
+    re.IGNORECASE,
+)
+_CRASHES = {"SIGKILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"}
+_LINE_LIMIT = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerFailure:
+    """How one worker failed."""
+
+    rank: int
+    host: str
+    step: int | None
+    """The step it was in, where it got that far."""
+    exit_code: int | None
+    signal_name: str | None
+    """The signal that ended it, such as SIGKILL."""
+    kind: FailureKind
+    error_type: str
+    """Name of the exception's type; empty where a signal ended the worker."""
+    message: str
+    traceback: str
+    """The whole traceback; for a crash, what the fault handler wrote."""
+    operation: str
+    """What it was doing, such as `backward`; empty where unknown."""
+    time_s: float | None = None
+    """When, in seconds since the epoch by that host's clock."""
+    is_hang: bool = False
+    """Whether it was ended because the training didn't go on."""
+    worth_restart: bool = True
+    """Whether starting again here at once may help: a disk that is full or read-only stays so."""
+
+    def to_json(self) -> dict[str, object]:
+        """Give the fields as a JSON object."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(content: object) -> "WorkerFailure":
+        """Read what `to_json` gave.
+
+        Raises:
+            ValueError: It isn't a failure record.
+        """
+        if not isinstance(content, dict) or content.get("kind") not in get_args(FailureKind):
+            raise ValueError("not a failure record")
+        try:
+            return WorkerFailure(**check_types(WorkerFailure, content))
+        except ValueError as error:
+            raise ValueError(f"not a failure record: {error}") from error
+
+
+def is_lost_peer(error_type: str, text: str) -> bool:
+    """Whether an error only says that another worker, or the link to it, went away."""
+    return error_type in _LOST_PEER_TYPES or _LOST_PEER.search(text) is not None
+
+
+def root_cause(failures: Iterable[WorkerFailure]) -> tuple[WorkerFailure, ...]:
+    """Order failures so that the cause stands first and its consequences after it.
+
+    A worker that dies breaks its peers' connections, and theirs may be noticed first: so what
+    happened to a worker decides, and time only between failures of one sort.
+
+    Returns:
+        All failures: crashes by signal, then errors of the job, then silent exits and aborts (NCCL
+        aborts a worker whose peer went away), then other infrastructure errors, then lost peers.
+    """
+    return tuple(sorted(failures, key=_causality))
+
+
+def _causality(failure: WorkerFailure) -> tuple[int, float, int]:
+    when = failure.time_s if failure.time_s is not None else float("inf")
+    return (_sort_of(failure), when, failure.rank)
+
+
+def _sort_of(failure: WorkerFailure) -> int:
+    if failure.signal_name in _CRASHES:
+        return 0
+    if failure.kind != "infrastructure":
+        return 1
+    if not failure.error_type:
+        return 2
+    if device_error(failure.message) is not None:
+        return 3  # of the worker itself, also where NCCL was the first to see it
+    return 4 if is_lost_peer(failure.error_type, failure.traceback or failure.message) else 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerExits:
+    """How the workers of one attempt ended, as far as the launcher can see."""
+
+    exit_codes: Mapping[int, int | None]
+    """By rank; negative for a signal, None where unknown."""
+    first: int | None
+    """The rank whose end was noticed first."""
+    stopped: frozenset[int]
+    """Ranks that the launcher killed because they didn't end in time."""
+    pids: Mapping[int, int] = field(default_factory=dict)
+    """Process ids by rank."""
+    stop_requested: bool = False
+    """Whether the user asked to stop, so that all workers got SIGTERM."""
+
+
+def unrecorded(
+    ending: WorkerExits, recorded: Mapping[int, WorkerFailure], done: Iterable[int]
+) -> dict[int, int]:
+    """Find the workers that failed and could not say why.
+
+    Args:
+        ending: How the workers ended.
+        recorded: Failures that workers wrote down, by rank.
+        done: Ranks that delivered a result.
+
+    Returns:
+        Rank -> exit code, without the workers that the launcher itself ended: by SIGTERM, or killed
+        because they didn't end after a peer failed. Those killed after a request to stop count, and
+        so do those that ended with 0 before their end.
+    """
+    explained = set(recorded) | set(done)
+    found = {}
+    for rank, code in ending.exit_codes.items():
+        # What the launcher ended needs no explanation: after a request to stop, whoever died of
+        # SIGTERM; otherwise the peers of the first to fail.
+        if ending.stop_requested:
+            ours = code == -signal.SIGTERM
+        else:
+            ours = rank in ending.stopped or (code == -signal.SIGTERM and rank != ending.first)
+        if code is not None and rank not in explained and not ours:
+            found[rank] = code
+    return found
+
+
+def silent_failure(
+    rank: int,
+    exit_code: int,
+    *,
+    host: str,
+    step: int | None,
+    operation: str,
+    out_of_memory: bool | None,
+    crash: str,
+    ended_by: EndedBy = "itself",
+) -> WorkerFailure:
+    """Describe a worker that ended without a word: by a signal, or by ending its own process.
+
+    Args:
+        rank: Its rank.
+        exit_code: Negative for a signal.
+        host: Its host.
+        step: From its note.
+        operation: From its note.
+        out_of_memory: Whether the kernel killed it for want of memory; None: it killed some process
+            of this control group for that, and doesn't tell which.
+        crash: What it wrote to its log as it died.
+        ended_by: The launcher, because it didn't stop in time; or the end of the fork server, its
+            parent: then nobody knows its exit code.
+    """
+    # Who ended it comes first; then how: exit code 0, another code, or a signal.
+    name = signal_name(-exit_code) if exit_code < 0 else None
+    if ended_by == "launcher":
+        message = "did not stop in time after the signal, and was killed"
+    elif ended_by == "fork server":
+        message = "ended with the fork server, its parent process, which something has killed"
+    elif exit_code == 0:
+        message = (
+            "ended its process with exit code 0 before the end of the training (os._exit(0), or "
+            "something like it, in the code that it ran?)"
+        )
+    elif name is None:
+        message = f"ended its process with exit code {exit_code} without an exception"
+    elif name == "SIGKILL" and out_of_memory:
+        message = "killed by SIGKILL, because the machine or the job was out of memory"
+    elif name == "SIGKILL" and out_of_memory is None:
+        message = (
+            "killed by SIGKILL, perhaps for want of memory: the kernel has killed a process of "
+            "this job for that meanwhile, and doesn't let us see which"
+        )
+    else:
+        message = f"killed by {name}"
+    # A process that aborts has often written why: NCCL's watchdog, when a kernel has failed.
+    of_device = device_error(crash) if name == "SIGABRT" else None
+    if of_device is not None:
+        message = f"{message}: {of_device.name}"
+        crash = f"{crash.rstrip()}\n{of_device.advice}\n"
+    is_job = not exit_code or (of_device is not None and of_device.kind == "job")
+    return WorkerFailure(
+        rank=rank,
+        host=host,
+        step=step,
+        exit_code=exit_code,
+        signal_name=name,
+        # Nothing outside of the process makes it end with 0: a retry would end the same way.
+        kind="job" if is_job else "infrastructure",
+        error_type="",
+        message=message,
+        traceback=crash,
+        operation=operation,
+    )
+
+
+def signal_name(number: int) -> str:
+    """Name a signal, `signal 77` where it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def one_line(failure: WorkerFailure) -> str:
+    """Tell one failure in one line."""
+    what = failure.message.strip().splitlines()
+    first = what[0] if what else "no message"
+    text = f"{failure.error_type}: {first}" if failure.error_type else first
+    if len(text) > _LINE_LIMIT:
+        text = text[: _LINE_LIMIT - 4] + " ..."
+    return f"{_place(failure)}: {text}"
+
+
+def render(failures: Sequence[WorkerFailure], log_dir: Path) -> str:
+    """Tell the user: the cause with its whole traceback, the others in a line each, the logs.
+
+    Args:
+        failures: Ordered by `root_cause`; at least one.
+        log_dir: Where the workers' logs are.
+    """
+    cause, *others = failures
+    parts = [f"The training failed on {_place(cause)}."]
+    if cause.traceback.strip():
+        parts.append(cause.traceback.strip("\n"))
+        if not cause.error_type:
+            parts.append(one_line(cause))
+    else:
+        parts[0] = f"The training failed: {one_line(cause)}"
+    if others:
+        parts.append("Other workers:\n" + "\n".join(f"  {one_line(other)}" for other in others))
+    parts.append(f"Log of this worker: {log_path(log_dir, cause.rank)}")
+    return "\n\n".join(parts)
+
+
+def _place(failure: WorkerFailure) -> str:
+    step = "" if failure.step is None else f", step {failure.step}"
+    operation = f", in {failure.operation}" if failure.operation else ""
+    return f"rank {failure.rank} ({failure.host}{step}{operation})"

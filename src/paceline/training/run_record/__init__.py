@@ -1,0 +1,1 @@
+"""What a training is made of: recorded in run.json, compared by workers and by resumed runs."""

@@ -1,0 +1,124 @@
+"""What the opening lines say of a batch."""
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+
+from paceline.data.options import DataOptions
+from paceline.distributed.group import Group
+from paceline.distributed.work_division import Division
+from paceline.training.batches.plan import make_plan
+from paceline.training.engine import Engine
+from paceline.training.options import ComputeOptions, LoopOptions
+from paceline.training.run_record import run_metadata
+from paceline.training.run_record.run_metadata import (
+    _kernels_line,
+    _peak_gpu_memory,
+    _target_line,
+    describe_batch,
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "world_size", "samples", "told"),
+    [
+        (DataOptions(), 2, 640, "= 2 x 32 per worker; 10 steps an epoch"),
+        (DataOptions(), 3, 640, "= 22 + 21 + 21; 10 steps an epoch"),
+        (DataOptions(), 1, None, ""),
+        (
+            DataOptions(max_batch_per_worker=20),
+            2,
+            64,
+            "= 2 x 32 per worker, in 2 micro-batches; 1 step an epoch",
+        ),
+        (
+            DataOptions(shards=8),
+            3,
+            640,
+            "in 8 shards of 8, the same bits on 1 to 8 workers; 10 steps an epoch",
+        ),
+        (
+            DataOptions(shards=5),
+            1,
+            None,
+            "in 5 shards of 12 or 13, the same bits on 1 to 5 workers",
+        ),
+        (DataOptions(shards=1), 1, None, "in 1 shard of 64"),
+        (
+            DataOptions(shards=2, max_batch_per_worker=16),
+            2,
+            None,
+            "in 2 shards of 32, each in 2 micro-batches, the same bits on 1 to 2 workers",
+        ),
+    ],
+    ids=str,
+)
+def test_how_a_batch_is_cut(
+    options: DataOptions, world_size: int, samples: int | None, told: str
+) -> None:
+    plan = make_plan(options, Division.of(options.shards, world_size), samples)
+    assert describe_batch(plan) == f"global batch 64 {told}".rstrip()
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "shards", "fused", "told"),
+    [
+        ("cpu", "fp32", None, None, None),
+        ("cuda", "fp32", None, True, ", fused optimizer; faster: --precision bf16"),
+        ("cuda", "bf16", None, None, ""),
+        ("cuda", "fp32", 8, None, ""),  # other bits aren't proposed where bits count
+    ],
+)
+def test_the_kernels_of_a_gpu_and_what_would_be_faster(
+    device: str,
+    precision: str,
+    shards: int | None,
+    fused: bool | None,
+    told: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run_metadata, "has_bf16", lambda device: True)
+    context = SimpleNamespace(
+        group=SimpleNamespace(device=torch.device(device)),
+        config=SimpleNamespace(compute=ComputeOptions(precision=precision)),  # type: ignore[arg-type]
+        division=Division.of(shards, 1),
+        components=SimpleNamespace(optimizers=[SimpleNamespace(param_groups=[{"fused": fused}])]),
+    )
+    lines = _kernels_line(cast(Engine, SimpleNamespace(context=context)))
+    if told is None:
+        assert lines == []
+    else:
+        (line,) = lines
+        assert line.startswith("  kernels   cuDNN")
+        assert line.endswith(f"convolutions{told}")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (LoopOptions(), []),
+        (LoopOptions(target_accuracy=0.9), ["  target    ends at 90 % validation accuracy"]),
+        (
+            LoopOptions(target_accuracy=0.975, patience=2),
+            ["  target    ends at 97.5 % validation accuracy in 2 epochs in a row"],
+        ),
+    ],
+)
+def test_the_target_is_said_at_the_start(options: LoopOptions, told: list[str]) -> None:
+    assert _target_line(options) == told
+
+
+def test_the_memory_of_each_workers_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda device: 3 << 30)
+    other = torch.tensor([[5 << 30]])
+
+    def group(device: str) -> Group:
+        both = SimpleNamespace(
+            device=torch.device(device), gather_rows=lambda own: torch.cat([own[None], other])
+        )
+        return cast(Group, both)
+
+    assert _peak_gpu_memory(group("cuda")) == [3 << 30, 5 << 30]
+    assert _peak_gpu_memory(group("cpu")) is None

@@ -91,6 +91,11 @@ class SessionSettings(TypedDict, total=False):
     start. auto: measures first, compiles where enough is left to train, and keeps it if steps
     get faster; evaluations aren't compiled then."""
 
+    cuda_graphs: Literal["off", "auto", "on"]
+    """Launch a model's forward and backward pass as CUDA graphs where a batch's shape repeats,
+    so that small models don't wait for the host: off; on, an error where that can't be; auto,
+    where it can be and the measured step gets faster."""
+
     sync_batchnorm: bool
     """Take BatchNorm's statistics over the batches of all workers instead of each worker's own."""
 

@@ -14,6 +14,7 @@ from paceline.metrics.console import Console
 from paceline.results.run_directory import RunDirectory, SampleUnit
 from paceline.training.components import CompileSwitch, Components
 from paceline.training.config import TrainConfig
+from paceline.training.cuda_graphs import GraphSwitch
 from paceline.training.hooks.base import StepHooks
 from paceline.training.optimizer_step import OptimizerStep
 from paceline.training.profiling.gpu_monitor import GpuMonitor
@@ -72,6 +73,8 @@ class TrainingContext:
     """The loss scaler, with `--precision fp16`."""
     compile_switch: CompileSwitch | None
     """Says which forward passes are compiled, with `--compile auto`."""
+    graph_switch: GraphSwitch | None
+    """Says whether forward passes are CUDA graphs, with `--cuda-graphs`."""
     writes: bool
     """Whether this worker writes snapshots."""
     shared: bool

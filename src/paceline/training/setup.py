@@ -20,9 +20,11 @@ from paceline.results.run_directory import RunDirectory
 from paceline.training.components import CompileSwitch, Components
 from paceline.training.config import TrainConfig
 from paceline.training.context import TrainingContext
+from paceline.training.cuda_graphs import graph_switch_of
 from paceline.training.engine import Engine
 from paceline.training.hooks.base import ADDED_HOOKS, StepHook, StepHooks, overrides
 from paceline.training.hooks.compile_choice import CompileChoice
+from paceline.training.hooks.graph_choice import GraphChoice
 from paceline.training.hooks.load_balancing import LoadBalancer
 from paceline.training.hooks.metrics_logger import MetricsLogger
 from paceline.training.hooks.step_checks import ReplicaChecks, ReproducibilityChecks
@@ -185,6 +187,7 @@ def _context(
         console=console,
         scaler=scaler,
         compile_switch=CompileSwitch() if config.compute.compile == "auto" else None,
+        graph_switch=graph_switch_of(config.compute, config.data.shards, group),
         writes=group.rank == 0 if shared else group.placement.local_rank == 0,
         shared=shared,
         kept_options=tuple(own_options),
@@ -227,6 +230,8 @@ def _hooks(context: TrainingContext, sync: GradientSync, opened: ExitStack) -> I
         yield LoadBalancer(context.progress, group, most, say.say)
     if context.compile_switch is not None:
         yield CompileChoice(context, sync, context.compile_switch)
+    if context.graph_switch is not None:
+        yield GraphChoice(context, sync, context.graph_switch)
     logger = MetricsLogger(context, agree or str)
     opened.callback(logger.close)
     yield logger

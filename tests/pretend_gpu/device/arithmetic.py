@@ -104,15 +104,16 @@ class _Arithmetic:
         )
         if self._depends_on_data or by_mask:
             return tree_map(_to_device, self._compute(given, None)[0])
-        seed = _draw(given) if self._is_random else None
         # What is captured is computed when the graph is launched, from what stands there then.
-        number = len(_recorded)
-        captured = _captures(number)
-        made = None if captured else self._compute(given, seed)
-        targets = self._run_kernel(keys, given)
-        if made is None:
-            _recorded[number] = lambda: self._put(given, targets, self._compute(given, seed))
+        found: list[_Made] = []
+        if capture := _captures(lambda: found.append(self._compute(given, draw()))):
+            draw = self._draw_in(capture, keys, given) if self._is_random else _nothing
+            targets = self._run_kernel(keys, given)
+            # Behind what the kernel itself does to its results: clear them, say.
+            _captures(lambda: self._put(given, targets, found.pop()))
             return targets
+        made = self._compute(given, _draw(given) if self._is_random else None)
+        targets = self._run_kernel(keys, given)
         self._put(given, targets, made)
         numbers = iter(tree_flatten(made[0])[0])
         return tree_map(lambda target: _result(target, next(numbers)), targets)
@@ -123,6 +124,25 @@ class _Arithmetic:
             return self._kernel.call_boxed(keys, **given)
         finally:
             _thread.inside = False
+
+    def _draw_in(
+        self, capture: int, keys: torch._C.DispatchKeySet, given: Mapping[str, object]
+    ) -> Callable[[], int]:
+        """Give what each replay draws: as without a graph, from where the generator stands then.
+
+        How much the kernel draws shows outside of the capture. A replay moves the generator on by
+        all that its graph draws, and then begins.
+        """
+        generator = _generator(given)
+        with torch.cuda.stream(torch.cuda.default_stream()):
+            before = generator.get_offset()
+            self._run_kernel(keys, given)
+            drawn = generator.get_offset() - before
+            generator.set_offset(before)
+        whole = _drawn.setdefault((capture, id(generator)), [0])
+        begins = whole[0]
+        whole[0] += drawn
+        return lambda: _seed(generator, generator.get_offset() - whole[0] + begins)
 
     def _compute(self, given: Mapping[str, object], seed: int | None) -> _Made:
         """Compute the results, and what becomes of the arguments that are written."""
@@ -211,11 +231,24 @@ def _copied(value: object) -> object:
 # --- Random numbers: the CPU's, from the device's seed and how much has been drawn from it
 
 
-def _draw(given: Mapping[str, object]) -> int:
+def _generator(given: Mapping[str, object]) -> torch.Generator:
     generator = given.get("generator")
-    if not isinstance(generator, torch.Generator):
-        generator = torch.cuda.default_generators[torch.cuda.current_device()]
-    return hash((generator.initial_seed(), generator.get_offset())) % 2**62
+    if isinstance(generator, torch.Generator):
+        return generator
+    return torch.cuda.default_generators[torch.cuda.current_device()]
+
+
+def _draw(given: Mapping[str, object]) -> int:
+    generator = _generator(given)
+    return _seed(generator, generator.get_offset())
+
+
+def _seed(generator: torch.Generator, offset: int) -> int:
+    return hash((generator.initial_seed(), offset)) % 2**62
+
+
+def _nothing() -> None:
+    return None
 
 
 @contextmanager
@@ -369,7 +402,10 @@ _ON_CPU: dict[str, Callable[..., object]] = {
 # --- Graphs
 
 _device = ctypes.CDLL(None)
+_device.pretend_gpu_capture.restype = ctypes.c_uint64
 _recorded: dict[int, Callable[[], None]] = {}
+_drawn: dict[tuple[int, int], list[int]] = {}
+"""How much a capture has drawn from a generator so far."""
 
 
 _replay = ctypes.CFUNCTYPE(None, ctypes.c_uint64)(lambda number: _recorded[number]())
@@ -381,8 +417,13 @@ def _reach_on_stream() -> None:
         _device.pretend_gpu_drain(ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
 
 
-def _captures(number: int) -> bool:
+def _captures(work: Callable[[], None]) -> int:
+    """Leave work to the graph that is being captured, and give the capture's number; or 0."""
     if not torch.cuda.is_initialized():
-        return False
+        return 0
+    number = len(_recorded)
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-    return bool(_device.pretend_gpu_capture(stream, ctypes.c_uint64(number)))
+    capture = int(_device.pretend_gpu_capture(stream, ctypes.c_uint64(number)))
+    if capture:
+        _recorded[number] = work
+    return capture

@@ -47,9 +47,11 @@ using namespace pretend;
 // --- Used by arithmetic.py
 
 EXPORT void pretend_gpu_on_replay(void (*call)(uint64_t)) { replay = call; }
-// 1 if the stream is being captured: the graph will call back with this number.
-EXPORT int pretend_gpu_capture(cudaStream_t stream, uint64_t number) {
-  return captured(stream, [number] { replay(number); }) ? 1 : 0;
+// The capture's number if the stream is being captured: the graph will call back with the given one.
+EXPORT uint64_t pretend_gpu_capture(cudaStream_t stream, uint64_t number) {
+  if (!captured(stream, [number] { replay(number); })) return 0;
+  std::lock_guard<std::mutex> locked(guard);
+  return captures.at(stream).id;
 }
 
 // --- The CUDA runtime

@@ -21,6 +21,7 @@ from paceline.results.metrics_table import EpochRow
 from paceline.training.components import Components
 from paceline.training.hooks.base import ADDED_HOOKS, StepHook, StepHooks
 from paceline.training.hooks.compile_choice import CompileChoice
+from paceline.training.hooks.graph_choice import GraphChoice
 from paceline.training.hooks.learning_rate import LearningRateSchedule
 from paceline.training.hooks.load_balancing import LoadBalancer
 from paceline.training.hooks.metrics_logger import MetricsLogger
@@ -43,6 +44,7 @@ from tests.support.sessions import (
 TABLE: Mapping[type[StepHook], Mapping[str, OptionValue]] = {
     LearningRateSchedule: {},
     CompileChoice: {"compile": "auto"},
+    GraphChoice: {"cuda_graphs": "auto"},
     LoadBalancer: {"balance": True},
     MetricsLogger: {},
     ReplicaChecks: {"check_every": 2},

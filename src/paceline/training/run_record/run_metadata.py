@@ -200,6 +200,8 @@ def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDir
         lines.append(f"  sync      {derived['sync']}")
     if context.compile_switch is not None:
         lines.append(f"  compile   {context.compile_switch.label}")
+    if context.graph_switch is not None:
+        lines.append(f"  graphs    {context.graph_switch.label}")
     each = "" if context.shared else " here; each other node keeps its own"
     lines.append(f"  run       {run.path}{each}")
     if context.progress.state.step:
@@ -305,6 +307,7 @@ def _derived(engine: Engine) -> dict[str, object]:
     context = engine.context
     config, group, model = context.config, context.group, context.components.model
     switch, loader = context.compile_switch, context.components.train_loader
+    graphs = context.graph_switch
     return {
         "world_size": group.world_size,
         "nodes": group.placement.nodes,
@@ -318,6 +321,7 @@ def _derived(engine: Engine) -> dict[str, object]:
         "backend": group.backend,
         "sync": engine.sync.label or describe_method(config),
         **({} if switch is None else {"compile": switch.label}),
+        **({} if graphs is None else {"cuda_graphs": graphs.label}),
         "threads": torch.get_num_threads(),
         "snapshots_written": "once" if context.shared else "once on each node",
         "val_samples": context.progress.val_samples,

@@ -1,0 +1,111 @@
+"""`--cuda-graphs`: says what became of it; with auto keeps graphs where steps get faster."""
+
+from collections.abc import Mapping
+from statistics import median
+from time import perf_counter
+from typing import final
+
+import torch
+
+from paceline.results.metrics_table import EpochRow
+from paceline.training.components import Components
+from paceline.training.context import TrainingContext
+from paceline.training.cuda_graphs import GraphSwitch
+from paceline.training.hooks.base import StepHook
+from paceline.training.snapshots.train_state import TrainState
+from paceline.training.sync.base import GradientSync
+from paceline.training.sync.validation import method_of
+
+_WARM_UP = 12
+"""Steps that aren't measured: of a start (DistributedDataParallel times its first ten), and until
+a shape has repeated and has been captured."""
+_MOST_TRIED = 64
+"""Steps after which it is given up to wait for such a shape."""
+_STEPS = 16
+"""Steps of which each way is measured by the median."""
+_LEAST_GAIN = 0.03
+
+
+@final
+class GraphChoice(StepHook):
+    """Measures steps without graphs, then with them, and keeps what is faster.
+
+    Each worker decides for itself, and each start anew: the bits are the same either way.
+    """
+
+    def __init__(self, context: TrainingContext, sync: GradientSync, switch: GraphSwitch) -> None:
+        """Args:
+        context: The training.
+        sync: Which, with `--sync auto`, measures first.
+        switch: Says whether passes are graphs.
+        """
+        self._context, self._sync, self._switch = context, sync, switch
+        self._is_settled = switch.is_must
+        self._plain_s: float | None = None
+        """A step without graphs; None while that is measured."""
+        self._since_s: float | None = None
+        self._warm = 0
+        self._times_s: list[float] = []
+
+    def setup(
+        self, components: Components, position: TrainState, saved: Mapping[str, object]
+    ) -> None:
+        """Leave it where nothing can be captured; the start has said so."""
+        self._is_settled |= self._switch.problem is not None
+
+    def after_step(self, step: int) -> None:
+        """Measure the step; where enough is measured, decide. Local to the worker."""
+        switch = self._switch
+        if self._is_settled:
+            return
+        if switch.problem is not None:
+            self._settle(False, switch.problem)
+        elif self._warm == _MOST_TRIED:
+            self._settle(False, "no batch that a graph can have came three times in one shape")
+        elif self._is_measured():
+            step_s = median(self._times_s)
+            self._times_s, self._warm = [], 0
+            if self._plain_s is None:
+                self._plain_s, switch.is_on = step_s, True
+                return
+            times = f"a step takes {_ms(step_s)} with graphs and {_ms(self._plain_s)} without"
+            self._settle(step_s < (1 - _LEAST_GAIN) * self._plain_s, times)
+
+    def end_epoch(self, row: EpochRow) -> None:
+        """Leave the evaluation out of the next step's time."""
+        self._since_s = None
+
+    def end_training(self, step: int) -> None:
+        """Say where nothing has repeated."""
+        if self._switch.is_must and not self._switch.captures and self._context.group.rank == 0:
+            self._context.console.warn(
+                "--cuda-graphs on: nothing was captured, since no batch that a graph can have "
+                "came three times in one shape"
+            )
+
+    def _is_measured(self) -> bool:
+        """Take the time of a step; tell whether there are enough. Local to the worker."""
+        context = self._context
+        measures = method_of(context.config) == "auto" and context.group.world_size > 1
+        if measures and self._sync.chosen is None:
+            return False  # that comes first
+        torch.accelerator.synchronize()
+        now_s = perf_counter()
+        since_s, self._since_s = self._since_s, now_s
+        is_tried = self._plain_s is not None
+        if self._warm < _WARM_UP or (is_tried and not self._switch.captures):
+            self._warm += 1
+        elif since_s is not None:
+            self._times_s.append(now_s - since_s)
+        return len(self._times_s) == _STEPS
+
+    def _settle(self, is_kept: bool, why: str) -> None:
+        self._is_settled, self._switch.is_on = True, is_kept
+        self._switch.label = f"auto: {'on' if is_kept else 'off'}, since {why}"
+        if self._context.group.rank == 0:
+            self._context.console.say(f"--cuda-graphs {self._switch.label}")
+            self._context.run.add_derived(cuda_graphs=self._switch.label)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:,.1f} ms"

@@ -3,13 +3,17 @@
 A kernel that is launched does nothing. So every operator with a kernel for CUDA gets another one
 here: the CPU computes the result on views of the same memory, which is the host's after all; the
 operator's own kernel runs, for its launches, copies and waits; then the result is put where it
-belongs. In a stream that is being captured the graph's launch does all but the second.
+belongs. In a stream that is being captured the graph's launch does all but the second; on a late
+stream (PRETEND_GPU_STREAMS) whoever waits for it does.
 """
 
+import atexit
 import ctypes
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
 from typing import Any, cast, final, overload
 
 import torch
@@ -49,6 +53,8 @@ def install() -> None:
     for fused in ("flash", "mem_efficient", "cudnn"):
         getattr(torch.backends.cuda, f"enable_{fused}_sdp")(False)
     _device.pretend_gpu_on_replay(_replay)
+    # What nobody has waited for is never done: Python can't be called while it ends.
+    atexit.register(_device.pretend_gpu_on_replay, None)
 
 
 def _base(name: str) -> str:
@@ -88,6 +94,7 @@ class _Arithmetic:
         self._depends_on_data = _base(operator.name()) in _OF_DATA
         self._has_kernel = _base(operator.name()) not in _WITHOUT_KERNEL
         self._takes_masks = _base(operator.name()) == "index"
+        self._gives_tensors = all("Tensor" in str(r.type) for r in operator._schema.returns)
 
     def call(self, keys: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
         """Be the operator."""
@@ -96,27 +103,51 @@ class _Arithmetic:
         # A kernel's own calls are part of it, but those that size its results.
         if getattr(_thread, "inside", False) and not self._depends_on_data:
             return self._kernel.call_boxed(keys, **given)
-        _reach_on_stream()
-        if not self._has_kernel:
-            return tree_map(_made_on_device, self._compute(given, None)[0])
+        stream = _Stream.current()
         by_mask = self._takes_masks and any(
             t.dtype is torch.bool for t in _tensors(given["indices"])
         )
-        if self._depends_on_data or by_mask:
+        is_at_once = not self._has_kernel or self._depends_on_data or by_mask
+        if stream.is_late and not is_at_once and self._gives_tensors and _may_be_late(given):
+            return self._put_off(stream, keys, given)
+        stream.drain()
+        if not self._has_kernel:
+            return tree_map(_made_on_device, self._compute(given, None)[0])
+        if is_at_once:
             return tree_map(_to_device, self._compute(given, None)[0])
         # What is captured is computed when the graph is launched, from what stands there then.
         found: list[_Made] = []
-        if capture := _captures(lambda: found.append(self._compute(given, draw()))):
+        if capture := stream.captures(lambda: found.append(self._compute(given, draw()))):
             draw = self._draw_in(capture, keys, given) if self._is_random else _nothing
             targets = self._run_kernel(keys, given)
             # Behind what the kernel itself does to its results: clear them, say.
-            _captures(lambda: self._put(given, targets, found.pop()))
+            stream.captures(lambda: self._put(given, targets, found.pop()))
             return targets
         made = self._compute(given, _draw(given) if self._is_random else None)
         targets = self._run_kernel(keys, given)
         self._put(given, targets, made)
         numbers = iter(tree_flatten(made[0])[0])
         return tree_map(lambda target: _result(target, next(numbers)), targets)
+
+    def _put_off(
+        self, stream: "_Stream", keys: torch._C.DispatchKeySet, given: dict[str, object]
+    ) -> object:
+        """Run the kernel; what it would compute is due when somebody waits for the stream.
+
+        Until then no tensor is kept: their memory may be given to others, as on a device.
+        """
+        seed = _draw(given) if self._is_random else None
+        sources = {name: tree_map(_place, value) for name, value in given.items()}
+        targets = self._run_kernel(keys, given)
+        written = {name: tree_map(_place, given[name]) for name in self._written if name in given}
+        places = tree_map(_place, targets)
+
+        def due() -> None:
+            made = self._compute(_seen(sources), seed)
+            self._put(_seen(written), tree_map(_at_place, places), made)
+
+        stream.put_off(due)
+        return targets
 
     def _run_kernel(self, keys: torch._C.DispatchKeySet, given: Mapping[str, object]) -> object:
         _thread.inside = True
@@ -210,15 +241,69 @@ def _on_host(value: Tensor) -> Tensor: ...
 def _on_host(value: object) -> object: ...
 def _on_host(value: object) -> object:
     """Give a tensor on the CPU with the same memory, shape and strides; anything else as it is."""
-    if not isinstance(value, Tensor) or not value.is_cuda:
+    return _at_place(_place(value)) if isinstance(value, Tensor) and value.is_cuda else value
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor lies, which is not kept from ending."""
+
+    address: int
+    num_bytes: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    def seen(self) -> Tensor:
+        """Give the tensor that lies there now."""
+        if self.num_bytes == 0:
+            return torch.empty_strided(self.shape, self.strides, dtype=self.dtype)
+        memory = (ctypes.c_char * self.num_bytes).from_address(self.address)
+        flat = torch.frombuffer(memory, dtype=torch.uint8).view(self.dtype)
+        return flat.as_strided(self.shape, self.strides, self.offset)
+
+
+def _place(value: object) -> object:
+    """Give a tensor's place; a single number of the host's, as a kernel's argument is, copied."""
+    if not isinstance(value, Tensor):
         return value
+    if not value.is_cuda and value.dim() == 0:
+        return value if _is_wrapped(value) else value.clone()
     storage = value.untyped_storage()
-    if value.numel() == 0 or storage.nbytes() == 0:
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
     whole = storage.nbytes() // value.element_size() * value.element_size()
-    memory = (ctypes.c_char * whole).from_address(storage.data_ptr())
-    flat = torch.frombuffer(memory, dtype=torch.uint8).view(value.dtype)
-    return flat.as_strided(value.shape, value.stride(), value.storage_offset())
+    return _Place(
+        address=storage.data_ptr(),
+        num_bytes=whole if value.numel() else 0,
+        dtype=value.dtype,
+        shape=tuple(value.shape),
+        strides=value.stride(),
+        offset=int(value.storage_offset()),
+    )
+
+
+def _is_wrapped(value: Tensor) -> bool:
+    """Say whether torch has made this of Python's number: it then changes no result's type."""
+    narrow = torch.zeros((), dtype=torch.float16 if value.is_floating_point() else torch.int8)
+    return torch.result_type(value, narrow) is narrow.dtype
+
+
+def _at_place(value: object) -> object:
+    return value.seen() if isinstance(value, _Place) else value
+
+
+def _seen(given: Mapping[str, object]) -> dict[str, object]:
+    return {name: tree_map(_at_place, value) for name, value in given.items()}
+
+
+def _may_be_late(given: Mapping[str, object]) -> bool:
+    """Say whether the host waits for nothing here: memory of its own is pinned, if there is any."""
+    on_host = [
+        t for value in given.values() for t in _tensors(value) if not t.is_cuda and t.dim() > 0
+    ]
+    return not on_host or (
+        bool(given.get("non_blocking")) and all(tensor.is_pinned() for tensor in on_host)
+    )
 
 
 def _copied(value: object) -> object:
@@ -399,31 +484,65 @@ _ON_CPU: dict[str, Callable[..., object]] = {
 }
 
 
-# --- Graphs
+# --- What is computed later: in a graph, or on a late stream
 
 _device = ctypes.CDLL(None)
 _device.pretend_gpu_capture.restype = ctypes.c_uint64
 _recorded: dict[int, Callable[[], None]] = {}
+_numbers = count()
 _drawn: dict[tuple[int, int], list[int]] = {}
 """How much a capture has drawn from a generator so far."""
 
 
-_replay = ctypes.CFUNCTYPE(None, ctypes.c_uint64)(lambda number: _recorded[number]())
+def _compute_now(number: int) -> None:
+    # A graph may be launched again; on a stream it is done once, and has taken itself out.
+    _recorded[number]()
 
 
-def _reach_on_stream() -> None:
-    """Wait for the collectives that come before on this stream, as its next kernel would."""
-    if torch.cuda.is_initialized():
-        _device.pretend_gpu_drain(ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
+_replay = ctypes.CFUNCTYPE(None, ctypes.c_uint64)(_compute_now)
 
 
-def _captures(work: Callable[[], None]) -> int:
-    """Leave work to the graph that is being captured, and give the capture's number; or 0."""
-    if not torch.cuda.is_initialized():
-        return 0
-    number = len(_recorded)
-    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-    capture = int(_device.pretend_gpu_capture(stream, ctypes.c_uint64(number)))
-    if capture:
-        _recorded[number] = work
-    return capture
+@final
+class _Stream:
+    """The stream that a kernel is launched on, as the device knows it."""
+
+    def __init__(self, handle: int | None) -> None:
+        """Args:
+        handle: None before CUDA is used.
+        """
+        self._is_used = handle is not None
+        self._handle = ctypes.c_void_p(handle)
+        self.is_late = self._is_used and bool(_device.pretend_gpu_is_late(self._handle))
+
+    @classmethod
+    def current(cls) -> "_Stream":
+        """Give the calling thread's."""
+        if not torch.cuda.is_initialized():
+            return cls(None)
+        return cls(torch.cuda.current_stream().cuda_stream)
+
+    def drain(self) -> None:
+        """Wait for what comes before on this stream, as its next kernel would."""
+        if self._is_used:
+            _device.pretend_gpu_drain(self._handle)
+
+    def captures(self, work: Callable[[], None]) -> int:
+        """Leave work to the graph that is being captured, and give the capture's number; or 0."""
+        if not self._is_used:
+            return 0
+        number = next(_numbers)
+        capture = int(_device.pretend_gpu_capture(self._handle, ctypes.c_uint64(number)))
+        if capture:
+            _recorded[number] = work
+        return capture
+
+    def put_off(self, due: Callable[[], None]) -> None:
+        """Have the stream compute this in its turn."""
+        number = next(_numbers)
+
+        def once() -> None:
+            del _recorded[number]
+            due()
+
+        _recorded[number] = once
+        _device.pretend_gpu_put_off(self._handle, ctypes.c_uint64(number))

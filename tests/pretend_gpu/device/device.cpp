@@ -129,7 +129,7 @@ cudaError_t status() { return befallen; }
 cudaError_t launched(cudaStream_t stream, Counter kind) {
   if (kind != LAUNCHES) count(kind);
   if (!captured(stream, [] {})) {
-    drain(stream);
+    if (!is_late(stream)) drain(stream);
     count(LAUNCHES);
     occupy(stream);
   }
@@ -199,6 +199,8 @@ const std::map<int, Words> WORDS = {
     {cudaErrorLaunchFailure, {"cudaErrorLaunchFailure", "unspecified launch failure"}},
     {cudaErrorStreamCaptureUnsupported,
      {"cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"}},
+    {cudaErrorInvalidResourceHandle,
+     {"cudaErrorInvalidResourceHandle", "invalid resource handle"}},
     {cudaErrorNotReady, {"cudaErrorNotReady", "device not ready"}},
     {cudaErrorUnknown, {"cudaErrorUnknown", "unknown error"}},
 };

@@ -22,7 +22,8 @@ std::atomic<uint64_t> last_id{0};
 
 Graph* graph_of(void* handle) { return static_cast<Graph*>(handle); }
 
-// Arithmetic is done by Python (arithmetic.py): it leaves a number in the graph, and is called by it.
+// Arithmetic is done by Python (arithmetic.py): it leaves a number in the graph or on a late stream,
+// and is called by it. None once Python ends.
 void (*replay)(uint64_t) = nullptr;
 
 }  // namespace
@@ -52,6 +53,12 @@ EXPORT uint64_t pretend_gpu_capture(cudaStream_t stream, uint64_t number) {
   if (!captured(stream, [number] { replay(number); })) return 0;
   std::lock_guard<std::mutex> locked(guard);
   return captures.at(stream).id;
+}
+// On a late stream: calls back with this number when it is time.
+EXPORT void pretend_gpu_put_off(cudaStream_t stream, uint64_t number) {
+  put_off(stream, [number] {
+    if (replay != nullptr) replay(number);
+  });
 }
 
 // --- The CUDA runtime
@@ -108,7 +115,8 @@ EXPORT cudaError_t cudaGraphInstantiateWithFlags(
 }
 EXPORT cudaError_t cudaGraphLaunch(cudaGraphExec_t instance, cudaStream_t stream) {
   const cudaError_t status = launched(stream, GRAPHS);
-  for (const auto& node : graph_of(instance)->nodes) node();
+  for (const auto& node : graph_of(instance)->nodes)
+    if (!put_off(stream, node)) node();
   return status;
 }
 EXPORT cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* number) {

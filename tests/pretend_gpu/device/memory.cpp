@@ -48,6 +48,7 @@ cudaError_t allocate(void** pointer, size_t bytes, cudaMemoryType kind) {
 }
 
 cudaError_t release(void* pointer) {
+  drain_late();  // nobody may free what a stream still needs; CUDA waits here
   {
     std::lock_guard<std::mutex> locked(guard);
     const auto found = blocks.find(reinterpret_cast<uintptr_t>(pointer));
@@ -70,20 +71,28 @@ void count_copy(const void* to, const void* from, bool waits) {
   if (waits) count(COPY_SYNCS);
 }
 
+// The host waits for these: memory that isn't pinned may be changed or read right afterwards.
+bool is_pageable(const void* to, const void* from) {
+  return block_of(to).kind == cudaMemoryTypeUnregistered ||
+         block_of(from).kind == cudaMemoryTypeUnregistered;
+}
+
+cudaError_t done(cudaStream_t stream, bool may_be_late, const std::function<void()>& work) {
+  if (captured(stream, work)) return cudaSuccess;
+  if (may_be_late && put_off(stream, work)) return status();
+  drain(stream);
+  work();
+  return status();
+}
+
 cudaError_t filled(void* at, int value, size_t bytes, cudaStream_t stream) {
   count(LAUNCHES);
-  if (captured(stream, [=] { memset(at, value, bytes); })) return cudaSuccess;
-  drain(stream);
-  memset(at, value, bytes);
-  return status();
+  return done(stream, true, [=] { memset(at, value, bytes); });
 }
 
 cudaError_t copied(void* to, const void* from, size_t bytes, cudaStream_t stream, bool waits) {
   count_copy(to, from, waits);
-  if (captured(stream, [=] { memmove(to, from, bytes); })) return cudaSuccess;
-  drain(stream);
-  memmove(to, from, bytes);
-  return status();
+  return done(stream, !waits && !is_pageable(to, from), [=] { memmove(to, from, bytes); });
 }
 
 }  // namespace
@@ -146,10 +155,7 @@ EXPORT cudaError_t cudaMemcpy2DAsync(
       memmove(static_cast<char*>(to) + row * to_pitch,
               static_cast<const char*>(from) + row * from_pitch, width);
   };
-  if (captured(stream, rows)) return cudaSuccess;
-  drain(stream);
-  rows();
-  return status();
+  return done(stream, !is_pageable(to, from), rows);
 }
 EXPORT cudaError_t cudaMemcpyToSymbol(const void*, const void*, size_t, size_t, cudaMemcpyKind) {
   return cudaSuccess;

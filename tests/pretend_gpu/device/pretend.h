@@ -1,8 +1,9 @@
 // What the parts of the pretend device share. See README.md.
 //
-// Device memory is memory of the process. Copies are made, at once. A kernel, a matrix product or a
-// convolution is counted and computes nothing here: arithmetic.py does that, where torch dispatches.
-// A collective of NCCL is the only thing that runs beside the host, on a thread of its stream.
+// Device memory is memory of the process. A kernel, a matrix product or a convolution is counted and
+// computes nothing here: arithmetic.py does that, where torch dispatches. Copies and arithmetic are
+// done at once, or on a late stream (PRETEND_GPU_STREAMS) when somebody has to wait for them. A
+// collective of NCCL runs beside the host, on a thread of its stream.
 #pragma once
 
 #include <driver_types.h>
@@ -57,10 +58,15 @@ Collective collective_due();
 
 // --- Streams (streams.cpp)
 
-// Runs on the stream's own thread, in order.
+// Runs on the stream's own thread, in order, and all that comes before it.
 void post(cudaStream_t stream, std::function<void()> work);
-// Waits until all that was posted is done; what isn't posted happens at once, so it calls this first.
+// On a late stream the same, but not before somebody waits for it; then true. Otherwise false.
+bool put_off(cudaStream_t stream, std::function<void()> work);
+bool is_late(cudaStream_t stream);
+// Waits until all before is done; what happens at once calls this first.
 void drain(cudaStream_t stream);
+// Where streams are late: waits for all of them.
+void drain_late();
 // The pretend clock: a launch keeps the stream busy for PRETEND_GPU_LAUNCH_MS.
 void occupy(cudaStream_t stream);
 

@@ -1,6 +1,8 @@
-// Streams and events. What is posted to a stream runs on its own thread; all else is done at once.
+// Streams and events. What is posted to a stream or put off runs on its own thread; all else is done
+// at once.
 #include "pretend.h"
 
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -8,8 +10,10 @@
 #include <ctime>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 namespace pretend {
 namespace {
@@ -30,59 +34,144 @@ void sleep_until(double time_ms) {
   if (left > 0) usleep(static_cast<useconds_t>(left * 1000));
 }
 
+// PRETEND_GPU_STREAMS: what is late is done when somebody waits for it, and no sooner.
+// This holds for streams besides the usual one.
+bool late() {
+  static const bool asked = setting("PRETEND_GPU_STREAMS") == "late";
+  return asked;
+}
+
+// Who asks so often whether a stream is through lets it go on: a device does so by itself.
+constexpr int PATIENCE = 300;
+
+// Lets other threads of Python go on: what is waited for may be theirs, or compute in Python.
+class WithoutPython {
+ public:
+  WithoutPython() {
+    static const auto holds = symbol<int (*)()>("PyGILState_Check");
+    static const auto save = symbol<void* (*)()>("PyEval_SaveThread");
+    if (holds != nullptr && save != nullptr && holds()) saved_ = save();
+  }
+  ~WithoutPython() {
+    static const auto restore = symbol<void (*)(void*)>("PyEval_RestoreThread");
+    if (saved_ != nullptr) restore(saved_);
+  }
+
+ private:
+  template <class Function>
+  static Function symbol(const char* name) {
+    return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+  }
+  void* saved_ = nullptr;
+};
+
 struct Stream {
   std::mutex guard;
   std::condition_variable changed;
   std::deque<std::function<void()>> waiting;
   uint64_t posted = 0, done = 0;
-  bool has_thread = false;
+  uint64_t wanted = 0;  // its thread goes on until so much is done
+  int asked = 0;        // how often in vain, since something was done
+  bool has_thread = false, is_late = false;
   std::atomic<double> busy_until{0};
 
   void run() {
     std::unique_lock<std::mutex> locked(guard);
     for (;;) {
-      changed.wait(locked, [this] { return !waiting.empty(); });
+      changed.wait(locked, [this] { return done < wanted; });
       const auto work = std::move(waiting.front());
       waiting.pop_front();
       locked.unlock();
       work();
       locked.lock();
       done++;
+      asked = 0;
       changed.notify_all();
     }
   }
+  // These three with the guard locked.
+  uint64_t put(std::function<void()> work) {
+    waiting.push_back(std::move(work));
+    return ++posted;
+  }
+  void want(uint64_t ticket) {
+    if (ticket <= wanted) return;
+    wanted = ticket;
+    if (!has_thread) {
+      has_thread = true;
+      std::thread([this] { run(); }).detach();
+    }
+    changed.notify_all();
+  }
+  bool over(uint64_t ticket) {
+    if (done < ticket && ++asked >= PATIENCE) want(ticket);
+    return done >= ticket;
+  }
 };
 
+std::mutex all_guard;
+std::vector<Stream*>& all_streams() {
+  static auto* all = new std::vector<Stream*>;
+  return *all;
+}
+
 // Streams live as long as the process: a thread of theirs may be in a collective for ever.
+Stream* new_stream(bool is_late) {
+  auto* made = new Stream;
+  made->is_late = is_late;
+  std::lock_guard<std::mutex> locked(all_guard);
+  all_streams().push_back(made);
+  return made;
+}
+
 Stream* stream_of(cudaStream_t handle) {
   static auto* usual = new std::map<int, Stream*>;
   static std::mutex guard;
   if (handle != nullptr) return reinterpret_cast<Stream*>(handle);
   std::lock_guard<std::mutex> locked(guard);
   Stream*& found = (*usual)[current_device()];
-  if (found == nullptr) found = new Stream;
+  if (found == nullptr) found = new_stream(false);
   return found;
 }
 
 void wait_for(Stream* stream, uint64_t ticket) {
   std::unique_lock<std::mutex> locked(stream->guard);
+  if (stream->done >= ticket) return;
+  stream->want(ticket);
+  locked.unlock();
+  const WithoutPython released;
+  locked.lock();
   stream->changed.wait(locked, [=] { return stream->done >= ticket; });
+  locked.unlock();  // before Python is asked for again
 }
 
-struct Event {
-  Stream* stream = nullptr;
-  uint64_t ticket = 0;  // of what was posted last when it was recorded
-  double time_ms = 0;
+void wait_for_all(Stream* stream) {
+  uint64_t ticket;
+  {
+    std::lock_guard<std::mutex> locked(stream->guard);
+    ticket = stream->posted;
+  }
+  wait_for(stream, ticket);
+}
+
+// Where an event was recorded last.
+struct Mark {
+  Stream* stream;
+  uint64_t ticket;  // of what comes before it; where something did, its own
+  std::atomic<double> time_ms;
 
   bool over() {
-    if (stream == nullptr) return true;
     std::lock_guard<std::mutex> locked(stream->guard);
-    return stream->done >= ticket && time_ms <= now_ms();
+    return stream->over(ticket) && time_ms <= now_ms();
   }
   void wait() {
-    if (stream != nullptr) wait_for(stream, ticket);
+    wait_for(stream, ticket);
     sleep_until(time_ms);
   }
+};
+
+struct Event {
+  std::shared_ptr<Mark> mark;
 };
 
 Event* event_of(cudaEvent_t handle) { return reinterpret_cast<Event*>(handle); }
@@ -93,12 +182,17 @@ double device_busy_until = 0, idle = 0;
 cudaError_t record(cudaEvent_t handle, cudaStream_t on) {
   count(EVENTS);
   if (is_capturing(on)) return cudaSuccess;
-  Event* event = event_of(handle);
   Stream* stream = stream_of(on);
   std::lock_guard<std::mutex> locked(stream->guard);
-  event->stream = stream;
-  event->ticket = stream->posted;
-  event->time_ms = std::max(now_ms(), stream->busy_until.load());
+  auto mark = std::make_shared<Mark>();
+  mark->stream = stream;
+  mark->time_ms = std::max(now_ms(), stream->busy_until.load());
+  mark->ticket = stream->posted;
+  // Its time is that when all before it is done.
+  if (late() && stream->done < stream->posted)
+    mark->ticket = stream->put(
+        [mark] { mark->time_ms = std::max(now_ms(), mark->stream->busy_until.load()); });
+  event_of(handle)->mark = std::move(mark);
   return status();
 }
 
@@ -107,26 +201,35 @@ cudaError_t record(cudaEvent_t handle, cudaStream_t on) {
 void post(cudaStream_t handle, std::function<void()> work) {
   Stream* stream = stream_of(handle);
   std::lock_guard<std::mutex> locked(stream->guard);
-  stream->waiting.push_back(std::move(work));
-  stream->posted++;
-  if (!stream->has_thread) {
-    stream->has_thread = true;
-    std::thread([stream] { stream->run(); }).detach();
-  }
-  stream->changed.notify_all();
+  stream->want(stream->put(std::move(work)));
 }
 
-void drain(cudaStream_t handle) {
+bool is_late(cudaStream_t handle) { return stream_of(handle)->is_late; }
+
+bool put_off(cudaStream_t handle, std::function<void()> work) {
   Stream* stream = stream_of(handle);
-  uint64_t ticket;
+  if (!stream->is_late) return false;
+  std::lock_guard<std::mutex> locked(stream->guard);
+  stream->put(std::move(work));
+  return true;
+}
+
+void drain(cudaStream_t handle) { wait_for_all(stream_of(handle)); }
+
+void drain_late() {
+  if (!late()) return;
+  std::vector<Stream*> all;
   {
-    std::lock_guard<std::mutex> locked(stream->guard);
-    ticket = stream->posted;
+    std::lock_guard<std::mutex> locked(all_guard);
+    all = all_streams();
   }
-  wait_for(stream, ticket);
+  for (Stream* stream : all) wait_for_all(stream);
 }
 
 EXPORT void pretend_gpu_drain(cudaStream_t handle) { drain(handle); }
+EXPORT int pretend_gpu_is_late(cudaStream_t handle) {
+  return is_late(handle) && !is_capturing(handle) ? 1 : 0;
+}
 
 void occupy(cudaStream_t handle) {
   if (launch_ms() <= 0) return;
@@ -151,15 +254,17 @@ EXPORT double pretend_gpu_idle_ms() {
 
 // --- Streams
 
-EXPORT cudaError_t cudaStreamCreate(cudaStream_t* stream) {
-  *stream = reinterpret_cast<cudaStream_t>(new Stream);
+EXPORT cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  // Without the flag a stream keeps in step with the usual one.
+  const bool is_late = late() && (flags & cudaStreamNonBlocking) != 0;
+  *stream = reinterpret_cast<cudaStream_t>(new_stream(is_late));
   return cudaSuccess;
 }
-EXPORT cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  return cudaStreamCreate(stream);
+EXPORT cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
 }
-EXPORT cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
-  return cudaStreamCreate(stream);
+EXPORT cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+  return cudaStreamCreateWithFlags(stream, flags);
 }
 EXPORT cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 EXPORT cudaError_t cudaStreamGetPriority(cudaStream_t, int* priority) {
@@ -169,7 +274,7 @@ EXPORT cudaError_t cudaStreamGetPriority(cudaStream_t, int* priority) {
 EXPORT cudaError_t cudaStreamQuery(cudaStream_t handle) {
   Stream* stream = stream_of(handle);
   std::lock_guard<std::mutex> locked(stream->guard);
-  const bool over = stream->done == stream->posted && stream->busy_until <= now_ms();
+  const bool over = stream->over(stream->posted) && stream->busy_until <= now_ms();
   return over ? status() : cudaErrorNotReady;
 }
 EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
@@ -182,17 +287,27 @@ EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
 EXPORT cudaError_t cudaDeviceSynchronize() {
   count(DEVICE_SYNCS);
   drain(nullptr);
+  drain_late();
   sleep_until(device_busy_until);
   return status();
 }
-// Work on a stream is done at once, so that the host itself waits here for what was posted elsewhere.
+// Work on a stream is done at once, so that the host itself waits here for what was posted elsewhere;
+// but where streams are late, what comes next on this one does.
 EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t of, unsigned) {
   count(WAITS);
-  Event* event = event_of(of);
-  if (event->stream == nullptr || event->stream == stream_of(handle)) return status();
-  wait_for(event->stream, event->ticket);
+  const std::shared_ptr<Mark> mark = event_of(of)->mark;
   Stream* stream = stream_of(handle);
-  stream->busy_until = std::max(stream->busy_until.load(), event->time_ms);
+  if (mark == nullptr || mark->stream == stream) return status();
+  const auto wait = [=] {
+    wait_for(mark->stream, mark->ticket);
+    stream->busy_until = std::max(stream->busy_until.load(), mark->time_ms.load());
+  };
+  if (!late()) {
+    wait();
+    return status();
+  }
+  std::lock_guard<std::mutex> locked(stream->guard);
+  stream->put(wait);
   return status();
 }
 EXPORT cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*call)(void*), void* with) {
@@ -227,15 +342,20 @@ EXPORT cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stre
   return record(event, stream);
 }
 EXPORT cudaError_t cudaEventQuery(cudaEvent_t event) {
-  return event_of(event)->over() ? status() : cudaErrorNotReady;
+  const auto mark = event_of(event)->mark;
+  return mark == nullptr || mark->over() ? status() : cudaErrorNotReady;
 }
 EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   count(EVENT_SYNCS);
-  event_of(event)->wait();
+  const auto mark = event_of(event)->mark;
+  if (mark != nullptr) mark->wait();
   return status();
 }
 EXPORT cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) {
-  *ms = static_cast<float>(event_of(end)->time_ms - event_of(begin)->time_ms);
+  const auto first = event_of(begin)->mark, last = event_of(end)->mark;
+  if (first == nullptr || last == nullptr) return cudaErrorInvalidResourceHandle;
+  if (late() && !(first->over() && last->over())) return cudaErrorNotReady;
+  *ms = static_cast<float>(last->time_ms - first->time_ms);
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaEventElapsedTime_v2(float* ms, cudaEvent_t begin, cudaEvent_t end) {

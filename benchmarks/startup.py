@@ -1,4 +1,4 @@
-"""From a command to its first training step, and the time of `paceline --help`.
+"""From a command to its first line and its first training step; the time of `paceline --help`.
 
     python -m benchmarks.startup [--quick] [--json FILE]
 
@@ -7,11 +7,13 @@ same network, same 60,000 MNIST-shaped images in IDX files, two workers of one t
 Measured from before the process is started until rank 0 has finished its first optimizer step.
 """
 
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.commands import environment, finish, start, torchrun_command, train_command
@@ -62,6 +64,28 @@ def help_seconds(runs: int) -> list[float]:
     return found
 
 
+def first_line_seconds(runs: int, directory: Path) -> list[float]:
+    """Time `paceline train` until a person at a terminal reads the first line."""
+    found = []
+    for number in range(runs):
+        terminal, theirs = os.openpty()
+        command = train_command("digits", directory / f"line-{number}", epochs=1, progress="auto")
+        started_s = time.perf_counter()
+        process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment())
+        os.close(theirs)
+        read = b""
+        while b"\n" not in read:
+            read += os.read(terminal, 4096)
+        found.append(time.perf_counter() - started_s)
+        process.terminate()
+        with suppress(OSError):  # so a terminal ends that nobody writes to any more
+            while os.read(terminal, 4096):
+                pass
+        process.wait()
+        os.close(terminal)
+    return found
+
+
 def main() -> int:
     """Measure and report."""
     arguments = parser(__doc__ or "").parse_args()
@@ -76,14 +100,16 @@ def main() -> int:
             for side in _SIDES if number % 2 == 0 else _SIDES[::-1]:
                 seconds[side].append(run_side(side, directory, number))
         help_s = help_seconds(3 if arguments.quick else 15)
+        line_s = first_line_seconds(3 if arguments.quick else 15, directory)
     ours, lean, article = (seconds[side] for side in _SIDES)
-    report = Report(name="startup", raw={**seconds, "help": help_s})
+    report = Report(name="startup", raw={**seconds, "help": help_s, "line": line_s})
     report.remarks = [
         f"two workers of 1 thread, Gloo, {images} images read, one step of batch {_BATCH}; "
         "the script by hand reads the files with NumPy, the article's with torchvision"
     ]
     report.figures = [
         median_figure("paceline --help", help_s, "s", at_most=0.3),
+        median_figure("paceline train: first line on a terminal", line_s, "s", at_most=0.3),
         median_figure("first step: paceline / torchrun", ratios(ours, lean), "x", at_most=1.15),
         median_figure("- paceline train", ours, "s"),
         median_figure("- torchrun, by hand", lean, "s"),

@@ -201,6 +201,17 @@ def test_another_model_is_refused_and_nothing_changed(model: nn.Module, message:
     assert len(optimizer.state) == 0
 
 
+def test_groups_that_came_while_it_trained_are_named() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    optimizer = torch.optim.Adam(model[1].parameters())
+    optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.1})
+    tensors, state = flatten_optimizer(optimizer, model.named_parameters())
+    resumed = torch.optim.Adam(model[1].parameters())
+    message = "2 parameter groups, and the optimizer 1: 0.weight, 0.bias came with add_param_group"
+    with pytest.raises(SnapshotError, match=message):
+        restore_optimizer(resumed, model.named_parameters(), tensors, state)
+
+
 def test_another_optimizer_is_refused() -> None:
     model = nn.Linear(2, 3)
     tensors, state = saved_adam(model)

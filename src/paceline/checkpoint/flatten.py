@@ -136,6 +136,8 @@ def _differences(optimizer: Optimizer, names: Mapping[int, str], saved: _Saved) 
     kind = type(optimizer).__name__
     if saved.optimizer != kind:
         return [f"it is of {saved.optimizer}, the training uses {kind}"]
+    if missing := _groups_to_come(optimizer, names, saved):
+        return [missing]
     # Parameters by name: the number of their group, and their shape.
     here = {
         names[id(p)]: (number, tuple(p.shape))
@@ -159,6 +161,23 @@ def _differences(optimizer: Optimizer, names: Mapping[int, str], saved: _Saved) 
     if not found and len(saved.options) != len(optimizer.param_groups):
         found.append(f"it has {len(saved.options)} groups, not {len(optimizer.param_groups)}")
     return sorted(found)
+
+
+def _groups_to_come(optimizer: Optimizer, names: Mapping[int, str], saved: _Saved) -> str | None:
+    """Say which groups were added as the training went on; None where that explains nothing."""
+    here = len(optimizer.param_groups)
+    added = [name for shapes in saved.shapes[here:] for name in shapes]
+    if not added or not set(added) <= set(names.values()):
+        return None
+    more = (
+        "" if len(added) <= _DIFFERENCES_SHOWN else f" and {len(added) - _DIFFERENCES_SHOWN} more"
+    )
+    return (
+        f"it has {len(saved.shapes)} parameter groups, and the optimizer {here}: "
+        f"{', '.join(added[:_DIFFERENCES_SHOWN])}{more} came with add_param_group while it "
+        "trained. Give the optimizer all its groups before the first epoch, and let requires_grad "
+        "say what is trained"
+    )
 
 
 def _misshapen_slots(

@@ -1,22 +1,16 @@
 """The ordered sum in a node's memory: what the words between workers have to get right."""
 
-import os
-import random
-import signal
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from paceline.distributed.group import Group
-from paceline.errors import InfrastructureError
 from paceline.gradient_sync.ordered.node_exchange import NodeExchange, _pool
 from paceline.gradient_sync.ordered.reduce import OrderedSum
-from tests.launch.waiting import until
-from tests.support.ranks import RankError, mapped_files, run_ranks
+from tests.support.killed import kill_at_random
+from tests.support.ranks import run_ranks
 from tests.support.shards import assert_same_bits, expected_sums, fresh_net, gradients_of, run_step
 
 
@@ -69,39 +63,4 @@ def test_a_sum_is_the_workers_own_as_soon_as_it_has_it(workers: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_one_killed_at_any_instant_is_missed_by_all_others(seed: int, tmp_path: Path) -> None:
     """And can leave nothing behind."""
-    kill_at_random(seed, tmp_path)
-
-
-def train_on(ordered: OrderedSum, model: nn.Module) -> None:
-    while True:
-        run_step(ordered, model)
-
-
-def kill_at_random(seed: int, place: Path) -> None:
-    chance = random.Random(seed)
-    victim, after_s = chance.randrange(3), chance.uniform(0, 0.1)
-
-    def body(group: Group) -> None:
-        if group.rank == victim and os.fork() == 0:
-            # It holds the pipe by which the test would learn of the end, and end the others.
-            with suppress(TimeoutError):
-                until(lambda: len(list(place.iterdir())) == 2)
-            os._exit(0)
-        before = mapped_files()
-        model = fresh_net()
-        ordered = OrderedSum(group, 8)
-        run_step(ordered, model)
-        assert mapped_files() <= before  # so that nothing can be left
-        group.barrier()
-        if group.rank == victim:
-            signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-            signal.setitimer(signal.ITIMER_REAL, 0.001 + after_s)
-        with pytest.raises(InfrastructureError, match=r"rank \d has ended: connection closed"):
-            train_on(ordered, model)
-        (place / str(group.rank)).touch()
-        time.sleep(60)  # until the test has learned of the end
-
-    with pytest.raises(RankError):
-        run_ranks(3, body)
-    missed = {int(path.name) for path in place.iterdir()}
-    assert missed == {0, 1, 2} - {victim}
+    assert len(kill_at_random(seed, tmp_path)) == 2

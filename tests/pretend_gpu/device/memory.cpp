@@ -48,7 +48,6 @@ cudaError_t allocate(void** pointer, size_t bytes, cudaMemoryType kind) {
 }
 
 cudaError_t release(void* pointer) {
-  drain_late();  // nobody may free what a stream still needs; CUDA waits here
   {
     std::lock_guard<std::mutex> locked(guard);
     const auto found = blocks.find(reinterpret_cast<uintptr_t>(pointer));
@@ -56,7 +55,9 @@ cudaError_t release(void* pointer) {
     if (found->second.kind == cudaMemoryTypeDevice) in_use -= found->second.bytes;
     blocks.erase(found);
   }
-  free(pointer);
+  // A late stream may still use it. CUDA would wait; here torch's allocator is locked, which a thread
+  // may want that holds up the arithmetic.
+  if (!late()) free(pointer);
   return cudaSuccess;
 }
 

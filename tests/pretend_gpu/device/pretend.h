@@ -63,10 +63,11 @@ void post(cudaStream_t stream, std::function<void()> work);
 // On a late stream the same, but not before somebody waits for it; then true. Otherwise false.
 bool put_off(cudaStream_t stream, std::function<void()> work);
 bool is_late(cudaStream_t stream);
+// PRETEND_GPU_STREAMS: what is done on streams besides the usual one is done when somebody waits for
+// it, and no sooner.
+bool late();
 // Waits until all before is done; what happens at once calls this first.
 void drain(cudaStream_t stream);
-// Where streams are late: waits for all of them.
-void drain_late();
 // The pretend clock: a launch keeps the stream busy for PRETEND_GPU_LAUNCH_MS.
 void occupy(cudaStream_t stream);
 

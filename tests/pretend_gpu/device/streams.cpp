@@ -16,6 +16,12 @@
 #include <vector>
 
 namespace pretend {
+
+bool late() {
+  static const bool asked = setting("PRETEND_GPU_STREAMS") == "late";
+  return asked;
+}
+
 namespace {
 
 double now_ms() {
@@ -32,13 +38,6 @@ double launch_ms() {
 void sleep_until(double time_ms) {
   const double left = time_ms - now_ms();
   if (left > 0) usleep(static_cast<useconds_t>(left * 1000));
-}
-
-// PRETEND_GPU_STREAMS: what is late is done when somebody waits for it, and no sooner.
-// This holds for streams besides the usual one.
-bool late() {
-  static const bool asked = setting("PRETEND_GPU_STREAMS") == "late";
-  return asked;
 }
 
 // Who asks so often whether a stream is through lets it go on: a device does so by itself.
@@ -216,7 +215,7 @@ bool put_off(cudaStream_t handle, std::function<void()> work) {
 
 void drain(cudaStream_t handle) { wait_for_all(stream_of(handle)); }
 
-void drain_late() {
+static void drain_late() {
   if (!late()) return;
   std::vector<Stream*> all;
   {

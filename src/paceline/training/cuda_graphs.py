@@ -105,19 +105,21 @@ def graph_switch_of(
 
 
 def graphed(
-    module: nn.Module, forward: Forward | None, switch: GraphSwitch, group: Group
+    module: nn.Module, forward: Forward | None, switch: GraphSwitch | None, group: Group
 ) -> Forward | None:
     """Give a forward pass that is replayed where it can be; as it was where none can.
 
     Args:
         module: On its device.
         forward: What a forward pass computes; None: the module's own.
-        switch: Says whether there are graphs.
+        switch: Says whether there are graphs; None: nobody asks for any.
         group: The workers.
 
     Raises:
         UsageError: Graphs are asked for, and this module can't have any.
     """
+    if switch is None:
+        return forward
     is_synced = any(isinstance(layer, nn.SyncBatchNorm) for layer in module.modules())
     if is_synced and group.world_size > 1 and switch.problem is None:
         switch.give_up("SyncBatchNorm sends something within the forward pass")

@@ -30,11 +30,7 @@ from paceline.training.batches.sources import (
     describe_data,
     make_source,
 )
-from paceline.training.components import (
-    forward_of,
-    place_model,
-    takes_channels_last,
-)
+from paceline.training.components import forward_of, place_model, takes_channels_last
 from paceline.training.config import TrainConfig
 from paceline.training.cuda_graphs import graphed
 from paceline.training.engine import Engine
@@ -139,8 +135,7 @@ class Session:
         ready = place_model(module, compute, context.group, channels_last=layout)
         exact, switch = context.division.is_fixed, context.compile_switch
         forward = forward_of(ready, compute, context.group, exact=exact, switch=switch)
-        if context.graph_switch is not None:
-            forward = graphed(ready, forward, context.graph_switch, context.group)
+        forward = graphed(ready, forward, context.graph_switch, context.group)
         context.replicas.append(Replica(ready, context.group, forward))
         components.models[name] = ready
         return ready  # type: ignore[return-value]  # another module only where it is a BatchNorm

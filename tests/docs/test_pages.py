@@ -172,6 +172,7 @@ FOREIGN = (
         "ipc",
         "start-epoch",
         "setup",
+        "instants",
     }
 )
 """Slurm's, torchrun's, accelerate's (up to their first `_`), those of benchmarks mutants and

@@ -212,6 +212,15 @@ def test_groups_that_came_while_it_trained_are_named() -> None:
         restore_optimizer(resumed, model.named_parameters(), tensors, state)
 
 
+def test_parameters_that_are_grouped_otherwise_did_not_come_while_it_trained() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    groups = [{"params": layer.parameters()} for layer in model]
+    tensors, state = flatten_optimizer(torch.optim.Adam(groups), model.named_parameters())
+    resumed = torch.optim.Adam(model.parameters())
+    with pytest.raises(SnapshotError, match=r"1\.bias is in group 1 in it, in group 0 here"):
+        restore_optimizer(resumed, model.named_parameters(), tensors, state)
+
+
 def test_another_optimizer_is_refused() -> None:
     model = nn.Linear(2, 3)
     tensors, state = saved_adam(model)

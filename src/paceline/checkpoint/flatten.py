@@ -167,7 +167,8 @@ def _groups_to_come(optimizer: Optimizer, names: Mapping[int, str], saved: _Save
     """Say which groups were added as the training went on; None where that explains nothing."""
     here = len(optimizer.param_groups)
     added = [name for shapes in saved.shapes[here:] for name in shapes]
-    if not added or not set(added) <= set(names.values()):
+    held = {names[id(p)] for group in optimizer.param_groups for p in group["params"]}
+    if not added or not set(added) <= set(names.values()) - held:
         return None
     more = (
         "" if len(added) <= _DIFFERENCES_SHOWN else f" and {len(added) - _DIFFERENCES_SHOWN} more"

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.distributed.group import Group
-from paceline.distributed.node_memory import connect_node
 from paceline.gradient_sync.node_average import NodeAverage
+from paceline.gradient_sync.ordered.node_exchange import connect_exchange
 from paceline.gradient_sync.replica import Replica
 from tests.support.branches import (
     Branches,
@@ -31,9 +31,10 @@ Loss = Callable[[Branches, Tensor, int], Tensor]
 
 
 def in_memory(group: Group, model: nn.Module) -> Replica:
-    memory, replica = connect_node(group), Replica(model, group)
-    assert memory is not None
-    replica.defer_to(NodeAverage(memory, model))
+    exchange = connect_exchange(group, group.world_size, divisor=group.world_size)
+    replica = Replica(model, group)
+    assert exchange is not None
+    replica.defer_to(NodeAverage(exchange, model))
     return replica
 
 

@@ -20,6 +20,8 @@ from array import array
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
+from math import inf
 from time import monotonic
 from typing import TypeAlias, final
 
@@ -43,7 +45,7 @@ _DESCRIPTOR = b"m"
 
 
 def connect_node(group: Group, timeout_s: float | None = None) -> "NodeMemory | None":
-    """Connect workers that are all on one node, with tensors in its main memory. Collective.
+    """Connect the workers of each node, with tensors in its main memory. Collective.
 
     Args:
         group: All workers.
@@ -51,9 +53,10 @@ def connect_node(group: Group, timeout_s: float | None = None) -> "NodeMemory | 
             by default as for all that the group does.
 
     Returns:
-        None on every worker where they can't share memory (more than one node, accelerators,
-        containers with networks of their own, another system than Linux), or where the backend has
-        ways of its own within a node: MPI, SageMaker's.
+        None on every worker where those of some node can't share memory (accelerators, containers
+        with networks of their own, another system than Linux), where nodes have one worker each or
+        their ranks don't follow each other, or where the backend has ways of its own within a node:
+        MPI, SageMaker's.
     """
     if group.has_few_operations:
         return None
@@ -61,23 +64,44 @@ def connect_node(group: Group, timeout_s: float | None = None) -> "NodeMemory | 
         listener = _listener(group)
         if listener is not None:
             opened.enter_context(listener)
-        own = "" if listener is None else listener.getsockname()[1:].decode()
-        names = group.gather_texts(own)
+        name = "" if listener is None else listener.getsockname()[1:].decode()
+        names = group.gather_texts(name)
+        places = group.gather_rows(torch.tensor([group.placement.node_rank]))
+        nodes = runs_of(places[:, 0].tolist())
         peers: dict[int, socket.socket] | None = None
-        if listener is not None and all(names):
-            peers = _meet(group, listener, names)
+        if listener is not None and nodes is not None and all(names):
+            peers = _meet(group.rank, _node_of(group.rank, nodes), listener, names)
         everyone = group.gather_rows(torch.tensor([peers is not None], dtype=torch.uint8))
-    if everyone.all() and peers is not None:
+    if everyone.all() and peers is not None and nodes is not None:
         patience_s = group_timeout().total_seconds() if timeout_s is None else timeout_s
-        return NodeMemory(group.rank, peers, patience_s)
+        return NodeMemory(group.rank, nodes, peers, patience_s)
     for peer in (peers or {}).values():
         peer.close()
     return None
 
 
+def runs_of(node_of: Sequence[int]) -> list[range] | None:
+    """Say which ranks are on each node.
+
+    Args:
+        node_of: Every worker's node, in rank order.
+
+    Returns:
+        Runs of ranks, in order; None where a node's don't follow each other, or no node has two.
+    """
+    starts = [rank for rank, node in enumerate(node_of) if not rank or node != node_of[rank - 1]]
+    runs = [range(*pair) for pair in pairwise([*starts, len(node_of)])]
+    is_split = len(runs) > len(set(node_of))
+    return None if is_split or max(map(len, runs)) == 1 else runs
+
+
+def _node_of(rank: int, nodes: Sequence[range]) -> range:
+    return next(ranks for ranks in nodes if rank in ranks)
+
+
 def _listener(group: Group) -> socket.socket | None:
     """Listen where the other workers of this node can come."""
-    may_share = sys.platform == "linux" and group.placement.on_one_node
+    may_share = sys.platform == "linux" and group.placement.settled
     if not may_share or is_accelerator(group.device) or not _may_make_memory():
         return None
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -117,18 +141,18 @@ def _made(size: int) -> int:
 
 
 def _meet(
-    group: Group, listener: socket.socket, names: Sequence[str]
+    own_rank: int, ranks: range, listener: socket.socket, names: Sequence[str]
 ) -> dict[int, socket.socket] | None:
-    """Connect to all lower ranks, and let the higher ones come; None if one can't be met."""
+    """Connect to a node's lower ranks, let its higher ones come; None if one can't be met."""
     peers: dict[int, socket.socket] = {}
     try:
-        for rank in range(group.rank):
+        for rank in range(ranks.start, own_rank):
             peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             peers[rank] = peer
             peer.settimeout(_CONNECT_S)
             peer.connect(f"\0{names[rank]}")
-            peer.sendall(_RANK.pack(group.rank))
-        while len(peers) < group.world_size - 1:
+            peer.sendall(_RANK.pack(own_rank))
+        while len(peers) < len(ranks) - 1:
             peer, _ = listener.accept()
             peer.settimeout(_CONNECT_S)
             # Names are readable by other users of the machine: they may not come.
@@ -154,9 +178,18 @@ class NodeMemory:
     sender had written before.
     """
 
-    def __init__(self, rank: int, peers: Mapping[int, socket.socket], timeout_s: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        nodes: Sequence[range],
+        peers: Mapping[int, socket.socket],
+        timeout_s: float,
+    ) -> None:
         self.rank = rank
-        self.workers = len(peers) + 1
+        self.nodes = nodes
+        """Ranks of each node's workers."""
+        self.ranks = _node_of(rank, nodes)
+        """Of this node's workers."""
         self._peers = dict(peers)
         self._timeout_s = timeout_s
         self._unread: list[tuple[int, bytes]] = []
@@ -179,8 +212,8 @@ class NodeMemory:
             size: Bytes of each worker's; the same on all.
 
         Returns:
-            By rank: (size,) uint8, zeros, of which all workers see the same. It is there as long as
-            a tensor of it.
+            Of each of the node's workers: (size,) uint8, zeros, of which all see the same. It is
+            there as long as a tensor of it.
 
         Raises:
             InfrastructureError: There isn't as much memory, or a worker has ended.
@@ -203,7 +236,7 @@ class NodeMemory:
                 found[rank] = _mapped(descriptor, size)
             finally:
                 os.close(descriptor)
-        return [found[rank] for rank in range(self.workers)]
+        return [found[rank] for rank in self.ranks]
 
     def post(self, message: bytes) -> None:
         """Send a message of a few bytes to every other worker. Waits for nobody.
@@ -216,11 +249,14 @@ class NodeMemory:
         for rank in self._peers:
             self._send(rank, message)
 
-    def receive(self, waiting_for: Collection[int] = ()) -> list[tuple[int, bytes]]:
+    def receive(
+        self, waiting_for: Collection[int] = (), at_most_s: float = inf
+    ) -> list[tuple[int, bytes]]:
         """Give what the others have sent since: ranks and bytes.
 
         Args:
             waiting_for: Ranks, one of which has to send something first.
+            at_most_s: Seconds after which nothing is given instead.
 
         Raises:
             InfrastructureError: One of these has ended, or sends nothing for too long.
@@ -229,7 +265,10 @@ class NodeMemory:
         received += self._read(0.0)
         waiting = self._seconds_left(waiting_for)
         while waiting_for and not received:
-            received = self._read(next(waiting))
+            left_s = next(waiting)
+            received = self._read(min(left_s, at_most_s))
+            if at_most_s < left_s:
+                break
         return received
 
     def close(self) -> None:

@@ -58,6 +58,10 @@ class Division:
         """Give the parts of one worker."""
         return range(*share(self.parts, rank, self.world_size))
 
+    def parts_of_all(self, ranks: range) -> range:
+        """Give the parts of workers that follow each other."""
+        return range(self.parts_of(ranks[0]).start, self.parts_of(ranks[-1]).stop)
+
     @cached_property
     def most(self) -> int:
         """The most parts that any worker has."""

@@ -7,7 +7,6 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from paceline.distributed.node_memory import NodeMemory
 from paceline.gradient_sync.buckets import Bucket, Layout, bucket_bytes, lay_out
 from paceline.gradient_sync.network_model import ring_bytes
 from paceline.gradient_sync.ordered.node_exchange import NodeExchange
@@ -25,18 +24,17 @@ class _Named:
 
 @final
 class NodeAverage:
-    """Averages a model's gradients over the workers of one node, whose tensors are in its memory.
+    """Averages a model's gradients over all workers, in the memory that those of a node share.
 
     They are added along one tree in the order of the workers, then divided by their number.
     """
 
-    def __init__(self, memory: NodeMemory, module: nn.Module) -> None:
+    def __init__(self, exchange: NodeExchange, module: nn.Module) -> None:
         """Args:
-        memory: What the workers share; this object's own.
+        exchange: Of as many shards as workers, whose sums it divides by that; this object's own.
         module: Whose gradients come.
         """
-        self._rank, self._workers = memory.rank, memory.workers
-        self._exchange = NodeExchange(memory, memory.workers, divisor=memory.workers)
+        self._exchange = exchange
         self._module = module
         self._names: list[str] = []
         """Of the parameters that are trained, in the order of the module."""
@@ -82,7 +80,7 @@ class NodeAverage:
         views = dict(zip(named.names, flat.views, strict=True))
         places = [views[name] for name in gradients]
         torch._foreach_copy_(places, list(gradients.values()))
-        named.bucket.tree.push(Node(0, self._rank), flat)
+        named.bucket.tree.push(Node(0, self._exchange.rank), flat)
         self._exchange.send(named.bucket, named.layout)
         self._left.append(named)
 
@@ -121,7 +119,7 @@ class NodeAverage:
 
     def wire_bytes(self, tensors: Sequence[Tensor]) -> float:
         """Count what one worker would send for gradients of these parameters."""
-        return ring_bytes(sum(tensor.nbytes for tensor in tensors), self._workers)
+        return ring_bytes(sum(tensor.nbytes for tensor in tensors), self._exchange.workers)
 
     def _cut(self, names: Sequence[str]) -> list[_Named]:
         """Put parameters into buckets in shared memory, and let go of those before. Collective."""
@@ -129,9 +127,17 @@ class NodeAverage:
             named.bucket.free()
         self._exchange.reset()
         own = dict(self._module.named_parameters())
-        parameters, workers = [own[name] for name in names], self._workers
-        most = bucket_bytes(sum(p.nbytes for p in parameters), workers, within_node=True)
-        layout = lay_out(parameters, range(len(names))[::-1], most, workers, workers)
+        parameters, slices = [own[name] for name in names], self._exchange.slices
+        within_node = self._exchange.within_node
+        most = bucket_bytes(sum(p.nbytes for p in parameters), slices, within_node=within_node)
+        layout = lay_out(
+            parameters,
+            range(len(names))[::-1],
+            most,
+            slices,
+            self._exchange.workers,
+            within_node=within_node,
+        )
         self._exchange.prepare(layout)
         return [
             _Named(names=[names[m.index] for m in bucket.members], bucket=bucket, layout=layout)

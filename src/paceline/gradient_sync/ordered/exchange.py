@@ -6,7 +6,9 @@ The worker that owns a slice adds them along the tree. Stage 2: all collect the 
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import final
 
 import torch
@@ -41,7 +43,7 @@ class _Part:
 
 
 @dataclass(kw_only=True)
-class _Piece:
+class Piece:
     """What goes through the second stage at once. Made once for buffers, used in every step."""
 
     parts: list[_Part]
@@ -53,6 +55,34 @@ class _Piece:
     work: dist.Work | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Leaders:
+    """Workers of several nodes, one of each, who exchange what their nodes have added up."""
+
+    nodes: Sequence[range]
+    """Ranks of each node's workers."""
+    first: dist.ProcessGroup
+    second: dist.ProcessGroup
+
+
+def connect_leaders(group: Group, nodes: Sequence[range]) -> Leaders | None:
+    """Connect workers that have the same place on their nodes. Collective.
+
+    Returns:
+        None on a worker whose place isn't there on every node.
+    """
+    found = None
+    for ranks in zip(*nodes, strict=False):  # as many as the node with the fewest workers has
+        first, second = [
+            dist.new_group(ranks, backend="gloo", timeout=group_timeout()) for _ in range(2)
+        ]
+        if group.rank in ranks:
+            assert isinstance(first, dist.ProcessGroup)
+            assert isinstance(second, dist.ProcessGroup)
+            found = Leaders(nodes=nodes, first=first, second=second)
+    return found
+
+
 @final
 class Exchange:
     """Completes sums over all workers, several at a time while the backward pass goes on.
@@ -62,46 +92,59 @@ class Exchange:
     group must begin in one order.
     """
 
-    def __init__(self, group: Group, shards: int) -> None:
+    def __init__(self, group: Group, shards: int, leaders: Leaders | None = None) -> None:
         """Connect the workers. Collective.
+
+        Args:
+            group: All workers.
+            shards: How many shards a step has.
+            leaders: Those that exchange; by default each worker for itself.
 
         Raises:
             UsageError: The backend has no all-to-all.
         """
-        # Which subtrees each worker holds, and in which order their sums are added.
+        # Which subtrees each worker (or node) holds, and in which order their sums are added.
         division = Division.of(shards, group.world_size)
-        held = [roots(division.parts_of(rank), shards) for rank in range(group.world_size)]
+        teams = [range(rank, rank + 1) for rank in range(group.world_size)]
+        teams = teams if leaders is None else list(leaders.nodes)
+        held = [roots(division.parts_of_all(team), shards) for team in teams]
         self._counts = [len(nodes) for nodes in held]
-        self._own = self._counts[group.rank]
-        self._is_even = self._counts == [1] * group.world_size
+        own = next(place for place, team in enumerate(teams) if group.rank in team)
+        self._own = self._counts[own]
+        self._is_even = self._counts == [1] * len(teams)
         """As with powers of two: the sums are sent from where they are."""
-        self._additions = additions([node for nodes in held for node in nodes], shards)
-        self._workers = group.world_size
-        self._reports = torch.zeros(2, group.world_size, 1 + len(CUTS), dtype=torch.int64)
+        self._additions, _ = additions([node for nodes in held for node in nodes], shards)
+        self._workers = len(teams)
+        self._reports = torch.zeros(2, self._workers, 1 + len(CUTS), dtype=torch.int64)
         """By worker: whether something failed, and the time of each cut."""
-        self._pieces: dict[tuple[int, ...], list[_Piece]] = {}
+        self._pieces: dict[tuple[int, ...], list[Piece]] = {}
         """By the buffers and the cut."""
-        self._first: deque[_Piece] = deque()
-        self._second: list[_Piece] = []
+        self._first: deque[Piece] = deque()
+        self._second: list[Piece] = []
         self._grain: ChunkTuner | None = None
-        self._spreading: dist.ProcessGroup | None = None
+        self._scattering = None if leaders is None else leaders.first
+        self._spreading = None if leaders is None else leaders.second
+        self._report: dist.Work | None = None
         self._stream: torch.Stream | None = None
         if group.has_few_operations:
             raise UsageError(
                 f"--shards needs all-to-all, which --backend {group.backend} doesn't have. Use "
                 "--backend nccl or gloo"
             )
-        if not is_accelerator(group.device):
+        if leaders is None and not is_accelerator(group.device):
             self._spreading = another_group()
-        else:
+        elif leaders is None:
             self._stream = torch.Stream(device=group.device)
+
+        self.slices = self._workers
+        """Of equal length, into which buffers have to be cut."""
 
     @property
     def cut(self) -> Cut:
         """How buffers are cut in the present step."""
         return CUTS[0] if self._grain is None else self._grain.cut
 
-    def wire_bytes(self, total: int) -> float:
+    def wire_bytes(self, total: float) -> float:
         """Count what this worker sends for buffers of so many bytes in all."""
         return (self._own + 1) * (self._workers - 1) / self._workers * total
 
@@ -131,7 +174,7 @@ class Exchange:
         if self._spreading is not None and self._grain is None:
             self._grain = ChunkTuner()
 
-    def start(self, sums: Sequence[Tensor], room: Sequence[Tensor], most: int) -> None:
+    def start(self, sums: Sequence[Tensor], room: Sequence[Tensor], most: int) -> list[Piece]:
         """Send this worker's sums on their way. Collective, but doesn't block.
 
         Args:
@@ -139,6 +182,9 @@ class Exchange:
             room: To work in, of the sizes that `room` says; neither may be touched before `finish`,
                 or let go of before `reset`.
             most: Elements that travel at once, a multiple of the workers' `ALIGNMENT`.
+
+        Returns:
+            What `has_come` wants to know.
         """
         if self._grain is not None:
             self._grain.begin()
@@ -149,6 +195,7 @@ class Exchange:
             self._pieces[key] = list(self._cut(sums, room, most, cut))
         for piece in self._pieces[key]:
             self._start(piece)
+        return self._pieces[key]
 
     def poll(self) -> None:
         """Go on with what has arrived. Doesn't block."""
@@ -157,25 +204,50 @@ class Exchange:
         ):
             self._add_and_spread(self._first.popleft())
 
-    def finish(self, failure: int) -> bool:
-        """Wait until all sums are complete. Collective.
+    def has_come(self, pieces: Sequence[Piece], within_s: float) -> bool:
+        """Tell whether what `start` gave is complete, going on with what has arrived.
+
+        Args:
+            pieces: The first that aren't complete; those before them are.
+            within_s: For how long to wait for a message.
+        """
+        self.poll()
+        if self._first and not all(piece.work for piece in pieces):
+            for part in self._first[0].parts:
+                if not _is_over(_started(part.work), within_s):
+                    return False
+            self.poll()
+        return all(piece.work is not None and _is_over(piece.work, within_s) for piece in pieces)
+
+    def report(self, failure: int) -> None:
+        """Tell the others how this worker's step was, after its last sums. Collective.
 
         Args:
             failure: Not 0 where something went wrong on this worker.
-
-        Returns:
-            Whether something went wrong on any worker.
         """
         # Failure flags and measured times travel with the last sums, in one small all-to-all.
         sent, received = self._reports
         sent[:, 0] = failure
         if self._grain is not None and not self._grain.is_settled:
             sent[:, 1:] = torch.tensor(self._grain.report())
-        sending = _started(dist.all_to_all_single(received, sent, async_op=True))
+        self._report = dist.all_to_all_single(received, sent, group=self._scattering, async_op=True)
+
+    def finish(self, failure: int | None = None) -> bool:
+        """Wait until all sums are complete. Collective.
+
+        Args:
+            failure: Not 0 where something went wrong on this worker; None where `report` was told.
+
+        Returns:
+            Whether something went wrong on any worker.
+        """
+        if failure is not None:
+            self.report(failure)
+        _, received = self._reports
         # Stage 2 of what has not begun it, in the order of departure; then wait for all of it.
         while self._first:
             self._add_and_spread(self._first.popleft())
-        sending.wait()
+        _started(self._report).wait()
         for piece in self._second:
             _started(piece.work).wait()
         self._second.clear()
@@ -191,13 +263,14 @@ class Exchange:
     def release(self) -> None:
         """Leave the second process group. Local to the worker."""
         self.reset()
-        if self._spreading is not None and dist.is_initialized():
-            dist.destroy_process_group(self._spreading)
-        self._spreading = None
+        for own in (self._scattering, self._spreading):
+            if own is not None and dist.is_initialized():
+                dist.destroy_process_group(own)
+        self._scattering = self._spreading = None
 
     def _cut(
         self, sums: Sequence[Tensor], room: Sequence[Tensor], most: int, cut: Cut
-    ) -> Iterator[_Piece]:
+    ) -> Iterator[Piece]:
         """Cut buffers into pieces, and these into equal, aligned parts; a small rest stays one."""
         slices, most_slices = len(sums[0]) // self._workers, most // self._workers
         # A piece is a whole number of aligned parts, none of them below LEAST_BYTES.
@@ -210,13 +283,13 @@ class Exchange:
 
     def _piece(
         self, sums: Sequence[Tensor], room: Sequence[Tensor], begin: int, end: int, parts: int
-    ) -> _Piece:
+    ) -> Piece:
         """Make a piece of what lies between these elements of a slice."""
         workers, count, length = self._workers, sum(self._counts), (end - begin) // parts
         # The memory of the first sums becomes that of the sum over all workers in stage 2.
         total = sums[0][workers * begin : workers * end]
         own = room[0][count * begin :][: end - begin]  # where earlier parts have been added up
-        piece = _Piece(parts=[], own=own, spread=total)
+        piece = Piece(parts=[], own=own, spread=total)
         # Each part adds up into its row of `own`; the all-gather collects all rows at once.
         if parts > 1:
             piece.own = own.view(parts, length)
@@ -238,7 +311,8 @@ class Exchange:
             piece.parts.append(part)
         return piece
 
-    def _start(self, piece: _Piece) -> None:
+    def _start(self, piece: Piece) -> None:
+        piece.work = None
         for part in piece.parts:
             part.work = self._scatter(part)
         if self._stream is None:
@@ -251,17 +325,23 @@ class Exchange:
 
     def _scatter(self, part: _Part) -> dist.Work:
         if self._is_even:
-            return _started(dist.all_to_all_single(part.received, part.sums[0], async_op=True))
+            return _started(
+                dist.all_to_all_single(
+                    part.received, part.sums[0], group=self._scattering, async_op=True
+                )
+            )
         size = len(part.sums[0]) // self._workers
         # Several subtrees: interleave their slices so that each receiver's lie together.
         sent = part.room.view(self._workers, self._own, size)
         torch.stack([s.view(self._workers, size) for s in part.sums], 1, out=sent)
         taken, given = [count * size for count in self._counts], [self._own * size] * self._workers
         return _started(
-            dist.all_to_all_single(part.received, part.room, taken, given, async_op=True)
+            dist.all_to_all_single(
+                part.received, part.room, taken, given, group=self._scattering, async_op=True
+            )
         )
 
-    def _add_and_spread(self, piece: _Piece) -> None:
+    def _add_and_spread(self, piece: Piece) -> None:
         for part in piece.parts:
             _started(part.work).wait()
             # The tree's order, never the order of arrival.
@@ -279,6 +359,21 @@ class Exchange:
 def _started(work: dist.Work | None) -> dist.Work:
     assert work is not None  # it is asynchronous, and has been started
     return work
+
+
+def _is_over(work: dist.Work, within_s: float) -> bool:
+    """Wait a while for a collective.
+
+    Raises:
+        RuntimeError: It has failed.
+    """
+    if not work.is_completed():
+        with suppress(RuntimeError):
+            work.wait(timedelta(seconds=within_s))  # one that takes longer goes on
+        if not work.is_completed():
+            return False
+    work.wait()
+    return True
 
 
 def another_group(*, of_device: bool = False) -> dist.ProcessGroup:

@@ -5,25 +5,36 @@ of each slice adds the workers' sums along the tree, and writes the result to al
 It posts that, and whoever has received it from all owners has the whole sum in its own buffer.
 Nothing is copied in between, and no lock is held: a slice is its owner's from the first message to
 the second, and the rest of the time its worker's.
+
+Over several nodes the owners of a slice, one on each node, exchange what their nodes' workers come
+to (`exchange.py`) before they write the result: every link carries a node's sums once.
 """
 
 import weakref
 from collections import deque
 from collections.abc import Collection, Sequence
+from itertools import accumulate
+from math import inf
 from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from paceline.distributed.node_memory import NodeMemory
+from paceline.distributed.group import Group
+from paceline.distributed.node_memory import NodeMemory, connect_node
 from paceline.distributed.work_division import Division
 from paceline.gradient_sync.buckets import Bucket, Layout, rounded_up
+from paceline.gradient_sync.ordered.exchange import Exchange, Piece, connect_leaders
 from paceline.gradient_sync.ordered.reduction_tree import Node, TreeSum, additions, roots
 
-_READY, _SUMMED, _FINISHED, _FAILED = b"rsef"
+_READY, _SUMMED, _FINISHED, _FAILED, _ALL_FINISHED, _SOME_FAILED = b"rsefEF"
 _CHUNK_ELEMENTS = 1 << 15
 """Added at once by a thread: what has been added is still in its cache when it is copied."""
 _PAGE_BYTES = 4096
+_LOOK_S = 0.001
+"""After which who waits for this node looks for what has come from others."""
+_PATIENCE_S = 0.05
+"""After which who waits for another node looks for what has come from this one."""
 
 
 class _Chunk(NamedTuple):
@@ -37,39 +48,88 @@ class _Chunk(NamedTuple):
     """Where it goes."""
 
 
+class _Slice(NamedTuple):
+    """What this worker adds up of a bucket."""
+
+    chunks: list[_Chunk]
+    sums: list[Tensor]
+    """Where the sums of this node's subtrees come; the first becomes the sum of all."""
+    room: list[Tensor]
+    """For the exchange with other nodes."""
+    most: int
+    """Elements that travel at once."""
+
+
+def connect_exchange(group: Group, shards: int, *, divisor: int = 1) -> "NodeExchange | None":
+    """Connect workers by the memory of their nodes. Collective; None as with `connect_node`.
+
+    Args:
+        group: All workers.
+        shards: How many shards a step has.
+        divisor: What sums are divided by.
+    """
+    memory = connect_node(group)
+    if memory is None:
+        return None
+    leaders = connect_leaders(group, memory.nodes) if len(memory.nodes) > 1 else None
+    across = Exchange(group, shards, leaders) if leaders is not None else None
+    return NodeExchange(memory, shards, across, divisor=divisor)
+
+
 @final
 class NodeExchange:
-    """Completes sums over all workers of a node, several at a time while the backward pass goes on.
+    """Completes sums over all workers, several at a time while the backward pass goes on.
 
     All workers start the same buckets in the same order.
     """
 
-    def __init__(self, memory: NodeMemory, shards: int, *, divisor: int = 1) -> None:
+    def __init__(
+        self, memory: NodeMemory, shards: int, across: Exchange | None = None, *, divisor: int = 1
+    ) -> None:
         """Args:
-        memory: Shared with the node's other workers, who are all there are.
+        memory: Shared with the node's other workers.
         shards: How many shards a step has.
+        across: With the owners of this worker's slices on other nodes; None where there are none,
+            or this worker owns nothing.
         divisor: What sums are divided by.
         """
-        self._memory, self._divisor = memory, divisor
-        division = Division.of(shards, memory.workers)
-        runs = [division.parts_of(rank) for rank in range(memory.workers)]
-        pools = [_pool(run, shards) for run in runs]
-        self._buffers = max(count for count, _ in pools)
+        self._memory, self._across, self._divisor = memory, across, divisor
+        self.rank, ranks = memory.rank, memory.ranks
+        self.workers = memory.nodes[-1].stop
+        """On all nodes."""
+        self.within_node = len(memory.nodes) == 1
+        """Whether no network is between the workers."""
+        self._owners = ranks[: min(map(len, memory.nodes))]
+        """Ranks that own a slice, as many on every node."""
+        self.slices = len(self._owners) * len(memory.nodes)
+        """Of equal length, into which buckets have to be cut."""
+        division = Division.of(shards, self.workers)
+        runs = [division.parts_of(rank) for rank in ranks]
+        most, _ = zip(
+            *(_pool(division.parts_of(r), shards) for r in range(self.workers)), strict=True
+        )
+        self._buffers = max(most)
         """Of each bucket, on every worker."""
-        self._held = [held for _, held in pools]
-        """By worker: in which of them the sums of its subtrees are."""
-        self._additions = additions([n for run in runs for n in roots(run, shards)], shards)
-        self._sums: weakref.WeakKeyDictionary[Bucket, list[_Chunk]] = weakref.WeakKeyDictionary()
-        self._waiting: deque[list[_Chunk]] = deque()
+        self._held = [_pool(run, shards)[1] for run in runs]
+        """By worker of this node: in which of them the sums of its subtrees are."""
+        self._additions, self._left = additions(
+            [n for run in runs for n in roots(run, shards)], shards
+        )
+        self._sums: weakref.WeakKeyDictionary[Bucket, _Slice] = weakref.WeakKeyDictionary()
+        self._waiting: deque[_Slice] = deque()
         """Started, and not yet summed here."""
+        self._travelling: deque[tuple[_Slice, Sequence[Piece]]] = deque()
+        """Summed here, and under way to other nodes and back."""
         self._started = 0
         """Buckets of the step."""
-        self._ready = [0] * memory.workers
-        """By worker: buckets that it has started beyond those that are summed here."""
-        self._done = [0] * memory.workers
-        """By worker: buckets whose slice it has summed, of the step."""
-        self._ends: list[deque[bool]] = [deque() for _ in range(memory.workers)]
-        """By worker: whether something failed, of the step that it has finished."""
+        self._ready = dict.fromkeys(ranks, 0)
+        """By rank: buckets that it has started beyond those that are summed here."""
+        self._done = dict.fromkeys(ranks, 0)
+        """By rank: buckets whose slice is complete, of the step."""
+        self._ends: dict[int, deque[bool]] = {rank: deque() for rank in ranks}
+        """By rank: whether something failed, of the step that it has finished."""
+        self._outcomes: dict[int, deque[bool]] = {rank: deque() for rank in ranks}
+        """By owner: whether something failed on any node, of the step that all have finished."""
 
     def prepare(self, layout: Layout) -> None:
         """Put a new layout's buckets into shared memory. Collective.
@@ -89,9 +149,11 @@ class NodeExchange:
                 block[begin:end].view(self._buffers, size).view(bucket.dtype)[:, : bucket.size]
                 for block in blocks
             ]
-            bucket.use(list(buffers[self._memory.rank]))
-            self._sums[bucket] = self._plan(buffers)
+            bucket.use(list(buffers[self.rank - self._memory.ranks.start]))
+            self._sums[bucket] = self._plan(bucket, buffers, layout.most_at_once(bucket))
             begin = end
+        if self._across is not None:
+            self._across.prepare(layout)
 
     def send(self, bucket: Bucket, _layout: Layout) -> None:
         """Let the others read a bucket's sums. Collective, but doesn't block."""
@@ -104,6 +166,8 @@ class NodeExchange:
         """Add up what is there. Doesn't block."""
         if self._waiting:
             self._receive()
+        if self._travelling:
+            self._publish(within_s=0)
 
     def finish(self, failure: int) -> bool:
         """Wait until all sums are complete. Collective.
@@ -114,24 +178,44 @@ class NodeExchange:
         Returns:
             Whether something went wrong on any worker.
         """
-        rank = self._memory.rank
         self._memory.post(bytes([_FAILED if failure else _FINISHED]))
-        self._ends[rank].append(bool(failure))
+        self._ends[self.rank].append(bool(failure))
+        # Until this node's workers have all been heard, and all owners' slices are complete.
+        if self._across is not None:
+            self._finish_across(self._across)
         while missing := self._missing():
             self._receive(missing)
         # Others may be a step ahead by now: what they have sent of it stays counted.
-        self._done = [done - self._started for done in self._done]
+        self._done = {rank: done - self._started for rank, done in self._done.items()}
         self._started = 0
-        failures = [ends.popleft() for ends in self._ends]
+        failures = [ends.popleft() for ends in self._ends.values()]
+        if not self.within_node:
+            failures = [self._outcomes[rank].popleft() for rank in self._owners]
         return any(failures)
+
+    def _finish_across(self, across: Exchange) -> None:
+        """Complete this worker's slices, and learn how the step was on all nodes. Collective."""
+        while silent := [rank for rank, ends in self._ends.items() if not ends]:
+            self._receive(silent, _LOOK_S if self._travelling else inf)
+            self._publish(within_s=0)
+        across.report(int(any(ends[0] for ends in self._ends.values())))
+        while self._travelling:
+            self._receive()
+            self._publish(within_s=_PATIENCE_S)
+        failed = across.finish()
+        self._outcomes[self.rank].append(failed)
+        self._memory.post(bytes([_SOME_FAILED if failed else _ALL_FINISHED]))
 
     def wire_bytes(self, total: int) -> float:
         """Count what passes between this worker and the others for so many bytes of buffers."""
-        workers = self._memory.workers
-        return (len(self._held[self._memory.rank]) + 1) * (workers - 1) / workers * total
+        workers, own = len(self._memory.ranks), self.rank - self._memory.ranks.start
+        within = (len(self._held[own]) + 1) * (workers - 1) / workers * total
+        return within + (self._across.wire_bytes(total / len(self._owners)) if self._across else 0)
 
     def reset(self) -> None:
         """Let go of buckets that have no buffers any more. Local to the worker."""
+        if self._across is not None:
+            self._across.reset()
         for bucket in [bucket for bucket in self._sums if not bucket.held_bytes]:
             del self._sums[bucket]
 
@@ -139,60 +223,103 @@ class NodeExchange:
         """Leave the others. Local to the worker."""
         self._sums.clear()
         self._memory.close()
+        if self._across is not None:
+            self._across.release()
 
     def _missing(self) -> list[int]:
-        """List the workers that have more to send of this step."""
-        return [
-            rank
-            for rank, (ends, done) in enumerate(zip(self._ends, self._done, strict=True))
-            if not ends or done < self._started
-        ]
+        """List the workers of this node that have more to send of this step."""
+        missing = [rank for rank, ends in self._ends.items() if not ends]
+        missing += [rank for rank in self._owners if self._done[rank] < self._started]
+        if not self.within_node:
+            missing += [rank for rank in self._owners if not self._outcomes[rank]]
+        return missing
 
-    def _receive(self, waiting_for: Collection[int] = ()) -> None:
-        for rank, messages in self._memory.receive(waiting_for):
+    def _receive(self, waiting_for: Collection[int] = (), at_most_s: float = inf) -> None:
+        for rank, messages in self._memory.receive(waiting_for, at_most_s):
             for message in messages:
                 if message == _READY:
                     self._ready[rank] += 1
                 elif message == _SUMMED:
                     self._done[rank] += 1
-                else:
+                elif message in (_FINISHED, _FAILED):
                     self._ends[rank].append(message == _FAILED)
-        own = self._memory.rank
-        self._ready[own] = len(self._waiting)
-        while self._waiting and min(self._ready) > 0:
-            self._ready = [ready - 1 for ready in self._ready]
+                else:
+                    self._outcomes[rank].append(message == _SOME_FAILED)
+        self._ready[self.rank] = len(self._waiting)
+        while self._waiting and min(self._ready.values()) > 0:
+            self._ready = {rank: ready - 1 for rank, ready in self._ready.items()}
             self._add_up(self._waiting.popleft())
 
-    def _add_up(self, chunks: Sequence[_Chunk]) -> None:
-        for chunk in chunks:
+    def _add_up(self, own: _Slice) -> None:
+        for chunk in own.chunks:
             for left, right in chunk.additions:
                 left.add_(right)
-            if self._divisor != 1:
-                chunk.total.div_(self._divisor)
-            for there in chunk.copies:
-                there.copy_(chunk.total)
-        self._done[self._memory.rank] += 1
+            if self.within_node:
+                self._write(chunk)
+        if self._across is not None:
+            self._travelling.append((own, self._across.start(own.sums, own.room, own.most)))
+        elif own.chunks:
+            self._complete()
+
+    def _publish(self, within_s: float) -> None:
+        """Write what has come back from the other nodes to this one's workers.
+
+        Args:
+            within_s: For how long to wait for more of the first that hasn't.
+        """
+        while self._travelling and self._across is not None:
+            own, pieces = self._travelling[0]
+            if not self._across.has_come(pieces, within_s):
+                return
+            self._travelling.popleft()
+            for chunk in own.chunks:
+                self._write(chunk)
+            self._complete()
+
+    def _write(self, chunk: _Chunk) -> None:
+        if self._divisor != 1:
+            chunk.total.div_(self._divisor)
+        for there in chunk.copies:
+            there.copy_(chunk.total)
+
+    def _complete(self) -> None:
+        self._done[self.rank] += 1
         self._memory.post(bytes([_SUMMED]))
 
-    def _plan(self, buffers: Sequence[Tensor]) -> list[_Chunk]:
+    def _plan(self, bucket: Bucket, buffers: Sequence[Tensor], most: int) -> _Slice:
         """Cut this worker's slice of a bucket into chunks.
 
         Args:
-            buffers: By worker: (buffers, size).
+            bucket: What for.
+            buffers: By worker of this node: (buffers, size).
+            most: Elements of the bucket that travel at once.
         """
-        length = buffers[0].shape[1] // self._memory.workers
-        first, last = self._memory.rank * length, (self._memory.rank + 1) * length
+        if self.rank not in self._owners:
+            return _Slice([], [], [], 0)
+        length = bucket.size // len(self._owners)
+        first = self._owners.index(self.rank) * length
+        last = first + length
         size, chunks = _CHUNK_ELEMENTS * torch.get_num_threads(), []
         for begin in range(first, last, size):
-            end = min(begin + size, last)
-            every = [
-                [of_worker[place, begin:end] for place in held]
-                for of_worker, held in zip(buffers, self._held, strict=True)
-            ]
-            rows = [row for of_worker in every for row in of_worker]
+            rows = self._rows(buffers, begin, min(begin + size, last))
             pairs = [(rows[left], rows[right]) for left, right in self._additions]
-            chunks.append(_Chunk(pairs, rows[0], [of_worker[0] for of_worker in every[1:]]))
-        return chunks
+            # Every worker's gradients are where its first subtree's sum was.
+            begins = accumulate([len(held) for held in self._held[:-1]])
+            chunks.append(_Chunk(pairs, rows[0], [rows[place] for place in begins]))
+        rows = self._rows(buffers, first, last)
+        sizes = [] if self._across is None else self._across.room(length)
+        room = [torch.empty(size, dtype=bucket.dtype) for size in sizes]
+        return _Slice(
+            chunks, [rows[place] for place in self._left], room, most // len(self._owners)
+        )
+
+    def _rows(self, buffers: Sequence[Tensor], begin: int, end: int) -> list[Tensor]:
+        """Give these elements of the sums of all subtrees of this node."""
+        return [
+            of_worker[place, begin:end]
+            for of_worker, held in zip(buffers, self._held, strict=True)
+            for place in held
+        ]
 
 
 def _pool(run: range, shards: int) -> tuple[int, list[int]]:

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from paceline.distributed.group import Group
-from paceline.distributed.node_memory import connect_node
 from paceline.distributed.work_division import Division
 from paceline.errors import JobError, UsageError
 from paceline.gradient_sync.buckets import Bucket, Flat, Layout, bucket_bytes, lay_out
 from paceline.gradient_sync.name_list import list_names
 from paceline.gradient_sync.ordered.exchange import Exchange
-from paceline.gradient_sync.ordered.node_exchange import NodeExchange
+from paceline.gradient_sync.ordered.node_exchange import NodeExchange, connect_exchange
 from paceline.gradient_sync.ordered.reduction_tree import Node
 
 _KEPT = 2
@@ -344,17 +343,14 @@ class OrderedSum:
 
     def _lay_out(self, order: Sequence[int], *, within_node: bool) -> Layout:
         total = sum(self._parameters[place].nbytes for place in order)
-        workers = self._group.world_size
-        most = self._bucket_bytes or bucket_bytes(total, workers, within_node=within_node)
-        return lay_out(
-            self._parameters, order, most, workers, self._shards, within_node=within_node
-        )
+        slices = 1 if self._exchange is None else self._exchange.slices
+        most = self._bucket_bytes or bucket_bytes(total, slices, within_node=within_node)
+        return lay_out(self._parameters, order, most, slices, self._shards, within_node=within_node)
 
 
 def _connect(group: Group, shards: int) -> Exchange | NodeExchange:
     """Connect the workers: by memory where all share a node's. Collective."""
-    memory = connect_node(group)
-    return Exchange(group, shards) if memory is None else NodeExchange(memory, shards)
+    return connect_exchange(group, shards) or Exchange(group, shards)
 
 
 def _order_of(rows: Tensor, names: Sequence[str]) -> list[int] | None:

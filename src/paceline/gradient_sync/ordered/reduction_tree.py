@@ -26,16 +26,16 @@ def roots(run: range, shards: int) -> list[Node]:
     return tree.nodes
 
 
-def additions(nodes: Sequence[Node], shards: int) -> list[tuple[int, int]]:
-    """List what to add to what so that the sums of these nodes become the sum of all shards.
+def additions(nodes: Sequence[Node], shards: int) -> tuple[list[tuple[int, int]], list[int]]:
+    """List what to add to what so that the sums of these nodes become as few as they can.
 
     Args:
-        nodes: Complete subtrees from left to right that cover all shards.
+        nodes: Complete subtrees from left to right that cover a contiguous run of shards.
         shards: How many shards there are.
 
     Returns:
-        Pairs of positions in `nodes`: the second is to be added to the first, in this order. The
-        sum of all is then at position 0.
+        Pairs of positions in `nodes`: the second is to be added to the first, in this order. Then
+        the positions at which sums are left: those of `roots`, for all shards position 0 alone.
     """
     found = []
 
@@ -46,7 +46,7 @@ def additions(nodes: Sequence[Node], shards: int) -> list[tuple[int, int]]:
     tree = TreeSum(shards, add)
     for position, node in enumerate(nodes):
         tree.push(node, position)
-    return found
+    return found, tree.values
 
 
 @final

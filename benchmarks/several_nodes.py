@@ -1,13 +1,13 @@
-"""Gradients over several nodes with several workers each: by leaders, against every worker for itself.
+"""Gradients over several nodes with several workers each: by leaders, against all workers alike.
 
-    python -m benchmarks.several_nodes [--compute-s S] [--only WORDS] [--pairs N] [--quick] [--check]
-                                       [--json FILE]
+    python -m benchmarks.several_nodes [--compute-s S] [--only WORDS] [--pairs N] [--quick]
+                                       [--check] [--json FILE]
 
 Workers of a node add up their gradients in its memory, and leaders exchange the sums: the default
 average against DistributedDataParallel's all-reduce, and the ordered sum of `--shards` against the
-same sum where every worker exchanges. Both sides train the same network in the same processes, by
-turns (blocks ABBA). Nodes are network namespaces with links of a given rate (needs root, iproute2
-and procps); workers wait S seconds a step instead of computing.
+same sum where every worker exchanges its own. Both sides train the same network in the same processes, by
+turns (blocks ABBA). Nodes are network namespaces with links of a given rate (needs root and
+iproute2); workers wait S seconds a step instead of computing.
 """
 
 import multiprocessing
@@ -16,10 +16,10 @@ import signal
 import statistics
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Literal
 
 import torch
@@ -29,7 +29,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # not dec
 
 from benchmarks.emulated import Emulated, Shape, resnet50, vgg19, wake_exactly
 from benchmarks.figures import Figure, Report, median_figure, parser, ratios
-from benchmarks.ordered import Side, Step
+from benchmarks.ordered import Step
 from benchmarks.ordered_hosts import enter, hosts, sent_bytes, why_not
 from paceline.distributed.environment import Placement
 from paceline.distributed.group import Group
@@ -49,6 +49,17 @@ _FIRST_STEPS = 26
 """In which the ordered exchange finds out how finely to cut."""
 _WARM_UP = 2
 _BLOCK_S = 0.4
+
+
+@dataclass(kw_only=True)
+class Side:
+    """What rank 0 measured of one side; of each block, a step."""
+
+    step_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    """CPU time of a worker, on average."""
+    sent: list[float] = field(default_factory=list)
+    """Bytes that leave its node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,10 +156,11 @@ def _agreed_block(step: Step, group: Group) -> int:
 
 def _measure(step: Step, block: int, side: Side, group: Group) -> None:
     group.barrier()
-    before, since = sent_bytes("eth0"), perf_counter()
+    before, since, cpu = sent_bytes("eth0"), perf_counter(), process_time()
     for _ in range(block):
         step()
-    group.barrier()
+    own_cpu = torch.tensor([(process_time() - cpu) / block], dtype=torch.float64)
+    side.cpu_s.append(float(group.gather_rows(own_cpu).mean()))
     side.step_s.append((perf_counter() - since) / block)
     side.sent.append((sent_bytes("eth0") - before) / block)
 
@@ -157,21 +169,21 @@ def measure(setting: Setting) -> tuple[Side, Side, bool]:
     """Run a setting on forked workers."""
     context = multiprocessing.get_context("fork")
     near, far = context.Pipe()
-    with hosts(setting.nodes, setting.link, congestion="cubic") as names:
-        with tempfile.TemporaryDirectory() as scratch:
-            store = Path(scratch) / "store"
-            ranks = [
-                context.Process(target=_rank, args=(rank, names, setting, store, far))
-                for rank in range(setting.nodes * setting.per_node)
-            ]
-            for process in ranks:
-                process.start()
-            found: tuple[Side, Side, bool] | None = None
-            while any(process.is_alive() for process in ranks):
-                if near.poll(0.2):
-                    found = near.recv()
-            if found is None or any(process.exitcode for process in ranks):
-                raise RuntimeError("a worker failed; its error is above")
+    links = hosts(setting.nodes, setting.link, congestion="cubic")
+    with links as names, tempfile.TemporaryDirectory() as scratch:
+        store = Path(scratch) / "store"
+        ranks = [
+            context.Process(target=_rank, args=(rank, names, setting, store, far))
+            for rank in range(setting.nodes * setting.per_node)
+        ]
+        for process in ranks:
+            process.start()
+        found: tuple[Side, Side, bool] | None = None
+        while any(process.is_alive() for process in ranks):
+            if near.poll(0.2):
+                found = near.recv()
+        if found is None or any(process.exitcode for process in ranks):
+            raise RuntimeError("a worker failed; its error is above")
     return found
 
 
@@ -200,24 +212,27 @@ def _rank(rank: int, names: list[str], setting: Setting, store: Path, results: C
 
 def figures(setting: Setting, ours: Side, theirs: Side, *, same: bool) -> list[Figure]:
     """Compare the sides of a setting."""
-    ms = [1000 * statistics.median(side.step_s) for side in (ours, theirs)]
-    sent = [statistics.median(side.sent) / 1e6 for side in (ours, theirs)]
-    return [
-        median_figure(
-            setting.title,
-            ratios(theirs.step_s, ours.step_s),
-            "x",
-            at_least=1.0,
-            note=f"{ms[0]:.1f} against {ms[1]:.1f} ms a step, {sent[0]:.2f} against {sent[1]:.2f} "
-            f"MB a node{', the same bits' if same else ''}",
-        )
+    ms, cpu_ms = [
+        [1000 * statistics.median(times) for times in pair]
+        for pair in ((ours.step_s, theirs.step_s), (ours.cpu_s, theirs.cpu_s))
     ]
+    sent = [statistics.median(side.sent) / 1e6 for side in (ours, theirs)]
+    notes = [
+        f"{ms[0]:.1f} against {ms[1]:.1f} ms a step",
+        f"{cpu_ms[0]:.1f} against {cpu_ms[1]:.1f} ms of a worker's CPU time",
+        f"{sent[0]:.2f} against {sent[1]:.2f} MB a node",
+        *(["the same bits"] if same else []),
+    ]
+    speed = ratios(theirs.step_s, ours.step_s)
+    return [median_figure(setting.title, speed, "x", at_least=1.0, note=", ".join(notes))]
 
 
 def main() -> int:
     """Measure all settings."""
     about = parser(__doc__ or "")
-    about.add_argument("--only", default="", help="settings whose title has all these words")
+    about.add_argument(
+        "--only", default="", help="settings whose title has all of these, between ;"
+    )
     about.add_argument("--pairs", type=int, default=8, help="of blocks, of each setting")
     about.add_argument("--compute-s", type=float, default=0.0, help="of a step, emulated")
     arguments = about.parse_args()
@@ -242,11 +257,11 @@ def main() -> int:
             compute_s=arguments.compute_s,
         )
         for nodes, per_node in NODES[: 1 if arguments.quick else None]
-        for link in LINKS[1 : 2 if arguments.quick else None]
+        for link in LINKS[1 if arguments.quick else 0 : 2 if arguments.quick else None]
         for network in list(NETWORKS)[: 1 if arguments.quick else None]
         for method in methods
     ]:
-        if all(word in setting.title for word in arguments.only.split()):
+        if all(word in setting.title for word in arguments.only.split(";")):
             ours, theirs, same = measure(setting)
             report.figures += figures(setting, ours, theirs, same=same)
             report.raw[setting.title] = [vars(ours), vars(theirs)]

@@ -32,7 +32,7 @@ def test_every_parameter_begins_at_an_aligned_place_of_its_own(
 
 def test_gradients_come_back_as_they_were_packed_and_none_is_zero() -> None:
     first, second = parameters([5, 40])
-    bucket = Bucket([(0, first), (1, second)], workers=3, shards=2)
+    bucket = Bucket([(0, first), (1, second)], slices=3, shards=2)
     first.grad = torch.full((5,), 7.0)
     flat = bucket.pack()
     assert flat.views[0].tolist() == [7.0] * 5
@@ -41,7 +41,7 @@ def test_gradients_come_back_as_they_were_packed_and_none_is_zero() -> None:
 
 
 def test_buffers_are_lent_in_the_same_order_in_every_step() -> None:
-    bucket = Bucket([(0, parameters([3])[0])], workers=1, shards=4)
+    bucket = Bucket([(0, parameters([3])[0])], slices=1, shards=4)
     first = [bucket.take() for _ in range(3)]
     bucket.begin()
     assert [id(bucket.take()) for _ in range(3)] == [id(flat) for flat in first]
@@ -70,18 +70,19 @@ def test_buckets_hold_one_kind_and_are_full_but_not_too_full(
 
 
 def test_what_gets_no_gradient_is_in_no_bucket() -> None:
-    found = lay_out(parameters([3, 4, 5]), [2, 0], most=1000, workers=2, shards=2)
+    found = lay_out(parameters([3, 4, 5]), [2, 0], most=1000, slices=2, shards=2)
     assert found.without == [1]
     assert sorted(found.bucket_of) == [0, 2]
 
 
 def test_a_bucket_is_a_part_of_the_model_but_as_large_as_its_messages_need() -> None:
-    assert bucket_bytes(8 << 20, 2, within_node=True) == 2 << 20
-    assert bucket_bytes(1 << 10, 2, within_node=True) == 1 << 20
-    assert bucket_bytes(1 << 10, 8, within_node=True) == 64 * (40 << 10)
-    assert bucket_bytes(1 << 10, 2, within_node=False) == 4 * (40 << 10)
-    assert bucket_bytes(1 << 30, 2, within_node=True) == 25 << 20  # DDP's
-    assert bucket_bytes(12 << 20, 2, within_node=False) == 1 << 20
+    assert bucket_bytes(8 << 20, 2, 2, by_memory=True) == 2 << 20
+    assert bucket_bytes(1 << 10, 2, 2, by_memory=True) == 1 << 20
+    assert bucket_bytes(1 << 10, 8, 8, by_memory=True) == 64 * (40 << 10)
+    assert bucket_bytes(1 << 10, 32, 2, by_memory=True) == 64 * (40 << 10)
+    assert bucket_bytes(1 << 10, 2, 2, by_memory=False) == 4 * (40 << 10)
+    assert bucket_bytes(1 << 30, 2, 2, by_memory=True) == 25 << 20  # DDP's
+    assert bucket_bytes(12 << 20, 2, 2, by_memory=False) == 1 << 20
 
 
 def test_rounding_up_gives_at_least_one() -> None:

@@ -26,8 +26,8 @@ BETWEEN_NODES = 12
 exchange of each has two stages, and with many of them the second one's of one hides behind the next
 one's first."""
 WITHIN_NODE = 4
-"""The same where no network is in between: each costs about 0.4 ms of a core's time with Gloo, and
-there is little to hide."""
+"""The same where no network is in between, or leaders exchange for all workers of their nodes: each
+costs about 0.4 ms of a core's time with Gloo, and there is little to hide."""
 
 
 LEAST_BYTES_WITHIN_NODE = 1 << 20
@@ -64,14 +64,14 @@ class Bucket:
     been added to another's.
     """
 
-    def __init__(self, chosen: Sequence[tuple[int, nn.Parameter]], workers: int, shards: int):
+    def __init__(self, chosen: Sequence[tuple[int, nn.Parameter]], slices: int, shards: int):
         self.members = list(_laid_out(chosen))
         _, first = chosen[0]
         self.dtype, self.device = first.dtype, first.device
-        self.step = workers * ALIGNMENT
+        self.step = slices * ALIGNMENT
         last = self.members[-1]
         self.size = rounded_up(last.offset + last.parameter.numel(), self.step)
-        """Elements of a buffer: a slice of equal length for every worker."""
+        """Elements of a buffer: slices of equal length."""
         self.tree: TreeSum[Flat] = TreeSum(shards, self.add)
         self.missing = len(chosen)
         """Gradients of the open shard that haven't come."""
@@ -207,7 +207,7 @@ def lay_out(
     parameters: Sequence[nn.Parameter],
     order: Sequence[int],
     most: int,
-    workers: int,
+    slices: int,
     shards: int,
     *,
     within_node: bool = True,
@@ -218,7 +218,7 @@ def lay_out(
         parameters: All that are trained.
         order: The places of those that get a gradient, in the order in which they get it.
         most: Bytes of a bucket.
-        workers: How many there are.
+        slices: Into how many a bucket is cut: most often one for each worker.
         shards: How many there are.
         within_node: Whether no network is between the workers.
     """
@@ -228,17 +228,24 @@ def lay_out(
     found = Layout(bucket_bytes=most, within_node=within_node, without=without)
     for group in cut(sizes, kinds, min(FIRST_BYTES, most), most):
         chosen = [(order[i], parameters[order[i]]) for i in group]
-        bucket = Bucket(chosen, workers, shards)
+        bucket = Bucket(chosen, slices, shards)
         found.buckets.append(bucket)
         found.bucket_of |= dict.fromkeys([place for place, _ in chosen], bucket)
     return found
 
 
-def bucket_bytes(total: int, workers: int, *, within_node: bool) -> int:
-    """Choose the size of a bucket for gradients of `total` bytes."""
-    parts = WITHIN_NODE if within_node else BETWEEN_NODES
-    least = LEAST_BYTES_WITHIN_NODE if within_node else 0
-    return min(MOST_BYTES, max(workers * workers * SLICE_BYTES, total // parts, least))
+def bucket_bytes(total: int, slices: int, peers: int, *, by_memory: bool) -> int:
+    """Choose the size of a bucket.
+
+    Args:
+        total: Bytes of all gradients.
+        slices: Into how many a bucket is cut.
+        peers: How many exchange theirs with each other.
+        by_memory: Whether a node's workers share it, or no network is in between at all.
+    """
+    parts = WITHIN_NODE if by_memory else BETWEEN_NODES
+    least = LEAST_BYTES_WITHIN_NODE if by_memory else 0
+    return min(MOST_BYTES, max(slices * peers * SLICE_BYTES, total // parts, least))
 
 
 def cut(sizes: Sequence[int], kinds: Sequence[str], first: int, most: int) -> list[list[int]]:

@@ -127,18 +127,18 @@ class NodeAverage:
             named.bucket.free()
         self._exchange.reset()
         own = dict(self._module.named_parameters())
-        parameters, slices = [own[name] for name in names], self._exchange.slices
-        within_node = self._exchange.within_node
-        most = bucket_bytes(sum(p.nbytes for p in parameters), slices, within_node=within_node)
+        exchange, parameters = self._exchange, [own[name] for name in names]
+        total, slices = sum(p.nbytes for p in parameters), exchange.slices
+        most = bucket_bytes(total, slices, exchange.peers, by_memory=True)
         layout = lay_out(
             parameters,
             range(len(names))[::-1],
             most,
             slices,
-            self._exchange.workers,
-            within_node=within_node,
+            exchange.workers,
+            within_node=exchange.within_node,
         )
-        self._exchange.prepare(layout)
+        exchange.prepare(layout)
         return [
             _Named(names=[names[m.index] for m in bucket.members], bucket=bucket, layout=layout)
             for bucket in layout.buckets

@@ -112,10 +112,28 @@ def test_the_list_of_additions_is_the_rest_of_the_tree(spread: tuple[int, list[r
     shards, parts = spread
     held = [pair for part in parts for pair in gathered(leaves(part), shards)]
     values = [value for _, value in held]
-    for left, right in additions([node for node, _ in held], shards):
+    pairs, remaining = additions([node for node, _ in held], shards)
+    for left, right in pairs:
         assert left < right
         values[left] = joined(values[left], values[right])
+    assert remaining == [0]
     assert values[0] == whole(shards)
+
+
+@given(cuts())
+def test_what_some_workers_hold_becomes_what_one_in_their_place_would(
+    spread: tuple[int, list[range]],
+) -> None:
+    shards, parts = spread
+    some = parts[len(parts) // 3 :]
+    held = [pair for part in some for pair in gathered(leaves(part), shards)]
+    values = [value for _, value in held]
+    pairs, remaining = additions([node for node, _ in held], shards)
+    for left, right in pairs:
+        values[left] = joined(values[left], values[right])
+    of_one = gathered(leaves(range(some[0].start, some[-1].stop)), shards)
+    assert [values[place] for place in remaining] == [value for _, value in of_one]
+    assert remaining[0] == 0
 
 
 @given(st.integers(0, 7), st.integers(0, 7))

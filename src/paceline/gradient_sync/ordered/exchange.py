@@ -136,8 +136,8 @@ class Exchange:
         elif leaders is None:
             self._stream = torch.Stream(device=group.device)
 
-        self.slices = self._workers
-        """Of equal length, into which buffers have to be cut."""
+        self.slices = self.peers = self._workers
+        """Of equal length, into which buffers have to be cut; and who exchange them."""
 
     @property
     def cut(self) -> Cut:
@@ -212,12 +212,13 @@ class Exchange:
             within_s: For how long to wait for a message.
         """
         self.poll()
-        if self._first and not all(piece.work for piece in pieces):
+        # The second stages come first: what is complete waits for nobody but the slowest anyway.
+        if self._first and within_s:
             for part in self._first[0].parts:
-                if not _is_over(_started(part.work), within_s):
-                    return False
+                _is_over(_started(part.work), within_s)
             self.poll()
-        return all(piece.work is not None and _is_over(piece.work, within_s) for piece in pieces)
+        left_s = 0.0 if self._first else within_s
+        return all(piece.work is not None and _is_over(piece.work, left_s) for piece in pieces)
 
     def report(self, failure: int) -> None:
         """Tell the others how this worker's step was, after its last sums. Collective.
@@ -232,17 +233,28 @@ class Exchange:
             sent[:, 1:] = torch.tensor(self._grain.report())
         self._report = dist.all_to_all_single(received, sent, group=self._scattering, async_op=True)
 
-    def finish(self, failure: int | None = None) -> bool:
+    def have_reported(self, within_s: float) -> bool:
+        """Tell whether the others' reports have come.
+
+        Args:
+            within_s: For how long to wait for them.
+        """
+        return _is_over(_started(self._report), within_s)
+
+    def finish(self, failure: int) -> bool:
         """Wait until all sums are complete. Collective.
 
         Args:
-            failure: Not 0 where something went wrong on this worker; None where `report` was told.
+            failure: Not 0 where something went wrong on this worker.
 
         Returns:
             Whether something went wrong on any worker.
         """
-        if failure is not None:
-            self.report(failure)
+        self.report(failure)
+        return self.end()
+
+    def end(self) -> bool:
+        """Do what `finish` does after `report`."""
         _, received = self._reports
         # Stage 2 of what has not begun it, in the order of departure; then wait for all of it.
         while self._first:
@@ -367,11 +379,11 @@ def _is_over(work: dist.Work, within_s: float) -> bool:
     Raises:
         RuntimeError: It has failed.
     """
-    if not work.is_completed():
+    if not work.is_completed() and within_s:  # to torch, 0 is no limit
         with suppress(RuntimeError):
             work.wait(timedelta(seconds=within_s))  # one that takes longer goes on
-        if not work.is_completed():
-            return False
+    if not work.is_completed():
+        return False
     work.wait()
     return True
 

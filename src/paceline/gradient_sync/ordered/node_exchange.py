@@ -12,7 +12,8 @@ to (`exchange.py`) before they write the result: every link carries a node's sum
 
 import weakref
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import accumulate
 from math import inf
 from typing import NamedTuple, final
@@ -23,11 +24,12 @@ from torch import Tensor
 from paceline.distributed.group import Group
 from paceline.distributed.node_memory import NodeMemory, connect_node
 from paceline.distributed.work_division import Division
+from paceline.errors import InfrastructureError
 from paceline.gradient_sync.buckets import Bucket, Layout, rounded_up
 from paceline.gradient_sync.ordered.exchange import Exchange, Piece, connect_leaders
 from paceline.gradient_sync.ordered.reduction_tree import Node, TreeSum, additions, roots
 
-_READY, _SUMMED, _FINISHED, _FAILED, _ALL_FINISHED, _SOME_FAILED = b"rsefEF"
+_READY, _SUMMED, _FINISHED, _FAILED, _ALL_FINISHED, _SOME_FAILED, _LOST = b"rsefEFl"
 _CHUNK_ELEMENTS = 1 << 15
 """Added at once by a thread: what has been added is still in its cache when it is copied."""
 _PAGE_BYTES = 4096
@@ -103,6 +105,8 @@ class NodeExchange:
         """Ranks that own a slice, as many on every node."""
         self.slices = len(self._owners) * len(memory.nodes)
         """Of equal length, into which buckets have to be cut."""
+        self.peers = len(ranks) if self.within_node else len(memory.nodes)
+        """How many exchange theirs with each other."""
         division = Division.of(shards, self.workers)
         runs = [division.parts_of(rank) for rank in ranks]
         most, _ = zip(
@@ -167,7 +171,8 @@ class NodeExchange:
         if self._waiting:
             self._receive()
         if self._travelling:
-            self._publish(within_s=0)
+            with self._heard_by_all():
+                self._publish(within_s=0)
 
     def finish(self, failure: int) -> bool:
         """Wait until all sums are complete. Collective.
@@ -182,7 +187,8 @@ class NodeExchange:
         self._ends[self.rank].append(bool(failure))
         # Until this node's workers have all been heard, and all owners' slices are complete.
         if self._across is not None:
-            self._finish_across(self._across)
+            with self._heard_by_all():
+                self._finish_across(self._across)
         while missing := self._missing():
             self._receive(missing)
         # Others may be a step ahead by now: what they have sent of it stays counted.
@@ -200,11 +206,35 @@ class NodeExchange:
             self._publish(within_s=0)
         across.report(int(any(ends[0] for ends in self._ends.values())))
         while self._travelling:
-            self._receive()
+            self._receive(self._missing(), at_most_s=0)  # an error where one of them has ended
             self._publish(within_s=_PATIENCE_S)
-        failed = across.finish()
+        while not across.have_reported(_PATIENCE_S):
+            self._receive(self._missing(), at_most_s=0)
+        failed = across.end()
         self._outcomes[self.rank].append(failed)
         self._memory.post(bytes([_SOME_FAILED if failed else _ALL_FINISHED]))
+
+    @contextmanager
+    def _heard_by_all(self) -> Iterator[None]:
+        """Let this node's workers know where a connection to another node is lost.
+
+        Raises:
+            InfrastructureError: It is.
+        """
+        try:
+            yield
+        except InfrastructureError:
+            raise  # of this node
+        except RuntimeError as error:  # Gloo's
+            with suppress(InfrastructureError):
+                self._memory.post(bytes([_LOST]))
+            raise self._lost(self.rank, str(error)) from error
+
+    def _lost(self, rank: int, why: str) -> InfrastructureError:
+        place = rank - self._memory.ranks.start
+        others = [ranks[place] for ranks in self._memory.nodes if rank not in ranks]
+        listed = " or ".join(map(str, others))
+        return InfrastructureError(f"rank {rank} has lost rank {listed} on another node: {why}")
 
     def wire_bytes(self, total: int) -> float:
         """Count what passes between this worker and the others for so many bytes of buffers."""
@@ -243,6 +273,8 @@ class NodeExchange:
                     self._done[rank] += 1
                 elif message in (_FINISHED, _FAILED):
                     self._ends[rank].append(message == _FAILED)
+                elif message == _LOST:
+                    raise self._lost(rank, "connection closed by peer")
                 else:
                     self._outcomes[rank].append(message == _SOME_FAILED)
         self._ready[self.rank] = len(self._waiting)

@@ -343,8 +343,10 @@ class OrderedSum:
 
     def _lay_out(self, order: Sequence[int], *, within_node: bool) -> Layout:
         total = sum(self._parameters[place].nbytes for place in order)
-        slices = 1 if self._exchange is None else self._exchange.slices
-        most = self._bucket_bytes or bucket_bytes(total, slices, within_node=within_node)
+        exchange = self._exchange
+        slices, peers = (1, 1) if exchange is None else (exchange.slices, exchange.peers)
+        by_memory = within_node or isinstance(exchange, NodeExchange)
+        most = self._bucket_bytes or bucket_bytes(total, slices, peers, by_memory=by_memory)
         return lay_out(self._parameters, order, most, slices, self._shards, within_node=within_node)
 
 

@@ -5,9 +5,9 @@
 
 Workers of a node add up their gradients in its memory, and leaders exchange the sums: the default
 average against DistributedDataParallel's all-reduce, and the ordered sum of `--shards` against the
-same sum where every worker exchanges its own. Both sides train the same network in the same processes, by
-turns (blocks ABBA). Nodes are network namespaces with links of a given rate (needs root and
-iproute2); workers wait S seconds a step instead of computing.
+same sum where every worker exchanges its own. Both sides train the same network in the same
+processes, by turns (blocks ABBA). Nodes are network namespaces with links of a given rate (needs
+root and iproute2); workers wait S seconds a step instead of computing.
 """
 
 import multiprocessing
@@ -230,9 +230,7 @@ def figures(setting: Setting, ours: Side, theirs: Side, *, same: bool) -> list[F
 def main() -> int:
     """Measure all settings."""
     about = parser(__doc__ or "")
-    about.add_argument(
-        "--only", default="", help="settings whose title has all of these, between ;"
-    )
+    about.add_argument("--only", default="", help="settings with all of these words;words")
     about.add_argument("--pairs", type=int, default=8, help="of blocks, of each setting")
     about.add_argument("--compute-s", type=float, default=0.0, help="of a step, emulated")
     arguments = about.parse_args()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import input as input_benchmark
-from benchmarks import memory, ordered, overhead, restarts, snapshots, startup
+from benchmarks import memory, ordered, overhead, restarts, several_nodes, snapshots, startup
 from benchmarks.emulated import resnet50
 from benchmarks.figures import Report
 from benchmarks.mnist_shaped import write_mnist_shaped
@@ -93,8 +93,27 @@ def test_ordered_between_hosts() -> None:
 def test_hosts_have_the_congestion_control_that_is_named() -> None:
     need(NAMESPACES)
     with hosts(1, 100, congestion="reno") as (name,):
-        asked = f"ip netns exec {name} sysctl -n net.ipv4.tcp_congestion_control"
-        assert subprocess.run(asked.split(), capture_output=True, text=True).stdout == "reno\n"
+        asked = f"ip -n {name} route show"
+        assert (
+            "congctl reno" in subprocess.run(asked.split(), capture_output=True, text=True).stdout
+        )
+
+
+@pytest.mark.hosts
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["average", "--shards"])
+def test_several_nodes(method: several_nodes.Method) -> None:
+    need(NAMESPACES)
+    setting = several_nodes.Setting(
+        nodes=2, per_node=2, link=1000, network="6 MB", method=method, pairs=2, compute_s=0.0
+    )
+    ours, theirs, same = several_nodes.measure(setting)
+    assert same or method == "average"
+    (figure,) = several_nodes.figures(setting, ours, theirs, same=same)
+    assert figure.count == 2
+    gradients = resnet50().bytes  # a node's sums cross its link once: half of them each way, twice
+    assert all(0.99 * gradients < sent < 1.1 * gradients for sent in ours.sent)
+    assert all(1.4 * gradients < sent < 2.0 * gradients for sent in theirs.sent)
 
 
 @pytest.mark.slow

@@ -15,9 +15,9 @@ import torch
 from paceline.distributed import node_memory
 from paceline.distributed.environment import Placement
 from paceline.distributed.group import Group
-from paceline.distributed.node_memory import NodeMemory, connect_node
+from paceline.distributed.node_memory import NodeMemory, connect_node, runs_of
 from paceline.errors import InfrastructureError
-from tests.support.ranks import mapped_files, run_ranks
+from tests.support.ranks import mapped_files, on_nodes, run_ranks
 
 pytestmark = [
     pytest.mark.ranks,
@@ -198,6 +198,35 @@ def test_all_workers_hear_alike_that_memory_cant_be_shared(
         return connect_node(Group(placement, device, backend)) is None
 
     assert run_ranks(2, body) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("node_of", "runs"),
+    [
+        ([0, 0, 0], [range(3)]),
+        ([0, 0, 1, 1], [range(2), range(2, 4)]),
+        ([1, 1, 0], [range(2), range(2, 3)]),
+        ([0, 1, 2], None),  # nobody shares anything
+        ([0, 1, 0, 1], None),  # along a tree in rank order there would be nothing to add on a node
+    ],
+)
+def test_nodes_are_runs_of_ranks(node_of: list[int], runs: list[range] | None) -> None:
+    assert runs_of(node_of) == runs
+
+
+def test_workers_of_two_nodes_meet_on_each() -> None:
+    def body(group: Group) -> list[int]:
+        memory = connect_node(on_nodes(group, (2, 1)), 60.0)
+        assert memory is not None
+        blocks = memory.share(8)
+        blocks[memory.ranks.index(group.rank)].fill_(group.rank)
+        memory.post(b"w")
+        others = set(memory.ranks) - {group.rank}
+        heard = {rank for rank, _ in memory.receive(others)}
+        assert heard == others
+        return [int(block[0]) for block in blocks]
+
+    assert run_ranks(3, body) == [[0, 1], [0, 1], [2]]
 
 
 def refuse(*_: object) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from statistics import median
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -49,6 +50,17 @@ def test_buckets_are_those_of_distributed_data_parallel() -> None:
     assert sizes == [67.5, 411.1, 28.3, 28.3, 23.5]
     assert sum(b.bytes for b in buckets(VGG.gradients)) == VGG.gradient_bytes == 558_608_720
     assert sum(layer.parameters for layer in layers((4096, 4096, 1000))) == 143_667_240
+
+
+def test_what_travels_in_full_crosses_a_link_once_for_all_workers_of_a_node() -> None:
+    apart = replace(over(1e9, 2), per_node=4)
+    shared = replace(apart, shares_memory=True)
+    for name, least in (("allreduce", 1.7), ("ordered", 2.8), ("bf16", 1.0)):
+        method = SyncOptions(sync=cast(SyncMethod, name))
+        exposed = [
+            step_cost(compute((1.0, 100 * MIB)), method, c).exposed_s for c in (apart, shared)
+        ]
+        assert exposed[0] / exposed[1] == pytest.approx(least, rel=0.05)
 
 
 def test_a_bucket_is_ready_with_its_last_gradient() -> None:

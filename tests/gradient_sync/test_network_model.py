@@ -44,6 +44,13 @@ def test_workers_of_a_node_share_its_link_as_each_collective_needs() -> None:
     assert shared.all_gather_s(800.0) == pytest.approx(7 * 100 / 100)
 
 
+def test_where_nodes_add_up_in_their_memory_their_sums_cross_alone() -> None:
+    shared = cluster(2, 4, shares_memory=True).between
+    assert shared.all_reduce_s(800.0) == pytest.approx(800 / 100)
+    assert shared.all_to_all_s(800.0) + shared.all_gather_s(800.0) == pytest.approx(800 / 100)
+    assert cluster(2, 4).between == cluster(2, 4)
+
+
 def test_without_a_network_within_a_node_it_takes_no_time() -> None:
     assert cluster(1, 8).all_reduce_s(1e9) == 0
     assert cluster(1, 8).slowest_bytes_per_s == inf

@@ -4,7 +4,7 @@ Thakur, Rabenseifner, Gropp: "Optimization of Collective Communication Operation
 section 2.1: a message of S bytes takes a + S / B seconds. Imports no torch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf, log2
 from typing import Literal
 
@@ -36,6 +36,15 @@ class Cluster:
     """What carries the bytes. gloo: a ring, and a round-trip for each of its steps, since the
     receiver says that it is ready. nccl: ring or tree, whatever is faster, and half a round-trip a
     step."""
+
+    shares_memory: bool = False
+    """Whether the workers of a node add up in its memory, and one for each of its slices exchanges
+    the sums with other nodes."""
+
+    @property
+    def between(self) -> "Cluster":
+        """What exchanges gradients in full."""
+        return replace(self, per_node=1) if self.shares_memory else self
 
     @property
     def workers(self) -> int:

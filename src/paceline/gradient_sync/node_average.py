@@ -1,4 +1,4 @@
-"""Gradients averaged in the memory that the workers of a node share."""
+"""Gradients averaged in the memory that the workers of each node share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from paceline.gradient_sync.buckets import Bucket, Layout, bucket_bytes, lay_out
-from paceline.gradient_sync.network_model import ring_bytes
 from paceline.gradient_sync.ordered.node_exchange import NodeExchange
 from paceline.gradient_sync.ordered.reduction_tree import Node
 
@@ -119,7 +118,7 @@ class NodeAverage:
 
     def wire_bytes(self, tensors: Sequence[Tensor]) -> float:
         """Count what one worker would send for gradients of these parameters."""
-        return ring_bytes(sum(tensor.nbytes for tensor in tensors), self._exchange.workers)
+        return self._exchange.wire_bytes(sum(tensor.nbytes for tensor in tensors))
 
     def _cut(self, names: Sequence[str]) -> list[_Named]:
         """Put parameters into buckets in shared memory, and let go of those before. Collective."""

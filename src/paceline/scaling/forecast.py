@@ -101,6 +101,7 @@ def _with_every(question: Question, method: SyncOptions) -> SyncOptions:
         network=question.link.network,
         within=question.within,
         library=library_of(profile, assumed),
+        shares_memory=profile.device == "cpu",
     )
     share = profile.world_size / cluster.workers if assumed.mode == "strong" else 1.0
     compute = Compute.of(profile).scaled(share)

@@ -179,6 +179,7 @@ def _cluster(
         network=network,
         within=within,
         library=library_of(profile, assumed),
+        shares_memory=profile.device == "cpu",
     )
 
 

@@ -238,9 +238,12 @@ class NodeExchange:
 
     def wire_bytes(self, total: int) -> float:
         """Count what passes between this worker and the others for so many bytes of buffers."""
-        workers, own = len(self._memory.ranks), self.rank - self._memory.ranks.start
-        within = (len(self._held[own]) + 1) * (workers - 1) / workers * total
-        return within + (self._across.wire_bytes(total / len(self._owners)) if self._across else 0)
+        ranks, owners = self._memory.ranks, len(self._owners)
+        held, owns = len(self._held[self.rank - ranks.start]), self.rank in self._owners
+        # Its sums to the owners of slices; results, of its own slice, to all workers of the node.
+        within = held * (owners - owns) + owns * (len(ranks) - 1)
+        between = 0 if self._across is None else self._across.wire_bytes(total / owners)
+        return within * total / owners + between
 
     def reset(self) -> None:
         """Let go of buckets that have no buffers any more. Local to the worker."""

@@ -1,14 +1,15 @@
 """Twenty workers killed in a row, at random steps: each restart must work, and change nothing.
 
     python -m benchmarks.restarts [--quick] [--kills 20] [--json FILE]
-    python -m benchmarks.restarts --instants 200
+    python -m benchmarks.restarts --instants 200 [--nodes 2 2]
 
 A training of the digits recipe through `paceline train`, with snapshots every few steps. A random
 worker is killed (SIGKILL) after a random number of steps of each generation of workers, also of
 none. At the end the weights must be those of a training that nobody disturbed, bit for bit.
 
 With `--instants` so many times one of three workers is killed at a random instant while they sum
-gradients in memory that they share: how soon do the others know, and is anything left?
+gradients in memory that they share: how soon do the others know, and is anything left? `--nodes`
+says how many workers there are on each node; all of them are processes of this machine.
 """
 
 import argparse
@@ -154,6 +155,7 @@ def main() -> int:
     made.add_argument("--epochs", type=int, help="default: 3 for each kill")
     made.add_argument("--seed", type=int, default=0, help="of the random choices")
     made.add_argument("--instants", type=int, help="kill within sums, so many times, instead")
+    made.add_argument("--nodes", type=int, nargs="+", default=[3], help="workers of each, then")
     arguments = made.parse_args()
     if arguments.instants:
         return kill_within_sums(arguments)
@@ -189,10 +191,11 @@ def kill_within_sums(arguments: argparse.Namespace) -> int:
     before, missed_s = _left(), []
     for number in range(arguments.instants):
         with tempfile.TemporaryDirectory(prefix="paceline-bench-") as scratch:
-            missed_s += kill_at_random(arguments.seed + number, Path(scratch))
+            missed_s += kill_at_random(arguments.seed + number, Path(scratch), arguments.nodes)
     left = sorted(_left() - before)
     report = Report(name="instants", raw={"missed_s": missed_s, "left": left})
-    report.remarks = [f"one of 3 workers killed within sums, {arguments.instants} times"]
+    workers = " + ".join(map(str, arguments.nodes))
+    report.remarks = [f"one of {workers} workers killed within sums, {arguments.instants} times"]
     report.remarks += [f"left: {', '.join(left)}"] if left else []
     report.figures = [
         median_figure("kill to the others' error", missed_s, "s"),

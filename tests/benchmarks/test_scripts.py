@@ -94,9 +94,8 @@ def test_hosts_have_the_congestion_control_that_is_named() -> None:
     need(NAMESPACES)
     with hosts(1, 100, congestion="reno") as (name,):
         asked = f"ip -n {name} route show"
-        assert (
-            "congctl reno" in subprocess.run(asked.split(), capture_output=True, text=True).stdout
-        )
+        said = subprocess.run(asked.split(), capture_output=True, text=True).stdout
+        assert "congctl reno" in said
 
 
 @pytest.mark.hosts

@@ -448,6 +448,7 @@ def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> "_Verified":
 
     asked = launcher.asked
     (workers,) = asked.workers
+    # Undisturbed: says how many steps there are, and so where to kill.
     whole = launcher.launch(workers, part=LaunchPart(name="undisturbed"))
     if whole.failure:
         raise JobError(f"the script fails by itself: {whole.failure}")
@@ -459,6 +460,7 @@ def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> "_Verified":
             f"--kill-at-step is {kill_at}, and the training takes "
             f"{plural(len(whole.steps), 'step')} in three epochs (cut off by --steps): say fewer"
         )
+    # Killed, and started again in the same directory.
     killed = launcher.launch(workers, part=LaunchPart(name="killed", run="parted", kill_at=kill_at))
     saved = launcher.written("parted")
     again = LaunchPart(name="resumed", run="parted", more_args=how.more_args)

@@ -317,6 +317,7 @@ class SnapshotManager:
                 f"the snapshot counts samples in order {state.get('order')}, and this version of "
                 f"Paceline has order {ORDER_VERSION}: resume with the version that wrote it"
             )
+        # What every training has: weights and optimizers.
         load_weights(self._components.model, snapshot.tensors.get("model", {}))
         saved = _listed(state.get("optimizers"))
         if len(saved) != len(self._components.optimizers):
@@ -328,6 +329,7 @@ class SnapshotManager:
             slots = snapshot.tensors.get(_optimizer_file(number), {})
             asked = self._context.kept_options
             self._components.restore_optimizer(optimizer, slots, _mapping(saved[number]), asked)
+        # What the script has added: objects alike on all workers, then those of each shard.
         self._restore_others(_mapping(state.get("others")), snapshot.tensors.get("others", {}))
         parts = state.get("parts", state.get("world_size"))
         self._components.per_part.restore(
@@ -336,6 +338,7 @@ class SnapshotManager:
             parts,
             self._context.division.parts,
         )
+        # What the options bring: loss scale, average of the weights, state of the sync method.
         scaler, saved_scaler = self._context.scaler, state.get("scaler")
         if scaler is not None and saved_scaler is not None:
             scaler.load_state_dict(dict(_mapping(saved_scaler)))

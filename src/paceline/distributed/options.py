@@ -7,6 +7,10 @@ from paceline.distributed.address import parse_init_method
 from paceline.errors import UsageError
 from paceline.options.durations import MOST_WAIT_S
 
+FEW_OPERATIONS = frozenset({"mpi", "smddp"})
+"""Backends that can all_reduce, broadcast, reduce, all_gather and barrier, and no more: no half
+precision, no all-to-all, no subgroups, no gathering into one tensor, no reduction but the sum."""
+
 Backend = Literal["auto", "nccl", "gloo", "mpi", "xccl", "smddp"]
 DeviceKind = Literal["auto", "cpu", "cuda", "xpu"]
 

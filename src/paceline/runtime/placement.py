@@ -5,7 +5,7 @@ import sys
 from collections.abc import Collection
 from dataclasses import replace
 
-from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
+from paceline.data.options import choose_global_batch
 from paceline.distributed.environment import (
     Findings,
     detect_launchers,
@@ -86,7 +86,7 @@ def check_workers(config: TrainConfig, workers: int) -> None:
     Raises:
         UsageError: There are more of them than samples in a batch, or than shards.
     """
-    choose_global_batch(config.data, DEFAULT_GLOBAL_BATCH, workers)
+    choose_global_batch(config.data, workers)
     check_reproducible(config, workers)
     check_method(config)
 

@@ -468,6 +468,7 @@ def _as_it_was(module: nn.Module, inputs: Sequence[Tensor]) -> Iterator[None]:
     Raises:
         CaptureError: The passes change more than buffers in place and the GPU's random numbers.
     """
+    # What can be put back: attributes, buffers, random numbers; what can be compared: plain values.
     layers = list(module.modules())
     attributes = [(layer, dict(vars(layer)), dict(layer._buffers)) for layer in layers]
     before = [_plain_state(layer) for layer in layers]

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
+from paceline.data.augment import RandomFlip
 from paceline.data.memory import synthetic_images
 from paceline.distributed.group import Group
+from paceline.distributed.placement import Placement
 from paceline.errors import DataError, JobError, UsageError
-from paceline.training.batches.sources import DataSource, describe_data
+from paceline.training.batches.sources import DataSource, describe_data, make_source
+from paceline.training.config import TrainConfig
 from tests.support.ranks import RankError, run_ranks
 from tests.support.sessions import points, session_on, sgd
 
@@ -156,3 +159,16 @@ def test_what_differs_in_the_data_is_named(what: str, tmp_path: Path) -> None:
     named = "data set TensorDataset of 20 samples" if what == "labels" else what
     assert re.search(f"rank 2 on .* has {named}.*, rank 0 on", message)
     assert "rank 1" not in message
+
+
+def test_a_stream_of_raw_images_cant_be_augmented_on_the_device() -> None:
+    class RawStream(IterableDataset[tuple[Tensor, int]]):
+        mean, std, scale = (0.5,), (0.5,), 255
+
+        def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+            yield torch.zeros(1, 4, 4, dtype=torch.uint8), 0
+
+    group = Group(Placement(), torch.device("cpu"), "none")
+    config = TrainConfig.from_settings({})
+    with pytest.raises(UsageError, match="put the transforms into the data set"):
+        make_source(describe_data(RawStream()), config, group, False, augment=(RandomFlip(),))

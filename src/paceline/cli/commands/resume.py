@@ -229,6 +229,7 @@ def _resume_script(
 
     if not Path(past.reference).is_file():
         raise UsageError(f"the script {past.reference} of this training is gone")
+    # Options of Paceline, and which of them may differ from the run's.
     tokens, script_args = part_script_args(words)
     own_options = [_ALLOW, CONFIG, *TRAIN_OUTPUT, *cluster_options()]
     options = [*script_options().values(), *own_options]

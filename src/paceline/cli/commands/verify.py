@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from paceline._version import __version__
 from paceline.cli.output import check_place
 from paceline.cli.target import list_training_options
-from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
+from paceline.data.options import choose_global_batch
 from paceline.errors import ExitCode, JobError, UsageError
 from paceline.files import read_json_object, write_json
 from paceline.launch.scratch import scratch_directory
@@ -191,7 +191,7 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
     workers = _numbers(str(given.get("workers", "1" if resume else _COUNTS)), single=resume)
     check_machine(max(workers))
     for count in workers if recipe is not None else ():
-        choose_global_batch(config.data, DEFAULT_GLOBAL_BATCH, count)
+        choose_global_batch(config.data, count)
     return _asked(request, config, workers, given)
 
 

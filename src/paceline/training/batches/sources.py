@@ -149,7 +149,7 @@ def make_source(
             augment=augment,
             evaluate_with=evaluate_with,
         )
-    raw = isinstance(data, RawImages)
+    raw = isinstance(data, RawImages) and not isinstance(data, IterableDataset)
     if (augment or evaluate_with) and not raw:
         raise UsageError(
             "the job's `augment` and `evaluate_with` work on TensorData and on raw images; put the "

@@ -101,6 +101,7 @@ class SnapshotManager:
         Raises:
             NonFiniteLossError: A weight is NaN or infinite; on every worker.
         """
+        # What may be collective comes first, on workers without a writer as well.
         began_s = perf_counter()
         model, scaler = self._components.model, self._context.scaler
         named = list(model.named_parameters())  # once: walking the modules costs more than sums
@@ -110,6 +111,7 @@ class SnapshotManager:
         if self._writer is None:
             self._note.snapshot_s = perf_counter() - began_s
             return
+        # Tensors by group: models, optimizers, the script's own objects, the sync method, averages.
         tensors: dict[str, Mapping[str, Tensor]] = {
             "model": self._model_tensors(model, agreed.more) | dict(sync.model),
             "workers": {"buffers": agreed.more},
@@ -126,6 +128,7 @@ class SnapshotManager:
         if own.tensors:
             tensors["own"] = dict(own.tensors)
         tensors |= self._average_tensors()
+        # The rest is JSON.
         of_hooks: dict[str, object] = {}
         for state_dict in self._context.hooks.state_dict:
             of_hooks |= state_dict()

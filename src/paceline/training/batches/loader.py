@@ -1,7 +1,7 @@
 """The loaders of a session: iterate them as a torch DataLoader."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import final
+from typing import cast, final
 
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
@@ -66,7 +66,7 @@ class Loader(_Reader):
     """Training batches: this worker's share of every global batch, one pass an epoch.
 
     The order is that of one process, whatever the number of workers: nothing is padded, dropped or
-    seen twice. Batches are on the device.
+    seen twice, but by a sampler that does so. Batches are on the device.
     """
 
     def __init__(
@@ -110,6 +110,8 @@ class Loader(_Reader):
 
         The session's own order is another, the same on any number of workers.
         """
+        if self.served.order is not None:
+            return cast(Sampler[int], self.served.order.sampler)
         data = range(self.served.num_samples())
         return RandomSampler(data) if self.plan.shuffle else SequentialSampler(data)
 

@@ -201,6 +201,24 @@ def test_evaluations_go_through_what_a_sampler_draws(tmp_path: Path) -> None:
         assert found == [43.0, 43.0, 18.0]
 
 
+def test_an_evaluation_by_hand_counts_each_sample_once(tmp_path: Path) -> None:
+    """Also of a loader that shuffles, whose last batch has a sample for one worker alone."""
+
+    def body(group: Group) -> list[int]:
+        with session_on(group, tmp_path) as s:
+            s.optimizer(sgd(s.model(nn.Linear(1, 1))))
+            s.loader(TensorDataset(*points()), global_batch=8)
+            given = DataLoader(TensorDataset(torch.arange(50.0)), batch_size=7, shuffle=True)
+            (test,) = s.prepare(given)
+            found = []
+            for _ in s.epochs(2):
+                with torch.no_grad():
+                    found.append(int(s.sum(sum(len(x) for (x,) in test))))
+            return found
+
+    assert run_ranks(3, body) == [[50, 50]] * 3
+
+
 def test_a_sampler_that_follows_the_rank_is_an_error(tmp_path: Path) -> None:
     def body(group: Group) -> None:
         with session_on(group, tmp_path) as s:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import cast, final
 
+import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
 from paceline.data.batch import Batch, BatchSource
@@ -154,7 +155,10 @@ class Loader(_Reader):
     def _own_pass(self) -> Iterator[Batch]:
         for batch in self.read(self._epoch, self._step):
             self._step += batch.last  # one step has several batches where there are shards
-            yield batch
+            # A stand-in keeps a worker in the others' backward pass; where nothing is trained, in
+            # an evaluation by hand, it would count a sample twice.
+            if batch.local or torch.is_grad_enabled():
+                yield batch
         self._epoch, self._step = self._epoch + 1, 0
 
 

@@ -337,13 +337,15 @@ class Engine:
         weight: Tensor | float | None = None,
     ) -> bool:
         """Run a backward pass, and count its loss; tell whether the gradients are complete."""
-        context = self.context
-        step = self.step
+        context, step = self.context, self.step
         batch = step.batch
         if batch is None:
             return self._backward_alone(loss, weight, more=more)
         # Gradients are complete with the last backward pass of the last piece (`batch.last`).
-        loss = self.losses.backward(loss, batch, weight, more=more)
+        if weight is None and self.losses.sums is None:
+            self.sync.backward(loss, batch, more=more)
+        else:
+            loss = self.losses.backward(loss, batch, weight, more=more)
         context.optimizer_step.holds_pieces = not batch.last
         # Losses of several passes over one batch (`more`) count as one: their sum.
         if step.loss_before is not None:
@@ -375,11 +377,10 @@ class Engine:
 
     def update(self, optimizer: Optimizer | None = None, *, zero_grads: bool = True) -> None:
         """Take the optimizers' step. Local to the worker, but where a snapshot is due."""
-        step = self.step
+        context, step = self.context, self.step
         batch = step.batch
         if batch is not None and not batch.last:
             return
-        context = self.context
         step.updated = context.progress.state.step
         optimizers = context.components.optimizers if optimizer is None else (optimizer,)
         context.optimizer_step.update(optimizers, zero_grads=zero_grads)
@@ -406,8 +407,7 @@ class Engine:
         Raises:
             NonFiniteLossError: A worker's loss became NaN or infinite since the last time.
         """
-        context = self.context
-        progress = context.progress
+        context, progress = self.context, self.context.progress
         # What is fetched is waited for: with a GPU until all steps so far are done.
         batch_waits = context.optimizer_step.step_profiler.batch_waits
         self.note.operation = "agree" if batch_waits is None else DEVICE_WAIT
@@ -567,15 +567,15 @@ class Engine:
                 batch = next(source)
 
     def _count_step(self) -> None:
-        context = self.context
-        step = self.step
+        context, step = self.context, self.step
         state = context.progress.state
         batch, step.batch = step.batch, None
-        step.skipped += batch is not None and step.counted < state.step
         state.step += 1
         state.step_in_epoch += 1
         if batch is not None:
             state.samples_seen += batch.total
+            if step.counted < state.step - 1:
+                step.skipped += 1
             if not batch.last:  # the script left in the middle of a batch
                 context.optimizer_step.holds_pieces = False
                 context.optimizer_step.zero_grad()

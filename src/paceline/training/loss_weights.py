@@ -31,7 +31,7 @@ class LossWeights:
         """
         self._context = context
         self._sync = sync
-        self._sums: Tensor | None = None
+        self.sums: Tensor | None = None
         """(parts,) float64: what the open step's losses weigh; None before the first weight."""
 
     def backward(self, loss: Tensor, batch: Batch | None, weight: Weight, *, more: bool) -> Tensor:
@@ -50,8 +50,8 @@ class LossWeights:
             UsageError: A weight in some losses of a step, or where it would mean nothing.
         """
         if weight is None:
-            if self._sums is not None:
-                self._sums = None
+            if self.sums is not None:
+                self.sums = None
                 raise UsageError(
                     "a loss without weight=... in a step whose other losses have one: give each "
                     "batch its weight, or none"
@@ -84,10 +84,10 @@ class LossWeights:
 
     def _note(self, counts: Tensor, batch: Batch | None) -> None:
         division = self._context.division
-        if self._sums is None:
-            self._sums = torch.zeros(division.parts, dtype=torch.float64, device=counts.device)
+        if self.sums is None:
+            self.sums = torch.zeros(division.parts, dtype=torch.float64, device=counts.device)
         mine = division.parts_of(self._context.group.rank).start
-        self._sums[batch.part if batch is not None and division.is_fixed else mine] += counts
+        self.sums[batch.part if batch is not None and division.is_fixed else mine] += counts
 
     def _combine(self, samples: int) -> None:
         """Divide the gradients by all weights of the step. Collective.
@@ -95,7 +95,7 @@ class LossWeights:
         Args:
             samples: Of the step over all workers.
         """
-        sums, self._sums = self._sums, None
+        sums, self.sums = self.sums, None
         if sums is None:  # this worker had only what stands in for samples
             division, device = self._context.division, self._context.group.device
             sums = torch.zeros(division.parts, dtype=torch.float64, device=device)

@@ -160,8 +160,11 @@ def agree(status: Status, group: Group, division: Division, more: Tensor = NOTHI
     )
     # (world_size, 7 + most * (4 + K))
     rows = group.gather_rows(torch.cat([times, division.padded(status.counted), more]))
-    _check_steps(rows[:, :2].tolist(), group.rank, status)
-    signalled, bad_steps, laps_s, data_s, waits_s = zip(*rows[:, 2:7].tolist(), strict=True)
+    steps, skips, signalled, bad_steps, laps_s, data_s, waits_s = zip(
+        *rows[:, :7].tolist(), strict=True
+    )
+    if len({*steps}) > 1 or len({*skips}) > 1:
+        raise JobError(_describe_other_steps(group.rank, status))
     bad_step, bad_rank = min((step, rank) for rank, step in enumerate(bad_steps))
     rest = 7 + 4 * division.most
     counted = division.in_order(rows[:, 7:rest])
@@ -177,17 +180,13 @@ def agree(status: Status, group: Group, division: Division, more: Tensor = NOTHI
     )
 
 
-def _check_steps(rows: list[list[float]], rank: int, own: Status) -> None:
-    """Refuse to go on where a worker has left out a step that others have taken.
+def _describe_other_steps(rank: int, own: Status) -> str:
+    """Say that a worker has left out a step that others have taken.
 
-    Their exchanges are then not about the same step; what a row holds may be part of another one.
-
-    Raises:
-        JobError: The rows differ.
+    Their exchanges are then not about the same step: what the others' rows hold may be part of
+    another exchange, so that only this worker's own figures can be named.
     """
-    if all(row == rows[0] for row in rows):
-        return
-    raise JobError(
+    return (
         f"the workers have not taken the same steps: rank {rank} has done {own.step}, "
         f"{own.skipped} of them without s.step(loss) or s.backward(loss), others as many "
         "otherwise. Every worker needs one for each batch: instead of leaving a batch out by what "

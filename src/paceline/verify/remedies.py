@@ -123,7 +123,7 @@ ADVICE: Mapping[Cause, Advice] = {
     Cause.WEIGHED_ALIKE: Advice(
         "the mean of the ranks' means isn't the mean over all items: one of a rank that has few "
         "counts more",
-        "s.step(loss) with one loss for each sample; items within samples need a sum over them",
+        "s.step(loss, weight=items): over how many this worker's loss is the mean",
         "count = all_reduce(SUM) of the items on all ranks, then "
         "(sum_of_losses * world_size / count).backward()",
     ),

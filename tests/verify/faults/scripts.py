@@ -323,7 +323,7 @@ FAULTS = {
     ),
     "a rank that trains in evaluation mode": Fault(
         "modes-apart",
-        [("    model.train()\n", "")],
+        [("    model.train()\n", ""), ("Centred(), nn.Linear", "nn.Linear")],
         RANK_0_JUDGES,
         told="trains in evaluation mode on rank 0, and in training mode on rank 1",
     ),

@@ -79,7 +79,7 @@ class DeviceFeed:
         return self.finish(self.start(content))
 
     def _moved(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device, non_blocking=True)
+        return tensor.to(self._device, non_blocking=self.is_beside)
 
 
 def _pinned(tensor: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class _NoFloat64(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def _without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_WITHOUT_FLOAT64", ("mps", "meta"))
+    monkeypatch.setitem(device._KINDS, "meta", device._KINDS["mps"])
 
 
 @pytest.mark.parametrize(

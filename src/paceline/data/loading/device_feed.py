@@ -83,7 +83,7 @@ class DeviceFeed:
         return content if self._device.type == "cpu" else move_whole(content, self._device)
 
     def _moved(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device, non_blocking=True)
+        return tensor.to(self._device, non_blocking=self.is_beside)
 
 
 def _unchanged(value: object) -> object:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data.splitmix import GOLDEN, MULTIPLIER_1, MULTIPLIER_2, Domain, derive_key
-from paceline.distributed.work_division import check_part, share
+from paceline.distributed.work_division import share
 from paceline.errors import UsageError
 
 ORDER_VERSION = 1
@@ -46,8 +46,8 @@ class EpochPlan:
             raise ValueError(
                 f"global_batch must be positive, epoch and first_step not negative: {self}"
             )
-        check_part(self.part, self.parts)
-        check_part(self.part + self.count - 1, self.parts)
+        _check_part(self.part, self.parts)
+        _check_part(self.part + self.count - 1, self.parts)
 
 
 @dataclass(slots=True)
@@ -177,3 +177,8 @@ def step_shares(plan: EpochPlan, num_samples: int, step: int) -> list[StepShare]
     kept = [found for found in listed if found.start < found.stop] or listed[:1]
     kept[-1].last = True
     return kept
+
+
+def _check_part(part: int, parts: int) -> None:
+    if not 0 <= part < parts:
+        raise ValueError(f"part {part} is none of {parts} parts (they count from 0)")

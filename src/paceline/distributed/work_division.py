@@ -23,20 +23,11 @@ def share(total: int, part: int, parts: int) -> tuple[int, int]:
     Raises:
         ValueError: `part` isn't one of the parts.
     """
-    check_part(part, parts)
+    if not 0 <= part < parts:
+        raise ValueError(f"part {part} is none of {parts} parts (they count from 0)")
     size, larger = divmod(total, parts)
     begin = part * size + min(part, larger)
     return begin, begin + size + (part < larger)
-
-
-def check_part(part: int, parts: int) -> None:
-    """Check that there is such a part.
-
-    Raises:
-        ValueError: There isn't.
-    """
-    if not 0 <= part < parts:
-        raise ValueError(f"part {part} is none of {parts} parts (they count from 0)")
 
 
 @final

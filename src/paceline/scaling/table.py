@@ -14,7 +14,7 @@ from paceline.options.figures import (
     show_rate,
     show_whole_percent,
 )
-from paceline.options.text import aligned, wrapped
+from paceline.options.text import aligned, line_width, wrapped
 from paceline.results.json_object import text
 from paceline.results.profile import Spread, StepParts
 from paceline.results.study import SizeResult, Study
@@ -292,4 +292,4 @@ _OF_TRAINED = (
 
 
 def _filled(text: str, indent: str = "") -> str:
-    return "\n".join(wrapped(text, WIDTH, indent))
+    return "\n".join(wrapped(text, line_width(WIDTH), indent))

@@ -361,12 +361,47 @@ _LIKE = 0.75
 """Alike from here on, from 0 to 1: a slip or two in a word, and not another word of its length."""
 
 
+_ELSEWHERE: Mapping[str, str] = {
+    name: option
+    for option, names in {
+        "workers": "gpus num-gpus n-gpus ngpus devices num-devices nproc nproc-per-node np "
+        "num-processes",
+        "device": "accelerator cpu gpu cuda use-cpu no-cuda",
+        "precision": "amp use-amp fp16 bf16 half mixed-precision",
+        "global-batch": "bs train-batch-size",
+        "batch-per-worker": "per-device-batch-size per-device-train-batch-size",
+        "max-batch-per-worker": "accum-iter accumulation-steps gradient-accumulation-steps "
+        "accumulate-grad-batches",
+        "epochs": "num-train-epochs n-epochs",
+        "weight-decay": "wd",
+        "clip-norm": "clip-grad grad-clip gradient-clip-val max-grad-norm max-norm",
+        "loader-workers": "dataloader-num-workers",
+        "log-every": "log-interval logging-steps log-every-n-steps print-freq",
+        "snapshot-every": "checkpoint-every checkpoint-interval ckpt-every save-every "
+        "save-interval",
+        "snapshot-every-steps": "checkpoint-steps save-steps",
+        "tracker": "logger report-to wandb mlflow use-wandb",
+        "tracker-project": "wandb-project",
+        "run-dir": "out output log-dir logdir save-dir work-dir default-root-dir",
+        "data-dir": "data data-path data-root dataset-dir",
+        "sync-batchnorm": "sync-bn",
+        "compile": "torch-compile",
+    }.items()
+    for name in names.split()
+}
+"""What torchrun, Lightning, Transformers and scripts of many call an option of ours."""
+
+
 def closest_names(name: str, known: Iterable[str]) -> list[str]:
     """List the known names that a misspelt one may stand for: three at most, the likeliest first.
 
     These are alike in their letters, or one has the other as its last words (`max-epochs` for
-    `epochs`), or goes on after it (`warmup` for `warmup-epochs`).
+    `epochs`), or goes on after it (`warmup` for `warmup-epochs`). Where other tools call an option
+    so, that is the one.
     """
+    known = list(known)
+    if meant := [other for other in known if _bare(other) == _ELSEWHERE.get(_bare(name))]:
+        return meant[:1]
     likeness = {other: _likeness(_bare(name), _bare(other)) for other in sorted(known)}
     likely = [other for other in likeness if likeness[other] >= _LIKE]
     return sorted(likely, key=likeness.__getitem__, reverse=True)[:3]

@@ -15,7 +15,7 @@ from paceline.options.figures import (
     show_three_digits,
     show_whole_percent,
 )
-from paceline.options.text import aligned, wrapped
+from paceline.options.text import aligned, line_width, wrapped
 from paceline.results.json_object import text
 from paceline.results.profile import Spread, StepParts
 from paceline.results.study import SizeResult, Study
@@ -289,4 +289,4 @@ _OF_TRAINED = (
 
 
 def _filled(text: str, indent: str = "") -> str:
-    return "\n".join(wrapped(text, WIDTH, indent))
+    return "\n".join(wrapped(text, line_width(WIDTH), indent))

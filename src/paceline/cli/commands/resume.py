@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
@@ -129,8 +130,9 @@ def _show_help(tokens: Sequence[str]) -> NoReturn:
     named = [token for token in tokens if not wants_help((token,))][:1]
     if not named or named[0].startswith("-") or is_url(named[0]):
         own = [_ALLOW, _RUN_DIR, CONFIG, *TRAIN_OUTPUT, *cluster_options()]
-        options = [*training_options().values(), *own]
-        show_help(_USAGE, _ABOUT, options, tokens)
+        options = [replace(option, default=None) for option in training_options().values()]
+        about = f"{_ABOUT} `paceline resume RUN_DIR --help` shows the run's own values."
+        show_help(_USAGE, about, [*options, *own], tokens)
     past = PreviousRun.read(choose_run(named[0]))
     if past.kind == "script":
         from paceline.runtime.script_options import script_options

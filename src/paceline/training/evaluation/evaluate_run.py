@@ -63,6 +63,12 @@ def find_snapshot(run: RunDirectory, which: str, say: Callable[[str], None]) -> 
     return store.resolve(which if which in ("best", "last") else str(Path(which).expanduser()))
 
 
+def is_best_snapshot(run: RunDirectory, snapshot: Path) -> bool:
+    """Tell whether a snapshot is the one that is marked as the best by validation."""
+    best = SnapshotStore(run.snapshots, keep_last=2).best()
+    return best is not None and best.name == snapshot.name
+
+
 def evaluate_run(
     run: RunDirectory,
     path: Path,

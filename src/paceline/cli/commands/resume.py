@@ -1,6 +1,7 @@
 """`paceline resume [RUN_DIR]`: resumes exactly where a training stopped, also in mid-epoch."""
 
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -32,7 +33,7 @@ from paceline.options.command_line import (
 from paceline.options.config_file import CONFIG
 from paceline.options.fields import OptionField, OptionValue
 from paceline.options.shell import command_line
-from paceline.options.text import printable
+from paceline.options.text import fitting, printable
 from paceline.results.find_runs import choose_run
 from paceline.results.run_directory import USUAL_FOLDER, RunDirectory
 from paceline.runtime.placement import (
@@ -424,7 +425,8 @@ def _print_finished(
     with output.apart():
         if not output.quiet:
             sentence = describe_ending(report).sentence.removeprefix("finished ")
-            print(printable(f"{run.path} has finished: {sentence}. Nothing was changed.\n{more}"))
+            told = printable(f"{run.path} has finished: {sentence}. Nothing was changed.\n{more}")
+            print(fitting(told, sys.stdout))
     for command in dict.fromkeys(_CHANGED_BY.get(name, "") for name in ignored):
         names = [name for name in ignored if _CHANGED_BY.get(name, "") == command]
         instead = f": `paceline {command}` does that" if command else ""

@@ -146,3 +146,21 @@ def test_what_would_mean_nothing_is_refused(
 
     with pytest.raises(RankError, match=message):
         run_ranks(2 if wrong == "local" else 1, body)
+
+
+def test_a_model_whose_gradients_are_all_sparse(tmp_path: Path) -> None:
+    def body(group: Group) -> Tensor:
+        with session_on(group, tmp_path) as s:
+            model = s.model(nn.Embedding(4, 2, sparse=True))
+            before = model.weight.detach().clone()
+            s.optimizer(torch.optim.SGD(model.parameters(), lr=0.8))
+            batches = s.loader(TensorDataset(torch.tensor([0, 1, 1, 3])), global_batch=4)
+            for _ in s.epochs(1):
+                for batch in batches:
+                    assert isinstance(batch, list | tuple)
+                    s.step(model(batch[0]).sum() / 8, weight=8)
+            return before - model.weight.detach()
+
+    (moved,) = run_ranks(1, body)
+    expected = torch.tensor([0.1, 0.2, 0.0, 0.1])[:, None].expand(4, 2)
+    torch.testing.assert_close(moved, expected)

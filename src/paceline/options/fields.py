@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from math import isfinite
 from pathlib import PurePath
@@ -131,7 +131,7 @@ _NAMED_SCOPES = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _Scope = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@cache
+@lru_cache(maxsize=1)  # a module's classes are read one after the other
 def _syntax_tree(module: str) -> ast.Module:
     return ast.parse(inspect.getsource(sys.modules[module]))
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from paceline.data.batch import Batch
+from paceline.distributed.device import widest_float
 from paceline.errors import UsageError
 from paceline.training.context import TrainingContext
 from paceline.training.sync.base import GradientSync
@@ -32,7 +33,7 @@ class LossWeights:
         self._context = context
         self._sync = sync
         self.sums: Tensor | None = None
-        """(parts,) float64: what the open step's losses weigh; None before the first weight."""
+        """(parts,), of `widest_float`: the open step's weights; None before the first one."""
 
     def backward(self, loss: Tensor, batch: Batch | None, weight: Weight, *, more: bool) -> Tensor:
         """Run a backward pass. Collective as that of the `GradientSync`.
@@ -59,7 +60,8 @@ class LossWeights:
             self._sync.backward(loss, batch, more=more)
             return loss
         self._check(more=more or self._context.step.loss_before is not None)
-        counts = torch.as_tensor(weight, dtype=torch.float64, device=loss.device).detach()
+        device = loss.device
+        counts = torch.as_tensor(weight, dtype=widest_float(device), device=device).detach()
         loss = torch.where(counts > 0, loss, torch.zeros_like(loss))
         samples = 1 if batch is None else batch.local
         if samples:  # what stands in for a worker's samples counts for nothing
@@ -85,7 +87,7 @@ class LossWeights:
     def _note(self, counts: Tensor, batch: Batch | None) -> None:
         division = self._context.division
         if self.sums is None:
-            self.sums = torch.zeros(division.parts, dtype=torch.float64, device=counts.device)
+            self.sums = torch.zeros(division.parts, dtype=counts.dtype, device=counts.device)
         mine = division.parts_of(self._context.group.rank).start
         self.sums[batch.part if batch is not None and division.is_fixed else mine] += counts
 
@@ -98,14 +100,15 @@ class LossWeights:
         sums, self.sums = self.sums, None
         if sums is None:  # this worker had only what stands in for samples
             division, device = self._context.division, self._context.group.device
-            sums = torch.zeros(division.parts, dtype=torch.float64, device=device)
+            sums = torch.zeros(division.parts, dtype=widest_float(device), device=device)
         total = self._context.group.sum_(sums).sum()
         factor = torch.where(total > 0, samples / total, torch.zeros_like(total))
         optimizers = self._context.components.optimizers
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         parameters = {id(p): p for group in groups for p in group["params"]}.values()
         gradients = [p.grad for p in parameters if p.grad is not None]
-        torch._foreach_mul_([g for g in gradients if not g.is_sparse], factor)
+        if dense := [g for g in gradients if not g.is_sparse]:  # torch takes no empty list
+            torch._foreach_mul_(dense, factor)
         for gradient in gradients:
             if gradient.is_sparse:
                 gradient.mul_(factor.to(gradient.dtype))

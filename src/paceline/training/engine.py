@@ -34,12 +34,12 @@ from paceline.training.options import LoopOptions
 from paceline.training.progress import describe_too_long
 from paceline.training.snapshots.manager import SnapshotManager
 from paceline.training.status_exchange import (
-    NOTHING,
     Agreement,
     Status,
     StopFlag,
     agree,
     agree_on_pause,
+    nothing,
 )
 from paceline.training.sync.base import GradientSync
 from paceline.training.sync.validation import check_method
@@ -47,7 +47,6 @@ from paceline.training.weight_average import WeightAverage
 
 _TIMING_S = 2.0
 """For timing an evaluation by its first batches, at most, or one batch."""
-
 
 CountedBy = Literal["batches", "turns", "updates"]
 """Batches of the training loader; without one, turns of a loop over `s.steps`, or updates after
@@ -398,11 +397,11 @@ class Engine:
             self.context.optimizer_step.refuse_a_step_of_its_own()
         self.update(optimizer, zero_grads=False)
 
-    def agree(self, more: Tensor = NOTHING) -> Agreement:
+    def agree(self, more: Callable[[], Tensor] = nothing) -> Agreement:
         """Count, and learn what the other workers know.
 
         Args:
-            more: (K,) float64 on the CPU that the others get as well.
+            more: Fetches (K,) float64 to the CPU that the others get as well.
 
         Raises:
             NonFiniteLossError: A worker's loss became NaN or infinite since the last time.
@@ -421,9 +420,10 @@ class Engine:
             step=progress.state.step,
             skipped=0 if context.optimizer_step.counts_batches else self.step.skipped,
         )
+        own = more()
         if batch_waits is not None:
             self.note.operation = "agree"
-        agreed = agree(status, context.group, context.division, more)
+        agreed = agree(status, context.group, context.division, own)
         if agreed.bad is not None:
             raise NonFiniteLossError(progress.describe_bad(*agreed.bad, self.snapshots.advice()))
         steps = progress.advance(agreed)
@@ -436,7 +436,7 @@ class Engine:
         """Save everything needed to resume exactly, written in the background."""
         progress = self.context.progress
         self.before_collective("s.snapshot()")
-        agreed = self.agree(self.context.buffer_averager.own())
+        agreed = self.agree(self.context.buffer_averager.own)
         self.note.operation = "snapshot"
         progress.saved()
         self.snapshots.save(progress.state, agreed, best=best, must=must)

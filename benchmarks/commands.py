@@ -11,9 +11,13 @@ WORKERS = 2
 
 
 def environment() -> Mapping[str, str]:
-    """Give the environment of both sides: one thread each, this repository importable."""
+    """Give the environment of both sides: one thread each, this repository importable.
+
+    Byte code is kept, as after an ordinary installation, even where this shell doesn't want that.
+    """
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    kept = {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
 
 def train_command(recipe: str, run_dir: Path, **options: object) -> list[str]:

@@ -41,13 +41,15 @@ BATCH = 4
 SHORT, LONG = 5, 15
 """Steps of the two runs whose difference is taken, so that set-up falls out."""
 
-OPCODES_PER_STEP = 955
+OPCODES_PER_STEP = 975
 """Python opcodes a step beyond the hand-written loop's; about 20 ns each. Counted with CPython
 3.11; the budget leaves some room, since its versions differ by a few percent. About 40 of them note
-which collective a worker is in, so that a hang can be told from outside its interpreter."""
-OPCODES_PER_AGREEMENT = 1500
+which collective a worker is in, so that a hang can be told from outside its interpreter; about 15
+look for weights of losses, and for batches without a backward pass."""
+OPCODES_PER_AGREEMENT = 1560
 """Python opcodes of one exchange, after five steps; about 150 of them, 3 us twice a second, take
-the time of the steps and tell waiting for others from communication."""
+the time of the steps and tell waiting for others from communication, about 55 compare what steps
+the workers have taken."""
 OPERATORS_PER_STEP = 2
 PURPOSES = {
     "aten.detach": "loss and scores: kept without their graph, counted at the next agreement",

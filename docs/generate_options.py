@@ -49,7 +49,10 @@ from typing import Literal, TypedDict
 
 
 class SessionSettings(TypedDict, total=False):
-    """Options of training by their Python names; one that isn't given keeps its default."""
+    """Options of training by their Python names; one that isn't given keeps its default.
+
+    Flat, as keywords are: a key for each option of the dataclasses.
+    """
 '''
 
 

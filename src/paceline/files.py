@@ -6,7 +6,6 @@ JSON may be anything.
 import errno
 import json
 import os
-import secrets
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -89,7 +88,7 @@ def write_atomic(path: Path, content: bytes) -> None:
     Raises:
         OSError: The disk is full or the directory can't be written; the old content stays.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
         with open(temporary, "xb", opener=open_within) as file:
             file.write(content)

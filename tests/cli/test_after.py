@@ -30,6 +30,8 @@ def test_evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(run), "--snapshot", "last"]) == ExitCode.DONE
     shown = capsys.readouterr().out
     assert "355, each counted once" in shown
+    best = json.loads((run / "snapshots" / "best.json").read_text())["snapshot"]
+    assert ("the best by validation" in shown) == (best in shown)
     assert show_percent(float(str(summary(run)["val_accuracy"]))) in shown
     assert (run / "evaluation" / "confusion.png").read_bytes().startswith(b"\x89PNG")
     counts = json.loads((run / "evaluation" / "confusion.json").read_text())["counts"]
@@ -141,3 +143,14 @@ def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     listed = shown[: shown.index("")]
     assert [line.split()[0] for line in listed] == list(BUILT_IN)
     assert all(len(line.split()) > 4 for line in listed)
+
+
+def test_recipes_fit_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["recipes"]) == ExitCode.DONE
+    shown = capsys.readouterr().out.splitlines()
+    assert max(map(len, shown)) <= 60
+    assert any(line.startswith(" " * 20) for line in shown)  # below its summary

@@ -213,7 +213,28 @@ def test_help_of_resume_where_there_is_no_run(capsys: pytest.CaptureFixture[str]
     assert main(["resume", "nowhere", "--help"]) == ExitCode.USAGE
     assert "there is no run directory nowhere" in capsys.readouterr().err
     assert main(["resume", "--help", "--lr", "0.1"]) == ExitCode.DONE
-    assert "paceline resume [RUN_DIR] [OPTIONS]" in capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "paceline resume [RUN_DIR] [OPTIONS]" in shown
+    assert "--epochs INT Passes over the training set. --" in shown  # the run has its own
+
+
+def test_help_says_of_a_switch_how_it_is_switched_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "digits", "--help"]) == ExitCode.DONE
+    short = capsys.readouterr().out
+    assert "--dry-run" in short
+    assert "--no-dry-run" not in short
+    assert "[default: False]" not in short
+    assert main(["train", "digits", "--help-all"]) == ExitCode.DONE
+    assert "--no-dry-run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["evaluate", "verify", "export", "report"])
+def test_a_usage_line_names_the_options_once(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command]) == ExitCode.USAGE
+    assert "[options] [options]" not in (error := capsys.readouterr().err)
+    assert not error.rstrip().endswith("COMMAND [options]")
 
 
 def test_a_scripts_own_names_are_not_taken_for_ours(

@@ -41,17 +41,17 @@ def test_loader_workers_must_not_be_negative() -> None:
     ],
 )
 def test_choose_global_batch(options: DataOptions, world_size: int, expected: int) -> None:
-    assert choose_global_batch(options, 64, world_size) == expected
+    assert choose_global_batch(options, world_size) == expected
 
 
 def test_disagreeing_sizes_are_refused() -> None:
     with pytest.raises(UsageError, match="--global-batch 64 and --batch-per-worker 32 disagree"):
-        choose_global_batch(DataOptions(global_batch=64, batch_per_worker=32), 8, 3)
+        choose_global_batch(DataOptions(global_batch=64, batch_per_worker=32), 3)
 
 
 def test_more_workers_than_samples_are_refused() -> None:
     with pytest.raises(UsageError, match="at most 3 workers, or a global batch of at least 4"):
-        choose_global_batch(DataOptions(global_batch=3), 64, 4)
+        choose_global_batch(DataOptions(global_batch=3), 4)
 
 
 @pytest.mark.parametrize(("share", "most", "pieces"), [(32, None, 1), (32, 32, 1), (33, 32, 2)])

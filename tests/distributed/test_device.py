@@ -6,6 +6,7 @@ from paceline.distributed.device import (
     cpu_name,
     describe_device,
     device_index,
+    has_bf16,
     pick_device,
     resolve_backend,
     resolve_device_kind,
@@ -14,6 +15,7 @@ from paceline.distributed.environment import Placement
 from paceline.distributed.options import DistOptions
 from paceline.distributed.placement import Source
 from paceline.errors import UsageError
+from paceline.training.rng import generators
 
 CPU = torch.device("cpu")
 
@@ -35,7 +37,7 @@ CPU = torch.device("cpu")
     ],
 )
 def test_kind_of_device(options: DistOptions, gpus: int, kind: str) -> None:
-    assert resolve_device_kind(options, gpus) == kind
+    assert resolve_device_kind(options, {"cuda": gpus}.__getitem__) == kind
 
 
 @pytest.mark.parametrize(
@@ -48,7 +50,7 @@ def test_kind_of_device(options: DistOptions, gpus: int, kind: str) -> None:
 )
 def test_a_gpu_that_isnt_there(options: DistOptions, asked: str) -> None:
     with pytest.raises(UsageError, match=f"{asked} needs a GPU.*Use --device cpu"):
-        resolve_device_kind(options, 0)
+        resolve_device_kind(options, lambda _: 0)
 
 
 def test_more_workers_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,12 +67,52 @@ def test_over_gloo_workers_share_gpus() -> None:
         assert device_index(sharing, placement, 2) == index
 
 
-def test_intel_gpus_are_used_where_they_are_asked_for() -> None:
-    for options in (DistOptions(device="xpu"), DistOptions(backend="xccl")):
-        assert resolve_device_kind(options, 0, xpus=1) == "xpu"
-        with pytest.raises(UsageError, match="needs an Intel GPU"):
-            resolve_device_kind(options, 1)
-    assert resolve_device_kind(DistOptions(), 0, xpus=1) == "cpu"
+@pytest.mark.parametrize(
+    ("options", "kind", "whose"),
+    [
+        (DistOptions(device="xpu"), "xpu", "an Intel GPU"),
+        (DistOptions(backend="xccl"), "xpu", "an Intel GPU"),
+        (DistOptions(device="mps"), "mps", "an Apple GPU"),
+    ],
+)
+def test_other_gpus_are_used_where_they_are_asked_for(
+    options: DistOptions, kind: str, whose: str
+) -> None:
+    assert resolve_device_kind(options, {kind: 1}.__getitem__) == kind
+    with pytest.raises(UsageError, match=f"needs {whose}, and this machine has none"):
+        resolve_device_kind(options, {"cuda": 1, kind: 0}.__getitem__)
+    assert resolve_device_kind(DistOptions(), {"cuda": 0, kind: 1}.__getitem__) == "cpu"
+
+
+@pytest.fixture
+def a_mac(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(torch.mps, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple M4")
+    return monkeypatch
+
+
+@pytest.mark.usefixtures("a_mac")
+def test_an_apple_gpu_is_one_workers() -> None:
+    asked = DistOptions(device="mps")
+    assert (found := pick_device(asked, Placement())) == torch.device("mps", 0)
+    assert resolve_backend(asked, found) == "gloo"
+    assert describe_device(found) == "Apple M4 (MPS)"
+    assert not has_bf16(found)
+    for options in (asked, DistOptions(device="mps", backend="gloo")):
+        with pytest.raises(UsageError, match=r"2 workers with --device mps.*--workers 1"):
+            pick_device(options, Placement(rank=1, world_size=2))
+
+
+def test_metal_in_a_fork_of_what_has_used_it(a_mac: pytest.MonkeyPatch) -> None:
+    a_mac.setattr(torch.mps, "_is_in_bad_fork", lambda: True)
+    with pytest.raises(UsageError, match=r"forked from a process that has used the GPU.*restart"):
+        pick_device(DistOptions(device="mps"), Placement())
+
+
+def test_an_apple_gpus_generator(a_mac: pytest.MonkeyPatch) -> None:
+    own = torch.Generator()
+    a_mac.setattr(torch.mps, "_get_default_mps_generator", lambda: own)
+    assert generators(torch.device("mps", 0)) == [torch.default_generator, own]
 
 
 @pytest.mark.parametrize(

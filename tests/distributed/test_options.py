@@ -10,6 +10,7 @@ from paceline.errors import UsageError
         ({"timeout_s": 0}, "--timeout-s must be greater than 0"),
         ({"backend": "nccl", "device": "cpu"}, "--backend nccl needs GPUs"),
         ({"backend": "xccl", "device": "cpu"}, "--backend xccl needs Intel GPUs"),
+        ({"backend": "nccl", "device": "mps"}, "--backend nccl doesn't go with --device mps"),
         ({"init_method": "tcp://a"}, "--init-method is 'tcp://a'"),
         ({"rank": 0}, "needs both --rank and --world-size"),
         ({"world_size": 2}, "needs both --rank and --world-size"),

@@ -1,6 +1,8 @@
 """Where a device has no float64, nothing is computed in it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -13,8 +15,12 @@ from paceline.data.augment import Augment, RandomFlip, RandomShift, uniforms
 from paceline.data.crop import RandomCrop, RandomResizedCrop, Resize
 from paceline.data.jitter import ColorJitter
 from paceline.distributed import device
+from paceline.distributed.work_division import Division
 from paceline.gradient_sync import batchnorm
+from paceline.training.context import TrainingContext
 from paceline.training.evaluation.distributed_mean import _summed
+from paceline.training.loss_weights import LossWeights
+from paceline.training.sync.base import GradientSync
 
 META = torch.device("meta")
 """Stands for a device: shapes and types without values."""
@@ -42,7 +48,7 @@ class _NoFloat64(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def _without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_WITHOUT_FLOAT64", ("mps", "meta"))
+    monkeypatch.setitem(device._KINDS, "meta", device._KINDS["mps"])
 
 
 @pytest.mark.parametrize(
@@ -81,3 +87,21 @@ def test_a_device_that_has_it_takes_it() -> None:
     assert device.widest_float(torch.device("cpu")) is torch.float64
     assert device.widest_float(torch.device("cuda", 1)) is torch.float64
     assert device.widest_float(torch.device("mps")) is torch.float32
+
+
+def test_losses_are_weighed_in_what_the_device_has() -> None:
+    group = SimpleNamespace(rank=0, world_size=1, device=META, sum_=lambda sums: sums)
+    context = SimpleNamespace(
+        group=group,
+        division=Division.of(None, 1),
+        step=SimpleNamespace(loss_before=None),
+        optimizer_step=SimpleNamespace(counts_batches=False),
+    )
+    parameter = torch.nn.Parameter(torch.zeros(3, device=META))
+    parameter.grad = torch.zeros(3, device=META)
+    context.components = SimpleNamespace(optimizers=[torch.optim.SGD([parameter])])
+    sync = SimpleNamespace(backward=lambda loss, batch: None)
+    weights = LossWeights(cast("TrainingContext", context), cast("GradientSync", sync))
+    with _NoFloat64():
+        loss = torch.zeros((), device=META)
+        assert weights.backward(loss, None, 3.0, more=False).is_meta

@@ -16,9 +16,9 @@ from paceline.metrics.console import (
     EpochTable,
     PlainConsole,
     SilentConsole,
-    in_column,
     make_console,
 )
+from paceline.options.text import in_column
 from paceline.results.metrics_table import EpochRow
 from tests.launch.waiting import until
 
@@ -352,7 +352,7 @@ def test_no_line_of_the_bar_is_cut(
     monkeypatch.setenv("COLUMNS", str(width))
     bar = BarConsole(tmp_path / "rank-0.log")
     bar.advance(ADVANCE)
-    expected = ADVANCE.bar_line(width, widths=console._USUAL_WIDTHS)
+    expected = ADVANCE.bar_line(width - 2, widths=console._USUAL_WIDTHS)  # `^C` fits behind it
     until(lambda: "ETA 1:15" in terminal.getvalue())
     bar.close()
     assert expected in terminal.getvalue()
@@ -393,3 +393,20 @@ def test_an_output_that_cannot_be_written_is_no_error(
     with suppress(OSError):
         full.close()
     make().warn("said to a closed stream")
+
+
+def test_warnings_are_wrapped_and_what_a_user_prints_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "__stdout__", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    line = "words of a sentence that is longer than the terminal"
+    bar = BarConsole(tmp_path / "rank-0.log")
+    bar.warn(line)
+    bar.say(line)
+    bar.close()
+    assert "words of a sentence that is longer than\n  the terminal\n" in terminal.getvalue()
+    assert f"{line}\n" in terminal.getvalue()
+    assert (tmp_path / "rank-0.log").read_text() == f"{line}\n{line}\n"

@@ -121,6 +121,7 @@ GPU = torch.device("cuda")
         (OptimOptions(), GPU, False, True),
         (OptimOptions(), torch.device("xpu"), False, True),
         (OptimOptions(), torch.device("cpu"), False, False),
+        (OptimOptions(), torch.device("mps"), False, False),
         (OptimOptions(), GPU, True, False),  # the bits are those of trainings begun before
         (OptimOptions(fused=True), GPU, True, True),
         (OptimOptions(fused=False), GPU, False, False),

@@ -131,3 +131,27 @@ def test_names_and_aliases() -> None:
 )
 def test_values_fit_their_type(value: object, annotation: object, expected: bool) -> None:
     assert fits(value, annotation) is expected
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("--gpus", "--workers"),
+        ("--nproc_per_node", "--workers"),
+        ("--cpu", "--device"),
+        ("--max-grad-norm", "--clip-norm"),
+        ("wandb", None),
+    ],
+)
+def test_names_of_other_tools_are_known(given: str, meant: str | None) -> None:
+    known = ["--workers", "--gpus-per-node", "--device", "--node-cpu", "--clip-norm"]
+    assert closest_names(given, known) == ([meant] if meant else [])
+
+
+def test_names_of_other_tools_stand_for_options_that_there_are() -> None:
+    from paceline.options import fields as module
+    from paceline.training.config import training_options
+
+    named = {name.replace("_", "-") for name in training_options()}
+    assert set(module._ELSEWHERE.values()) - named == {"data-dir", "run-dir"} - named
+    assert not set(module._ELSEWHERE) & named

@@ -1,6 +1,9 @@
+import io
+import sys
+
 import pytest
 
-from paceline.options.text import printable, shortened
+from paceline.options.text import above_progress, fitted, fitting, line_width, printable, shortened
 
 
 @pytest.mark.parametrize(
@@ -23,3 +26,49 @@ def test_what_a_terminal_obeys_is_shown_instead(text: str, shown: str) -> None:
 def test_words_without_end_are_cut() -> None:
     assert shortened("say " + "9" * 5000 + " twice") == f"say {'9' * 100}… (5,000 characters) twice"
     assert shortened("/" + "p" * 300) == "/" + "p" * 300
+
+
+HEADER = "Paceline 0.1.0: task.py:build on 2 workers (CPU, gloo)"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("short   words", "short   words"),
+        (
+            "a sentence that is longer than the line is",
+            "a sentence that is longer than the line\n  is",
+        ),
+        (
+            "it was stopped. Resume it: paceline resume runs/a --epochs 3",
+            "it was stopped. Resume it:\n  paceline resume runs/a --epochs 3",
+        ),
+        (
+            "  memory   461 kB on each worker: weights and gradients",
+            "  memory   461 kB on each worker:\n           weights and gradients",
+        ),
+        (HEADER, "Paceline 0.1.0: task.py:build on 2\n                workers (CPU, gloo)"),
+        (f"    {'a stack ' * 9}", f"    {'a stack ' * 9}"),
+    ],
+)
+def test_words_are_wrapped_and_a_command_stays_whole(text: str, shown: str) -> None:
+    assert fitted(text, 40) == shown
+    assert fitted(f"{text}\n{text}", 40) == f"{shown}\n{shown}"
+
+
+def test_what_somebody_else_says_is_not_wrapped() -> None:
+    assert fitted("word " * 20, 40, prose=False) == "word " * 20
+
+
+def test_terminals_alone_are_written_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    text, stream = "a sentence that is longer than the line", io.StringIO()
+    assert fitting(text, stream) == above_progress(text, stream) == text
+    assert fitting(text, None) == text
+    assert line_width(80) == 80
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", stream)
+    wrapped = "a sentence that is longer than\n  the line"
+    assert fitting(text, stream) == wrapped
+    assert above_progress(text, stream) == f"\r\x1b[2K{wrapped}"  # over the ^C of Ctrl-C
+    assert (line_width(80), line_width(20)) == (30, 20)

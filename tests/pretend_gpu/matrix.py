@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
@@ -86,8 +86,8 @@ class Recipe:
     """Instead of `train RECIPE` and options."""
     write: Callable[[Path], object] = lambda _: None
     """Writes its data into a directory, which `{data}` in the options stands for."""
-    shards: str = ""
-    """Options that it needs besides with --shards."""
+    for_ways: Mapping[str, str] = field(default_factory=dict)
+    """Options that it needs besides, by the way; they replace those of the same name."""
 
 
 RECIPES: Mapping[str, Recipe] = {
@@ -103,15 +103,15 @@ RECIPES: Mapping[str, Recipe] = {
     "cifar10-wideresnet": Recipe(
         options="--data-dir {data} --no-download --width 1",
         write=lambda at: write_cifar10(at, 150, 30),
-        shards="--no-sync-batchnorm",
+        for_ways=dict.fromkeys(("shards", "local", "diloco"), "--no-sync-batchnorm"),
     ),
     "stl10-resnet18": Recipe(
         options="--data-dir {data} --no-download --size 32", write=lambda at: write_stl10(at, 64)
     ),
     "imagefolder-vgg19": Recipe(
-        options="--data-dir {data} --model vgg11 --weights none --size 32 --hidden 8",
+        options="--data-dir {data} --model vgg11 --weights none --hidden 8 --size 32",
         write=lambda at: write_image_folder(at, {"train": 48, "val": 4}),
-        shards="--size 224",
+        for_ways={"shards": "--size 224"},  # others pool in a way that isn't deterministic
     ),
     "a script": Recipe(command="run {data}/train.py", write=_write_script),
 }
@@ -135,11 +135,13 @@ class Cell:
         """Give the words of the command line behind `paceline`."""
         recipe = RECIPES[self.recipe]
         text = (recipe.command or f"train {self.recipe} {recipe.options}").format(data=data)
-        if self.way == "shards":
-            text += f" {recipe.shards}"
+        if (besides := recipe.for_ways.get(self.way)) is not None:
+            text = f"{text.partition(besides.partition(' ')[0])[0]} {besides}"
         words = [*text.split(), *WAYS[self.way], "--precision", self.precision]
         if "--global-batch" not in words:
             words += ["--global-batch", "8"]
+        if self.devices == 1:  # no launcher: it is the same for all, and takes half of the time
+            words += ["--on", "here"]
         return [*words, "--epochs", "2", "--time-budget", "none", "--progress", "off"]
 
 

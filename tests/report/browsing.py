@@ -73,3 +73,15 @@ CONTRAST = """
     return [getComputedStyle(document.body).backgroundColor, Math.min(...ratios)];
 """
 # The contrast ratio of WCAG 2.2, "relative luminance" and success criterion 1.4.3.
+
+HINTS = """
+    return [...document.querySelectorAll('.scroll')].map(box => {
+        const told = box.previousElementSibling?.classList.contains('swipe') ?? false;
+        const table = box.querySelector('table'), width = table.style.width;
+        table.style.width = 'max-content';
+        const over = table.getBoundingClientRect().width - box.clientWidth;
+        table.style.width = width;
+        return [box.getAttribute('aria-label'), Math.round(over), told]; })
+        .filter(([, over, told]) => told ? over < -60 : over > 60);
+"""
+"""Tables that go far to the side without a word of it, or have the word and fit easily."""

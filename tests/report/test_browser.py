@@ -15,7 +15,7 @@ from paceline.report.page import render_page, write_run_report
 from paceline.report.page_server import FollowedPage, version_of
 from paceline.report.verification import write_verification
 from paceline.results.run_directory import RunDirectory
-from tests.report.browsing import CONTRAST, open_file, requested
+from tests.report.browsing import CONTRAST, HINTS, open_file, requested
 from tests.report.conftest import metrics_row, write_metrics
 from tests.report.scaling.test_browser import LAYOUT
 from tests.report.screenshots import LONG, RUNS, write_pages
@@ -188,14 +188,58 @@ def test_every_kind_of_page_fits_and_can_be_read(
     assert browser.get_log("browser") == []
 
 
-def test_wide_tables_say_so_on_a_phone(browser: Chrome, pages: Mapping[str, Path]) -> None:
-    shown = """return [...document.querySelectorAll('.swipe')].map(
-        p => [p.textContent, getComputedStyle(p).display])"""
-    open_file(browser, pages["finished"], width=390)
-    (hint,) = browser.execute_script(shown)
-    assert hint == ["Swipe sideways for all 15 columns.", "block"]
-    open_file(browser, pages["finished"], width=1200)
-    assert browser.execute_script(shown)[0][1] == "none"
+@pytest.mark.parametrize("name", [*RUNS, "study"])
+def test_wide_tables_say_so_on_a_phone(
+    browser: Chrome, pages: Mapping[str, Path], name: str
+) -> None:
+    open_file(browser, pages[name], width=390)
+    assert browser.execute_script(HINTS) == []
+    open_file(browser, pages[name], width=1200)
+    shown = "return [...document.querySelectorAll('.swipe')].map(p => getComputedStyle(p).display)"
+    assert set(browser.execute_script(shown)) <= {"none"}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_side_of_a_table_that_goes_on_can_be_seen(
+    browser: Chrome, pages: Mapping[str, Path], scheme: str
+) -> None:
+    open_file(browser, pages["finished"], width=390, scheme=scheme)
+    paper, shade = browser.execute_script(
+        """const names = getComputedStyle(document.documentElement), found = [];
+        const paint = new OffscreenCanvas(1, 1).getContext('2d');
+        for (const name of ['--paper', '--shade']) {
+            paint.fillStyle = names.getPropertyValue(name); paint.fillRect(0, 0, 1, 1);
+            found.push([...paint.getImageData(0, 0, 1, 1).data].slice(0, 3)); }
+        return found;"""
+    )
+    assert max(abs(a - b) for a, b in zip(paper, shade, strict=True)) > 45
+
+
+FIGURES = """
+    const cells = [...document.querySelectorAll('.figures > div')].map(cell => {
+        const range = document.createRange(); range.selectNodeContents(cell);
+        return [cell.textContent, cell.getBoundingClientRect(), range.getBoundingClientRect()]; });
+    return cells.filter(([, cell, inside]) => inside.right > cell.right + 1).map(([text]) => text);
+"""
+
+
+def test_no_option_and_no_figure_is_parted(browser: Chrome, make_run: MakeRun) -> None:
+    run = make_run()
+    content = json.loads(run.run_json.read_text())
+    words = [f"--an-option-{'x' * number}" for number in range(1, 14)]
+    run.run_json.write_text(json.dumps({**content, "command": ["paceline", "train", *words]}))
+    summary = json.loads(run.summary_json.read_text())
+    run.summary_json.write_text(json.dumps({**summary, "train_time_s": 2771.0}))
+    lines = """return [...document.querySelectorAll(arguments[0])].map(e => {
+        const range = document.createRange(); range.selectNodeContents(e);
+        return [e.textContent, new Set([...range.getClientRects()].map(r => r.top)).size]; })"""
+    for width in (390, 1200):
+        open_page(browser, run, width=width)
+        assert browser.execute_script(lines, "code .whole") == [[word, 1] for word in words]
+        figures = dict(browser.execute_script(lines, ".figures dd:not(.note)"))
+        assert figures["46 min 11 s"] == 1
+        assert browser.execute_script(FIGURES) == []
+        assert browser.execute_script(LAYOUT)["overflow"] is False
 
 
 def test_a_served_page_follows_its_run(browser: Chrome, make_run: MakeRun) -> None:

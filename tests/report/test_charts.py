@@ -130,6 +130,16 @@ def test_clock() -> None:
     ]
 
 
+def test_times_that_are_close_to_each_other_are_left_out(make_run: MakeRun) -> None:
+    run = make_run()
+    times = [600 * epoch for epoch in range(1, 4)] + [1800 + epoch for epoch in range(4, 200)]
+    rows = "".join(f"{epoch},{time_s},0.1\n" for epoch, time_s in enumerate(times, 1))
+    run.metrics_csv.write_text(f"epoch,time_s,lr\n{rows}")
+    (chart,) = choose_charts(read_run(run))
+    shown = re.findall(r">(\d+ min)<", draw_chart(chart))
+    assert len(shown) <= 1  # 10, 20 and 30 min fall into the first three of 199 epochs
+
+
 def test_times_that_run_backwards_are_left_out(make_run: MakeRun) -> None:
     run = make_run()
     run.metrics_csv.write_text("epoch,time_s,lr\n1,50,0.1\n2,20,0.1\n3,,0.1\n")

@@ -6,8 +6,9 @@ from paceline.distributed.options import DistOptions
 from paceline.distributed.placement import Placement
 from paceline.errors import UsageError
 from paceline.launch.options import LaunchOptions
+from paceline.launch.ssh.options import HostsOptions
 from paceline.runtime import placement
-from paceline.runtime.placement import node_here, worker_here, workers_of_node
+from paceline.runtime.placement import choose_place, node_here, worker_here, workers_of_node
 from paceline.training.config import TrainConfig
 from tests.distributed.test_launcher_variables import SRUN, SRUN_FOUND, TORCH
 
@@ -101,3 +102,14 @@ def test_over_gloo_there_may_be_more_workers_than_gpus(
     monkeypatch.setattr(placement, "may_have_gpus", lambda: True)
     config = TrainConfig.from_settings({"device": "cuda", "backend": backend, "workers": asked})
     assert placement.local_place(config, usual=before).workers == workers
+
+
+def test_on_mps_the_command_trains_itself() -> None:
+    """What is forked from a process with Apple's frameworks can't use Metal."""
+    asked = TrainConfig.from_settings({"device": "mps"})
+    assert placement.local_place(asked).here
+    assert placement.local_place(asked, usual=4).workers == 1
+    with pytest.raises(UsageError, match=r"2 workers with --device mps"):
+        placement.local_place(TrainConfig.from_settings({"device": "mps", "workers": 2}))
+    with pytest.raises(UsageError, match="--device mps and --hosts"):
+        choose_place(asked, hosts=HostsOptions(hosts="a,b"))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.script.scripts import POINTS, at_step, command, plain, summary, write_script
+from tests.script.scripts import POINTS, at_step, command, plain, summary, torchrun, write_script
 from tests.support.warm import run_warm
 
 pytestmark = pytest.mark.ranks
@@ -166,3 +166,38 @@ for _ in range(21):
     assert "Finished: the script's loop is over. 21 steps in" in done.stdout
     assert "nan" not in done.stdout
     assert [p.name for p in (tmp_path / "r" / "snapshots").glob("step-*")] == [f"step-{21:012}"]
+
+
+FOLDS = """
+for fold in range(2):
+    with paceline.session({run_dir}device="cpu", loader_workers=0, seed=fold) as s:
+        model = s.model(nn.Linear(5, 2))
+        s.optimizer(torch.optim.SGD(model.parameters(), 0.1))
+        batches = s.loader(points(20, fold), global_batch=8)
+        for epoch in s.epochs(1):
+            for inputs, targets in batches:
+                s.step(F.cross_entropy(model(inputs), targets))
+"""
+
+
+@pytest.mark.slow
+def test_one_session_after_another_meets_anew(tmp_path: Path) -> None:
+    """As for a cross validation; the launcher's store still has the first one's addresses."""
+    script = tmp_path / "folds.py"
+    script.write_text(POINTS + FOLDS.format(run_dir="f'fold-{fold}', "))
+    done = torchrun(script, 2)
+    assert done.returncode == 0, done.stderr
+    found = [summary(tmp_path / f"fold-{fold}") for fold in range(2)]
+    assert [one["steps"] for one in found] == [3, 3]
+    assert found[0]["weights_sha256"] != found[1]["weights_sha256"]
+
+
+@pytest.mark.slow
+def test_a_second_session_in_the_launchers_run_directory_is_refused(tmp_path: Path) -> None:
+    """It would have gone on with the first one's weights, and trained nothing."""
+    script = tmp_path / "folds.py"
+    script.write_text(POINTS + FOLDS.format(run_dir=""))
+    run = ["run", str(script), "--workers", "1", "--run-dir", "r"]
+    done = command([sys.executable, "-m", "paceline", *run], tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "has trained in its run directory already" in done.stderr

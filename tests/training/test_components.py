@@ -1,6 +1,7 @@
 """A compiled model's gradients come bucket by bucket where several workers average them."""
 
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 from unittest import mock
@@ -14,7 +15,8 @@ from paceline.distributed.group import Group
 from paceline.launch.heartbeat import COMPILING, note
 from paceline.training.components import compile_forward, cuts_at_buckets
 from paceline.training.options import ComputeOptions
-from tests.support.ranks import run_ranks
+from tests.support.ranks import RankError, run_ranks
+from tests.support.sessions import session_on
 
 
 def graphs_of(_: Group, *, in_buckets: bool) -> list[Tensor]:
@@ -66,3 +68,15 @@ def test_where_graphs_are_cut(device: str, workers: int, exact: bool, cut: bool)
     group = cast(Group, SimpleNamespace(device=torch.device(device), world_size=workers))
     assert cuts_at_buckets(ComputeOptions(compile=True), group, exact=exact) is cut
     assert not cuts_at_buckets(ComputeOptions(), group, exact=exact)
+
+
+def test_weights_that_a_forward_pass_rescales_are_refused(tmp_path: Path) -> None:
+    """Each worker would rescale the rows that its own samples use."""
+
+    def body(group: Group) -> None:
+        with session_on(group, tmp_path / str(group.world_size)) as s:
+            s.model(nn.Sequential(nn.Embedding(5, 2, max_norm=1.0)))
+
+    run_ranks(1, body)
+    with pytest.raises(RankError, match=r"0 has max_norm=1\.0"):
+        run_ranks(2, body)

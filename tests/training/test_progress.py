@@ -10,6 +10,7 @@ from paceline.distributed.work_division import Division
 from paceline.errors import JobError
 from paceline.metrics.counters import Totals
 from paceline.training.batches.plan import TrainPlan
+from paceline.training.hooks.metrics_logger import describe_advance
 from paceline.training.options import LoopOptions
 from paceline.training.progress import TrainingProgress
 from paceline.training.snapshots.train_state import TrainState
@@ -308,3 +309,18 @@ def test_a_long_evaluation_is_expected_by_the_last_one_or_by_the_pace_of_trainin
     assert (progress.expected_eval_s(), progress.expects_long_evaluation) == (1.0, False)
     progress.state.eval_s = 3.0
     assert (progress.expected_eval_s(), progress.expects_long_evaluation) == (3.0, True)
+
+
+@pytest.mark.parametrize(
+    ("samples", "steps", "seen"),
+    [(20, 1, 8), (20, 3, 20), (5, 1, 5)],  # a batch of 8: whole, the last of 4, larger than the set
+)
+def test_the_speed_shown_counts_the_samples_that_there_were(
+    samples: int, steps: int, seen: int
+) -> None:
+    progress = make_progress()
+    assert progress.plan is not None
+    progress.plan = replace(progress.plan, train_samples=samples)
+    go(progress, steps)
+    shown = describe_advance(progress, agreement(2.0), steps, 0.1, None, top=None)
+    assert shown.images_per_s == seen / 2.0

@@ -131,6 +131,31 @@ def test_a_script_trains_as_a_plain_loop_on_any_number_of_workers(
             assert_weights(found, expected)
 
 
+@pytest.mark.parametrize("settings", [{}, {"shards": 3}, {"max_batch_per_worker": 3}])
+def test_updates_are_counted_once_they_are_done(
+    settings: dict[str, OptionValue], tmp_path: Path
+) -> None:
+    """What comes behind an update counts it: `if s.steps_done % 100 == 0: evaluate`."""
+
+    def body(group: Group) -> tuple[list[int], list[int]]:
+        with session_on(group, tmp_path, settings) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            before, behind = set(), []
+            for _ in s.epochs(EPOCHS):
+                for batch in batches:
+                    before.add(s.steps_done)
+                    inputs, targets = pair_of(batch)
+                    if s.step(F.cross_entropy(model(inputs), targets)):
+                        behind.append(s.steps_done)
+            assert s.steps_done == behind[-1]
+            return sorted(before), behind
+
+    steps = EPOCHS * -(-SAMPLES // BATCH)
+    assert run_ranks(2, body) == [(list(range(steps)), list(range(1, steps + 1)))] * 2
+
+
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.core_cases(2)
 def test_pieces_of_a_batch_add_up_to_it(world_size: int, tmp_path: Path) -> None:

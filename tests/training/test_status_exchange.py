@@ -1,11 +1,12 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from paceline.distributed.group import Group
 from paceline.distributed.work_division import Division
-from paceline.errors import InterruptedTraining
+from paceline.errors import InterruptedTraining, JobError
 from paceline.metrics.counters import Totals
 from paceline.training.status_exchange import (
     Agreement,
@@ -52,6 +53,23 @@ def test_all_learn_the_same(world_size: int) -> None:
         assert found.data_s == 0.25 * last  # the slowest
         assert found.totals.samples == sum(10 + rank for rank in range(world_size))
         assert found.totals.loss == sum(0.5 * rank for rank in range(world_size))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("told", ["step", "skipped"])
+def test_workers_that_took_other_steps_say_so(told: str) -> None:
+    """Their sums are about other steps, and would be shown and saved as if they weren't."""
+
+    def body(group: Group) -> str:
+        own, number = status(group.rank, None, {}), 5 + (group.rank == 1)
+        own = replace(own, step=number) if told == "step" else replace(own, skipped=number)
+        with pytest.raises(JobError) as caught:
+            agree(own, group, one_each(group))
+        return str(caught.value)
+
+    found = run_ranks(3, body)
+    assert all("have not taken the same steps" in message for message in found)
+    assert ("rank 1 has done 6, 0 of them" if told == "step" else "0, 6 of them") in found[1]
 
 
 @pytest.mark.ranks

@@ -1,12 +1,17 @@
 """Faults between ranks that would take a script's timeout to show."""
 
+from dataclasses import replace
+
 import pytest
 
-from paceline.verify.compare import given_limits
-from paceline.verify.events import Drawn, Event, Met, PassEnded
+from paceline.verify.compare import compare, given_limits
+from paceline.verify.detectors.ranks import modes_apart
+from paceline.verify.detectors.samples import shares_overlap
+from paceline.verify.events import Drawn, Event, Met, ModeChanged, PassEnded
+from paceline.verify.finding import Case
 from paceline.verify.trace import by_content, collect_trace, cut_up_before
 from paceline.verify.verdict import Verdict, evaluate_first, evaluate_launch
-from tests.verify.made import begun, trained
+from tests.verify.made import begun, stepped, trained
 
 
 def rank_of(batches: int, *, ends: bool) -> list[Event]:
@@ -78,3 +83,34 @@ def test_data_that_ranks_cut_up_by_themselves() -> None:
     one, two = (by_content(trace, loaders) for trace in (first, other))
     assert evaluate_launch(one, two, given_limits(0.0)).verdict == Verdict.SAME_BITS
     assert evaluate_launch(first, other, given_limits(0.0)).verdict == Verdict.DIFFERENT
+
+
+@pytest.mark.parametrize(
+    ("later", "accused"),
+    [((), True), ((ModeChanged(0, 1, ("drop", "norm")),), False)],
+)
+def test_a_rank_that_trains_in_evaluation_mode(
+    later: tuple[ModeChanged, ...], accused: bool
+) -> None:
+    judging: list[Event] = [stepped(1.0), ModeChanged(0, 1, ("drop", "norm")), stepped(1.0)]
+    other = collect_trace([judging, [stepped(1.0), *later, stepped(1.0)]])
+    first = collect_trace([judging])
+    case = Case(first=first, other=other, comparison=compare(first, other), beyond=None)
+    found = [(f.cause, f.step, f.rank, f.what) for f in modes_apart(case)]
+    what = (
+        "from step 1 on drop and 1 more trains in evaluation mode on rank 0, and in training mode "
+        "on rank 1"
+    )
+    assert found == [("modes-apart", 1, 0, what)] * accused
+
+
+def test_ranks_whose_samplers_are_told_different_epochs() -> None:
+    batch: list[Event] = [Drawn(0, 1, ("1",), ()), *trained(["1"], 1.0, 1.0)[1:]]
+    ranks: list[list[Event]] = [
+        [replace(begun(0, 1, replicas=2), epoch=epoch), *batch] for epoch in (1, 0)
+    ]
+    other = collect_trace(ranks)
+    case = Case(first=other, other=other, comparison=compare(other, other), beyond=None)
+    (found,) = shares_overlap(case)
+    assert (found.cause, found.makes_different) == ("shares-overlap", True)
+    assert "DistributedSamplers have different epochs (1, 0)" in found.what

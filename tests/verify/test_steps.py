@@ -3,11 +3,17 @@
 import pytest
 
 from paceline.verify.compare import compare, given_limits
-from paceline.verify.detectors.steps import batchnorm_share, chance, rate_apart, weighed_alike
-from paceline.verify.events import Backward, Drawn, Event, Monitored, Normalised
+from paceline.verify.detectors.steps import (
+    batchnorm_share,
+    chance,
+    other_values,
+    rate_apart,
+    weighed_alike,
+)
+from paceline.verify.events import Backward, Drawn, Event, Monitored, Normalised, PassEnded
 from paceline.verify.finding import Case
 from paceline.verify.trace import Trace, collect_trace
-from tests.verify.made import stepped
+from tests.verify.made import begun, stepped
 
 
 def normalising(ranks: int, parts: int, gradient: float) -> Trace:
@@ -74,3 +80,23 @@ def test_losses_that_barely_differ_before_anything_is_learned(whole: float, accu
         ]
     )
     assert bool(list(weighed_alike(case_of(first, other, 1e-3)))) == accused
+
+
+def seen_twice(looks: tuple[str, str], gradient: float) -> Trace:
+    """Make two epochs of four samples, which look as said in each."""
+    events: list[Event] = []
+    for epoch, look in enumerate(looks):
+        events += [begun(0, epoch), Drawn(0, epoch, tuple("1234"), (look,) * 4), Backward(1.0)]
+        events += [stepped(gradient), PassEnded(0, epoch, False)]
+    return collect_trace([events])
+
+
+@pytest.mark.parametrize(
+    ("first", "gradient", "accused"),
+    [(("a", "a"), 1.1, True), (("a", "b"), 1.1, False), (("a", "a"), 1.0, False)],
+)
+def test_values_that_follow_the_workers_and_not_chance(
+    first: tuple[str, str], gradient: float, accused: bool
+) -> None:
+    case = case_of(seen_twice(first, 1.0), seen_twice(("c", "c"), gradient), 1e-3)
+    assert [(f.cause, f.step) for f in other_values(case)] == [("other-values", 0)] * accused

@@ -79,14 +79,15 @@ class HostTensors:
         header = _header(tensors, dict(zip(self._order, spans, strict=True)), self._groups)
         self._devices = list(dict.fromkeys(t.device for t in tensors.values() if not t.is_cpu))
         size = len(header) + (spans[-1][1] if spans else 0)
-        pinned = any(map(can_pin, self._devices))
-        self._file = _whole_pages(size, pin_memory=pinned)[:size]
+        self._is_pinned = any(map(can_pin, self._devices))
+        self._file = _whole_pages(size, pin_memory=self._is_pinned)[:size]
         self._file[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
         self._data = self._file[len(header) :]
         self._spans = spans
         self._views = self._seen_in(self._data, tensors)
         """The bytes of each tensor, seen in its type and shape."""
-        self._stream = torch.Stream(device=self._devices[0]) if len(self._devices) == 1 else None
+        is_beside = self._is_pinned and len(self._devices) == 1
+        self._stream = torch.Stream(device=self._devices[0]) if is_beside else None
         self._copied: list[torch.Event] = []
 
     @property
@@ -100,7 +101,7 @@ class HostTensors:
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy the values; of those on a device only the copy's start is waited for, and `chunks`
-        waits for its end.
+        waits for its end. Where memory can't be pinned, the end is waited for here.
 
         What is computed next doesn't wait either, where the device has room for a copy of its own:
         from there they come beside it.
@@ -117,9 +118,10 @@ class HostTensors:
             self._fill_beside(self._stream, tensors, on_device)
             return
         with torch.no_grad():
-            torch._foreach_copy_(self._views, sources, non_blocking=bool(self._devices))
+            torch._foreach_copy_(self._views, sources, non_blocking=self._is_pinned)
         self._copied = [
-            torch.accelerator.current_stream(device).record_event() for device in self._devices
+            torch.accelerator.current_stream(device).record_event()
+            for device in filter(can_pin, self._devices)
         ]
 
     def _fill_beside(

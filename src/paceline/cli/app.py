@@ -13,7 +13,7 @@ from pathlib import Path
 from paceline._version import __version__
 from paceline.errors import ExitCode, HelpShown, PacelineError, UsageError
 from paceline.options.fields import unknown_name
-from paceline.options.text import printable, shortened
+from paceline.options.text import above_progress, fitting, printable, shortened
 
 
 @dataclass(frozen=True)
@@ -89,18 +89,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         from paceline.launch.errors.error_records import message_of
 
         text = printable(message_of(error))
-        print(f"paceline: {shortened(text)}", file=sys.stderr)
+        print(fitting(f"paceline: {shortened(text)}", sys.stderr), file=sys.stderr)
         return error.exit_code
     except Exception as error:  # noqa: BLE001  # the process boundary: told whole
         if message := _misuse(error):
-            print(f"paceline: {shortened(printable(message))}", file=sys.stderr)
+            text = shortened(printable(message))
+            print(fitting(f"paceline: {text}", sys.stderr), file=sys.stderr)
             return ExitCode.USAGE
         from paceline.launch.errors.error_records import exit_code_of, kind_of
 
         traceback.print_exception(error)
         return exit_code_of(kind_of(error))
     except KeyboardInterrupt:
-        print("paceline: interrupted", file=sys.stderr)
+        print(above_progress("paceline: interrupted"), file=sys.stderr)
         return ExitCode.RESUMABLE
 
 
@@ -132,7 +133,7 @@ def _dispatch(tokens: list[str]) -> int:
     name, *rest = tokens
     if name not in COMMANDS:
         text = printable(shortened(unknown_name(name, COMMANDS, "command")))
-        print(f"paceline: {text}", file=sys.stderr)
+        print(fitting(f"paceline: {text}", sys.stderr), file=sys.stderr)
         return ExitCode.USAGE
     run = importlib.import_module(f"{_MODULES}.{name}").main
     code: int = ExitCode.DONE

@@ -1,5 +1,6 @@
 """`--dry-run` of a training that no cluster is to start: what would start, and how large it is."""
 
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -7,7 +8,7 @@ from paceline.errors import ExitCode, JobError, PacelineError, UsageError
 from paceline.options.command_line import note
 from paceline.options.fields import OptionValue
 from paceline.options.figures import plural, show_bytes
-from paceline.options.text import printable
+from paceline.options.text import fitting, printable
 from paceline.runtime.spec import Launch
 from paceline.training.config import TrainConfig
 from paceline.training.recipe import load_recipe
@@ -46,7 +47,7 @@ def show_plan(launch: Launch) -> int:
         ]
     lines += [("workers", _place(launch, workers)), ("run", _run(launch))]
     for name, text in lines:
-        print(printable(f"  {name:7}  {text}"))
+        print(fitting(printable(f"  {name:7}  {text}"), sys.stdout))
     print("Nothing has been started.")
     return ExitCode.DONE
 

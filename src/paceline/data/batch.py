@@ -2,14 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from copy import copy
+from dataclasses import dataclass, fields, is_dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.data.order import EpochPlan, Indices
-from paceline.errors import DataError
+from paceline.errors import DataError, UsageError
 
 _SEQUENCES = (tuple, list)
 
@@ -22,8 +23,8 @@ class Batch:
     """
 
     content: object
-    """Tensors whose first dimension is samples, on the worker's device; in tuples, lists and
-    dictionaries as the data set gives them. Usually the pair (inputs, targets)."""
+    """Tensors whose first dimension is samples, on the worker's device; in tuples, lists,
+    dictionaries and dataclasses as the data set gives them. Usually the pair (inputs, targets)."""
     local: int
     """Samples in it. 0 is possible (a short last batch on many workers): the content then
     holds one stand-in sample, so that the model can run, to be weighted with 0."""
@@ -64,7 +65,11 @@ class Batch:
 
 
 def pieces(batch: Batch, most: int) -> Iterator[Batch]:
-    """Cut a batch into pieces of at most `most` samples, in order."""
+    """Cut a batch into pieces of at most `most` samples, in order.
+
+    Raises:
+        UsageError: It holds what can't be cut.
+    """
     if batch.local <= most:
         yield batch
         return
@@ -72,32 +77,104 @@ def pieces(batch: Batch, most: int) -> Iterator[Batch]:
         stop = min(start + most, batch.local)
         yield replace(
             batch,
-            content=map_tensors(batch.content, partial(_rows, slice(start, stop))),
+            content=_rows(batch.content, slice(start, stop), batch.local),
             local=stop - start,
             indices=batch.indices[start:stop],
             last=batch.last and stop == batch.local,
         )
 
 
-def map_tensors(content: object, change: Callable[[Tensor], Tensor]) -> object:
-    """Apply a function to every tensor of a batch, keeping tuples, lists and dictionaries."""
-    if isinstance(content, Tensor):
-        return change(content)
+def map_tensors(
+    content: object,
+    change: Callable[[Tensor], Tensor],
+    movable: Callable[[object], object] | None = None,
+) -> object:
+    """Apply a function to every tensor of a batch, keeping what holds them.
+
+    Args:
+        content: Tensors, and tuples, lists, dictionaries and dataclasses of them, at any depth.
+        change: The function.
+        movable: What becomes of an object with a method `to` of its own, such as a batch of graphs
+            or a `PackedSequence`; without it such a one is like any other.
+    """
+
+    def changed(value: object) -> object:
+        if isinstance(value, Tensor):
+            return change(value)
+        if movable is not None and _moves_itself(value):
+            return movable(value)
+        return _rebuilt(value, changed)
+
+    return changed(content)
+
+
+def move_whole(content: object, device: torch.device) -> object:
+    """Move what moves itself, by its own method `to`; tensors stay where they are."""
+
+    def moved(value: object) -> object:
+        move: Callable[[torch.device], object] = value.to  # type: ignore[attr-defined]  # has it
+        return move(device)
+
+    return map_tensors(content, lambda tensor: tensor, moved)
+
+
+def _moves_itself(value: object) -> bool:
+    return not isinstance(value, Mapping) and callable(getattr(value, "to", None))
+
+
+def _rebuilt(content: object, change: Callable[[object], object]) -> object:
+    """Apply a function to each thing that a container holds; what is none stays as it is."""
     if isinstance(content, Mapping):
-        changed = {key: map_tensors(value, change) for key, value in content.items()}
+        changed = {key: change(value) for key, value in content.items()}
         return changed if type(content) is dict else _like(content, changed)
     if isinstance(content, tuple) and hasattr(content, "_fields"):  # a named tuple
         make: Callable[..., object] = type(content)
-        return make(*(map_tensors(value, change) for value in content))
+        return make(*map(change, content))
     if isinstance(content, tuple):
-        return tuple(map_tensors(value, change) for value in content)
+        return tuple(map(change, content))
     if isinstance(content, list):
-        return [map_tensors(value, change) for value in content]
+        return list(map(change, content))
+    if is_dataclass(content) and not isinstance(content, type):
+        made = copy(content)
+        for field in fields(content):  # also where it is frozen, without running its __init__ again
+            object.__setattr__(made, field.name, change(getattr(content, field.name)))
+        return made
     return content
 
 
-def _rows(kept: slice, tensor: Tensor) -> Tensor:
-    return tensor[kept]
+def _rows(content: object, kept: slice, samples: int) -> object:
+    """Take some of a batch's samples, of everything that it holds.
+
+    Args:
+        content: Of the batch, or a part of it. A tuple or list with an element for each sample is
+            cut itself, unless its elements are whole tensors of all samples.
+        kept: Which samples.
+        samples: How many the batch has.
+
+    Raises:
+        UsageError: Nobody knows how to cut it.
+    """
+    if isinstance(content, Tensor | np.ndarray) and content.ndim:
+        if len(content) == samples:
+            return content[kept]
+    elif isinstance(content, tuple | list) and not hasattr(content, "_fields"):
+        if len(content) == samples and not all(_has_rows(value, samples) for value in content):
+            return content[kept]
+        return _rebuilt(content, lambda value: _rows(value, kept, samples))
+    elif content is None or isinstance(content, Tensor | np.ndarray | str | int | float):
+        return content
+    elif isinstance(content, Mapping | tuple) or is_dataclass(content):
+        return _rebuilt(content, lambda value: _rows(value, kept, samples))
+    shape = f" of shape {tuple(content.shape)}" if isinstance(content, Tensor | np.ndarray) else ""
+    raise UsageError(
+        f"--max-batch-per-worker cuts a batch into pieces by the first dimension of its tensors, "
+        f"and this one of {samples} samples holds a {type(content).__name__}{shape}: give each "
+        "tensor the samples as its first dimension, or leave --max-batch-per-worker out"
+    )
+
+
+def _has_rows(value: object, samples: int) -> bool:
+    return isinstance(value, Tensor | np.ndarray) and value.ndim > 0 and len(value) == samples
 
 
 def describe(content: object) -> str:

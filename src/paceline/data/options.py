@@ -84,12 +84,11 @@ def check_shards(shards: int, global_batch: int) -> None:
         )
 
 
-def choose_global_batch(options: DataOptions, default: int, world_size: int) -> int:
-    """Settle the global batch from the options and the recipe's default.
+def choose_global_batch(options: DataOptions, world_size: int) -> int:
+    """Settle the global batch; `DEFAULT_GLOBAL_BATCH` where nobody says a size.
 
     Args:
-        options: What the user asked for.
-        default: The recipe's own global batch, used when neither size is given.
+        options: What the user and the recipe say.
         world_size: Number of workers.
 
     Raises:
@@ -106,7 +105,7 @@ def choose_global_batch(options: DataOptions, default: int, world_size: int) -> 
             )
         global_batch = product
     if global_batch is None:
-        global_batch = default
+        global_batch = DEFAULT_GLOBAL_BATCH
     if global_batch < world_size:
         raise UsageError(
             f"{world_size} workers are more than the {global_batch} samples of a global batch: "

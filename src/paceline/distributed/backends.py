@@ -5,10 +5,10 @@ import importlib
 import torch
 import torch.distributed as dist
 
+from paceline.distributed.options import FEW_OPERATIONS
 from paceline.errors import UsageError
 
 _SMDDP_MODULE = "smdistributed.dataparallel.torch.torch_smddp"
-_FEW_OPERATIONS = frozenset({"mpi", "smddp"})
 _BESIDE_GLOO = {"nccl": "cuda", "xccl": "xpu"}
 
 
@@ -50,11 +50,8 @@ def name_for_torch(backend: str) -> str:
 
 
 def has_few_operations(backend: str) -> bool:
-    """Tell whether only these can be used: all_reduce, broadcast, reduce, all_gather, barrier.
-
-    No subgroups, no gathering into one tensor, no reduction but the sum.
-    """
-    return backend in _FEW_OPERATIONS
+    """Tell whether it is one of `FEW_OPERATIONS`."""
+    return backend in FEW_OPERATIONS
 
 
 def control_device(backend: str, device: torch.device) -> torch.device:

@@ -1,6 +1,8 @@
 """Which device a worker computes on."""
 
 import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,58 @@ from paceline.distributed.environment import (
     set_variables,
     wants_cuda_sanitizer,
 )
-from paceline.distributed.options import DistOptions
+from paceline.distributed.options import DistOptions, refuse_several_on_mps
 from paceline.distributed.system_gpus import may_have_gpus
 from paceline.errors import UsageError
 
 _BACKENDS_DEVICE = {"nccl": "cuda", "smddp": "cuda", "xccl": "xpu", "gloo": "cpu", "mpi": "cpu"}
 """What `--device auto` means with each backend."""
-_WITHOUT_FLOAT64 = ("mps",)
 _MAY_SHOW_ONE_GPU = ("slurm", "openmpi", "mpich")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kind:
+    """What PyTorch offers on one kind of device."""
+
+    noun: str
+    backend: str = "gloo"
+    """What carries gradients between such devices, by default."""
+    has_float64: bool = True
+    copies_beside: bool = True
+    """Whether a stream of its own copies from and to pinned memory beside the computing one."""
+    has_foreach: bool = True
+    """Whether kernels for lists of tensors are its own, and torch takes `foreach=True` there."""
+    has_fused: bool = True
+    """Whether optimizers' fused kernels are known to leave out steps that overflow in fp16."""
+    tells_bf16: bool = True
+    """Whether torch tells if bf16 is multiplied in hardware."""
+    counts_memory: bool = True
+    """Whether torch counts how much memory tensors have taken at most."""
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "cpu": _Kind(
+        noun="the CPU", copies_beside=False, has_fused=False, tells_bf16=False, counts_memory=False
+    ),
+    "cuda": _Kind(noun="a GPU", backend="nccl"),
+    "xpu": _Kind(noun="an Intel GPU", backend="xccl"),
+    # A copy that isn't waited for may read host memory that is another tensor's by then
+    # (pytorch/pytorch#139550, #189690, open in torch 2.15).
+    "mps": _Kind(
+        noun="an Apple GPU",
+        has_float64=False,
+        copies_beside=False,
+        has_foreach=False,
+        has_fused=False,
+        tells_bf16=False,
+        counts_memory=False,
+    ),
+}
+_ANY_OTHER = _Kind(noun="a device", copies_beside=False, tells_bf16=False, counts_memory=False)
+
+
+def _kind(device: torch.device) -> _Kind:
+    return _KINDS.get(device.type, _ANY_OTHER)
 
 
 def gpu_count() -> int:
@@ -29,9 +75,14 @@ def gpu_count() -> int:
     return len(gpu_slices()) or torch.cuda.device_count()
 
 
-def xpu_count() -> int:
-    """Count the Intel GPUs of this node."""
-    return torch.xpu.device_count()
+def device_count(kind: str) -> int:
+    """Count this node's devices of one kind: `cuda`, `xpu` or `mps`."""
+    count: Mapping[str, Callable[[], int]] = {
+        "cuda": gpu_count,
+        "xpu": torch.xpu.device_count,
+        "mps": torch.mps.device_count,
+    }
+    return count[kind]()
 
 
 def wanted_device_kind(options: DistOptions) -> str:
@@ -41,19 +92,24 @@ def wanted_device_kind(options: DistOptions) -> str:
     return _BACKENDS_DEVICE.get(options.backend, "auto")
 
 
-def resolve_device_kind(options: DistOptions, gpus: int, xpus: int = 0) -> str:
-    """Decide between `cpu`, `cuda` and `xpu`, the same on every worker of a node.
+def resolve_device_kind(options: DistOptions, count: Callable[[str], int] = device_count) -> str:
+    """Decide between `cpu`, `cuda`, `xpu` and `mps`, the same on every worker of a node.
+
+    Args:
+        options: What was asked for. NVIDIA's and AMD's GPUs are taken where nothing was.
+        count: Gives how many devices of a kind are here.
 
     Raises:
         UsageError: GPUs were asked for and there are none.
     """
     kind = wanted_device_kind(options)
     if kind == "auto":
-        return "cuda" if gpus else "cpu"
-    if {"cuda": gpus, "xpu": xpus}.get(kind, 1) == 0:
+        return "cuda" if count("cuda") else "cpu"
+    if kind != "cpu" and not count(kind):
         flag = f"--backend {options.backend}" if options.device == "auto" else f"--device {kind}"
-        gpu = "an Intel GPU" if kind == "xpu" else "a GPU"
-        raise UsageError(f"{flag} needs {gpu}, and this machine has none. Use --device cpu")
+        raise UsageError(
+            f"{flag} needs {_KINDS[kind].noun}, and this machine has none. Use --device cpu"
+        )
     return kind
 
 
@@ -61,17 +117,36 @@ def pick_device(options: DistOptions, placement: Placement) -> torch.device:
     """Give this worker its device: the GPU numbered by its local rank, or the CPU.
 
     Raises:
-        UsageError: The node has fewer GPUs than workers.
+        UsageError: The node has fewer GPUs than workers, or no backend joins such devices.
     """
-    gpus = gpu_count()
-    kind = resolve_device_kind(options, gpus, xpu_count() if _wants_xpu(options) else 0)
+    kind = resolve_device_kind(options)
     if kind == "cpu":
         return torch.device("cpu")
-    if kind == "xpu":
-        device = torch.device("xpu", device_index(options, placement, xpu_count()))
-        torch.xpu.set_device(device)
-        return device
-    return _cuda_device(device_index(options, placement, gpus), gpus)
+    if kind == "mps":
+        return _mps_device(placement)
+    found = device_count(kind)
+    index = device_index(options, placement, found)
+    if kind == "cuda":
+        return _cuda_device(index, found)
+    device = torch.device(kind, index)
+    torch.accelerator.set_device_index(device)
+    return device
+
+
+def _mps_device(placement: Placement) -> torch.device:
+    """Begin to use an Apple GPU.
+
+    Raises:
+        UsageError: There are several workers, or Metal can't be used in this process.
+    """
+    refuse_several_on_mps(placement.world_size)
+    if torch.mps._is_in_bad_fork():
+        raise UsageError(
+            "this worker is forked from a process that has used the GPU already, and Metal can't "
+            "be used in it any more: restart that process, and train in it with paceline.session() "
+            "rather than paceline.launch"
+        )
+    return torch.device("mps", 0)
 
 
 def _cuda_device(index: int, gpus: int) -> torch.device:
@@ -158,11 +233,7 @@ def resolve_backend(options: DistOptions, device: torch.device) -> str:
     """Name the backend of the gradients: nccl between GPUs, gloo between CPU workers."""
     if options.backend != "auto":
         return options.backend
-    return {"cuda": "nccl", "xpu": "xccl"}.get(device.type, "gloo")
-
-
-def _wants_xpu(options: DistOptions) -> bool:
-    return wanted_device_kind(options) == "xpu"
+    return _kind(device).backend
 
 
 def is_accelerator(device: torch.device) -> bool:
@@ -172,6 +243,8 @@ def is_accelerator(device: torch.device) -> bool:
 
 def default_generator(device: torch.device) -> torch.Generator:
     """Give the generator that a model on an accelerator draws from; the device is started."""
+    if device.type == "mps":
+        return torch.mps._get_default_mps_generator()
     kind = torch.get_device_module(device)
     kind.init()
     found: torch.Generator = kind.default_generators[device.index or 0]
@@ -180,7 +253,22 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 def can_pin(device: torch.device) -> bool:
     """Tell whether copies from pinned host memory to a device run beside the host."""
-    return device.type in ("cuda", "xpu")
+    return _kind(device).copies_beside
+
+
+def has_foreach(device: torch.device) -> bool:
+    """Tell whether torch takes `foreach=True` for tensors there."""
+    return _kind(device).has_foreach
+
+
+def has_fused(device: torch.device) -> bool:
+    """Tell whether optimizers take their fused kernels there by default."""
+    return _kind(device).has_fused
+
+
+def counts_memory(device: torch.device) -> bool:
+    """Tell whether torch counts how much memory tensors have taken of a device at most."""
+    return _kind(device).counts_memory
 
 
 def free_bytes(device: torch.device) -> int:
@@ -211,18 +299,20 @@ def widest_float(device: torch.device) -> torch.dtype:
     if device.type == "xpu":
         has_float64 = bool(torch.xpu.get_device_properties(device).has_fp64)
         return torch.float64 if has_float64 else torch.float32
-    return torch.float32 if device.type in _WITHOUT_FLOAT64 else torch.float64
+    return torch.float64 if _kind(device).has_float64 else torch.float32
 
 
 def has_bf16(device: torch.device) -> bool:
     """Tell whether a GPU multiplies bf16 numbers in hardware."""
-    if not is_accelerator(device):
+    if not _kind(device).tells_bf16:
         return False
     return bool(torch.get_device_module(device).is_bf16_supported(including_emulation=False))
 
 
 def describe_device(device: torch.device) -> str:
     """Name the hardware for `run.json`, for example `NVIDIA H200` or `CPU (x86_64, AVX512)`."""
+    if device.type == "mps":
+        return f"{torch.backends.mps.get_name()} (MPS)"
     if is_accelerator(device):
         name: str = torch.get_device_module(device).get_device_name(device)
         return name

@@ -84,9 +84,9 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor of the host to a device; where memory can be pinned without waiting for it."""
-    if can_pin(device):
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    if not can_pin(device):
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _widest_first(tensors: Sequence[Tensor]) -> list[int]:

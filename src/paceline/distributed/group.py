@@ -27,7 +27,7 @@ from paceline.distributed.environment import (
 )
 from paceline.distributed.interface import Route, find_route, loopback_route
 from paceline.distributed.options import DistOptions
-from paceline.distributed.rendezvous import arrive, leave, of_attempt, open_store
+from paceline.distributed.rendezvous import arrive, leave, of_attempt, of_session, open_store
 from paceline.distributed.rendezvous_address import meeting_address
 from paceline.distributed.startup_facts import Facts, WorkerFacts, compare_by_store, disagreement
 from paceline.errors import InterruptedTraining, JobError, UsageError
@@ -240,7 +240,7 @@ def _joined_by_store(
     address = meeting_address(placement, options, surroundings())
     # An attempt has keys of its own in rank 0's store: a restart reads nothing of the one before.
     store = open_store(address, placement.rank, placement.world_size, timeout_s, options.interface)
-    own = of_attempt(store, placement.attempt)
+    own = of_session(of_attempt(store, placement.attempt), address, placement.rank)
     placement = arrive(own, address, placement, timeout_s)
     # Workers that are set up differently fail here, with the reason, instead of hanging in a
     # collective.

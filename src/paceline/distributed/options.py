@@ -7,8 +7,12 @@ from paceline.distributed.address import parse_init_method
 from paceline.errors import UsageError
 from paceline.options.durations import MOST_WAIT_S
 
+FEW_OPERATIONS = frozenset({"mpi", "smddp"})
+"""Backends that can all_reduce, broadcast, reduce, all_gather and barrier, and no more: no half
+precision, no all-to-all, no subgroups, no gathering into one tensor, no reduction but the sum."""
+
 Backend = Literal["auto", "nccl", "gloo", "mpi", "xccl", "smddp"]
-DeviceKind = Literal["auto", "cpu", "cuda", "xpu"]
+DeviceKind = Literal["auto", "cpu", "cuda", "xpu", "mps"]
 
 _CPU_CANT = {"nccl": "GPUs", "xccl": "Intel GPUs"}
 
@@ -43,9 +47,9 @@ class DistOptions:
 
     device: DeviceKind = "auto"
     """What a worker computes on. auto: its own GPU where there is one, else the CPU; with
-    `--backend gloo` or mpi the CPU. Intel GPUs (xpu) are used where they are asked for. With
-    `--device cuda --backend gloo` there may be more workers than GPUs, which then share them: no
-    faster, and good for trying things out."""
+    `--backend gloo` or mpi the CPU. Intel's GPUs (xpu) and Apple's (mps, by one worker) are used
+    where they are asked for. With `--device cuda --backend gloo` there may be more workers than
+    GPUs, which then share them: no faster, and good for trying things out."""
 
     timeout_s: float = 300.0
     """Seconds after which a worker that waits for the others gives up, so that a hang becomes an
@@ -61,6 +65,11 @@ class DistOptions:
             raise UsageError(
                 f"--backend {self.backend} needs {_CPU_CANT[self.backend]}; "
                 "with --device cpu use --backend gloo"
+            )
+        if self.device == "mps" and self.backend not in ("auto", "gloo"):
+            raise UsageError(
+                f"--backend {self.backend} doesn't go with --device mps, where one worker trains "
+                "alone: leave it out"
             )
         if self.init_method is not None:
             parse_init_method(self.init_method)
@@ -88,6 +97,23 @@ class DistOptions:
             )
         if not 0 <= (self.local_rank or 0) < self.world_size:
             raise UsageError(f"--local-rank is {self.local_rank}; local ranks count from 0")
+
+
+def refuse_several_on_mps(workers: int) -> None:
+    """Refuse more than one worker on Apple's GPUs.
+
+    Gloo carries no tensors of theirs (pytorch/pytorch#160732, open in torch 2.15), and a Mac has
+    one.
+
+    Raises:
+        UsageError: There are more.
+    """
+    if workers > 1:
+        raise UsageError(
+            f"{workers} workers with --device mps: PyTorch has no backend that carries gradients "
+            "between Apple's GPUs, so that one worker trains alone there. Use --workers 1 on one "
+            "machine, or --device cpu"
+        )
 
 
 OF_THIS_PROCESS = ("init_method", "rank", "world_size", "local_rank", "interface")

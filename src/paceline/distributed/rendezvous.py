@@ -205,6 +205,21 @@ def of_attempt(store: Store, attempt: int) -> Store:
     return PrefixStore(f"paceline/attempt-{attempt}", store)
 
 
+def of_session(store: Store, address: Address, rank: int) -> Store:
+    """Give each session of a process keys of its own, where the launcher keeps the store.
+
+    Other stores end with the session, and a rank that comes twice to one of them is an error.
+
+    Args:
+        store: The attempt's own, see `of_attempt`.
+        address: Where it is.
+        rank: This worker's: all count their sessions alike.
+    """
+    if address.scheme != "agent":
+        return store
+    return PrefixStore(f"session-{store.add(f'sessions/{rank}', 1)}", store)
+
+
 @cache  # once a process
 def meet_in_file(path: str) -> None:
     """Have plain PyTorch in this process (`init_process_group`, env://) meet in a file as well.

@@ -418,6 +418,8 @@ class _Router:
 
 
 _OURS = ("forward", "__getstate__")
+_NEVER = 2**31 - 1
+"""Iterations: the largest number that DDP takes."""
 """Attributes of a module that has been taken over, beside those of its class."""
 
 
@@ -443,7 +445,7 @@ def _parallel(body: _Body, device: torch.device, *, partly: bool) -> Distributed
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     # `broadcast_buffers` became `forward_sync_buffers` in torch 2.13.
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    return DistributedDataParallel(
+    ddp = DistributedDataParallel(
         body,
         device_ids=[device.index] if is_accelerator(device) else None,
         gradient_as_bucket_view=True,
@@ -451,3 +453,6 @@ def _parallel(body: _Body, device: torch.device, *, partly: bool) -> Distributed
         find_unused_parameters=partly,
         **{buffers: False},  # type: ignore[arg-type]  # its name depends on torch's version
     )
+    # Its own statistics, which nobody reads, wait for the device in every hundredth forward pass.
+    ddp._set_ddp_runtime_logging_sample_rate(_NEVER)
+    return ddp

@@ -24,7 +24,8 @@ class NodeRun:
     run_dir: str
     """On the node: absolute, or relative to the directory in which the node's command starts."""
     host: str = ""
-    """Of rank 0, where no variable on the node says it."""
+    """Of rank 0, where no variable on the node says it: the node waits until this name has an
+    address, and sets no variable."""
     max_restarts: int | None = None
     """Starts in a row without a newer snapshot that the node allows itself, where the cluster
     doesn't count them."""

@@ -59,7 +59,8 @@ class WorkerSupervisor:
 
     It stands beside the elastic agent, whose own time-out in this place is 30 s and can't be set:
     once a worker has ended without a result, the others get PEERS_S; once a stop was requested
-    they all get SIGTERM and the time that they need, within limits. After that: SIGKILL.
+    they all get SIGTERM and the time that they need, within limits. After that: SIGKILL. One
+    object, since its thread waits for ends, requests and deadlines in a single place.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """What a training shows: a progress bar on a terminal, plain lines in a pipe, nothing twice."""
 
 import math
-import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, final
 
 from paceline.options.durations import format_clock
 from paceline.options.figures import show_bytes, show_loss, show_percent, show_rate
-from paceline.options.text import printable, wrapped
+from paceline.options.text import fitted, fitting, printable
 from paceline.results.metrics_table import EpochRow
 from paceline.results.run_directory import SampleUnit
 
@@ -39,7 +38,6 @@ _LEAST_BAR, _MOST_BAR = 6, 24
 _PER_S: Mapping[SampleUnit, str] = {"images": "img/s", "samples": "samples/s"}
 _USUAL_WIDTHS = {"loss": 11, "speed": 12, "lr": 10, "left": 9}
 """Columns that figures of the progress line have from the beginning, as most come to that."""
-_LABEL = re.compile(r" {2}[a-z]+ +(?=\S)")
 _DROPPED_FIRST: Sequence[Sequence[str]] = (
     (),
     ("wire",),
@@ -233,11 +231,11 @@ class PlainConsole(Console):
 
     def say(self, line: str) -> None:
         """Print the line."""
-        _print(line)
+        _print(line, is_ours=False)
 
     def warn(self, line: str) -> None:
         """Print the line."""
-        self.say(line)
+        _print(line)
 
     def is_due(self) -> bool:
         """Tell whether nothing was printed for ten seconds."""
@@ -286,19 +284,17 @@ class BarConsole(Console):
         """Print the line above the bar and into the log; long labelled lines in their column."""
         self._say(line)
 
-    def _say(self, line: str, style: str | None = None) -> None:
+    def _say(self, line: str, style: str | None = None, *, is_ours: bool = False) -> None:
         with suppress(OSError):  # the terminal is gone
             console = self._bar().console
-            shown = "\n".join(
-                in_column(each, console.width) for each in printable(line).split("\n")
-            )
+            shown = fitted(printable(line), console.width, prose=is_ours)
             console.print(shown, style=style, markup=False, highlight=False, soft_wrap=True)
         with suppress(OSError), self._log.open("a") as file:  # a full disk must not end a training
             file.write(line + "\n")
 
     def warn(self, line: str) -> None:
-        """Print the line above the bar and into the log."""
-        self.say(line)
+        """Print the line above the bar, its words wrapped, and into the log."""
+        self._say(line, is_ours=True)
 
     def is_due(self) -> bool:
         """Always."""
@@ -308,15 +304,15 @@ class BarConsole(Console):
         """Redraw the bar."""
         for name, text in advance.figures().items():
             self._widths[name] = max(len(text), self._widths.get(name, 0))
-        width, plain = self._bar().console.width, self._is_plain()
-        self._open = advance.bar_line(width, plain=plain, widths=self._widths)
+        plain = self._is_plain()
+        self._open = advance.bar_line(self._room(), plain=plain, widths=self._widths)
         self._show(self._open)
 
     def evaluating(self, what: str, done: int, total: int) -> None:
         """Draw a bar of the evaluation in place of the training's."""
         drawn = f"{bar(_MOST_BAR, done, total, plain=self._is_plain())} " if total else ""
         shown = f"{what} {drawn}{_batches(done, total)}"
-        fits = len(shown) <= self._bar().console.width
+        fits = len(shown) <= self._room()
         self._show(shown if fits else f"{what} {_batches(done, total)}")
 
     def epoch(self, row: EpochRow, unit: SampleUnit) -> None:
@@ -340,6 +336,10 @@ class BarConsole(Console):
         progress = self._bar()
         progress.update(progress.task_ids[0], visible=True, description=line)
 
+    def _room(self) -> int:
+        """Columns of the progress line: behind it the `^C` of a Ctrl-C must not begin another."""
+        return self._bar().console.width - len("^C")
+
     def _is_plain(self) -> bool:
         return not self._bar().console.encoding.startswith("utf")
 
@@ -358,22 +358,6 @@ class BarConsole(Console):
             self._progress.add_task("", visible=False)
             self._progress.start()
         return self._progress
-
-
-def in_column(line: str, width: int) -> str:
-    """Wrap a line such as `  data      digits: ...` so that what follows its label stays below it.
-
-    Args:
-        line: Any line; one without a label in its margin stays as it is.
-        width: Columns of the terminal.
-    """
-    label = _LABEL.match(line)
-    if label is None or len(line) <= width:
-        return line
-    lines = wrapped(line, width, " " * label.end())
-    if len(lines[0]) <= label.end():  # one long word, such as a path
-        return line
-    return "\n".join(lines)
 
 
 def make_console(
@@ -395,9 +379,9 @@ def make_console(
     return PlainConsole(has_header=restarted)
 
 
-def _print(line: str) -> None:
+def _print(line: str, *, is_ours: bool = True) -> None:
     with suppress(OSError, ValueError):  # full, left by its reader, closed: the training goes on
-        print(printable(line), flush=True)
+        print(fitting(printable(line), sys.stdout, prose=is_ours), flush=True)
 
 
 def _batches(done: int, total: int) -> str:

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from paceline.distributed.device import is_accelerator
+from paceline.distributed.device import has_foreach, has_fused
 from paceline.errors import JobError, UsageError
 from paceline.optim.options import OptimOptions, optimizer_arguments
 from paceline.optim.table import FUSED, OPTIMIZERS, OptimizerEntry
@@ -66,7 +66,7 @@ def takes_fused(options: OptimOptions, device: torch.device, *, exact: bool) -> 
     """
     if options.fused is not None:
         return options.fused
-    return OPTIMIZERS[options.optimizer].has_fused and is_accelerator(device) and not exact
+    return OPTIMIZERS[options.optimizer].has_fused and has_fused(device) and not exact
 
 
 def _load(entry: OptimizerEntry) -> Callable[..., Optimizer]:
@@ -101,10 +101,13 @@ def clip_gradients(
     Args:
         parameters: Parameters whose `grad` is clipped; those without one are passed over.
         max_norm: Largest allowed 2-norm.
-        foreach: Use torch's batched operations; None lets torch choose by device.
+        foreach: Use torch's batched operations where the device has them; None lets torch choose.
 
     Returns:
         The norm before clipping as a tensor of shape () on the gradients' device: no host sync.
         It is NaN or infinite where a gradient is; that isn't an error here.
     """
-    return clip_grad_norm_(parameters, max_norm, error_if_nonfinite=False, foreach=foreach)
+    given = list(parameters)
+    if given and not has_foreach(given[0].device):
+        foreach = None
+    return clip_grad_norm_(given, max_norm, error_if_nonfinite=False, foreach=foreach)

@@ -29,6 +29,8 @@ SCHEDULE_DEFAULTS: Mapping[ScheduleName, Mapping[str, int | float]] = {
 class OptimOptions:
     """How the weights are updated. `None` means the default of the chosen optimizer or schedule;
     a value for something that it doesn't have is an error, never ignored.
+
+    Flat, since each field is an option of the command line and a key of `run.json`.
     """
 
     optimizer: OptimizerName = "sgd"

@@ -33,7 +33,7 @@ from paceline.options.fields import (
 )
 from paceline.options.fields import flag as flag  # which commands take from here
 from paceline.options.figures import listed as in_words
-from paceline.options.text import printable
+from paceline.options.text import fitting, printable
 
 
 @final
@@ -267,11 +267,12 @@ def with_defaults(
     ]
 
 
-def callable_with(options: Sequence[OptionField]) -> Callable[..., None]:
+def callable_with(options: Sequence[OptionField], *, brief: bool = False) -> Callable[..., None]:
     """Make a function whose signature cyclopts reads options from; it is never called.
 
     Args:
         options: What becomes its keywords.
+        brief: For help that says of a switch that is off only how it is switched on.
     """
     names = accepted_names(options)
     groups = {option.group: Group.create_ordered(option.group) for option in options}
@@ -291,7 +292,8 @@ def callable_with(options: Sequence[OptionField]) -> Callable[..., None]:
                     help=option.help,
                     group=groups[option.group],
                     show_env_var=False,
-                    show_default=None if option.default != () else False,
+                    show_default=False if _is_silent(option.default, brief=brief) else None,
+                    negative_bool=() if brief and option.default is False else None,
                     negative_iterable=(),
                 ),
             ],
@@ -300,6 +302,11 @@ def callable_with(options: Sequence[OptionField]) -> Callable[..., None]:
     ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command
+
+
+def _is_silent(default: OptionValue, *, brief: bool) -> bool:
+    """Tell whether help says nothing of a default."""
+    return default == () or (brief and default is False)
 
 
 def _unknown_option(error: UnknownOptionError, options: Sequence[OptionField], command: str) -> str:
@@ -391,7 +398,8 @@ def take_word(tokens: Sequence[str], usage: str, what: str) -> tuple[str, Sequen
         UsageError: An option stands there, or nothing.
     """
     if not tokens or tokens[0].startswith("-"):
-        raise UsageError(f"{what} is missing. Usage: {usage} [options]")
+        options = "" if "[" in usage else " [options]"
+        raise UsageError(f"{what} is missing. Usage: {usage}{options}")
     return tokens[0], tokens[1:]
 
 
@@ -464,7 +472,7 @@ def show_help(
         version_flags=[],
         help_epilogue=_where_the_others_are(listed, shown) if is_short else None,
     )
-    app.default(callable_with(shown))
+    app.default(callable_with(shown, brief=_HELP_ALL not in tokens))
     app.help_print([])
     raise HelpShown
 
@@ -503,7 +511,7 @@ def read_command(
 
 def note(line: str) -> None:
     """Say on standard error what the user should know beside a command's result."""
-    print(printable(line), file=sys.stderr, flush=True)
+    print(fitting(printable(line), sys.stderr), file=sys.stderr, flush=True)
 
 
 def wants_help(tokens: Sequence[str]) -> bool:

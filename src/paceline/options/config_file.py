@@ -5,7 +5,6 @@ An earlier run's `run.json` is such a file, too: its settings and its recipe's a
 
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +73,8 @@ def read_config(path: str) -> ConfigFile:
     Raises:
         UsageError: It isn't there, or is something else.
     """
+    import tomllib  # few commands have such a file
+
     file = Path(path).expanduser()
     try:
         text = file.read_text(encoding="utf-8")

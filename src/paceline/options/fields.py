@@ -3,19 +3,21 @@
 The command line, `--help`, `run.json` and the check for unknown names are made from them.
 """
 
+import ast
 import difflib
+import inspect
 import re
+import sys
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import cache
+from functools import cache, lru_cache
+from itertools import pairwise
 from math import isfinite
 from pathlib import PurePath
 from sys import float_info
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
-
-from docstring_parser import parse_from_object
 
 from paceline.errors import UsageError
 from paceline.files import describe_json
@@ -71,7 +73,7 @@ def flag(name: str) -> str:
     return f"{'-' if len(name) == 1 else '--'}{name.replace('_', '-')}"
 
 
-@cache  # docstrings are read from source text, which takes a tenth of a second a component
+@cache
 def option_fields(component: type, group: str) -> tuple[OptionField, ...]:
     """List the options of one component in the order of its dataclass.
 
@@ -85,7 +87,7 @@ def option_fields(component: type, group: str) -> tuple[OptionField, ...]:
         TypeError: A field has no default or no docstring (a bug of ours, found by the first test).
     """
     hints = get_type_hints(component, include_extras=True)
-    described = {p.arg_name: p.description or "" for p in parse_from_object(component).params}
+    described = _field_docstrings(component)
     listed = []
     for field in fields(component):
         if field.default is MISSING or not described.get(field.name):
@@ -103,6 +105,35 @@ def option_fields(component: type, group: str) -> tuple[OptionField, ...]:
             )
         )
     return tuple(listed)
+
+
+def _field_docstrings(component: type) -> dict[str, str]:
+    """Read what stands under the fields of a class, by hand: that comes before any command.
+
+    `docstring_parser` does it five times slower, since it has each class's source tokenized.
+    """
+    scope: _Scope = _syntax_tree(component.__module__)
+    for name in component.__qualname__.replace(".<locals>", "").split("."):
+        inside = (s for s in scope.body if isinstance(s, _NAMED_SCOPES) and s.name == name)
+        scope = next(inside, scope)
+    return {
+        field.target.id: inspect.cleandoc(text.value.value)
+        for field, text in pairwise(scope.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
+
+
+_NAMED_SCOPES = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_Scope = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@lru_cache(maxsize=1)  # a module's classes are read one after the other
+def _syntax_tree(module: str) -> ast.Module:
+    return ast.parse(inspect.getsource(sys.modules[module]))
 
 
 def accepted_names(options: Iterable[OptionField]) -> dict[str, tuple[str, ...]]:
@@ -330,12 +361,47 @@ _LIKE = 0.75
 """Alike from here on, from 0 to 1: a slip or two in a word, and not another word of its length."""
 
 
+_ELSEWHERE: Mapping[str, str] = {
+    name: option
+    for option, names in {
+        "workers": "gpus num-gpus n-gpus ngpus devices num-devices nproc nproc-per-node np "
+        "num-processes",
+        "device": "accelerator cpu gpu cuda use-cpu no-cuda",
+        "precision": "amp use-amp fp16 bf16 half mixed-precision",
+        "global-batch": "bs train-batch-size",
+        "batch-per-worker": "per-device-batch-size per-device-train-batch-size",
+        "max-batch-per-worker": "accum-iter accumulation-steps gradient-accumulation-steps "
+        "accumulate-grad-batches",
+        "epochs": "num-train-epochs n-epochs",
+        "weight-decay": "wd",
+        "clip-norm": "clip-grad grad-clip gradient-clip-val max-grad-norm max-norm",
+        "loader-workers": "dataloader-num-workers",
+        "log-every": "log-interval logging-steps log-every-n-steps print-freq",
+        "snapshot-every": "checkpoint-every checkpoint-interval ckpt-every save-every "
+        "save-interval",
+        "snapshot-every-steps": "checkpoint-steps save-steps",
+        "tracker": "logger report-to wandb mlflow use-wandb",
+        "tracker-project": "wandb-project",
+        "run-dir": "out output log-dir logdir save-dir work-dir default-root-dir",
+        "data-dir": "data data-path data-root dataset-dir",
+        "sync-batchnorm": "sync-bn",
+        "compile": "torch-compile",
+    }.items()
+    for name in names.split()
+}
+"""What torchrun, Lightning, Transformers and scripts of many call an option of ours."""
+
+
 def closest_names(name: str, known: Iterable[str]) -> list[str]:
     """List the known names that a misspelt one may stand for: three at most, the likeliest first.
 
     These are alike in their letters, or one has the other as its last words (`max-epochs` for
-    `epochs`), or goes on after it (`warmup` for `warmup-epochs`).
+    `epochs`), or goes on after it (`warmup` for `warmup-epochs`). Where other tools call an option
+    so, that is the one.
     """
+    known = list(known)
+    if meant := [other for other in known if _bare(other) == _ELSEWHERE.get(_bare(name))]:
+        return meant[:1]
     likeness = {other: _likeness(_bare(name), _bare(other)) for other in sorted(known)}
     likely = [other for other in likeness if likeness[other] >= _LIKE]
     return sorted(likely, key=likeness.__getitem__, reverse=True)[:3]

@@ -1,10 +1,12 @@
 """Text for a terminal: that of others made fit for it, and tables and paragraphs of our own."""
 
 import re
+import shutil
 import sys
 from collections.abc import Container, Sequence
 from contextlib import suppress
 from textwrap import wrap
+from typing import TextIO
 
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters besides tab and newline: escape sequences
@@ -13,6 +15,11 @@ _UNPRINTABLE = re.compile(
 )
 _LONG_WORD = re.compile(r"\S{400,}")
 _KEPT = 100
+_LABEL = re.compile(r" {2}[a-z]+ +(?=\S)|Paceline \S+: (?=\S)")
+_COMMAND = re.compile(
+    r"paceline [a-z]+(?: [a-z]\w*(?= --))?"
+    r"(?: (?:--?[\w-]+(?:[= ][^\s-]\S*)?|\S*[/=]\S*|[A-Z_]{2,}\b|\.\.\.))*"
+)
 
 
 def printable(text: str) -> str:
@@ -27,7 +34,7 @@ def printable(text: str) -> str:
 def say(text: str) -> None:
     """Print to stderr, at once; a stderr that is gone costs nothing but the text."""
     with suppress(OSError):
-        print(printable(text), file=sys.stderr, flush=True)
+        print(fitting(printable(text), sys.stderr), file=sys.stderr, flush=True)
 
 
 def shortened(text: str) -> str:
@@ -38,16 +45,84 @@ def shortened(text: str) -> str:
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:
     """Break a text into lines without breaking a word, a name with hyphens, or `3.6 %`.
 
+    A command of ours stays in one line where it fits one, so that it can be copied.
+
     Args:
         text: One paragraph.
         width: Characters of a line.
         indent: Before each line but the first.
     """
-    whole = text.replace(" %", "\u00a0%")
+    room = width - len(indent)
+    whole = _COMMAND.sub(
+        lambda found: found[0].replace(" ", "\u00a0") if len(found[0]) < room else found[0],
+        text.replace(" %", "\u00a0%"),
+    )
     lines = wrap(
         whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
     return [line.replace("\u00a0", " ") for line in lines]
+
+
+def in_column(line: str, width: int) -> str:
+    """Wrap a line such as `  data      digits: ...` so that what follows its label stays below it.
+
+    Args:
+        line: Any line; one without a label in its margin stays as it is.
+        width: Columns of the terminal.
+    """
+    label = _LABEL.match(line)
+    if label is None or len(line) <= width:
+        return line
+    lines = wrapped(line, width, " " * label.end())
+    if len(lines[0]) <= label.end():  # one long word, such as a path
+        return line
+    return "\n".join(lines)
+
+
+def fitted(text: str, width: int, *, prose: bool = True) -> str:
+    """Wrap our own words to a width.
+
+    Sentences go on indented, labelled lines in their column. What is indented without a label, such
+    as a stack, stays as it is.
+
+    Args:
+        text: Lines.
+        width: Characters of a line.
+        prose: Whether lines without a label are sentences of ours; otherwise these stay too.
+    """
+    lines = []
+    for line in text.split("\n"):
+        is_sentence = prose and len(line) > width and not line.startswith(" ")
+        if is_sentence and not _LABEL.match(line):
+            lines += wrapped(line, width, "  ")
+        else:
+            lines.append(in_column(line, width))
+    return "\n".join(lines)
+
+
+def fitting(text: str, stream: TextIO | None, *, prose: bool = True) -> str:
+    """Wrap text as `fitted` to the terminal that it goes to; anywhere else each line stays one."""
+    if stream is None or not stream.isatty():
+        return text
+    return fitted(text, shutil.get_terminal_size().columns, prose=prose)
+
+
+def above_progress(text: str, stream: TextIO | None = None) -> str:
+    """Have a text take the place of the line that a terminal is in: progress, `^C` of Ctrl-C.
+
+    Args:
+        text: As for `fitting`.
+        stream: Where it is printed, by default stderr.
+    """
+    stream = stream or sys.stderr
+    if stream is None or not stream.isatty():
+        return text
+    return "\r\x1b[2K" + fitting(text, stream)
+
+
+def line_width(most: int) -> int:
+    """Give the characters of a line of what is printed: `most`, or those of a narrower terminal."""
+    return min(most, shutil.get_terminal_size().columns) if sys.stdout.isatty() else most
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Container[int] = ()) -> list[str]:

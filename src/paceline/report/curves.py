@@ -45,6 +45,8 @@ _MOST_MARKERS = 60
 """More points are a line without markers."""
 _NICE_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200)
 _DAY_S = 86400
+_CHARACTER = 7.5
+"""Width of a character, about the largest: narrow pictures have larger ones."""
 
 
 def draw_chart(chart: Chart) -> str:
@@ -54,10 +56,14 @@ def draw_chart(chart: Chart) -> str:
         _draw_series(axes, chart, series)
     _set_range(axes, chart)
     _label_values(axes, chart.scale)
-    name_axes(axes, _MARGINS, across=chart.axis, up=_UP.get(chart.slug, chart.title.lower()))
+    name_axes(axes, _MARGINS, across=chart.axis, up=_up(chart))
     _draw_marks(axes, chart)
     _label_times(axes, chart)
     return figure_to_svg(figure, slug=chart.slug, label=chart.description, colours=COLOURS)
+
+
+def _up(chart: Chart) -> str:
+    return _UP.get(chart.slug, chart.title.lower())
 
 
 def choose_times(total_s: float, most: int = 4) -> list[int]:
@@ -149,12 +155,20 @@ def _draw_marks(axes: "Axes", chart: Chart) -> None:
 
 
 def _label_times(axes: "Axes", chart: Chart) -> None:
-    """Write the training time along the top, where round times fall between epochs or steps."""
+    """Write the training time along the top, where round times fall between epochs or steps.
+
+    Where it trained faster for a while they are close to each other: some are left out.
+    """
     low, high = axes.get_xlim()
+    across = (WIDTH - _MARGINS[0] - _MARGINS[1]) / (high - low)
+    taken = _CHARACTER * len(_up(chart)) - _MARGINS[0]  # what goes up is named there
     for time_s, place in _time_places(chart):
-        if low <= place <= high:
+        text = clock(time_s)
+        middle, half = (place - low) * across, _CHARACTER * len(text) / 2
+        if low <= place <= high and middle - half >= taken:
+            taken = middle + half + _CHARACTER
             axes.annotate(
-                clock(time_s),
+                text,
                 (place, 1),
                 xycoords=("data", "axes fraction"),
                 xytext=(0, 9),

@@ -141,9 +141,11 @@ def status_of(
         parts: Shares of a step's time.
         age_s: How old the newest figures are.
     """
+    # What the run's files say, and what follows from several of them.
     state, ending = find_state(report), describe_ending(report)
     settings, derived = section(report.run, "settings"), section(report.run, "derived")
     history = entries(report.run, "history")
+    # How far it is: by the summary, else by the newest row, else by where it began.
     epochs, per_epoch = whole(settings, "epochs"), whole(derived, "steps_per_epoch")
     steps = epochs * per_epoch if epochs and per_epoch else None
     begun = number(history[-1], "from_step") if history else None

@@ -2,11 +2,12 @@
 
 import base64
 import hashlib
+import re
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from paceline.errors import UsageError
 from paceline.files import open_plain, storing, write_atomic
@@ -41,6 +42,7 @@ def fill_template(name: str, /, **values: object) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters.update(options=_with_whole_options, unbroken=_unbroken)
     return environment.get_template(name).render(values)
 
 
@@ -106,6 +108,27 @@ def _is_by(path: Path, generator: str) -> bool:
             return f'content="{generator}"'.encode() in file.read(4096)
     except (OSError, ValueError):
         return False
+
+
+_OPTION = re.compile(r"(?<![^\s(])-{1,2}[a-z][\w-]*")
+_SHORT = 14
+
+
+def _with_whole_options(text: object) -> Markup:
+    """Mark the options in a text, such as `--batch-size`, so that no line ends within one."""
+    whole, place = Markup(), 0
+    shown = printable(str(text))
+    for found in _OPTION.finditer(shown):
+        whole += escape(shown[place : found.start()])
+        whole += Markup('<span class="whole">{}</span>').format(found[0])
+        place = found.end()
+    return whole + escape(shown[place:])
+
+
+def _unbroken(figure: str) -> Markup:
+    """Keep a short figure, such as `3 min 56 s`, in one line."""
+    kept = '<span class="whole">{}</span>' if len(figure) <= _SHORT else "{}"
+    return Markup(kept).format(printable(figure))  # which escapes it
 
 
 def _without_controls(value: object) -> object:

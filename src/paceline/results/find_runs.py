@@ -1,6 +1,7 @@
 """Finds the run directories below a folder, trainings and those of studies, and one by its name."""
 
 import os
+import re
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,6 +19,8 @@ from paceline.results.study import STUDY_JSON, TUNE_JSON
 MOST_LEVELS, MOST_FOLDERS = 6, 20_000
 """How deep and how far is looked: a folder of data, given by mistake, mustn't take minutes."""
 
+_STARTED = re.compile(r"-\d{8}-\d{6}(-\d+)?$")
+"""What a directory has behind its run's name, where the user named none."""
 RUN_OR_NAME = "RUN_DIR is a run directory, or the name of a run below runs/."
 """What commands say in their help whose RUN_DIR is found by `choose_run`."""
 
@@ -99,7 +102,10 @@ def _is_missing(path: Path) -> bool:
 def _names(run: RunDirectory, usual: Path) -> set[str]:
     """Give what a run below the usual folder is called: its place there, directory and name."""
     label = str(run.path.relative_to(usual)) if run.path != usual else run.path.name
-    name = RunNotes.read(run, read_object(run.run_json, []), []).name
+    content = read_object(run.run_json, [])
+    name = RunNotes.read(run, content, []).name
+    if not content:  # it has just begun: its directory says the name that it will have
+        name = name or _STARTED.sub("", run.path.name)
     return {label, run.path.name} | ({name} if name else set())
 
 

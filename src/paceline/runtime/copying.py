@@ -107,6 +107,7 @@ def _finish(run: RunDirectory, process: "_Process", url: str, limit_s: float) ->
         process.wait((), _RELEASE_S)
         process.end()
         return False
+    # Wait, and say so where it takes long; a signal ends the wait, not the copy made so far.
     cut_short, said = False, None
     process.order(FINISH)
     try:
@@ -123,6 +124,7 @@ def _finish(run: RunDirectory, process: "_Process", url: str, limit_s: float) ->
         record = CopyRecord.read(run) or record
     if said is not None:
         return True
+    # Not everything is there: the summary and the user are told what is, and what to do.
     note_in_summary(run, replace(record, complete=False))
     why = "you ended the wait" if cut_short else f"within {limit_s:g} s"
     if record.last_failure is not None:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -11,12 +10,11 @@ from typing import TYPE_CHECKING
 from paceline.errors import ExitCode
 from paceline.launch.errors.error_records import exit_code_of
 from paceline.launch.errors.failures import WorkerFailure, one_line, render
-from paceline.metrics.console import in_column
 from paceline.options.command_line import note
 from paceline.options.durations import format_duration
 from paceline.options.figures import plural, show_loss, show_percent
 from paceline.options.shell import command_line
-from paceline.options.text import printable
+from paceline.options.text import above_progress, fitting, printable
 from paceline.report.run_outcome import describe_exceeded
 from paceline.results.run_directory import RunDirectory, sample_unit
 from paceline.runtime.write_report import WriteReport, write_report
@@ -103,14 +101,15 @@ def announce_end(
     ended = summary.get("stopped_because")
     if ended == "signal" or (interrupted and ended is None):
         for failure in failures:
-            print(f"paceline: {printable(one_line(failure))}", file=sys.stderr)
+            line = f"paceline: {printable(one_line(failure))}"
+            print(above_progress(line), file=sys.stderr)
         _print_interrupted(run, again)  # first: whoever stopped it may kill it soon
         if run.run_json.exists():
             write(run)
         return ExitCode.RESUMABLE
     write(run)
     if not quiet:
-        print(_fitting(printable(_summary_text(summary, run))), flush=True)
+        print(fitting(printable(_summary_text(summary, run)), sys.stdout), flush=True)
     return ExitCode.DONE
 
 
@@ -142,7 +141,8 @@ def announce_failure(
     if cause.error_type == "DataError" and _WRAPPED in cause.traceback:
         expected = False  # the data set's own code raised: its traceback is wanted
     text = cause.message if expected else render(failures, run.logs)
-    print(f"paceline: {printable(text)}", file=sys.stderr, flush=True)
+    told = printable(f"paceline: {text}")
+    print(fitting(told, sys.stderr) if expected else told, file=sys.stderr, flush=True)
     # Something was trained: report, and how to resume. Else nothing is left behind.
     if run.run_json.exists():
         if write is not None:
@@ -150,8 +150,7 @@ def announce_failure(
         kept = bool(again) or any(run.snapshots.glob("step-*"))  # with hosts: on them
         if kept and not _would_fail_again(cause):
             command = command_line("resume", run.path, *again)
-            line = f"Resume from the newest good snapshot: {printable(command)}"
-            print(line, file=sys.stderr)
+            note(f"Resume from the newest good snapshot: {command}")
     elif expected and write is not None:
         run.discard()
     return exit_code_of(cause.kind)
@@ -185,24 +184,20 @@ def _print_interrupted(run: RunDirectory, again: Sequence[str]) -> None:
     if not run.run_json.exists():
         if step:
             why = f"{run.run_json} is gone. What is left: {run.snapshots}"
-            print(printable(f"Stopped. It can't be resumed: {why}"), flush=True)
+            _print_stopped(printable(f"Stopped. It can't be resumed: {why}"))
             return
         run.discard()
-        print("Stopped before the training began; nothing is left of it.", flush=True)
+        _print_stopped("Stopped before the training began; nothing is left of it.")
         return
     what = f"Resume from step {step}" if step else "Start again"
     if again:  # its snapshots are on the hosts
         what = "Resume"
     command = printable(command_line("resume", run.path, *again))
-    print(f"Stopped. {what}: {command}", flush=True)
+    _print_stopped(f"Stopped. {what}: {command}")
 
 
-def _fitting(text: str) -> str:
-    """Wrap labelled lines to the terminal; in a pipe each stays one line."""
-    if not sys.stdout.isatty():
-        return text
-    width = shutil.get_terminal_size().columns
-    return "\n".join(in_column(line, width) for line in text.split("\n"))
+def _print_stopped(text: str) -> None:
+    print(above_progress(text, sys.stdout), flush=True)
 
 
 def _summary_text(summary: Mapping[str, object], run: RunDirectory) -> str:

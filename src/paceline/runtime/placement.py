@@ -5,14 +5,14 @@ import sys
 from collections.abc import Collection
 from dataclasses import replace
 
-from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
+from paceline.data.options import choose_global_batch
 from paceline.distributed.environment import (
     Findings,
     detect_launchers,
     read_placement,
     surroundings,
 )
-from paceline.distributed.options import DistOptions
+from paceline.distributed.options import DistOptions, refuse_several_on_mps
 from paceline.distributed.placement import NodePlacement, Placement
 from paceline.distributed.system_gpus import may_have_gpus
 from paceline.errors import UsageError
@@ -50,6 +50,8 @@ def choose_place(
     if hosts is not None and hosts.named:
         if config.launch.on != "auto":
             raise UsageError(f"--on {config.launch.on} and --hosts can't be combined")
+        if config.dist.device == "mps":
+            raise UsageError("--device mps and --hosts can't be combined: one worker trains there")
         return Place(here=False, hosts=hosts)
     place = _here(config) or _on_node(config) or local_place(config, usual=usual_workers)
     check_workers(config, place.workers)
@@ -60,7 +62,7 @@ def warn_of_no_effect(place: Place, given: Collection[str]) -> None:
     """Say which given options mean nothing where something else has started the workers."""
     if place.here and "max_restarts" in given:
         print(
-            "--max-restarts has no effect here: what started this process restarts it "
+            "--max-restarts has no effect here: what starts this process has to restart it "
             "(torchrun has an option of the same name)",
             file=sys.stderr,
             flush=True,
@@ -86,7 +88,7 @@ def check_workers(config: TrainConfig, workers: int) -> None:
     Raises:
         UsageError: There are more of them than samples in a batch, or than shards.
     """
-    choose_global_batch(config.data, DEFAULT_GLOBAL_BATCH, workers)
+    choose_global_batch(config.data, workers)
     check_reproducible(config, workers)
     check_method(config)
 
@@ -131,6 +133,12 @@ def local_place(
     options = config.dist
     if options.backend == "mpi":
         raise UsageError("--backend mpi: start the workers by mpirun, or choose another backend")
+    if options.device == "mps":
+        # No fork of a process that has loaded Apple's frameworks can use Metal: not of the fork
+        # server either, from which workers come otherwise.
+        refuse_several_on_mps(requested or config.launch.workers or workers_of_node() or 1)
+        threads_per_worker(config.launch.threads, 1, usable_cores())
+        return Place(here=True)
     gpus, cores = count_gpus(options.device, options.backend), usable_cores()
     if options.device == "cuda" and not may_have_gpus():
         raise UsageError("--device cuda needs a GPU, and this machine has none. Use --device cpu")
@@ -160,10 +168,10 @@ def count_gpus(device: str, backend: str) -> int:
         device: As in `DistOptions`.
         backend: As in `DistOptions`.
     """
-    if device == "xpu" or (backend == "xccl" and device == "auto"):
-        from paceline.distributed.device import xpu_count
+    if device in ("xpu", "mps") or (backend == "xccl" and device == "auto"):
+        from paceline.distributed.device import device_count
 
-        return xpu_count()
+        return device_count("xpu" if device == "auto" else device)
     if device == "cpu" or (backend == "gloo" and device == "auto") or not may_have_gpus():
         return 0
     from paceline.distributed.device import gpu_count

@@ -141,7 +141,10 @@ PREDICTED: tuple[SyncMethod, ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions:
-    """For which hosts, networks and prices."""
+    """For which hosts, networks and prices.
+
+    Flat, since each field is an option of the command line.
+    """
 
     nodes: str = "2,4,8"
     """Numbers of nodes: 1,2,4,8, or doubled from the first to the last, 2..1024."""

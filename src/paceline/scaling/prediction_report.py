@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paceline.options.durations import format_clock
 from paceline.options.figures import plural, show_bandwidth, show_time, show_whole_percent
-from paceline.options.text import aligned, wrapped
+from paceline.options.text import aligned, line_width, wrapped
 from paceline.scaling.forecast import Forecast, Projection, Question, project
 from paceline.scaling.prediction import (
     Assumptions,
@@ -38,11 +38,11 @@ def as_text(projection: Projection, inputs: PredictionInputs) -> str:
         lines += ["", *_details(forecast, projection)]
     lines.append("")
     for sentence in _advice(projection, inputs):
-        lines += wrapped(sentence, _WIDTH)
+        lines += wrapped(sentence, line_width(_WIDTH))
     if inputs.warnings:
         lines += ["", f"Of the measurements in {inputs.source}:"]
     for warning in inputs.warnings:
-        lines += wrapped(f"- {warning}", _WIDTH, "  ")
+        lines += wrapped(f"- {warning}", line_width(_WIDTH), "  ")
     return "\n".join(lines)
 
 

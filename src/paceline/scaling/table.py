@@ -12,9 +12,10 @@ from paceline.options.figures import (
     show_loss,
     show_percent,
     show_rate,
+    show_three_digits,
     show_whole_percent,
 )
-from paceline.options.text import aligned, wrapped
+from paceline.options.text import aligned, line_width, wrapped
 from paceline.results.json_object import text
 from paceline.results.profile import Spread, StepParts
 from paceline.results.study import SizeResult, Study
@@ -241,11 +242,7 @@ def _measured_times(size: SizeResult) -> int:
 
 
 def _ms(seconds: float | None) -> str:
-    """Write milliseconds with three digits, or more where they stand before the point."""
-    if seconds is None:
-        return "-"
-    ms = 1000 * seconds
-    return f"{ms:,.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}"
+    return "-" if seconds is None else show_three_digits(1000 * seconds)
 
 
 def _seconds(value: float) -> str:
@@ -292,4 +289,4 @@ _OF_TRAINED = (
 
 
 def _filled(text: str, indent: str = "") -> str:
-    return "\n".join(wrapped(text, WIDTH, indent))
+    return "\n".join(wrapped(text, line_width(WIDTH), indent))

@@ -54,6 +54,8 @@ class OpenSession:
             error = None
         # First, so that a second call does nothing.
         _open.remove(self)
+        if self._session.engine.begun:
+            _trained.append(self)
         ends_with_process = sys.excepthook == self._failed
         # The process has its own hooks back, whatever closing raises.
         sys.excepthook, sys.exit = self._hook, self._exit
@@ -128,15 +130,27 @@ def _show_storage_error(error: StorageError) -> int:
     return int(error.exit_code)
 
 
-_open: list[OpenSession] = []  # a process has one session at most, so this is as global as it
+# A process has one session at a time, and one run directory from its launcher: as global as these.
+_open: list[OpenSession] = []
+_trained: list[OpenSession] = []
 
 
-def check_no_other() -> None:
-    """Refuse a second session beside one that hasn't ended.
+def check_no_other(*, own_run_dir: bool) -> None:
+    """Refuse a second session beside one that hasn't ended, or in the same run directory.
+
+    Args:
+        own_run_dir: Whether each session makes a run directory, rather than the launcher one.
 
     Raises:
         UsageError: There is one.
     """
+    if _trained and not own_run_dir:
+        raise UsageError(
+            "this process has trained in its run directory already, and a second session would go "
+            "on with that training. A script with several sessions, one for each fold of a cross "
+            "validation, is started by torchrun or python, where each has a run directory of its "
+            "own: paceline.session(run_dir=f'runs/fold-{fold}')"
+        )
     if _open:
         raise UsageError(
             "this process has a session that hasn't ended: end it by s.close(), or use it as "

@@ -84,12 +84,12 @@ def session(
         InterruptedTraining: A signal ended the training, which is saved: the process's exit code
             will be 75.
     """
-    check_no_other()
+    is_alone = handed_request() is None
+    check_no_other(own_run_dir=is_alone)
     request = _request(run_dir, cast(Mapping[str, OptionValue], settings))
     config = TrainConfig.from_settings(request.settings)
     # Before anything is opened: this may replace the process.
     pin_from_start(config, sys._getframe(1))
-    is_alone = handed_request() is None
     make = None
     if is_alone:
         make = partial(_make, resume=resume, is_named=run_dir is not None)

@@ -7,7 +7,10 @@ from typing import Literal, TypedDict
 
 
 class SessionSettings(TypedDict, total=False):
-    """Options of training by their Python names; one that isn't given keeps its default."""
+    """Options of training by their Python names; one that isn't given keeps its default.
+
+    Flat, as keywords are: a key for each option of the dataclasses.
+    """
 
     epochs: int
     """Passes over the training set."""
@@ -244,7 +247,7 @@ class SessionSettings(TypedDict, total=False):
     """What carries the gradients. auto: nccl between GPUs, gloo between CPU workers. mpi needs a
     PyTorch built with it, xccl is for Intel GPUs, smddp is SageMaker's."""
 
-    device: Literal["auto", "cpu", "cuda", "xpu"]
+    device: Literal["auto", "cpu", "cuda", "xpu", "mps"]
     """What a worker computes on. auto: its own GPU where there is one, else the CPU; with
     `--backend gloo` or mpi the CPU."""
 

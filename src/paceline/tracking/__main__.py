@@ -8,8 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import final
 
-from paceline.launch.watchdog.local_watchdog import above_progress
-from paceline.options.text import printable
+from paceline.options.text import above_progress, printable
 from paceline.results.run_directory import RunDirectory
 from paceline.tracking.follow import Follower, alone, follow
 

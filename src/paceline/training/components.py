@@ -188,8 +188,11 @@ def place_model(
     Parameters stay the objects they are. Only a module that is itself a BatchNorm is replaced.
 
     Raises:
-        UsageError: The same bits are asked for, and a layer can't give them there.
+        UsageError: The same bits are asked for, and a layer can't give them there; or the workers
+            would come to have other weights.
     """
+    if group.world_size > 1:
+        _refuse_renormalising(module)
     if group.device.type == "cuda" and refuses_nondeterministic():
         refuse_nondeterministic(module)
     module.to(group.device)
@@ -199,6 +202,18 @@ def place_model(
         by_sum = group.has_few_operations or group.backend == "gloo"
         return synchronise_batchnorm(module, group.device, by_sum=by_sum)
     return module
+
+
+def _refuse_renormalising(module: nn.Module) -> None:
+    """Refuse layers whose forward pass changes their weights by this worker's samples alone."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+            raise UsageError(
+                f"{name or type(layer).__name__} has max_norm={layer.max_norm}: its forward pass "
+                "rescales the rows that this worker's samples use, so that the workers' weights "
+                "would differ. Leave max_norm out, and rescale all rows behind the update: "
+                "weight.data.copy_(torch.renorm(weight.data, 2, 0, max_norm))"
+            )
 
 
 def forward_of(

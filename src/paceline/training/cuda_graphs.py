@@ -48,16 +48,16 @@ class CaptureError(Exception):
 class GraphSwitch:
     """Says whether a training's passes are graphs, and what became of it."""
 
-    def __init__(self, asked: str, why_not: str | None) -> None:
+    def __init__(self, option: str, why_not: str | None) -> None:
         """Args:
-        asked: The option: on or auto.
+        option: on or auto.
         why_not: What rules graphs out, where something does.
 
         Raises:
             UsageError: They are asked for, and can't be.
         """
-        self.is_on = asked == "on"
-        self.is_must = asked == "on"
+        self.is_on = option == "on"
+        self.is_must = option == "on"
         self.label = "on" if self.is_on else "auto: measuring the first steps"
         """What was chosen, in one line."""
         self.problem: str | None = None
@@ -176,9 +176,9 @@ class GraphedForward:
             return self._compute(*args, **kwargs)
         if not torch.is_grad_enabled():
             return self._compute(*args, **kwargs)
-        asked = self._look_at(args, kwargs)
-        if asked is not None and (graph := self._graph_for(asked)) is not None:
-            return graph.run(asked.tensors)
+        current = self._look_at(args, kwargs)
+        if current is not None and (graph := self._graph_for(current)) is not None:
+            return graph.run(current.tensors)
         return self._compute(*args, **kwargs)
 
     def _look_at(self, args: object, kwargs: object) -> _Pass | None:
@@ -201,24 +201,24 @@ class GraphedForward:
         )
         return _Pass(leaves=leaves, spec=spec, key=key)
 
-    def _graph_for(self, asked: _Pass) -> "_Graph | None":
+    def _graph_for(self, current: _Pass) -> "_Graph | None":
         graph = self._graph
-        if graph is not None and graph.key == asked.key:
+        if graph is not None and graph.key == current.key:
             self._unused = 0
             # Of two forward passes before a backward pass the second would overwrite the first.
             return None if graph.awaits_backward else graph
         self._unused += 1
         if len(self._seen) == _MOST_SHAPES:
             self._seen.clear()
-        self._seen[asked.key] += 1
-        if self._seen[asked.key] < _REPEATS or (graph is not None and self._unused < _REPEATS):
+        self._seen[current.key] += 1
+        if self._seen[current.key] < _REPEATS or (graph is not None and self._unused < _REPEATS):
             return None
         if graph is not None and graph.awaits_backward:
             return None
         self._graph = None
         self._seen.clear()
         try:
-            self._graph = _capture(self._module, self._compute, asked)
+            self._graph = _capture(self._module, self._compute, current)
         except (CaptureError, RuntimeError) as error:
             self._switch.give_up(_in_brief(error))
             return None
@@ -336,7 +336,7 @@ class _Replay(torch.autograd.Function):
         return (None, *(None if g is None else g.detach() for g in graph.gradients))
 
 
-def _capture(module: nn.Module, compute: Forward, asked: _Pass) -> _Graph:
+def _capture(module: nn.Module, compute: Forward, current: _Pass) -> _Graph:
     """Capture a forward pass and its backward pass. Changes nothing that is trained.
 
     Raises:
@@ -345,12 +345,12 @@ def _capture(module: nn.Module, compute: Forward, asked: _Pass) -> _Graph:
     """
     _refuse_hooks(module)
     known = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in module.parameters()}
-    inputs = [tensor.clone() for tensor in asked.tensors]
+    inputs = [tensor.clone() for tensor in current.tensors]
     if any(
-        own.stride() != given.stride() for own, given in zip(inputs, asked.tensors, strict=True)
+        own.stride() != given.stride() for own, given in zip(inputs, current.tensors, strict=True)
     ):
         raise CaptureError("an argument's elements share memory")
-    args, kwargs = asked.arguments(inputs)
+    args, kwargs = current.arguments(inputs)
     forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     stream, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
     with _as_it_was(module, inputs), _instead(module, known):
@@ -368,7 +368,7 @@ def _capture(module: nn.Module, compute: Forward, asked: _Pass) -> _Graph:
         with torch.cuda.graph(backward, pool, stream, _ASIDE):
             gradients = _gradients(outputs, reached, output_gradients)
     return _Graph(
-        key=asked.key,
+        key=current.key,
         forward=forward,
         backward=backward,
         inputs=inputs,
@@ -468,6 +468,7 @@ def _as_it_was(module: nn.Module, inputs: Sequence[Tensor]) -> Iterator[None]:
     Raises:
         CaptureError: The passes change more than buffers in place and the GPU's random numbers.
     """
+    # What can be put back: attributes, buffers, random numbers; what can be compared: plain values.
     layers = list(module.modules())
     attributes = [(layer, dict(vars(layer)), dict(layer._buffers)) for layer in layers]
     before = [_plain_state(layer) for layer in layers]

@@ -28,17 +28,18 @@ from paceline.training.evaluation.distributed_mean import BatchMetrics, Metrics
 from paceline.training.evaluation.evaluator import eval_mode, time_batches
 from paceline.training.hooks.base import overrides
 from paceline.training.hooks.metrics_logger import epoch_row, last_lr, with_validation
+from paceline.training.loss_weights import LossWeights
 from paceline.training.optimizer_step import WITHOUT_UPDATE
 from paceline.training.options import LoopOptions
 from paceline.training.progress import describe_too_long
 from paceline.training.snapshots.manager import SnapshotManager
 from paceline.training.status_exchange import (
-    NOTHING,
     Agreement,
     Status,
     StopFlag,
     agree,
     agree_on_pause,
+    nothing,
 )
 from paceline.training.sync.base import GradientSync
 from paceline.training.sync.validation import check_method
@@ -46,7 +47,6 @@ from paceline.training.weight_average import WeightAverage
 
 _TIMING_S = 2.0
 """For timing an evaluation by its first batches, at most, or one batch."""
-
 
 CountedBy = Literal["batches", "turns", "updates"]
 """Batches of the training loader; without one, turns of a loop over `s.steps`, or updates after
@@ -116,6 +116,8 @@ class Engine:
     context: TrainingContext
     sync: GradientSync
     """Combines the workers' gradients."""
+    losses: LossWeights
+    """Runs backward passes through it, of losses by their weights."""
     counters: StepCounters
     snapshots: SnapshotManager
     stop_flag: StopFlag
@@ -331,15 +333,18 @@ class Engine:
         targets: Tensor | None = None,
         *,
         more: bool = False,
+        weight: Tensor | float | None = None,
     ) -> bool:
         """Run a backward pass, and count its loss; tell whether the gradients are complete."""
-        context = self.context
-        step = self.step
+        context, step = self.context, self.step
         batch = step.batch
         if batch is None:
-            return self._backward_alone(loss, more=more)
+            return self._backward_alone(loss, weight, more=more)
         # Gradients are complete with the last backward pass of the last piece (`batch.last`).
-        self.sync.backward(loss, batch, more=more)
+        if weight is None and self.losses.sums is None:
+            self.sync.backward(loss, batch, more=more)
+        else:
+            loss = self.losses.backward(loss, batch, weight, more=more)
         context.optimizer_step.holds_pieces = not batch.last
         # Losses of several passes over one batch (`more`) count as one: their sum.
         if step.loss_before is not None:
@@ -355,13 +360,13 @@ class Engine:
         step.counted = number
         return True
 
-    def _backward_alone(self, loss: Tensor, *, more: bool) -> bool:
+    def _backward_alone(self, loss: Tensor, weight: Tensor | float | None, *, more: bool) -> bool:
         """Run a backward pass that isn't about a batch of the training loader."""
         context = self.context
         refuse_eval_batch(context.components.loaders)
         if self.counting.take_due():
             self._do_what_is_due()
-        self.sync.backward(loss, None, more=more)
+        loss = self.losses.backward(loss, None, weight, more=more)
         number = context.progress.state.step
         if self.counting.by != "batches" and number != self.step.counted:
             self.step.counted = number
@@ -371,11 +376,10 @@ class Engine:
 
     def update(self, optimizer: Optimizer | None = None, *, zero_grads: bool = True) -> None:
         """Take the optimizers' step. Local to the worker, but where a snapshot is due."""
-        step = self.step
+        context, step = self.context, self.step
         batch = step.batch
         if batch is not None and not batch.last:
             return
-        context = self.context
         step.updated = context.progress.state.step
         optimizers = context.components.optimizers if optimizer is None else (optimizer,)
         context.optimizer_step.update(optimizers, zero_grads=zero_grads)
@@ -393,17 +397,16 @@ class Engine:
             self.context.optimizer_step.refuse_a_step_of_its_own()
         self.update(optimizer, zero_grads=False)
 
-    def agree(self, more: Tensor = NOTHING) -> Agreement:
+    def agree(self, more: Callable[[], Tensor] = nothing) -> Agreement:
         """Count, and learn what the other workers know.
 
         Args:
-            more: (K,) float64 on the CPU that the others get as well.
+            more: Fetches (K,) float64 to the CPU that the others get as well.
 
         Raises:
             NonFiniteLossError: A worker's loss became NaN or infinite since the last time.
         """
-        context = self.context
-        progress = context.progress
+        context, progress = self.context, self.context.progress
         # What is fetched is waited for: with a GPU until all steps so far are done.
         batch_waits = context.optimizer_step.step_profiler.batch_waits
         self.note.operation = "agree" if batch_waits is None else DEVICE_WAIT
@@ -414,10 +417,13 @@ class Engine:
             lap_s=progress.lap(),
             data_s=progress.data_s if batch_waits is None else batch_waits.take_s(),
             waited_s=context.profiler.close(progress.state.step),
+            step=progress.state.step,
+            skipped=0 if context.optimizer_step.counts_batches else self.step.skipped,
         )
+        own = more()
         if batch_waits is not None:
             self.note.operation = "agree"
-        agreed = agree(status, context.group, context.division, more)
+        agreed = agree(status, context.group, context.division, own)
         if agreed.bad is not None:
             raise NonFiniteLossError(progress.describe_bad(*agreed.bad, self.snapshots.advice()))
         steps = progress.advance(agreed)
@@ -430,7 +436,7 @@ class Engine:
         """Save everything needed to resume exactly, written in the background."""
         progress = self.context.progress
         self.before_collective("s.snapshot()")
-        agreed = self.agree(self.context.buffer_averager.own())
+        agreed = self.agree(self.context.buffer_averager.own)
         self.note.operation = "snapshot"
         progress.saved()
         self.snapshots.save(progress.state, agreed, best=best, must=must)
@@ -561,14 +567,15 @@ class Engine:
                 batch = next(source)
 
     def _count_step(self) -> None:
-        context = self.context
-        step = self.step
+        context, step = self.context, self.step
         state = context.progress.state
         batch, step.batch = step.batch, None
         state.step += 1
         state.step_in_epoch += 1
         if batch is not None:
             state.samples_seen += batch.total
+            if step.counted < state.step - 1:
+                step.skipped += 1
             if not batch.last:  # the script left in the middle of a batch
                 context.optimizer_step.holds_pieces = False
                 context.optimizer_step.zero_grad()

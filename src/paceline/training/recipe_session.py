@@ -56,6 +56,7 @@ def prepare(session: Session, job: Job) -> RecipeTraining:
         UsageError: Options that this job, or this number of workers, can't have.
     """
     config, engine = session.config, session.engine
+    # Model and data.
     model = session.model(job.model)
     train = session.loader(job.train, augment=job.augment)
     validation = session.eval_loader(job.validation, evaluate_with=job.evaluate_with)
@@ -63,6 +64,7 @@ def prepare(session: Session, job: Job) -> RecipeTraining:
     if job.test is not None:
         test = session.eval_loader(job.test, evaluate_with=job.evaluate_with)
         engine.context.progress.test_samples = describe_data(job.test).num_samples()
+    # Optimizer and learning rate, which take the size of an epoch.
     lr, _ = scaled_lr(config.optim, train.plan.global_batch)
     context = engine.context
     fused = takes_fused(config.optim, context.group.device, exact=context.division.is_fixed)
@@ -76,6 +78,7 @@ def prepare(session: Session, job: Job) -> RecipeTraining:
     rate = LearningRateSchedule(optimizer, [lr] * len(optimizer.param_groups), schedule)
     engine.context.progress.rate = rate
     engine.context.hooks.add(rate)
+    # Figures and losses.
     top = count_top(job)
     engine.counters.top = top
     classes = number_of_classes(job)

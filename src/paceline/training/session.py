@@ -29,6 +29,7 @@ from paceline.training.batches.sources import (
     compare_data,
     describe_data,
     make_source,
+    shuffles,
 )
 from paceline.training.components import forward_of, place_model, takes_channels_last
 from paceline.training.config import TrainConfig
@@ -248,9 +249,7 @@ class Session:
             JobError: The workers' data sets have different sizes.
         """
         self._before_begin("s.loader")
-        # What the script leaves out, its DataLoader says; `_settle` compares with the command line.
-        served = describe_data(data)
-        shuffled = served.shuffle if shuffle is None else shuffle
+        served = describe_data(data, self.config.loop.seed)
         options = self.config.data
         batch = global_batch if global_batch is not None else served.batch_size
         if batch is not None:
@@ -263,7 +262,7 @@ class Session:
             options,
             self._context.division,
             None if served.is_stream else samples,
-            shuffle=shuffled is not False,
+            shuffle=shuffles(served, shuffle),
         )
         # The first loader drives the engine's steps; of a further one batches are only read.
         context, first = self._context, self._context.components.train_loader is None
@@ -295,7 +294,7 @@ class Session:
             evaluate_with: Changes on the device that aren't random, for data as with `augment`:
                 a resize.
         """
-        served = describe_data(data)
+        served = describe_data(data, self.config.loop.seed)
         made = self._eval_loader(served, batch_size or served.batch_size, evaluate_with)
         compare_data(served, self._context.group)
         progress = self._context.progress
@@ -381,7 +380,8 @@ class Session:
     @property
     def steps_done(self) -> int:
         """Updates of the whole training until now, those before a resume included."""
-        return self._context.progress.state.step
+        done = self._context.progress.state.step
+        return done + (self._context.step.updated == done)  # the open step's, where it has been
 
     def _begin(self) -> None:
         if self.engine.begun:
@@ -402,6 +402,7 @@ class Session:
         loss: Tensor,
         optimizer: Optimizer | None = None,
         *,
+        weight: Tensor | float | None = None,
         outputs: Tensor | None = None,
         targets: Tensor | None = None,
     ) -> bool:
@@ -414,16 +415,19 @@ class Session:
         Args:
             loss: Scalar mean over this worker's samples of the batch.
             optimizer: The one to update with, where there are several; all by default.
+            weight: Over how many things the loss is a mean, where it isn't over samples: tokens.
             outputs: (N, C) scores, and targets: (N,) class numbers, to count training accuracy.
 
         Returns:
             Whether the weights were updated.
         """
-        complete = self.engine.backward(loss, outputs, targets)
+        complete = self.engine.backward(loss, outputs, targets, weight=weight)
         self.engine.update(optimizer)
         return complete
 
-    def backward(self, loss: Tensor, *, more: bool = False) -> bool:
+    def backward(
+        self, loss: Tensor, *, more: bool = False, weight: Tensor | float | None = None
+    ) -> bool:
         """Backward and combine over all workers, the first half of `step`. Collective.
 
         The script may change the gradients before it calls `update` (or the optimizer's own
@@ -433,12 +437,12 @@ class Session:
             loss: Scalar mean over this worker's samples of the batch.
             more: Another backward pass about the same batch follows before the update, whose
                 gradients are added.
+            weight: As for `step`; not with several backward passes about a batch.
 
         Returns:
             Whether the gradients are complete; not before the last piece of a batch.
         """
-        complete = self.engine.backward(loss, more=more)
-        if complete:
+        if complete := self.engine.backward(loss, more=more, weight=weight):
             self._context.optimizer_step.unscale(self._context.components.optimizers)
         return complete
 
@@ -554,7 +558,7 @@ class Session:
 
         Further ones may be either, and work as both, but with shards, which allow one alone.
         """
-        served = describe_data(data)
+        served = describe_data(data, self.config.loop.seed)
         may_be = self._context.components.train_loader is None or self.config.data.shards is None
         return may_be and (served.shuffle or served.is_stream)
 

@@ -28,6 +28,7 @@ from paceline.training.hooks.graph_choice import GraphChoice
 from paceline.training.hooks.load_balancing import LoadBalancer
 from paceline.training.hooks.metrics_logger import MetricsLogger
 from paceline.training.hooks.step_checks import ReplicaChecks, ReproducibilityChecks
+from paceline.training.loss_weights import LossWeights
 from paceline.training.optimizer_step import OptimizerStep
 from paceline.training.profiling.gpu_monitor import GpuMonitor
 from paceline.training.profiling.profile_writer import Profiler, TimedSync
@@ -132,6 +133,7 @@ def _build(
     return Engine(
         context=context,
         sync=sync,
+        losses=LossWeights(context, sync),
         counters=counters,
         snapshots=SnapshotManager(context, sync, counters, note),
         stop_flag=stop_flag,

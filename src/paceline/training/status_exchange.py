@@ -21,7 +21,7 @@ from torch import Tensor
 from paceline.data.batch import Batch
 from paceline.distributed.group import Group
 from paceline.distributed.work_division import Division
-from paceline.errors import InterruptedTraining
+from paceline.errors import InterruptedTraining, JobError
 from paceline.metrics.counters import Totals
 
 _EVERY_S = 0.5
@@ -111,6 +111,10 @@ class Status:
     """The part of it spent waiting for data."""
     waited_s: float = 0.0
     """Time of a step spent waiting for communication."""
+    step: int = 0
+    """Steps done."""
+    skipped: int = 0
+    """Steps without a backward pass, of those that this process has done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +138,11 @@ class Agreement:
     """(parts, K) float64, in order: what was given besides."""
 
 
+def nothing() -> Tensor:
+    """Give no further numbers to exchange."""
+    return NOTHING
+
+
 def agree(status: Status, group: Group, division: Division, more: Tensor = NOTHING) -> Agreement:
     """Exchange the workers' status. Collective, blocks until every worker is there.
 
@@ -142,18 +151,28 @@ def agree(status: Status, group: Group, division: Division, more: Tensor = NOTHI
         group: The workers.
         division: Which parts of a step each of them has.
         more: (most * K,) float64 on the CPU, as `Division.padded` makes it, passed on to all.
+
+    Raises:
+        JobError: The workers haven't taken the same steps.
     """
     bad_step = math.inf if status.bad_step is None else float(status.bad_step)
     times = torch.tensor(
-        [status.signalled, bad_step, status.lap_s, status.data_s, status.waited_s],
+        [
+            *(status.step, status.skipped),
+            *(status.signalled, bad_step, status.lap_s, status.data_s, status.waited_s),
+        ],
         dtype=torch.float64,
     )
-    # (world_size, 5 + most * (4 + K))
+    # (world_size, 7 + most * (4 + K))
     rows = group.gather_rows(torch.cat([times, division.padded(status.counted), more]))
-    signalled, bad_steps, laps_s, data_s, waits_s = zip(*rows[:, :5].tolist(), strict=True)
+    steps, skips, signalled, bad_steps, laps_s, data_s, waits_s = zip(
+        *rows[:, :7].tolist(), strict=True
+    )
+    if len({*steps}) > 1 or len({*skips}) > 1:
+        raise JobError(_describe_other_steps(group.rank, status))
     bad_step, bad_rank = min((step, rank) for rank, step in enumerate(bad_steps))
-    rest = 5 + 4 * division.most
-    counted = division.in_order(rows[:, 5:rest])
+    rest = 7 + 4 * division.most
+    counted = division.in_order(rows[:, 7:rest])
     return Agreement(
         signalled=any(signalled),
         bad=None if math.isinf(bad_step) else (int(bad_step), bad_rank),
@@ -163,6 +182,21 @@ def agree(status: Status, group: Group, division: Division, more: Tensor = NOTHI
         waits_s=waits_s,
         counted=counted,
         more=division.in_order(rows[:, rest:]),
+    )
+
+
+def _describe_other_steps(rank: int, own: Status) -> str:
+    """Say that a worker has left out a step that others have taken.
+
+    Their exchanges are then not about the same step: what the others' rows hold may be part of
+    another exchange, so that only this worker's own figures can be named.
+    """
+    return (
+        f"the workers have not taken the same steps: rank {rank} has done {own.step}, "
+        f"{own.skipped} of them without s.step(loss) or s.backward(loss), others as many "
+        "otherwise. Every worker needs one for each batch: instead of leaving a batch out by what "
+        "one worker alone sees of it, give its loss no weight, s.step(0 * loss), or decide by "
+        "s.sum(...), which is the same on all"
     )
 
 

@@ -134,6 +134,16 @@ class Normalised:
 
 
 @dataclass(frozen=True)
+class ModeChanged:
+    """Other modules than before, of those that an optimizer updates, train in evaluation mode."""
+
+    optimizer: int
+    step: int
+    modules: tuple[str, ...]
+    """Those whose mode counts: dropout and normalization."""
+
+
+@dataclass(frozen=True)
 class Evaluated:
     """A model was run in evaluation mode, with these buffers."""
 
@@ -227,6 +237,7 @@ Event = (
     | Backward
     | Stepped
     | Normalised
+    | ModeChanged
     | Evaluated
     | Reduced
     | Met

@@ -60,7 +60,7 @@ ADVICE: Mapping[Cause, Advice] = {
         "s.loader(train_set): one order for all; paceline.session() seeds all workers alike before "
         "the data are split",
         "random_split(data, lengths, generator=torch.Generator().manual_seed(seed)) and one seed "
-        "for DistributedSampler, both the same on all ranks",
+        "for DistributedSampler, both the same on all ranks, and set_epoch(epoch) on each of them",
     ),
     Cause.PADDED_EVALUATION: Advice(
         "what is counted twice has twice the weight in the figure",
@@ -123,7 +123,7 @@ ADVICE: Mapping[Cause, Advice] = {
     Cause.WEIGHED_ALIKE: Advice(
         "the mean of the ranks' means isn't the mean over all items: one of a rank that has few "
         "counts more",
-        "s.step(loss) with one loss for each sample; items within samples need a sum over them",
+        "s.step(loss, weight=items): over how many this worker's loss is the mean",
         "count = all_reduce(SUM) of the items on all ranks, then "
         "(sum_of_losses * world_size / count).backward()",
     ),
@@ -153,6 +153,18 @@ ADVICE: Mapping[Cause, Advice] = {
         "all ranks have one seed: what they draw are copies, and the noise doesn't average out",
         "nothing: s.epochs() seeds every step and rank",
         _SEED_APART,
+    ),
+    Cause.OTHER_VALUES: Advice(
+        "something that the samples are prepared with follows the number of workers: mean and "
+        "variance of a rank's share, its own vocabulary, or random numbers drawn once",
+        "prepare the data before s.loader(train_set), from all of them, alike on every worker",
+        "compute such figures from the whole data set on every rank, or all_reduce sums and counts",
+    ),
+    Cause.MODES_APART: Advice(
+        "dropout and BatchNorm do something else in evaluation mode: what this rank learns isn't "
+        "what the others learn",
+        "s.evaluate(...) on all workers: it leaves the mode as it was",
+        "model.train() on every rank after an evaluation, also where rank 0 alone evaluates",
     ),
     Cause.BUFFERS_APART: Advice(
         "each rank updates its buffers from its own share, and nothing brings them together",

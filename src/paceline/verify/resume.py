@@ -81,8 +81,10 @@ def compare_resumed(launches: Launches, limits: Limits) -> ResumeResult:
         limits: What counts as rounding.
     """
     whole, resumed = launches.whole, launches.resumed
+    # Until the kill both launches should be the same.
     before = compare(whole, launches.killed)
     found, unseen = list(_before_the_kill(launches, before, limits)), list[str]()
+    # From where the resumed one begins on, too, if what came before allows to say so.
     begins_at, after = None, None
     if resumed.failure:
         found.append(failed(resumed))

@@ -10,7 +10,7 @@ from textwrap import shorten
 from typing import final
 
 from paceline.options.figures import listed, plural, show_seconds
-from paceline.options.text import aligned, wrapped
+from paceline.options.text import aligned, line_width, wrapped
 from paceline.verify.compare import FACTOR, Comparison, Limits, losses_of
 from paceline.verify.finding import Cause, Finding
 from paceline.verify.remedies import ADVICE
@@ -329,4 +329,4 @@ def _describe_finding(number: int, finding: Finding) -> str:
 
 def wrapped_text(text: str, indent: int) -> str:
     """Break lines; all but the first are indented."""
-    return "\n".join(wrapped(text, _WIDTH, " " * indent))
+    return "\n".join(wrapped(text, line_width(_WIDTH), " " * indent))

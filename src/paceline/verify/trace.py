@@ -21,6 +21,7 @@ from paceline.verify.events import (
     Event,
     Figured,
     Met,
+    ModeChanged,
     ModelBuilt,
     Monitored,
     Normalised,
@@ -100,6 +101,12 @@ class Pass:
     """Among the passes of its kind."""
     loader: int
 
+    def looks(self) -> Iterator[tuple[str, str]]:
+        """Give each sample with what it looked like, where that is known."""
+        for samples, contents in zip(self.samples, self.contents, strict=False):
+            if len(samples) == len(contents):
+                yield from zip(samples, contents, strict=True)
+
     @property
     def counts(self) -> Counter[str]:
         """How often each sample was taken, over all ranks."""
@@ -123,6 +130,8 @@ class Trace:
     """Names of the BatchNorms that see their own share only."""
     drew: tuple[tuple[Drew, ...], ...] = ()
     """By rank."""
+    modes: tuple[tuple[ModeChanged, ...], ...] = ()
+    """By rank: which modules train in evaluation mode, and since when."""
     evaluated: tuple[tuple[Evaluated, ...], ...] = ()
     """By rank."""
     reduced: tuple[Reduced, ...] = ()
@@ -208,6 +217,7 @@ def collect_trace(
         models=_by_rank(ranks, ModelBuilt),
         normalised=tuple(dict.fromkeys(e.module for e in first if isinstance(e, Normalised))),
         drew=_by_rank(ranks, Drew),
+        modes=_by_rank(ranks, ModeChanged),
         evaluated=_by_rank(ranks, Evaluated),
         reduced=tuple(_reduced(first)),
         figured=tuple(e for e in first if isinstance(e, Figured)),

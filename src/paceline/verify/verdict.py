@@ -28,6 +28,7 @@ DETECTORS: tuple[Detector, ...] = (
     ranks.weights_apart,
     ranks.same_random_numbers,
     ranks.buffers_apart,
+    ranks.modes_apart,
     steps.no_gradient,
     steps.schedule_per_worker,
     steps.rate_apart,
@@ -163,6 +164,8 @@ def _search(case: Case) -> Iterator[Finding]:
         found += samples.other_samples(case)
     if not _explained(found):
         found += steps.weighed_alike(case)
+    if not _explained(found):
+        found += steps.other_values(case)
     if not _explained(found):
         found += steps.chance(case)
     # A difference beyond rounding that nothing explains.

@@ -285,9 +285,13 @@ def test_batches_keep_the_shape_of_their_items() -> None:
         batch.pair()
 
 
-def test_items_must_hold_a_tensor() -> None:
-    with source_of(Shapeless(), 0) as source, pytest.raises(DataError, match="holds no tensor"):
-        next(source.train_batches(plan()))
+def test_items_may_hold_no_tensor() -> None:
+    """A script may make tensors of them itself: by a tokenizer, on its own device."""
+    with source_of(Shapeless(), 0) as source:
+        batch = next(source.train_batches(plan()))
+    assert batch.content == [f"sample {index}" for index in batch.indices]
+    with pytest.raises(DataError, match=r"a list of str, .* but a recipe's have to be pairs"):
+        batch.pair()
 
 
 def test_a_data_set_must_be_map_style() -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.watchdog.local_watchdog import above_progress
 from paceline.launch.watchdog.stragglers import (
     Speeds,
     Straggler,
@@ -17,6 +16,7 @@ from paceline.launch.watchdog.stragglers import (
     write_live,
 )
 from paceline.launch.watchdog.worker_state import WorkerState
+from paceline.options.text import above_progress
 from tests.launch.watchdog.states import IN_STEP
 
 _FAST = WorkerSpeed(

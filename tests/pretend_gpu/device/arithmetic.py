@@ -9,6 +9,7 @@ stream (PRETEND_GPU_STREAMS) whoever waits for it does.
 
 import atexit
 import ctypes
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +33,9 @@ _OF_DATA = ("nonzero", "masked_select", "unique", "_unique", "bincount", "repeat
 
 _WITHOUT_KERNEL = ("linalg_qr",)
 """By cuSOLVER, which isn't there."""
+
+refusals: list[Callable[[str, Mapping[str, object]], None]] = []
+"""Called with each operator and what it is given: to raise where the device lacks it."""
 
 _library: list[torch.library.Library] = []
 _thread = threading.local()
@@ -85,6 +89,7 @@ class _Arithmetic:
         self, operator: torch._ops.OpOverload, kernel: torch._C._SafeKernelFunction
     ) -> None:
         arguments = operator._schema.arguments
+        self._name = operator.name()
         self._kernel = kernel
         self._computed = cast("Callable[..., object]", _ON_CPU.get(operator.name(), operator))
         self._names = [argument.name for argument in arguments]
@@ -103,9 +108,11 @@ class _Arithmetic:
         # A kernel's own calls are part of it, but those that size its results.
         if getattr(_thread, "inside", False) and not self._depends_on_data:
             return self._kernel.call_boxed(keys, **given)
+        for refuse in refusals:
+            refuse(self._name, given)
         stream = _Stream.current()
         by_mask = self._takes_masks and any(
-            t.dtype is torch.bool for t in _tensors(given["indices"])
+            t.dtype is torch.bool for t in tensors_in(given["indices"])
         )
         is_at_once = not self._has_kernel or self._depends_on_data or by_mask
         if stream.is_late and not is_at_once and self._gives_tensors and _may_be_late(given):
@@ -184,11 +191,11 @@ class _Arithmetic:
         own.pop("pin_memory", None)
         with _seeded(seed, own):
             results = self._computed(**own)
-        return results, [_tensors(own.get(name)) for name in self._written]
+        return results, [tensors_in(own.get(name)) for name in self._written]
 
     def _put(self, given: Mapping[str, object], targets: object, made: _Made) -> None:
         for name, values in zip(self._written, made[1], strict=True):
-            _fill(_tensors(given.get(name)), values)
+            _fill(tensors_in(given.get(name)), values)
         if not self._written:
             _fill(tree_flatten(targets)[0], tree_flatten(made[0])[0])
 
@@ -215,8 +222,12 @@ def _to_device(value: object) -> object:
 
 def _with_tensors(given: dict[str, object], takes_tensor: set[str]) -> dict[str, object]:
     """Make numbers tensors where these are expected, of a type that changes no result's type."""
-    is_exact = any(t.is_floating_point() for t in _tensors(list(given.values())))
-    of_float = torch.float64 if is_exact else torch.get_default_dtype()
+    floats = [t for t in tensors_in(list(given.values())) if t.is_floating_point()]
+    of_float = torch.get_default_dtype()
+    if any(t.dim() for t in floats):
+        of_float = torch.float64  # without dimensions it counts less than those
+    elif floats:
+        of_float = functools.reduce(torch.promote_types, (t.dtype for t in floats))
 
     def made(value: object) -> object:
         if not isinstance(value, bool | int | float):
@@ -231,7 +242,8 @@ def _result(of_device: object, of_host: object) -> object:
     return of_device if isinstance(of_device, Tensor) or of_device is None else of_host
 
 
-def _tensors(value: object) -> list[Tensor]:
+def tensors_in(value: object) -> list[Tensor]:
+    """List the tensors in what an operator is given, or gives."""
     return [one for one in tree_flatten(value)[0] if isinstance(one, Tensor)]
 
 
@@ -299,7 +311,7 @@ def _seen(given: Mapping[str, object]) -> dict[str, object]:
 def _may_be_late(given: Mapping[str, object]) -> bool:
     """Say whether the host waits for nothing here: memory of its own is pinned, if there is any."""
     on_host = [
-        t for value in given.values() for t in _tensors(value) if not t.is_cuda and t.dim() > 0
+        t for value in given.values() for t in tensors_in(value) if not t.is_cuda and t.dim() > 0
     ]
     return not on_host or (
         bool(given.get("non_blocking")) and all(tensor.is_pinned() for tensor in on_host)

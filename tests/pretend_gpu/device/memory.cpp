@@ -81,7 +81,8 @@ bool is_pageable(const void* to, const void* from) {
 cudaError_t done(cudaStream_t stream, bool may_be_late, const std::function<void()>& work) {
   if (captured(stream, work)) return cudaSuccess;
   if (may_be_late && put_off(stream, work)) return status();
-  drain(stream);
+  if (may_be_late) drain(stream);
+  else finish(stream);
   work();
   return status();
 }

@@ -46,6 +46,7 @@ struct Channel {  // from one rank to another: a ring
 };
 struct Shared {  // a file in memory, of all zeros at first
   std::atomic<int> joined, leaving;
+  std::atomic<bool> hangs;  // a rank will never be there
   std::atomic<int> pids[MOST_RANKS];
   Channel channels[MOST_RANKS][MOST_RANKS];  // [from][to]
 };
@@ -130,6 +131,7 @@ bool exchange(ncclComm* comm, std::vector<Transfer> all) {
     const auto over = [](const Transfer& one) { return one.left == 0; };
     all.erase(std::remove_if(all.begin(), all.end(), over), all.end());
     if (comm->aborted) return false;
+    if (comm->shared->hangs) stall();
     if (left_before == left_after && !all.empty()) usleep(20);
   }
   return true;
@@ -246,8 +248,13 @@ ncclResult_t begin(ncclComm* comm, cudaStream_t stream, Work work) {
   if (what == Collective::FAILS) comm->error = ncclRemoteError;
   comm->begun++;
   post(stream, [=] {
-    if (what == Collective::RUNS) work();
-    else await(comm, 1e9, [] { return false; });  // until it is aborted
+    if (what == Collective::RUNS) {
+      work();
+    } else {
+      comm->shared->hangs = true;
+      stall();
+      await(comm, 1e9, [] { return false; });  // until it is aborted
+    }
     comm->over++;
   });
   return ncclSuccess;

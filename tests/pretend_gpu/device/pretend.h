@@ -68,6 +68,10 @@ bool is_late(cudaStream_t stream);
 bool late();
 // Waits until all before is done; what happens at once calls this first.
 void drain(cudaStream_t stream);
+// The same for a host that waits for the stream: also for a collective that never ends.
+void finish(cudaStream_t stream);
+// A collective of this process never ends: hosts go on with what doesn't need its end.
+void stall();
 // The pretend clock: a launch keeps the stream busy for PRETEND_GPU_LAUNCH_MS.
 void occupy(cudaStream_t stream);
 

@@ -64,6 +64,8 @@ class WithoutPython {
   void* saved_ = nullptr;
 };
 
+struct Mark;
+
 struct Stream {
   std::mutex guard;
   std::condition_variable changed;
@@ -73,6 +75,7 @@ struct Stream {
   int asked = 0;        // how often in vain, since something was done
   bool has_thread = false, is_late = false;
   std::atomic<double> busy_until{0};
+  std::shared_ptr<Mark> behind;  // a collective that never ends, which all after it waits for
 
   void run() {
     std::unique_lock<std::mutex> locked(guard);
@@ -144,6 +147,22 @@ void wait_for(Stream* stream, uint64_t ticket) {
   locked.unlock();  // before Python is asked for again
 }
 
+std::atomic<bool> is_stalled{false};
+
+// The same, but true at once where it may never be: a collective hangs.
+bool waits_for_ever(Stream* stream, uint64_t ticket) {
+  std::unique_lock<std::mutex> locked(stream->guard);
+  if (stream->done >= ticket) return false;
+  stream->want(ticket);
+  locked.unlock();
+  const WithoutPython released;
+  locked.lock();
+  stream->changed.wait(locked, [=] { return stream->done >= ticket || is_stalled; });
+  const bool is_over = stream->done >= ticket;
+  locked.unlock();
+  return !is_over;
+}
+
 void wait_for_all(Stream* stream) {
   uint64_t ticket;
   {
@@ -158,16 +177,24 @@ struct Mark {
   Stream* stream;
   uint64_t ticket;  // of what comes before it; where something did, its own
   std::atomic<double> time_ms;
+  std::shared_ptr<Mark> behind;  // what its stream had to wait for then
 
   bool over() {
+    if (behind != nullptr && !behind->over()) return false;
     std::lock_guard<std::mutex> locked(stream->guard);
     return stream->over(ticket) && time_ms <= now_ms();
   }
   void wait() {
+    if (behind != nullptr) behind->wait();
     wait_for(stream, ticket);
     sleep_until(time_ms);
   }
 };
+
+std::shared_ptr<Mark> behind_which(Stream* stream) {
+  std::lock_guard<std::mutex> locked(stream->guard);
+  return stream->behind;
+}
 
 struct Event {
   std::shared_ptr<Mark> mark;
@@ -187,6 +214,7 @@ cudaError_t record(cudaEvent_t handle, cudaStream_t on) {
   mark->stream = stream;
   mark->time_ms = std::max(now_ms(), stream->busy_until.load());
   mark->ticket = stream->posted;
+  mark->behind = stream->behind;
   // Its time is that when all before it is done.
   if (late() && stream->done < stream->posted)
     mark->ticket = stream->put(
@@ -214,6 +242,21 @@ bool put_off(cudaStream_t handle, std::function<void()> work) {
 }
 
 void drain(cudaStream_t handle) { wait_for_all(stream_of(handle)); }
+
+void finish(cudaStream_t handle) {
+  const auto behind = behind_which(stream_of(handle));
+  if (behind != nullptr) behind->wait();
+  drain(handle);
+}
+
+void stall() {
+  is_stalled = true;
+  std::lock_guard<std::mutex> locked(all_guard);
+  for (Stream* stream : all_streams()) {
+    std::lock_guard<std::mutex> with(stream->guard);
+    stream->changed.notify_all();
+  }
+}
 
 static void drain_late() {
   if (!late()) return;
@@ -272,6 +315,8 @@ EXPORT cudaError_t cudaStreamGetPriority(cudaStream_t, int* priority) {
 }
 EXPORT cudaError_t cudaStreamQuery(cudaStream_t handle) {
   Stream* stream = stream_of(handle);
+  const auto behind = behind_which(stream);
+  if (behind != nullptr && !behind->over()) return cudaErrorNotReady;
   std::lock_guard<std::mutex> locked(stream->guard);
   const bool over = stream->over(stream->posted) && stream->busy_until <= now_ms();
   return over ? status() : cudaErrorNotReady;
@@ -279,32 +324,41 @@ EXPORT cudaError_t cudaStreamQuery(cudaStream_t handle) {
 EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   if (is_capturing(handle)) return cudaErrorStreamCaptureUnsupported;
   count(STREAM_SYNCS);
-  drain(handle);
+  finish(handle);
   sleep_until(stream_of(handle)->busy_until);
   return status();
 }
 EXPORT cudaError_t cudaDeviceSynchronize() {
   count(DEVICE_SYNCS);
-  drain(nullptr);
+  finish(nullptr);
   drain_late();
   sleep_until(device_busy_until);
   return status();
 }
 // Work on a stream is done at once, so that the host itself waits here for what was posted elsewhere;
-// but where streams are late, what comes next on this one does.
+// but where streams are late, what comes next on this one does. For a collective that never ends it
+// waits no more than with a device: whoever asks for what comes after it then waits for ever.
 EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t of, unsigned) {
   count(WAITS);
   const std::shared_ptr<Mark> mark = event_of(of)->mark;
   Stream* stream = stream_of(handle);
   if (mark == nullptr || mark->stream == stream) return status();
-  const auto wait = [=] {
-    wait_for(mark->stream, mark->ticket);
+  const auto occupied = [=] {
     stream->busy_until = std::max(stream->busy_until.load(), mark->time_ms.load());
   };
   if (!late()) {
-    wait();
+    if (!waits_for_ever(mark->stream, mark->ticket)) {
+      occupied();
+      return status();
+    }
+    std::lock_guard<std::mutex> locked(stream->guard);
+    if (stream->behind == nullptr) stream->behind = mark;
     return status();
   }
+  const auto wait = [=] {
+    wait_for(mark->stream, mark->ticket);
+    occupied();
+  };
   std::lock_guard<std::mutex> locked(stream->guard);
   stream->put(wait);
   return status();

@@ -9,7 +9,7 @@ from selenium.webdriver.common.by import By
 from paceline.report.runs.comparison import choose_runs, compare
 from paceline.report.runs.listing import list_runs
 from paceline.report.runs.pages import write_comparison, write_index
-from tests.report.browsing import CONTRAST, open_file, requested
+from tests.report.browsing import CONTRAST, HINTS, open_file, requested
 from tests.report.runs.conftest import MakeRun
 from tests.report.runs.test_pages import NOW
 from tests.report.scaling.test_browser import LAYOUT
@@ -44,6 +44,7 @@ def test_nothing_overlaps_and_all_can_be_read(
         found = browser.execute_script(LAYOUT)
         assert (found["touching"], found["outside"], found["overflow"]) == ([], [], False)
         assert found["unnamed"] == 0
+        assert width > 390 or browser.execute_script(HINTS) == []
         paper, contrast = browser.execute_script(CONTRAST)
         assert contrast >= 4.5, paper
         assert requested(browser) == [page.as_uri()]

@@ -10,6 +10,7 @@ from paceline.errors import UsageError
 from paceline.report.runs.comparison import MOST_SHOWN, Comparison, choose_runs, compare
 from paceline.report.runs.curves import choose_metric, curve, curve_pictures, curve_tables
 from paceline.report.runs.text import comparison_lines
+from paceline.results.find_runs import choose_run
 from paceline.results.run_directory import RunDirectory
 from tests.report.runs.conftest import MakeRun, change
 
@@ -178,6 +179,9 @@ def test_runs_are_found_by_their_names(
     second.notes_json.write_text(json.dumps({"name": "base"}))
     with pytest.raises(UsageError, match="2 runs are called 'base'"):
         choose_runs(["base", "digits-2"])
+    begun = make_run("later-20260302-101500")
+    begun.run_json.unlink()
+    assert choose_run("later").path == begun.path  # where run.json, with the name, isn't there yet
     with pytest.raises(UsageError, match=r"no run below .* is called so"):
         choose_runs(["digits-1", "digits-3"])
     with pytest.raises(UsageError, match="1 run to compare: name at least two"):

@@ -135,6 +135,17 @@ def test_a_name_given_to_a_run_is_shown_whole(make_run: MakeRun, folder: Path) -
     assert re.match(r"base \(di…[-0-9]+-101502\)  finished", line)
 
 
+def test_tags_are_shown_where_there_is_room(make_run: MakeRun, folder: Path) -> None:
+    make_run("a", run={"settings": {"tag": ["good", "old"]}})
+    make_run("b")
+    wide, narrow = (table_lines(list_runs(folder), NOW, width) for width in (120, 80))
+    assert wide[0].endswith("started  tags")
+    assert wide[1].endswith("d ago  good, old")
+    assert wide[2].endswith("d ago")
+    assert [line[: len(small)] for line, small in zip(wide, narrow, strict=True)] == narrow
+    assert "tags" not in narrow[0] or len(narrow[1]) <= 80
+
+
 def test_names_tags_and_settings_filter(make_run: MakeRun, folder: Path) -> None:
     make_run("a", run={"settings": {"name": "first", "tag": ["good", "old"]}})
     make_run("b", run={"settings": {"lr": 0.1}}).notes_json.write_text(

@@ -1,18 +1,35 @@
 """What a script hands over as data, and what becomes of it."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
+from paceline.data.augment import RandomFlip
+from paceline.data.loading.loader import LoaderSource
+from paceline.data.loading.sampled import SampledOrder
 from paceline.data.memory import synthetic_images
+from paceline.data.order import EpochPlan
 from paceline.distributed.group import Group
+from paceline.distributed.placement import Placement
 from paceline.errors import DataError, JobError, UsageError
-from paceline.training.batches.sources import DataSource, describe_data
+from paceline.training.batches.sources import DataSource, describe_data, make_source
+from paceline.training.config import TrainConfig
 from tests.support.ranks import RankError, run_ranks
 from tests.support.sessions import points, session_on, sgd
 
@@ -55,11 +72,210 @@ def test_drop_last_false_keeps_the_short_batch(tmp_path: Path) -> None:
     assert run_ranks(1, body) == [7]
 
 
+class Turning(Sampler[int]):
+    """Counts its epochs itself, and begins each one further on."""
+
+    def __init__(self) -> None:
+        self._epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self._epoch += 1
+        return iter([(i * i + self._epoch) % 50 for i in range(21)])
+
+
+class ByEpoch(Sampler[int]):
+    """Knows the epoch when it is told."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([(i * i + self.epoch) % 50 for i in range(21)])
+
+    def __len__(self) -> int:
+        return 21
+
+
+def fixed() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+SAMPLERS: dict[str, Callable[[], Sampler[int]]] = {
+    "weighted": lambda: WeightedRandomSampler([1.0, 3.0] * 25, 21, generator=fixed()),
+    "subset": lambda: SubsetRandomSampler(range(10, 31), generator=fixed()),
+    "few": lambda: RandomSampler(range(50), num_samples=21, generator=fixed()),
+    "with replacement": lambda: RandomSampler(range(50), replacement=True, generator=fixed()),
+    "own": Turning,
+    "by epoch": ByEpoch,
+}
+
+
+def loader_of(sampler: Sampler[int]) -> DataLoader[object]:
+    return DataLoader(TensorDataset(torch.arange(50.0)), batch_size=8, sampler=sampler)
+
+
+def plain_batches(sampler: Sampler[int], epochs: int) -> list[list[float]]:
+    """What a plain loop goes through."""
+    loader, listed = loader_of(sampler), []
+    for epoch in range(epochs):
+        if isinstance(sampler, ByEpoch):
+            sampler.set_epoch(epoch)
+        listed += [x.tolist() for (x,) in loader]
+    return listed
+
+
+def session_batches(group: Group, directory: Path, name: str, epochs: int) -> list[list[float]]:
+    """This worker's shares."""
+    with session_on(group, directory) as s:
+        model = s.model(nn.Linear(1, 1))
+        s.optimizer(sgd(model))
+        (batches,) = s.prepare(loader_of(SAMPLERS[name]()))
+        seen = []
+        for _ in s.epochs(epochs):
+            for batch in batches.batches():  # type: ignore[attr-defined]
+                (x,) = batch.content
+                seen.append(x.tolist()[: batch.local])
+                s.step(model(x.unsqueeze(1)).mean() * 1e-3)
+        return seen
+
+
+def joined(shares: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
+    return [[x for share in step for x in share] for step in zip(*shares, strict=True)]
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.core_cases(4)
+def test_a_sampler_of_the_scripts_own_is_shared(name: str, world_size: int, tmp_path: Path) -> None:
+    """Its batches are those of a plain loop, resumed on another number of workers as well."""
+    plain = plain_batches(SAMPLERS[name](), 3)
+    first = joined(run_ranks(world_size, session_batches, tmp_path, name, 2))
+    then = joined(run_ranks(3, session_batches, tmp_path, name, 3))
+    assert first + then == plain
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_a_sampler_without_a_generator_draws_alike_everywhere(
+    world_size: int, tmp_path: Path
+) -> None:
+    def body(group: Group) -> list[list[float]]:
+        with session_on(group, tmp_path / str(group.world_size)) as s:
+            model = s.model(nn.Linear(1, 1))
+            s.optimizer(sgd(model))
+            weights = [0.0, 1.0] * 25
+            batches = s.loader(loader_of(WeightedRandomSampler(weights, 60)))
+            assert len(batches) == 8
+            torch.rand(group.rank)  # what a worker has drawn before has no part in it
+            seen = []
+            for _ in s.epochs(2):
+                for batch in batches.batches():
+                    seen.append(batch.indices.tolist())
+                    s.step(model(torch.ones(1, 1)).mean())
+            return seen
+
+    (alone,) = run_ranks(1, body)
+    if world_size > 1:
+        assert joined(run_ranks(world_size, body)) == alone
+    drawn = [index for batch in alone for index in batch]
+    assert len(drawn) == 120
+    assert all(index % 2 for index in drawn)
+    assert drawn[:60] != drawn[60:]
+
+
+def test_evaluations_go_through_what_a_sampler_draws(tmp_path: Path) -> None:
+    """The usual split of one data set by two samplers."""
+
+    def body(group: Group) -> list[float]:
+        with session_on(group, tmp_path) as s:
+            s.optimizer(sgd(s.model(nn.Linear(1, 1))))
+            train = s.loader(loader_of(SubsetRandomSampler(range(37))))
+            given = loader_of(SubsetRandomSampler(range(37, 50)))
+            valid, further = s.eval_loader(given), s.loader(given)
+            for _ in s.epochs(1):
+                pass
+            return [
+                s.evaluate(lambda batch: {"value": batch[0]}, loader)["value"]  # type: ignore[index]
+                for loader in (valid, further, train)
+            ]
+
+    for found in run_ranks(3, body):
+        assert found == [43.0, 43.0, 18.0]
+
+
+def test_an_evaluation_by_hand_counts_each_sample_once(tmp_path: Path) -> None:
+    """Also of a loader that shuffles, whose last batch has a sample for one worker alone."""
+
+    def body(group: Group) -> list[int]:
+        with session_on(group, tmp_path) as s:
+            s.optimizer(sgd(s.model(nn.Linear(1, 1))))
+            s.loader(TensorDataset(*points()), global_batch=8)
+            given = DataLoader(TensorDataset(torch.arange(50.0)), batch_size=7, shuffle=True)
+            (test,) = s.prepare(given)
+            found = []
+            for _ in s.epochs(2):
+                with torch.no_grad():
+                    found.append(int(s.sum(sum(len(x) for (x,) in test))))
+            return found
+
+    assert run_ranks(3, body) == [[50, 50]] * 3
+
+
+def test_a_sampler_that_follows_the_rank_is_an_error(tmp_path: Path) -> None:
+    def body(group: Group) -> None:
+        with session_on(group, tmp_path) as s:
+            s.loader(loader_of(SubsetRandomSampler(range(group.rank, 50, 2))))
+
+    with pytest.raises(RankError, match=r"the workers differ: rank 1 .* order of samples"):
+        run_ranks(2, body)
+
+
+def test_a_sampler_that_draws_fewer_later_is_an_error() -> None:
+    lengths = iter([3, 2])
+
+    class Shrinking(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(next(lengths)))
+
+    with pytest.raises(DataError, match="Shrinking drew 2 samples in epoch 2 and 3 in the first"):
+        SampledOrder(Shrinking(), 0).of(1)
+
+
+def test_a_sample_that_is_drawn_twice_is_changed_twice() -> None:
+    class Noise(Dataset[float]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> float:
+            return float(torch.rand(()))
+
+    order = SampledOrder([2, 2, 2, 2], 0)
+    with closing(LoaderSource(Noise(), loader_workers=0, order=order)) as source:
+        plan = EpochPlan(seed=0, epoch=0, global_batch=4)
+        batches = [next(source.train_batches(plan)).content for _ in range(2)]
+    assert len(set(batches[0].tolist())) == 4  # type: ignore[attr-defined]
+    assert torch.equal(batches[0], batches[1])  # type: ignore[arg-type]
+
+
+class Buckets(Sampler[list[int]]):
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[1], [2, 3]])
+
+
+POINTS = TensorDataset(*points())
 REFUSED: dict[str, Callable[[], DataLoader[object]]] = {
-    "WeightedRandomSampler": lambda: DataLoader(
-        TensorDataset(*points()), batch_size=8, sampler=WeightedRandomSampler([1.0] * 50, 50)
+    "DistributedSampler shares samples between workers": lambda: DataLoader(
+        POINTS, batch_size=8, sampler=DistributedSampler(POINTS, num_replicas=2, rank=0)
     ),
-    "no batch_size": lambda: DataLoader(TensorDataset(*points()), batch_size=None),
+    "no batch_size": lambda: DataLoader(POINTS, batch_size=None),
+    "batch_sampler of its own": lambda: DataLoader(POINTS, batch_sampler=Buckets()),
+    "gives whole batches": lambda: DataLoader(Stream(20), batch_size=None),
+    "images can't be": lambda: DataLoader(
+        synthetic_images(4, 1, 8, 8, 2, seed=0),  # type: ignore[arg-type]
+        batch_size=2,
+        sampler=SubsetRandomSampler([1, 2]),
+    ),
 }
 
 
@@ -71,6 +287,15 @@ def test_orders_that_cannot_be_shared_are_refused(what: str, tmp_path: Path) -> 
         return str(caught.value)
 
     assert what in run_ranks(1, body)[0]
+
+
+def test_an_order_that_is_said_twice_is_refused(tmp_path: Path) -> None:
+    def body(group: Group) -> None:
+        with session_on(group, tmp_path) as s:
+            s.loader(loader_of(Turning()), shuffle=True)
+
+    with pytest.raises(RankError, match="shuffle=True beside a DataLoader whose Turning"):
+        run_ranks(1, body)
 
 
 class Stream(IterableDataset[object]):
@@ -156,3 +381,16 @@ def test_what_differs_in_the_data_is_named(what: str, tmp_path: Path) -> None:
     named = "data set TensorDataset of 20 samples" if what == "labels" else what
     assert re.search(f"rank 2 on .* has {named}.*, rank 0 on", message)
     assert "rank 1" not in message
+
+
+def test_a_stream_of_raw_images_cant_be_augmented_on_the_device() -> None:
+    class RawStream(IterableDataset[tuple[Tensor, int]]):
+        mean, std, scale = (0.5,), (0.5,), 255
+
+        def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+            yield torch.zeros(1, 4, 4, dtype=torch.uint8), 0
+
+    group = Group(Placement(), torch.device("cpu"), "none")
+    config = TrainConfig.from_settings({})
+    with pytest.raises(UsageError, match="put the transforms into the data set"):
+        make_source(describe_data(RawStream()), config, group, False, augment=(RandomFlip(),))

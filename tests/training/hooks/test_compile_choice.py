@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.options.fields import OptionValue
-from paceline.training import components
+from paceline.training import components, step_times
 from paceline.training.components import CompileSwitch
-from paceline.training.hooks import compile_choice
 from paceline.training.job import Job
 from paceline.training.sync.validation import check_reproducible
 from tests.support.ranks import run_ranks
@@ -23,7 +22,7 @@ from tests.support.trainings import SIDE, Outcome, StopAt, configure, pictures, 
 PLAIN_S = 20.0
 STEPS = 3 * 20
 TRIED = "compiles the model, for the last 17 min 40 s"
-COMPILED = "compiled, since a step takes 10,000.0 ms compiled and 20,000.0 ms as it is"
+COMPILED = "compiled, since a step takes 10 s compiled, 20 s as it is"
 
 
 class CompilerError(Exception):
@@ -67,7 +66,7 @@ def timed_job(compiled_s: float, fails_on: int | None = None, passes: int = 0) -
 
     # This process is forked: what is changed ends with it.
     components.compile_forward = lambda module, *, in_buckets=False: compiled
-    compile_choice.perf_counter = model.clock  # type: ignore[attr-defined]
+    step_times.perf_counter = model.clock  # type: ignore[attr-defined]
     return Job(model=model, train=pictures(160), validation=pictures(5, seed=2))
 
 
@@ -94,7 +93,7 @@ def trained(
     ("workers", "compiled_s", "fails_on", "came_to"),
     [
         (1, 10.0, None, COMPILED),
-        (1, 19.9, None, f"not {COMPILED}".replace("10,000", "19,900")),
+        (1, 19.9, None, f"not {COMPILED}".replace("10 s", "19.9 s")),
         (2, 10.0, 1, "not compiled, since that failed on rank 1: CompilerError: no such operation"),
         (2, 10.0, 0, "not compiled, since that failed on rank 0: CompilerError: no such operation"),
     ],

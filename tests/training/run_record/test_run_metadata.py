@@ -62,6 +62,13 @@ def test_how_a_batch_is_cut(
     assert describe_batch(plan) == f"global batch 64 {told}".rstrip()
 
 
+def test_a_large_batch_is_written_as_other_numbers_are() -> None:
+    plan = make_plan(DataOptions(global_batch=4096), Division.of(None, 3), None)
+    assert describe_batch(plan) == "global batch 4,096 = 1,366 + 1,365 + 1,365"
+    plan = make_plan(DataOptions(global_batch=4096), Division.of(None, 2), None)
+    assert describe_batch(plan) == "global batch 4,096 = 2 x 2,048 per worker"
+
+
 @pytest.mark.parametrize(
     ("device", "precision", "shards", "fused", "told"),
     [

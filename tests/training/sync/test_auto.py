@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 from paceline.distributed.group import Group
 from paceline.options.fields import OptionValue
+from paceline.training import step_times
 from paceline.training.context import TrainingContext
 from paceline.training.profiling.profile_writer import Profiler
 from paceline.training.sync import auto
@@ -106,7 +107,7 @@ def test_what_it_measures_leads_to_a_choice(
 
         AutoSync.__init__ = made  # type: ignore[method-assign]  # this process ends with the test
         Profiler.profile = lambda *_: profile(exposed_s, world_size)  # type: ignore[method-assign]
-        vars(auto).update({"perf_counter": clock})
+        vars(step_times).update({"perf_counter": clock})
         return train(group, tmp_path, None, None, 3, None)
 
     found = run_ranks(world_size, body)

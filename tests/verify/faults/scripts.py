@@ -321,6 +321,31 @@ FAULTS = {
         ALONE,
         told="never communicate",
     ),
+    "a rank that trains in evaluation mode": Fault(
+        "modes-apart",
+        [("    model.train()\n", ""), ("Centred(), nn.Linear", "nn.Linear")],
+        RANK_0_JUDGES,
+        told="trains in evaluation mode on rank 0, and in training mode on rank 1",
+    ),
+    "values from each rank's own part": Fault(
+        "other-values",
+        [
+            (
+                "train_set = points(32, 1)\n",
+                "inputs, targets = points(32, 1).tensors\n"
+                "own = inputs[rank::world]\n"
+                "train_set = TensorDataset((inputs - own.mean(0)) / own.std(0), targets)\n",
+            )
+        ],
+        BY_HAND,
+        told="have other values than on 1 worker",
+    ),
+    "an epoch that one rank alone is told": Fault(
+        "shares-overlap",
+        [("    sampler.set_epoch(epoch)", "    if rank == 0:\n        sampler.set_epoch(epoch)")],
+        BY_HAND,
+        told="have different epochs (1, 0)",
+    ),
     "a sum as loss": Fault(
         "gradient-factor",
         [

@@ -66,7 +66,11 @@ def main(tokens: Sequence[str]) -> int:
     )
     output, run = Output.take(given), choose_run(where)
     PreviousRun.read_recipe(run)  # before torch is loaded, and it is said which snapshot is taken
-    from paceline.training.evaluation.evaluate_run import evaluate_run, find_snapshot
+    from paceline.training.evaluation.evaluate_run import (
+        evaluate_run,
+        find_snapshot,
+        is_best_snapshot,
+    )
 
     arguments = {"data_dir": given["data_dir"]} if "data_dir" in given else {}
     device = cast(DeviceKind, given.get("device", "auto"))
@@ -80,7 +84,7 @@ def main(tokens: Sequence[str]) -> int:
     if output.json:
         print_json(_as_json(result, classes, run))
         return ExitCode.DONE
-    _show_figures(result)
+    _show_figures(result, is_best=is_best_snapshot(run, path))
     if classes is not None and not output.quiet:
         _show_classes(classes)
         if output.verbose:
@@ -112,9 +116,10 @@ def _number(value: float | None) -> float | None:
     return value if value is not None and isfinite(value) else None
 
 
-def _show_figures(result: "EvaluationResult") -> None:
+def _show_figures(result: "EvaluationResult", *, is_best: bool) -> None:
     totals = result.totals
-    print(f"snapshot  {result.snapshot.name} (step {result.step})")
+    best = ", the best by validation" if is_best else ""
+    print(f"snapshot  {result.snapshot.name} (step {result.step:,}{best})")
     if not totals.samples:
         print("samples   none: the validation set is empty, so there is nothing to evaluate")
         return

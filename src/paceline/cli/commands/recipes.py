@@ -1,11 +1,13 @@
 """`paceline recipes`: lists the built-in recipes."""
 
+import sys
 from collections.abc import Mapping, Sequence
 
 from paceline.cli.output import Output, output_options, print_json
 from paceline.errors import ExitCode
 from paceline.options.command_line import flag, parse_options
 from paceline.options.figures import show_value
+from paceline.options.text import fitting, line_width, wrapped
 from paceline.recipes.registry import BUILT_IN, DEFAULT
 from paceline.training.recipe import Recipe, load_recipe
 
@@ -30,10 +32,12 @@ def main(tokens: Sequence[str]) -> int:
     width = max(map(len, found))
     for name, recipe in found.items():
         default = " (the default)" if name == DEFAULT else ""
-        print(f"{name:{width}}  {recipe.summary}{default}")
+        line = f"{name:{width}}  {recipe.summary}{default}"
+        print("\n".join(wrapped(line, line_width(sys.maxsize), " " * (width + 2))))
         if output.verbose:
             _show_settings(recipe)
-    print("\nOptions of one: paceline train NAME --help. Your own: paceline train FILE.py:FUNCTION")
+    how = "Options of one: paceline train NAME --help. Your own: paceline train FILE.py:FUNCTION"
+    print(f"\n{fitting(how, sys.stdout)}")
     return ExitCode.DONE
 
 

@@ -1,7 +1,9 @@
 """`paceline resume [RUN_DIR]`: resumes exactly where a training stopped, also in mid-epoch."""
 
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
@@ -31,7 +33,7 @@ from paceline.options.command_line import (
 from paceline.options.config_file import CONFIG
 from paceline.options.fields import OptionField, OptionValue
 from paceline.options.shell import command_line
-from paceline.options.text import printable
+from paceline.options.text import fitting, printable
 from paceline.results.find_runs import choose_run
 from paceline.results.run_directory import USUAL_FOLDER, RunDirectory
 from paceline.runtime.placement import (
@@ -129,8 +131,9 @@ def _show_help(tokens: Sequence[str]) -> NoReturn:
     named = [token for token in tokens if not wants_help((token,))][:1]
     if not named or named[0].startswith("-") or is_url(named[0]):
         own = [_ALLOW, _RUN_DIR, CONFIG, *TRAIN_OUTPUT, *cluster_options()]
-        options = [*training_options().values(), *own]
-        show_help(_USAGE, _ABOUT, options, tokens)
+        options = [replace(option, default=None) for option in training_options().values()]
+        about = f"{_ABOUT} `paceline resume RUN_DIR --help` shows the run's own values."
+        show_help(_USAGE, about, [*options, *own], tokens)
     past = PreviousRun.read(choose_run(named[0]))
     if past.kind == "script":
         from paceline.runtime.script_options import script_options
@@ -229,6 +232,7 @@ def _resume_script(
 
     if not Path(past.reference).is_file():
         raise UsageError(f"the script {past.reference} of this training is gone")
+    # Options of Paceline, and which of them may differ from the run's.
     tokens, script_args = part_script_args(words)
     own_options = [_ALLOW, CONFIG, *TRAIN_OUTPUT, *cluster_options()]
     options = [*script_options().values(), *own_options]
@@ -421,7 +425,8 @@ def _print_finished(
     with output.apart():
         if not output.quiet:
             sentence = describe_ending(report).sentence.removeprefix("finished ")
-            print(printable(f"{run.path} has finished: {sentence}. Nothing was changed.\n{more}"))
+            told = printable(f"{run.path} has finished: {sentence}. Nothing was changed.\n{more}")
+            print(fitting(told, sys.stdout))
     for command in dict.fromkeys(_CHANGED_BY.get(name, "") for name in ignored):
         names = [name for name in ignored if _CHANGED_BY.get(name, "") == command]
         instead = f": `paceline {command}` does that" if command else ""

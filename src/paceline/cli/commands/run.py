@@ -35,6 +35,7 @@ def main(tokens: Sequence[str]) -> int:
         warn_of_variables,
     )
 
+    # The script, its own arguments, and options before or behind it.
     own, arguments = part_script_args(tokens)
     run_dir = replace(RUN_DIR, aliases=())  # as `script_options` has it
     own_options = [run_dir, CONFIG, PRINT_CONFIG, *TRAIN_OUTPUT, *cluster_options()]
@@ -51,6 +52,7 @@ def main(tokens: Sequence[str]) -> int:
     given.pop("config", None)
     output, prints = Output.take(given), given.pop("print_config", False)
     output.quieten(given)
+    # What is the command's own isn't the training's.
     choice, where = take_cluster_choice(given), given.pop("run_dir", None)
     request = TrainRequest(
         kind="script",

@@ -35,103 +35,106 @@ def main(tokens: Sequence[str]) -> int:
     return _in_its_directory(read(tokens))
 
 
-def _in_its_directory(asked: ScaleRequest) -> int:
-    was_there = asked.place.path.is_dir() and asked.options.study_dir is not None
-    shared = asked.commands.given.get("share_run_dir") is True
-    if asked.options.study_dir is None:
-        asked = _claimed(asked, shared=shared)
-    is_new = asked.place.prepare(asked.settled, asked.methods, shared=shared)
-    with asked.place.lock():
+def _in_its_directory(request: ScaleRequest) -> int:
+    was_there = request.place.path.is_dir() and request.options.study_dir is not None
+    shared = request.commands.given.get("share_run_dir") is True
+    if request.options.study_dir is None:
+        request = _claimed(request, shared=shared)
+    is_new = request.place.prepare(request.settled, request.methods, shared=shared)
+    with request.place.lock():
         try:
-            return _scale(asked)
+            return _scale(request)
         except UsageError:
             if is_new:
-                asked.place.discard(keep=was_there)
+                request.place.discard(keep=was_there)
             raise
 
 
-def _claimed(asked: ScaleRequest, *, shared: bool) -> ScaleRequest:
+def _claimed(request: ScaleRequest, *, shared: bool) -> ScaleRequest:
     """Give a study whose user named no directory one that no other study has."""
     try:
-        path = RunDirectory(asked.place.path, shared=shared).claim().path
+        path = RunDirectory(request.place.path, shared=shared).claim().path
     except UsageError as error:
         raise UsageError(str(error).replace("--run-dir", "--study-dir")) from error
-    commands = replace(asked.commands, hostfiles=path / "hosts")
-    return replace(asked, place=StudyDirectory(path), commands=commands)
+    commands = replace(request.commands, hostfiles=path / "hosts")
+    return replace(request, place=StudyDirectory(path), commands=commands)
 
 
-def _scale(asked: ScaleRequest) -> int:
-    options, place = asked.options, asked.place
+def _scale(request: ScaleRequest) -> int:
+    options, place = request.options, request.place
     study = Study(
-        recipe=asked.commands.target,
-        command=("paceline", "scale", *asked.tokens),
+        recipe=request.commands.target,
+        command=("paceline", "scale", *request.tokens),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         paceline=__version__,
-        hosts=tuple(host.name for host in asked.commands.hosts.listed) or (socket.gethostname(),),
+        hosts=tuple(host.name for host in request.commands.hosts.listed) or (socket.gethostname(),),
         mode=options.mode,
         repeats=options.repeats,
         seconds=options.seconds,
-        asked=asked.settled,
+        asked=request.settled,
     )
     study = place.begun(study)
+    # The runner writes the study after each training, so that it can be stopped at any time.
     runner = Runner(
         place=place.path,
-        commands=asked.commands,
+        commands=request.commands,
         mode=options.mode,
         seconds=options.seconds,
-        batch=asked.batch,
-        own_batch=fills(asked.commands.script_args)
+        batch=request.batch,
+        own_batch=fills(request.commands.script_args)
         or options.mode == "strong"
-        or all(size.workers == 1 for size in asked.sizes),
+        or all(size.workers == 1 for size in request.sizes),
         say=say,
-        keep=lambda: place.write(_as_it_stands(asked, study, runner)),
+        keep=lambda: place.write(_as_it_stands(request, study, runner)),
     )
     runner.keep()
-    _announce(asked)
+    _announce(request)
     interrupted = False
     try:
         with signals_raised():
-            runner.measure(asked.plan)
+            runner.measure(request.plan)
             if options.train:
-                runner.train(asked.sizes)
+                runner.train(request.sizes)
     except (InterruptedStudyError, KeyboardInterrupt):
         interrupted = True
-    return _end(asked, _as_it_stands(asked, study, runner), runner, interrupted=interrupted)
+    return _end(request, _as_it_stands(request, study, runner), runner, interrupted=interrupted)
 
 
-def _as_it_stands(asked: ScaleRequest, study: Study, runner: Runner) -> Study:
-    sizes = asked.place.sizes_besides(asked.sizes, asked.commands.hosts.listed)
-    plan = make_plan(sizes, asked.place.rounds(asked.options.repeats))
+def _as_it_stands(request: ScaleRequest, study: Study, runner: Runner) -> Study:
+    sizes = request.place.sizes_besides(request.sizes, request.commands.hosts.listed)
+    plan = make_plan(sizes, request.place.rounds(request.options.repeats))
     options: dict[str, Mapping[str, object]] = {}
-    for method in (*asked.methods, PLAIN):
-        settings = method_settings(method, asked.commands.methods, warm=False)
+    for method in (*request.methods, PLAIN):
+        settings = method_settings(method, request.commands.methods, warm=False)
         options[method] = {name: value for name, value in settings.items() if name != "sync"}
     study = summarise(study, sizes, runner.measured(plan), options, runner.trained(sizes))
     return replace(study, notes=(*study.notes, *runner.problems))
 
 
-def _announce(asked: ScaleRequest) -> None:
-    counts = sorted({size.workers for size in asked.sizes})
-    batch = "its own batch" if asked.batch is None else f"batch {asked.batch:,}"
+def _announce(request: ScaleRequest) -> None:
+    counts = sorted({size.workers for size in request.sizes})
+    batch = "its own batch" if request.batch is None else f"batch {request.batch:,}"
     say(
-        f"Scaling of {asked.commands.target}: {asked.options.mode}, {batch} on one worker; workers "
-        f"{', '.join(map(str, counts))}; {len(asked.plan)} measurements of "
-        f"{asked.options.seconds:g} s in {asked.place.path}"
+        f"Scaling of {request.commands.target}: {request.options.mode}, {batch} on one worker; "
+        f"workers {', '.join(map(str, counts))}; {len(request.plan)} measurements of "
+        f"{request.options.seconds:g} s in {request.place.path}"
     )
 
 
-def _end(asked: ScaleRequest, study: Study, runner: Runner, *, interrupted: bool) -> int:
+def _end(request: ScaleRequest, study: Study, runner: Runner, *, interrupted: bool) -> int:
     """Write and tell what was found. Returns the exit code."""
-    asked.place.write(study)
-    study = _with_prediction(asked.place, study)
-    report = _write_report(asked.place) if any(size.images_per_s for size in study.sizes) else None
+    request.place.write(study)
+    study = _with_prediction(request.place, study)
+    report = (
+        _write_report(request.place) if any(size.images_per_s for size in study.sizes) else None
+    )
     print(printable(f"\n{as_text(study)}\n"), flush=True)
-    files = [asked.place.study_json, asked.place.study_csv, *([report] if report else [])]
+    files = [request.place.study_json, request.place.study_csv, *([report] if report else [])]
     print("Written: " + "\n         ".join(map(str, files)), flush=True)
     if interrupted:
-        print(f"Stopped. Resume with what is missing: {_again(asked)}", flush=True)
+        print(f"Stopped. Resume with what is missing: {_again(request)}", flush=True)
         return ExitCode.RESUMABLE
-    return exit_code_of(runner.measured(asked.plan), runner.failures)
+    return exit_code_of(runner.measured(request.plan), runner.failures)
 
 
 def _with_prediction(place: StudyDirectory, study: Study) -> Study:
@@ -161,6 +164,6 @@ def _write_report(place: StudyDirectory) -> Path | None:
         return None
 
 
-def _again(asked: ScaleRequest) -> str:
-    place = ("--study-dir", str(asked.place.path)) if asked.options.study_dir is None else ()
-    return command_line("scale", *with_options(asked.tokens, place))
+def _again(request: ScaleRequest) -> str:
+    place = ("--study-dir", str(request.place.path)) if request.options.study_dir is None else ()
+    return command_line("scale", *with_options(request.tokens, place))

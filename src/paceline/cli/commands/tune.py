@@ -95,28 +95,28 @@ def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     if wants_help(tokens) and (not tokens or tokens[0].startswith("-")):
         show_help(_USAGE, _ABOUT, _listed_options(None, is_script=True), tokens)
-    asked = _read(tokens)
-    return _in_its_directory(asked, _tuner(asked))
+    request = _read(tokens)
+    return _in_its_directory(request, _tuner(request))
 
 
-def _in_its_directory(asked: _TuneRequest, tuner: Tuner) -> int:
-    run = RunDirectory(asked.place)
-    if asked.options.tune_dir is None:
+def _in_its_directory(request: _TuneRequest, tuner: Tuner) -> int:
+    run = RunDirectory(request.place)
+    if request.options.tune_dir is None:
         run = run.claim()
-        asked, tuner.place = replace(asked, place=run.path), run.path
+        request, tuner.place = replace(request, place=run.path), run.path
     _make(run)
     with run.lock():
-        _prepare(asked)
+        _prepare(request)
         try:
             with signals_raised():
                 tuner.run()
         except (InterruptedStudyError, KeyboardInterrupt):
             tuner.tried = [replace(tried, is_stopped=True) for tried in tuner.tried]
-            _write(asked, tuner)
-            print(f"\n{_as_text(tuner)}\nStopped. Resume with what is missing: {_again(asked)}")
+            _write(request, tuner)
+            print(f"\n{_as_text(tuner)}\nStopped. Resume with what is missing: {_again(request)}")
             return ExitCode.RESUMABLE
-        _write(asked, tuner)
-    return _end(asked, tuner)
+        _write(request, tuner)
+    return _end(request, tuner)
 
 
 def _listed_options(recipe: Recipe | None, *, is_script: bool) -> list[OptionField]:
@@ -187,36 +187,40 @@ def _make(run: RunDirectory) -> None:
         raise UsageError(f"{run.path} can't be made: {why_unreadable(error)}") from error
 
 
-def _prepare(asked: _TuneRequest) -> None:
+def _prepare(request: _TuneRequest) -> None:
     """See that the directory holds the same tuning, if any.
 
     Raises:
         UsageError: It holds something else.
     """
-    path = asked.place / TUNE_JSON
+    path = request.place / TUNE_JSON
     if path.exists():
         try:
             before = section(read_json_object(path), "asked")
         except (OSError, ValueError) as error:
             raise UsageError(f"{path} can't be read: {error}") from error
-        for name in sorted({*before, *asked.settled}):
-            if before.get(name) != asked.settled.get(name):
+        for name in sorted({*before, *request.settled}):
+            if before.get(name) != request.settled.get(name):
                 raise UsageError(
-                    f"{asked.place} is of another tuning: {name} was {before.get(name)} and is "
-                    f"{asked.settled.get(name)} now. Give another --tune-dir"
+                    f"{request.place} is of another tuning: {name} was {before.get(name)} and is "
+                    f"{request.settled.get(name)} now. Give another --tune-dir"
                 )
     else:
-        write_json(path, {"kind": "tune", "asked": asked.settled})
+        write_json(path, {"kind": "tune", "asked": request.settled})
 
 
-def _tuner(asked: _TuneRequest) -> Tuner:
+def _tuner(request: _TuneRequest) -> Tuner:
     """Settle what the training is, as it stands.
 
     Raises:
         UsageError: It can't be trained so.
     """
-    config, target, hosts = TrainConfig.from_settings(asked.settings), asked.target, asked.hosts
-    if hosts.listed and "workers" in asked.given:
+    config, target, hosts = (
+        TrainConfig.from_settings(request.settings),
+        request.target,
+        request.hosts,
+    )
+    if hosts.listed and "workers" in request.given:
         raise UsageError("--workers is for this machine; with --hosts each has its own number")
     workers = hosts.slots or local_place(config).workers
     check_workers(config, workers)
@@ -233,43 +237,43 @@ def _tuner(asked: _TuneRequest) -> Tuner:
             methods={},
             names_method="sync" in given,
             hosts=hosts,
-            hostfiles=asked.place / "hosts",
+            hostfiles=request.place / "hosts",
             seconds=seconds,
             script_args=target.script_args,
         )
 
     training = TunedTraining(
         name=target.name,
-        given={name: value for name, value in asked.given.items() if name != "workers"},
-        fixed=frozenset(asked.given),
-        known=asked.known,
+        given={name: value for name, value in request.given.items() if name != "workers"},
+        fixed=frozenset(request.given),
+        known=request.known,
         commands=commands,
         size=Size(
             workers=workers,
             nodes=len(first_slots(hosts.listed, workers)) or 1,
-            method=usual_method(asked.given, target.settings),
+            method=usual_method(request.given, target.settings),
         ),
         batch=batch,
     )
     return Tuner(
-        place=asked.place,
+        place=request.place,
         training=training,
-        budget_s=parse_duration_s(asked.options.budget),
-        seconds=asked.options.seconds,
-        check_quality=asked.options.check_quality,
+        budget_s=parse_duration_s(request.options.budget),
+        seconds=request.options.seconds,
+        check_quality=request.options.check_quality,
         say=say,
     )
 
 
-def _write(asked: _TuneRequest, tuner: Tuner) -> None:
+def _write(request: _TuneRequest, tuner: Tuner) -> None:
     """Keep what was found, for programs."""
     content = {
         "kind": "tune",
-        "asked": asked.settled,
+        "asked": request.settled,
         "tried": [_described(tried) for tried in tuner.tried],
         "confirmed": _described(tuner.confirmed) if tuner.confirmed else None,
     }
-    write_json(asked.place / TUNE_JSON, content)
+    write_json(request.place / TUNE_JSON, content)
 
 
 def _described(tried: Tried) -> Mapping[str, object]:
@@ -324,22 +328,22 @@ def _options(tried: Tried) -> str:
     return " ".join(words(tried.change.settings))
 
 
-def _end(asked: _TuneRequest, tuner: Tuner) -> int:
+def _end(request: _TuneRequest, tuner: Tuner) -> int:
     print(f"\n{_as_text(tuner)}\n", flush=True)
     taken = tuner.confirmed
     if taken is None or not taken.may_be_taken:
-        return _end_as_it_is(asked, tuner)
+        return _end_as_it_is(request, tuner)
     settings, (low, high) = taken.change.settings, taken.gain.bounds
     speed = f"{taken.gain.mean:.2f} times as fast ({low:.2f} to {high:.2f})"
     lines = [
-        f"{_HEAD}{asked.target.name} is {speed}",
+        f"{_HEAD}{request.target.name} is {speed}",
         *(as_toml(n, v) for n, v in settings.items()),
     ]
-    path = Path(asked.options.output).expanduser()
+    path = Path(request.options.output).expanduser()
     write_atomic(path, ("\n".join(lines) + "\n").encode())
-    print(f"{speed.capitalize()}, with {path}:\n  {_command(asked, path)}")
+    print(f"{speed.capitalize()}, with {path}:\n  {_command(request, path)}")
     inside = {n: v for n, v in settings.items() if n not in ("workers", "threads")}
-    if asked.target.is_script and inside:
+    if request.target.is_script and inside:
         listed = ", ".join(f"{name}={value!r}" for name, value in inside.items())
         print(f"Or in the script: paceline.session({listed})")
     if taken.gain.start_s:
@@ -350,11 +354,11 @@ def _end(asked: _TuneRequest, tuner: Tuner) -> int:
     return ExitCode.DONE
 
 
-def _end_as_it_is(asked: _TuneRequest, tuner: Tuner) -> int:
+def _end_as_it_is(request: _TuneRequest, tuner: Tuner) -> int:
     """Say that nothing is to be taken, and what may settle more."""
-    name, verdicts = asked.target.name, [tried.verdict for tried in tuner.tried]
+    name, verdicts = request.target.name, [tried.verdict for tried in tuner.tried]
     if any("--check-quality" in verdict for verdict in verdicts):
-        again = _again(asked, "--check-quality")
+        again = _again(request, "--check-quality")
         print(
             f"What is sure to make {name} faster may change its result. Whole trainings from three "
             f"seeds say whether that is as good: {again}"
@@ -362,18 +366,18 @@ def _end_as_it_is(asked: _TuneRequest, tuner: Tuner) -> int:
     else:
         print(f"Nothing that was tried is sure to make {name} faster: leave it as it is.")
     if any("no time left" in verdict for verdict in verdicts):
-        print(f"Not all of it is settled. With as much time again: {_again(asked)}")
+        print(f"Not all of it is settled. With as much time again: {_again(request)}")
     return ExitCode.DONE
 
 
-def _command(asked: _TuneRequest, path: Path) -> str:
-    given = spelled({**asked.hosts.given, **asked.given})
-    target = asked.target
+def _command(request: _TuneRequest, path: Path) -> str:
+    given = spelled({**request.hosts.given, **request.given})
+    target = request.target
     script_args = ["--", *target.script_args] if target.script_args else []
     word = "run" if target.is_script else "train"
     return command_line(word, target.name, *given, "--config", str(path), *script_args)
 
 
-def _again(asked: _TuneRequest, *more: str) -> str:
-    place = ("--tune-dir", str(asked.place)) if asked.options.tune_dir is None else ()
-    return command_line("tune", *with_options(asked.tokens, (*more, *place)))
+def _again(request: _TuneRequest, *more: str) -> str:
+    place = ("--tune-dir", str(request.place)) if request.options.tune_dir is None else ()
+    return command_line("tune", *with_options(request.tokens, (*more, *place)))

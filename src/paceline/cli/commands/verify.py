@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from paceline._version import __version__
 from paceline.cli.output import check_place
 from paceline.cli.target import list_training_options
-from paceline.data.options import DEFAULT_GLOBAL_BATCH, choose_global_batch
+from paceline.data.options import choose_global_batch
 from paceline.errors import ExitCode, JobError, UsageError
 from paceline.files import read_json_object, write_json
 from paceline.launch.scratch import scratch_directory
@@ -191,7 +191,7 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
     workers = _numbers(str(given.get("workers", "1" if resume else _COUNTS)), single=resume)
     check_machine(max(workers))
     for count in workers if recipe is not None else ():
-        choose_global_batch(config.data, DEFAULT_GLOBAL_BATCH, count)
+        choose_global_batch(config.data, count)
     return _asked(request, config, workers, given)
 
 
@@ -448,6 +448,7 @@ def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> "_Verified":
 
     asked = launcher.asked
     (workers,) = asked.workers
+    # Undisturbed: says how many steps there are, and so where to kill.
     whole = launcher.launch(workers, part=LaunchPart(name="undisturbed"))
     if whole.failure:
         raise JobError(f"the script fails by itself: {whole.failure}")
@@ -459,6 +460,7 @@ def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> "_Verified":
             f"--kill-at-step is {kill_at}, and the training takes "
             f"{plural(len(whole.steps), 'step')} in three epochs (cut off by --steps): say fewer"
         )
+    # Killed, and started again in the same directory.
     killed = launcher.launch(workers, part=LaunchPart(name="killed", run="parted", kill_at=kill_at))
     saved = launcher.written("parted")
     again = LaunchPart(name="resumed", run="parted", more_args=how.more_args)

@@ -34,6 +34,13 @@ class ItemRequest:
     seed: int
     epoch: int
     indices: tuple[int, ...]
+    places: tuple[int, ...] = ()
+    """Where they stand in the epoch's order, if one sample may come several times."""
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """What each sample's random numbers follow from, besides seed and epoch."""
+        return self.places or self.indices
 
 
 class SeededItems:
@@ -74,12 +81,12 @@ class SeededItems:
         together: Callable[[list[int]], Sequence[object]] | None
         together = getattr(self._dataset, "__getitems__", None)
         if together is not None:
-            _seed_generators(Domain.ITEM, request, request.indices[0])
+            _seed_generators(Domain.ITEM, request.seed, request.epoch, request.seeds[0])
             with _errors_named(f"the samples {shorten(request.indices)}"):
                 return list(together(list(request.indices)))
         items = []
-        for index in request.indices:
-            _seed_generators(Domain.ITEM, request, index)
+        for index, place in zip(request.indices, request.seeds, strict=True):
+            _seed_generators(Domain.ITEM, request.seed, request.epoch, place)
             with _errors_named(f"sample {index}"):
                 items.append(self._dataset[index])
         return items
@@ -88,8 +95,15 @@ class SeededItems:
 @contextmanager
 def collating(request: ItemRequest) -> Iterator[None]:
     """Seed what a batch is made of items with, by its first sample; bring back what was before."""
+    with seeded(Domain.COLLATE, request.seed, request.epoch, request.seeds[0]):
+        yield
+
+
+@contextmanager
+def seeded(domain: Domain, *parts: int) -> Iterator[None]:
+    """Seed the global generators by integers; bring back what was before."""
     with _generators_restored():
-        _seed_generators(Domain.COLLATE, request, request.indices[0])
+        _seed_generators(domain, *parts)
         yield
 
 
@@ -125,9 +139,9 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _seed_generators(domain: Domain, request: ItemRequest, index: int) -> None:
+def _seed_generators(domain: Domain, *parts: int) -> None:
     # One key for all generators, cut to what each takes: any, 32 bits, 63 bits.
-    key = derive_key(domain, request.seed, request.epoch, index)
+    key = derive_key(domain, *parts)
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)
     torch.default_generator.manual_seed(key >> 1)

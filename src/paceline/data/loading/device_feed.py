@@ -9,7 +9,7 @@ from typing import Generic, TypeVar, final
 import torch
 from torch import Tensor
 
-from paceline.data.batch import map_tensors
+from paceline.data.batch import map_tensors, move_whole
 from paceline.distributed.device import can_pin, use_device
 
 T = TypeVar("T")
@@ -47,13 +47,14 @@ class DeviceFeed:
         """Begin to copy a batch; on any thread.
 
         Args:
-            content: Tensors of the host, as `Batch.content` has them.
+            content: Tensors of the host, as `Batch.content` has them. What moves itself is moved by
+                `finish`: where it puts tensors, and for how long, is its own affair.
         """
         if not self.is_beside:
-            return Underway(map_tensors(content, self._moved), None)
+            return Underway(map_tensors(content, self._moved, _unchanged), None)
         self._stream = self._stream or torch.Stream(device=self._device)
         with self._stream:
-            moved = map_tensors(content, lambda tensor: self._moved(_pinned(tensor)))
+            moved = map_tensors(content, lambda tensor: self._moved(_pinned(tensor)), _unchanged)
             return Underway(moved, self._stream.record_event())
 
     def finish(self, underway: Underway) -> object:
@@ -63,7 +64,7 @@ class DeviceFeed:
             The batch, on the device.
         """
         if underway.arrived is None:
-            return underway.content
+            return self._whole(underway.content)
         computing = torch.accelerator.current_stream(self._device)
         computing.wait_event(underway.arrived)
 
@@ -72,14 +73,21 @@ class DeviceFeed:
             tensor.record_stream(computing)
             return tensor
 
-        return map_tensors(underway.content, used_here)
+        return self._whole(map_tensors(underway.content, used_here, _unchanged))
 
     def bring(self, content: object) -> object:
         """Copy a batch; what is computed next waits for it, what is computed now doesn't."""
         return self.finish(self.start(content))
 
+    def _whole(self, content: object) -> object:
+        return content if self._device.type == "cpu" else move_whole(content, self._device)
+
     def _moved(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device, non_blocking=True)
+        return tensor.to(self._device, non_blocking=self.is_beside)
+
+
+def _unchanged(value: object) -> object:
+    return value
 
 
 def _pinned(tensor: Tensor) -> Tensor:

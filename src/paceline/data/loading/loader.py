@@ -14,11 +14,10 @@ from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from paceline.data.batch import Batch, BatchSource, describe, laid_out, map_tensors
+from paceline.data.batch import Batch, BatchSource, laid_out
 from paceline.data.loading.dataset_worker import (
     Collate,
     ItemRequest,
@@ -27,10 +26,11 @@ from paceline.data.loading.dataset_worker import (
     start_loader_process,
 )
 from paceline.data.loading.device_feed import DeviceFeed
+from paceline.data.loading.sampled import SampledOrder
 from paceline.data.order import EpochPlan, Indices, plan_order, plan_shares
 from paceline.data.protocols import MapDataset
 from paceline.distributed.work_division import share
-from paceline.errors import DataError, InfrastructureError, PacelineError, UsageError
+from paceline.errors import InfrastructureError, PacelineError, UsageError
 from paceline.launch.process_tree import spare_children_our_garbage
 
 _EVAL_EPOCH = -1
@@ -87,6 +87,7 @@ class LoaderSource(BatchSource):
         memory_format: torch.memory_format = torch.contiguous_format,
         collate: Collate = default_collate,
         timeout_s: float = 600.0,
+        order: SampledOrder | None = None,
     ) -> None:
         """Prepare the loader; its processes are started with the first batch, and kept.
 
@@ -98,6 +99,7 @@ class LoaderSource(BatchSource):
             memory_format: `torch.channels_last` lays four-dimensional inputs out so.
             collate: Makes (inputs, targets) tensors of a list of items.
             timeout_s: A batch that takes longer is an error.
+            order: By which samples are drawn instead of each once an epoch, in evaluations too.
 
         Raises:
             UsageError: The data set isn't map-style.
@@ -108,6 +110,7 @@ class LoaderSource(BatchSource):
                 "__len__, so that every sample can be seen exactly once"
             )
         self._dataset = dataset
+        self._order = order
         self._feed = DeviceFeed(torch.device(device))
         self._channels_last = memory_format == torch.channels_last
         self._loader_workers = loader_workers
@@ -128,8 +131,8 @@ class LoaderSource(BatchSource):
 
     @property
     def num_samples(self) -> int:
-        """Size of the data set."""
-        return len(self._dataset)
+        """Samples of a pass: all of the data set, or those that are drawn."""
+        return len(self._dataset if self._order is None else self._order)
 
     def train_batches(self, plan: EpochPlan) -> Iterator[Batch]:
         """Give the batches of one epoch; reading begins with the first one asked for.
@@ -141,17 +144,18 @@ class LoaderSource(BatchSource):
         ahead, self._ahead = self._ahead, None
         if ahead == (plan, self._passes):
             return self._pass()
-        return self._batches(_training_work(plan, self.num_samples))
+        return self._batches(self._training(plan))
 
     def read_ahead(self, plan: EpochPlan) -> None:
         """Have the loader processes begin with an epoch; nothing where there are none."""
         if self._loader_workers:
-            self._start(_training_work(plan, self.num_samples))
+            self._start(self._training(plan))
             self._ahead = plan, self._passes
 
     def eval_batches(self, part: int, parts: int, batch_size: int) -> Iterator[Batch]:
         """Give one part's contiguous share in order; raises as `train_batches`."""
-        return self._batches(_evaluation_work(self.num_samples, part, parts, batch_size))
+        samples = np.arange(len(self._dataset)) if self._order is None else self._order.first
+        return self._batches(_evaluation_work(samples, part, parts, batch_size))
 
     def describe(self) -> str:
         """Say what is read by how many processes."""
@@ -175,6 +179,11 @@ class LoaderSource(BatchSource):
                 process.kill()
                 process.join()
         self._processes = []
+
+    def _training(self, plan: EpochPlan) -> Iterator[_Work]:
+        if self._order is None:
+            return _training_work(plan, plan_order(plan, self.num_samples))
+        return _training_work(plan, self._order.of(plan.epoch), in_places=True)
 
     def _batches(self, work: Iterator[_Work]) -> Iterator[Batch]:
         """Run one pass; a later pass of the same source ends this one."""
@@ -230,11 +239,6 @@ class LoaderSource(BatchSource):
 
     def _to_batch(self, collated: object, work: _Work) -> Batch:
         content = laid_out(self._feed.bring(collated), channels_last=self._channels_last)
-        if not _holds_tensor(content):
-            raise DataError(
-                f"the samples {shorten(work.request.indices)} became {describe(content)}, which "
-                "holds no tensor: let each item of the data set be numbers, arrays or tensors"
-            )
         return Batch(content, len(work.indices), work.total, work.indices, work.last, work.part)
 
 
@@ -290,32 +294,23 @@ def _unchanged(batch: object) -> object:
     return batch
 
 
-def _training_work(plan: EpochPlan, num_samples: int) -> Iterator[_Work]:
-    order = plan_order(plan, num_samples)
-    for found in plan_shares(plan, num_samples):
+def _training_work(plan: EpochPlan, order: Indices, *, in_places: bool = False) -> Iterator[_Work]:
+    """List an epoch's batches; `in_places` seeds samples by their places, since some come twice."""
+    for found in plan_shares(plan, len(order)):
         indices = order[found.start : found.stop]
         # Without samples of its own a worker reads the batch's first one as a stand-in.
         read = indices if len(indices) else order[found.batch_start : found.batch_start + 1]
-        request = ItemRequest(plan.seed, plan.epoch, tuple(read.tolist()))
+        start = found.start if len(indices) else found.batch_start
+        places = tuple(range(start, start + len(read))) if in_places else ()
+        request = ItemRequest(plan.seed, plan.epoch, tuple(read.tolist()), places)
         yield _Work(request, indices, found.total, found.last, found.part)
 
 
-def _evaluation_work(num_samples: int, part: int, parts: int, batch_size: int) -> Iterator[_Work]:
-    begin, end = share(num_samples, part, parts)
+def _evaluation_work(samples: Indices, part: int, parts: int, batch_size: int) -> Iterator[_Work]:
+    begin, end = share(len(samples), part, parts)
     for start in range(begin, end, batch_size):
-        indices = np.arange(start, min(start + batch_size, end), dtype=np.int64)
+        indices = samples[start : min(start + batch_size, end)]
         yield _Work(ItemRequest(0, _EVAL_EPOCH, tuple(indices.tolist())), indices, len(indices))
-
-
-def _holds_tensor(content: object) -> bool:
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(content, note)
-    return bool(found)
 
 
 def _describe_death(process: BaseProcess, reading: str) -> str:

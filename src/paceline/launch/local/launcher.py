@@ -19,9 +19,9 @@ from paceline.launch.process_tree import adopt_orphans
 from paceline.launch.restart_policy import Policy, RestartBudget, StopGrace
 from paceline.launch.scratch import scratch_directory
 from paceline.launch.signals import Interrupts
-from paceline.launch.watchdog.local_watchdog import above_progress, watch_locally
+from paceline.launch.watchdog.local_watchdog import watch_locally
 from paceline.options.figures import plural
-from paceline.options.text import printable
+from paceline.options.text import above_progress, printable
 
 
 @dataclass(frozen=True, kw_only=True)

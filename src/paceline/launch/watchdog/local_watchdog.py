@@ -1,7 +1,5 @@
 """Watches the workers of one attempt on this host, for their launcher."""
 
-import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +16,6 @@ from paceline.launch.watchdog.hang_detector import HangLimits
 from paceline.launch.watchdog.stack_dump import collect_stacks
 from paceline.launch.watchdog.worker_poller import WorkerPoller
 from paceline.launch.watchdog.worker_state import WorkerState
-from paceline.options.text import wrapped
 from paceline.results.run_directory import log_path
 
 
@@ -76,20 +73,3 @@ def watch_locally(
     workers = _LocalWorkers(poller, log_dir)
     watchdog = Watchdog(workers, limits, log_dir, attempt, say, warn=warn)
     return PeriodicThread(poll_every_s(limits), is_done, watchdog.close)
-
-
-def above_progress(text: str) -> str:
-    """Have a text take the place of a worker's progress line on a terminal, which is redrawn.
-
-    Its sentences are wrapped to the terminal; what is indented, such as a stack, stays as it is.
-    """
-    if sys.stderr is None or not sys.stderr.isatty():
-        return text
-    width = shutil.get_terminal_size().columns
-    lines = [
-        line
-        if line.startswith(" ") or len(line) <= width
-        else "\n".join(wrapped(line, width, "  "))
-        for line in text.split("\n")
-    ]
-    return "\r\x1b[2K" + "\n".join(lines)

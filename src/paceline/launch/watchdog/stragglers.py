@@ -16,6 +16,7 @@ from typing import Literal, final
 from paceline.files import read_json
 from paceline.launch.watchdog.worker_state import WorkerState
 from paceline.options.fields import check_types
+from paceline.options.figures import show_time
 
 _LOOKS = 10
 """Looks, about a second apart, over which speeds are taken."""
@@ -82,8 +83,8 @@ class Straggler:
         what = "waits long for its data" if self.cause == "data" else "computes slowly"
         return (
             f"rank {speed.rank} on {speed.host} {what} and keeps the other workers waiting: "
-            f"{_ms(speed.own_s)} ms a step for itself (computing {_ms(speed.compute_s)}, data "
-            f"{_ms(speed.data_s)}), the median worker needs {_ms(self.usual_s)} ms"
+            f"{show_time(speed.own_s)} a step for itself (computing {show_time(speed.compute_s)}, "
+            f"data {show_time(speed.data_s)}), the median worker needs {show_time(self.usual_s)}"
         )
 
 
@@ -181,10 +182,6 @@ def _speed(first: WorkerState, last: WorkerState) -> WorkerSpeed:
         waiting_s=waiting_s,
         data_s=data_s,
     )
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.3g}" if seconds < 1 else f"{1000 * seconds:.0f}"
 
 
 def live_path(log_dir: Path, node: str = "") -> Path:

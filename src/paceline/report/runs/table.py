@@ -28,10 +28,20 @@ def table_lines(listed: RunList, now: datetime, width: int | None) -> list[str]:
     rows = [[*map(printable, cells_of(entry, now))] for entry in listed.entries]
     titles = [title.format(shared_unit(listed.entries)) for title in HEADER]
     rows, header = _fit(rows, titles, width)
-    lines = aligned([header, *rows], left=range(len(header) - 5))
+    lines = _with_tags(aligned([header, *rows], left=range(len(header) - 5)), listed, width)
     for entry in listed.entries:
         lines += [f"{printable(entry.label)}: {printable(p)}" for p in problems_of(entry)]
     return lines
+
+
+def _with_tags(lines: list[str], listed: RunList, width: int | None) -> list[str]:
+    """Add the runs' tags where there are any, and room for them."""
+    tags = [printable(", ".join(entry.report.notes.tags)) for entry in listed.entries]
+    start = max(map(len, lines)) + _GAP
+    if not any(tags) or (width is not None and start + max(map(len, [*tags, "tags"])) > width):
+        return lines
+    joined = zip(lines, ["tags", *tags], strict=True)
+    return [f"{line:{start}}{shown}".rstrip() for line, shown in joined]
 
 
 def cells_of(entry: RunEntry, now: datetime) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
 """The loaders of a session: iterate them as a torch DataLoader."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import final
+from typing import cast, final
 
+import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
 from paceline.data.batch import Batch, BatchSource
@@ -66,7 +67,7 @@ class Loader(_Reader):
     """Training batches: this worker's share of every global batch, one pass an epoch.
 
     The order is that of one process, whatever the number of workers: nothing is padded, dropped or
-    seen twice. Batches are on the device.
+    seen twice, but by a sampler that does so. Batches are on the device.
     """
 
     def __init__(
@@ -110,6 +111,8 @@ class Loader(_Reader):
 
         The session's own order is another, the same on any number of workers.
         """
+        if self.served.order is not None:
+            return cast(Sampler[int], self.served.order.sampler)
         data = range(self.served.num_samples())
         return RandomSampler(data) if self.plan.shuffle else SequentialSampler(data)
 
@@ -152,7 +155,10 @@ class Loader(_Reader):
     def _own_pass(self) -> Iterator[Batch]:
         for batch in self.read(self._epoch, self._step):
             self._step += batch.last  # one step has several batches where there are shards
-            yield batch
+            # A stand-in keeps a worker in the others' backward pass; where nothing is trained, in
+            # an evaluation by hand, it would count a sample twice.
+            if batch.local or torch.is_grad_enabled():
+                yield batch
         self._epoch, self._step = self._epoch + 1, 0
 
 

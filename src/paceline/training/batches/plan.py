@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from paceline.data.options import (
-    DEFAULT_GLOBAL_BATCH,
     DataOptions,
     check_shards,
     choose_global_batch,
@@ -100,7 +99,7 @@ def make_plan(
     Raises:
         UsageError: The batch can't be shared by the workers, or no step would be left.
     """
-    global_batch = choose_global_batch(options, DEFAULT_GLOBAL_BATCH, division.world_size)
+    global_batch = choose_global_batch(options, division.world_size)
     if division.is_fixed:
         check_shards(division.parts, global_batch)
     sizes = [stop - start for start, stop in division.cuts(global_batch)]

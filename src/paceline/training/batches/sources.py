@@ -1,5 +1,6 @@
 """What serves the batches of a data set, and what a torch DataLoader says about how."""
 
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import cast, final
 
@@ -8,8 +9,10 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     TensorDataset,
     default_collate,
@@ -20,6 +23,7 @@ from paceline.data.batch import BatchSource
 from paceline.data.fingerprint import data_fingerprint
 from paceline.data.loading.dataset_worker import Collate
 from paceline.data.loading.loader import LoaderSource
+from paceline.data.loading.sampled import SampledOrder
 from paceline.data.loading.stream import StreamSource
 from paceline.data.memory import MemorySource, PreparedSource, TensorData
 from paceline.data.protocols import RawImages
@@ -46,6 +50,8 @@ class DataSource:
     drop_last: bool = False
     collate: Collate = default_collate
     loader_workers: int | None = None
+    order: SampledOrder | None = None
+    """By which its samples are drawn, where the script has a sampler of its own."""
 
     @property
     def is_stream(self) -> bool:
@@ -58,41 +64,107 @@ class DataSource:
         return "images" if isinstance(self.data, TensorData | RawImages) else "samples"
 
     def num_samples(self) -> int:
-        """Count the samples; 0 where nobody knows."""
+        """Count the samples of a pass; 0 where nobody knows."""
+        if self.order is not None:
+            return len(self.order)
         if isinstance(self.data, TensorData):
             return self.data.num_samples
         return 0 if isinstance(self.data, IterableDataset) else len(self.data)
 
 
-def describe_data(data: AnyData) -> DataSource:
+def describe_data(data: AnyData, seed: int = 0) -> DataSource:
     """Accept a data set, or a DataLoader as a single process would use it.
 
+    Args:
+        data: The data set or DataLoader.
+        seed: The training's; a sampler of the script's own draws by it.
+
     Raises:
-        UsageError: The DataLoader has a sampler whose order Paceline can't reproduce.
+        UsageError: The DataLoader doesn't say how a batch is made of samples that are drawn.
     """
     if not isinstance(data, DataLoader):
         workers = 0 if isinstance(data, TensorDataset) else None  # nothing to wait for
         return DataSource(data=cast(ImageSet, data), loader_workers=workers)
-    stream = isinstance(data.dataset, IterableDataset)
-    known = stream or type(data.sampler) in (RandomSampler, SequentialSampler)
-    if data.batch_size is None or not (stream or type(data.batch_sampler) is BatchSampler):
+    if isinstance(data.dataset, IterableDataset):
+        return _describe_stream(data)
+    batches = data.batch_sampler
+    if type(batches) is not BatchSampler:
         raise UsageError(
             "this DataLoader has no batch_size or a batch_sampler of its own; Paceline makes the "
-            "batches, the same on any number of workers: give it the data set and global_batch"
+            "batches, the same on any number of workers: give it batch_size, and a sampler where "
+            "the order matters"
         )
-    if not known or getattr(data.sampler, "replacement", False):
-        raise UsageError(
-            f"this DataLoader draws its samples by a {type(data.sampler).__name__}, whose order "
-            "can't be shared between workers: give Paceline the data set and shuffle=True or False"
-        )
+    order = _own_order(cast(Sampler[int], batches.sampler), data.dataset, seed)
     return DataSource(
         data=cast(ImageSet, data.dataset),
+        batch_size=batches.batch_size,
+        shuffle=order is not None or isinstance(batches.sampler, RandomSampler),
+        drop_last=batches.drop_last,
+        collate=cast(Collate, data.collate_fn),
+        loader_workers=data.num_workers,
+        order=order,
+    )
+
+
+def _describe_stream(data: DataLoader[object]) -> DataSource:
+    if data.batch_size is None:
+        raise UsageError(
+            "this DataLoader has batch_size=None: its stream gives whole batches, which can't be "
+            "shared between workers. Let the stream give samples, and say batch_size"
+        )
+    return DataSource(
+        data=cast(IterableDataset[object], data.dataset),
         batch_size=data.batch_size,
-        shuffle=isinstance(data.sampler, RandomSampler),
+        shuffle=False,
         drop_last=data.drop_last,
         collate=cast(Collate, data.collate_fn),
         loader_workers=data.num_workers,
     )
+
+
+def shuffles(served: DataSource, shuffle: bool | None) -> bool:
+    """Settle whether each epoch has an order of its own that the session makes.
+
+    Args:
+        served: What the DataLoader says.
+        shuffle: What the script says besides.
+
+    Raises:
+        UsageError: A sampler of the script's own settles the order.
+    """
+    if served.order is None:
+        return (served.shuffle if shuffle is None else shuffle) is not False
+    if shuffle is not None:
+        raise UsageError(
+            f"shuffle={shuffle} beside a DataLoader whose {type(served.order.sampler).__name__} "
+            "settles the order: leave one of the two out"
+        )
+    return False
+
+
+def _own_order(sampler: Sampler[int], data: object, seed: int) -> SampledOrder | None:
+    """Take over a sampler whose order isn't that of the data set, or a permutation of it.
+
+    Raises:
+        UsageError: It shares samples between workers itself, or can't be taken over.
+    """
+    name = type(sampler).__name__
+    if isinstance(sampler, DistributedSampler):
+        raise UsageError(
+            f"this DataLoader's {name} shares samples between workers, which Paceline does: leave "
+            "it out, and say shuffle=True or False and the batch size of all workers together"
+        )
+    whole = isinstance(data, Sized) and getattr(sampler, "num_samples", len(data)) == len(data)
+    if type(sampler) is SequentialSampler:
+        return None
+    if type(sampler) is RandomSampler and not sampler.replacement and whole:
+        return None
+    if isinstance(data, TensorData | RawImages):
+        raise UsageError(
+            f"this DataLoader draws its samples by a {name}, which raw images can't be: give "
+            "Paceline the data set and shuffle=True or False"
+        )
+    return SampledOrder(sampler, seed)
 
 
 def compare_data(served: DataSource, group: Group, plan: TrainPlan | None = None) -> None:
@@ -109,6 +181,10 @@ def compare_data(served: DataSource, group: Group, plan: TrainPlan | None = None
     if group.world_size == 1:
         return
     facts = {"data set": data_fingerprint(served.data)}
+    if served.order is not None:
+        facts["order of samples"] = (
+            f"{type(served.order.sampler).__name__}: {served.order.checksum}"
+        )
     if plan is not None:
         facts["global_batch"] = str(plan.global_batch)
         facts["drop_last"], facts["shuffle"] = str(plan.drop_last), str(plan.shuffle)
@@ -149,7 +225,7 @@ def make_source(
             augment=augment,
             evaluate_with=evaluate_with,
         )
-    raw = isinstance(data, RawImages)
+    raw = isinstance(data, RawImages) and not isinstance(data, IterableDataset)
     if (augment or evaluate_with) and not raw:
         raise UsageError(
             "the job's `augment` and `evaluate_with` work on TensorData and on raw images; put the "
@@ -166,6 +242,7 @@ def make_source(
         collate=served.collate,
         # Before the other workers give up on this one, so that the cause is told.
         timeout_s=0.9 * config.dist.timeout_s,
+        order=served.order,
     )
     if not isinstance(data, RawImages):
         return source

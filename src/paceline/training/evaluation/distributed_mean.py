@@ -53,6 +53,7 @@ def average(
         if rows:
             sums[part].append(torch.stack(rows))
         samples[part] += batch.local
+    # Summed in order of the parts, so that the number of workers rounds nothing otherwise.
     names = _agreed_names(names, group)
     own = torch.stack([_counted(s, n, len(names)) for s, n in zip(sums, samples, strict=True)])
     gathered = division.in_order(group.gather_rows(division.padded(own)))  # (parts, figures + 1)

@@ -63,6 +63,12 @@ def find_snapshot(run: RunDirectory, which: str, say: Callable[[str], None]) -> 
     return store.resolve(which if which in ("best", "last") else str(Path(which).expanduser()))
 
 
+def is_best_snapshot(run: RunDirectory, snapshot: Path) -> bool:
+    """Tell whether a snapshot is the one that is marked as the best by validation."""
+    best = SnapshotStore(run.snapshots, keep_last=2).best()
+    return best is not None and best.name == snapshot.name
+
+
 def evaluate_run(
     run: RunDirectory,
     path: Path,
@@ -85,6 +91,7 @@ def evaluate_run(
         SnapshotError: The snapshot is damaged or doesn't fit the recipe.
         DataError: The data can't be read.
     """
+    # The job as the run had it, on this process alone.
     past = PreviousRun.read_recipe(run)
     config = past.config()
     snapshot = read_snapshot(path)
@@ -92,11 +99,13 @@ def evaluate_run(
     job = load_recipe(past.reference)(**{**past.arguments, **(arguments or {})})
     device = pick_device(DistOptions(device=device_kind), Placement())
     group = Group(Placement(), device, "none")
+    # Memory format as in training; then the snapshot's weights.
     layout = takes_channels_last(job.model, config.compute)
     if layout:
         job.model.to(memory_format=torch.channels_last)
     of_model = snapshot.tensors.get("model", {})
     load_weights(job.model, evaluated_weights(snapshot.tensors) if ema else of_model)
+    # Every validation sample once, with the loss as it is without label smoothing.
     source = make_source(
         describe_data(job.validation), config, group, layout, evaluate_with=job.evaluate_with
     )

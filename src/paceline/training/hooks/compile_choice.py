@@ -1,20 +1,19 @@
 """`--compile auto`: compiles a model where the rest of the training pays for it."""
 
 from collections.abc import Mapping
-from statistics import median
-from time import perf_counter
 from typing import final
 
 import torch
 
-from paceline.distributed.device import is_accelerator
 from paceline.options.durations import format_duration
+from paceline.options.figures import show_time
 from paceline.results.json_object import section, text
 from paceline.results.metrics_table import EpochRow
 from paceline.training.components import CompileSwitch, Components
 from paceline.training.context import TrainingContext
 from paceline.training.hooks.base import StepHook
 from paceline.training.snapshots.train_state import TrainState
+from paceline.training.step_times import StepTimes
 from paceline.training.sync.base import GradientSync
 from paceline.training.sync.validation import method_of
 
@@ -24,8 +23,8 @@ it saves anything, a fifth of the time and more."""
 _LEAST_GAIN = 0.03
 _WARM_UP = 3
 """Steps that aren't measured: of a start, or with a model that has just been compiled."""
-_LEAST_STEPS, _MOST_STEPS, _LEAST_S = 4, 64, 2.0
-"""A way is measured for this long, and at least this many steps; or for this many."""
+_MOST_STEPS, _LEAST_S = 64, 2.0
+"""A way is measured for so many steps, or for so long."""
 _SURE_S = 20.0
 """So long before it is given up to compile."""
 _NAME = "compile"
@@ -53,9 +52,7 @@ class CompileChoice(StepHook):
         self._why = ""
         self._plain_s: float | None = None
         """A step as it is; None while that is measured."""
-        self._since_s: float | None = None
-        self._warm = 0
-        self._times_s: list[float] = []
+        self._times = StepTimes(context.group.device, _WARM_UP)
 
     def setup(
         self, components: Components, position: TrainState, saved: Mapping[str, object]
@@ -79,11 +76,12 @@ class CompileChoice(StepHook):
 
     def _decide(self) -> None:
         """Look at what is measured: it may be enough. Collective."""
-        own = [median(self._times_s), sum(self._times_s), self._switch.problem is not None]
+        times = self._times
+        own = [times.median_s, times.total_s, self._switch.problem is not None]
         rows = self._context.group.gather_rows(torch.tensor(own, dtype=torch.float64))
         step_s, measured_s, _ = rows[0].tolist()
         failed = rows[:, 2].nonzero().flatten().tolist()
-        if measured_s < _LEAST_S and len(self._times_s) < _MOST_STEPS and not failed:
+        if measured_s < _LEAST_S and len(times) < _MOST_STEPS and not failed:
             return
         if self._plain_s is None:
             self._choose_to_try(step_s, measured_s)
@@ -91,13 +89,13 @@ class CompileChoice(StepHook):
             problems = self._context.group.gather_texts(self._switch.problem or "")
             self._choose(False, f"that failed on rank {failed[0]}: {problems[failed[0]]}")
         else:
-            times = f"a step takes {_ms(step_s)} compiled and {_ms(self._plain_s)} as it is"
-            self._choose(step_s < (1 - _LEAST_GAIN) * self._plain_s, times)
+            why = f"a step takes {show_time(step_s)} compiled, {show_time(self._plain_s)} as it is"
+            self._choose(step_s < (1 - _LEAST_GAIN) * self._plain_s, why)
 
     def end_epoch(self, row: EpochRow) -> None:
         """Leave the evaluation out of the next step's time, if not every step has one."""
         if self._context.progress.steps_per_epoch != 1:
-            self._since_s = None
+            self._times.pause()
 
     def state_dict(self) -> Mapping[str, object]:
         """Give what was chosen."""
@@ -116,18 +114,10 @@ class CompileChoice(StepHook):
         group, measures = self._context.group, method_of(self._context.config) == "auto"
         if measures and group.world_size > 1 and self._sync.chosen is None:
             return False  # that comes first
-        if len(self._times_s) == _MOST_STEPS:
+        if len(self._times) == _MOST_STEPS:
             return self._position.epoch > 0  # until then an epoch's length wasn't known
-        if is_accelerator(group.device):
-            torch.accelerator.synchronize()
-        now_s = perf_counter()
-        since_s, self._since_s = self._since_s, now_s
-        if self._warm < _WARM_UP:
-            self._warm += 1
-        elif since_s is not None:
-            self._times_s.append(now_s - since_s)
-        steps = len(self._times_s)
-        return steps >= _LEAST_STEPS and not steps & (steps - 1)  # 4, 8, 16, 32 and 64
+        self._times.take()
+        return self._times.is_due
 
     def _choose_to_try(self, step_s: float, measured_s: float) -> None:
         """Have the next steps be compiled where that may pay. Collective.
@@ -143,12 +133,12 @@ class CompileChoice(StepHook):
         left_s = float(said)
         if left_s < LEAST_LEFT_S:
             # The first steps of a start may be slow: what is final needs more of them.
-            if len(self._times_s) == _MOST_STEPS or measured_s >= _SURE_S:
+            if len(self._times) == _MOST_STEPS or measured_s >= _SURE_S:
                 self._choose(False, f"with {format_duration(left_s)} left it wouldn't pay")
             return
         self._announce(_TRYING, f"--compile {_TRYING}, for the last {format_duration(left_s)}")
         self._plain_s, self._switch.is_on = step_s, True
-        self._times_s, self._warm, self._since_s = [], 0, None
+        self._times.restart()
 
     def _report_failure(self) -> None:
         """Warn where a batch of another shape couldn't be compiled later on. Local."""
@@ -196,7 +186,3 @@ class CompileChoice(StepHook):
         if progress.budget_s is not None:
             found.append(progress.budget_s - state.elapsed_s)
         return min(found, default=None)
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:,.1f} ms"

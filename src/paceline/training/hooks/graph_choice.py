@@ -1,18 +1,16 @@
 """`--cuda-graphs`: says what became of it; with auto keeps graphs where steps get faster."""
 
 from collections.abc import Mapping
-from statistics import median
-from time import perf_counter
 from typing import final
 
-import torch
-
+from paceline.options.figures import show_time
 from paceline.results.metrics_table import EpochRow
 from paceline.training.components import Components
 from paceline.training.context import TrainingContext
 from paceline.training.cuda_graphs import GraphSwitch
 from paceline.training.hooks.base import StepHook
 from paceline.training.snapshots.train_state import TrainState
+from paceline.training.step_times import StepTimes
 from paceline.training.sync.base import GradientSync
 from paceline.training.sync.validation import method_of
 
@@ -43,9 +41,7 @@ class GraphChoice(StepHook):
         self._is_settled = switch.is_must
         self._plain_s: float | None = None
         """A step without graphs; None while that is measured."""
-        self._since_s: float | None = None
-        self._warm = 0
-        self._times_s: list[float] = []
+        self._times = StepTimes(context.group.device, _WARM_UP)
 
     def setup(
         self, components: Components, position: TrainState, saved: Mapping[str, object]
@@ -60,20 +56,21 @@ class GraphChoice(StepHook):
             return
         if switch.problem is not None:
             self._settle(False, switch.problem)
-        elif self._warm == _MOST_TRIED:
+        elif self._times.left_out == _MOST_TRIED:
             self._settle(False, "no batch that a graph can have came three times in one shape")
         elif self._is_measured():
-            step_s = median(self._times_s)
-            self._times_s, self._warm = [], 0
+            step_s = self._times.median_s
+            self._times.restart()
             if self._plain_s is None:
                 self._plain_s, switch.is_on = step_s, True
                 return
-            times = f"a step takes {_ms(step_s)} with graphs and {_ms(self._plain_s)} without"
-            self._settle(step_s < (1 - _LEAST_GAIN) * self._plain_s, times)
+            plain_s = self._plain_s
+            times = f"a step takes {show_time(step_s)} with graphs, {show_time(plain_s)} without"
+            self._settle(step_s < (1 - _LEAST_GAIN) * plain_s, times)
 
     def end_epoch(self, row: EpochRow) -> None:
         """Leave the evaluation out of the next step's time."""
-        self._since_s = None
+        self._times.pause()
 
     def end_training(self, step: int) -> None:
         """Say where nothing has repeated."""
@@ -89,15 +86,9 @@ class GraphChoice(StepHook):
         measures = method_of(context.config) == "auto" and context.group.world_size > 1
         if measures and self._sync.chosen is None:
             return False  # that comes first
-        torch.accelerator.synchronize()
-        now_s = perf_counter()
-        since_s, self._since_s = self._since_s, now_s
         is_tried = self._plain_s is not None
-        if self._warm < _WARM_UP or (is_tried and not self._switch.captures):
-            self._warm += 1
-        elif since_s is not None:
-            self._times_s.append(now_s - since_s)
-        return len(self._times_s) == _STEPS
+        self._times.take(is_warm=not is_tried or self._switch.captures > 0)
+        return len(self._times) == _STEPS
 
     def _settle(self, is_kept: bool, why: str) -> None:
         self._is_settled, self._switch.is_on = True, is_kept
@@ -105,7 +96,3 @@ class GraphChoice(StepHook):
         if self._context.group.rank == 0:
             self._context.console.say(f"--cuda-graphs {self._switch.label}")
             self._context.run.add_derived(cuda_graphs=self._switch.label)
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:,.1f} ms"

@@ -4,6 +4,7 @@ Rank 0 alone writes; rows within an epoch on a thread, so that a slow disk holds
 """
 
 import json
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -243,6 +244,13 @@ def describe_advance(
     """
     state, plan = progress.state, progress.plan
     left = max(0, state.total_steps - state.step)
+    samples = 0
+    if plan is not None:  # the last batch of an epoch may be shorter
+        before, now = (
+            min(place * plan.global_batch, plan.train_samples or sys.maxsize)
+            for place in (state.step_in_epoch - steps, state.step_in_epoch)
+        )
+        samples = now - before
     return Advance(
         epoch=state.epoch + 1,
         epochs=progress.loop.epochs,
@@ -250,7 +258,7 @@ def describe_advance(
         steps=progress.steps_per_epoch,
         loss=agreed.totals.mean_loss,
         accuracy=agreed.totals.accuracy if top else None,
-        images_per_s=steps * plan.global_batch / agreed.lap_s if plan else 0.0,
+        images_per_s=samples / agreed.lap_s if samples else 0.0,
         lr=lr,
         eta_s=left * state.elapsed_s / max(1, state.step),
         spent=spent,

@@ -116,19 +116,20 @@ def parts_of(workers: Sequence[WorkerTimes], step_s: float) -> StepParts:
         workers: Of every worker.
         step_s: The whole step.
     """
+    # Waits for gradients, of the steps that all workers have sampled.
     common = set(workers[0].waits_s).intersection(*(each.waits_s for each in workers[1:]))
     waits = [[each.waits_s[step] for each in workers] for step in common]
     exposed = median(min(step) for step in waits) if waits else 0.0
     waiting = median(fmean(step) - min(step) for step in waits) if waits else 0.0
-    averagings, agreements = (
-        _apart([each.averagings_s for each in workers]),
-        _apart([each.agreements_s for each in workers]),
-    )
+    # Waits for averages of weights and for status exchanges, shared out among the steps.
+    averagings = _apart([each.averagings_s for each in workers])
+    agreements = _apart([each.agreements_s for each in workers])
     exposed += sum(least for least, _ in averagings) / workers[0].averaging_steps
     waiting += sum(more for _, more in averagings) / workers[0].averaging_steps
     often = len(agreements) / workers[0].agreement_steps
     agreeing_s = often * _median(least for least, _ in agreements)
     waiting += often * _median(more for _, more in agreements)
+    # All parts, stretched alike until they are the whole step.
     found = [
         fmean(each.data_s for each in workers),
         fmean(each.forward_s for each in workers),

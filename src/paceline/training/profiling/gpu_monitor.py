@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 
-from paceline.distributed.device import pci_address
+from paceline.distributed.device import counts_memory, pci_address
 from paceline.distributed.group import Group
 from paceline.distributed.system_gpus import read_utilization
 
@@ -21,7 +21,7 @@ MEMORY, UTILIZATION = "gpu_memory_bytes", "gpu_utilization"
 
 def peak_memory(device: torch.device) -> int | None:
     """Give the most that tensors have taken of a GPU so far, in bytes; None where nobody counts."""
-    if device.type not in ("cuda", "xpu"):
+    if not counts_memory(device):
         return None
     return int(torch.accelerator.max_memory_allocated(device))
 

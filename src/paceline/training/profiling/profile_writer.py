@@ -157,7 +157,11 @@ class _AveragingCosts:
 @final
 @dataclass(kw_only=True)
 class Profiler:
-    """Puts the workers' times together, and counts what goes over the wire."""
+    """Puts the workers' times together, and counts what goes over the wire.
+
+    One object, since a profile is of steps, averages, evaluations and snapshots of the same time:
+    where a method changes or an epoch ends, all of them begin anew together.
+    """
 
     path: Path
     """Of `profile.json`."""

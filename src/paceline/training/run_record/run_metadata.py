@@ -254,7 +254,7 @@ def _data_lines(engine: Engine) -> list[str]:
 
 def describe_batch(plan: TrainPlan) -> str:
     """Say how a batch is cut, such as `global batch 64 = 2 x 32; 23 steps an epoch`. Pure."""
-    batch, division = f"global batch {plan.global_batch}", plan.division
+    batch, division = f"global batch {plan.global_batch:,}", plan.division
     if division.is_fixed:
         batch += f" in {_shard_sizes(plan.global_batch, division.parts)}"
     elif division.world_size > 1:
@@ -271,7 +271,7 @@ def describe_batch(plan: TrainPlan) -> str:
 
 def _shard_sizes(global_batch: int, shards: int) -> str:
     least, rest = divmod(global_batch, shards)
-    return f"{_plural(shards, 'shard')} of {least}" + (f" or {least + 1}" if rest else "")
+    return f"{_plural(shards, 'shard')} of {least:,}" + (f" or {least + 1:,}" if rest else "")
 
 
 def restart_line(engine: Engine) -> str:
@@ -298,9 +298,10 @@ def _plural(count: int, noun: str) -> str:
 def _worker_sizes(batches: tuple[int, ...]) -> str:
     """Write the workers' shares, such as `2 x 32 per worker` or `22 + 21 + 21`."""
     if len(set(batches)) == 1:
-        return f"{len(batches)} x {batches[0]} per worker"
-    shown = list(batches) if len(batches) <= 8 else [*batches[:3], "...", batches[-1]]
-    return " + ".join(map(str, shown))
+        return f"{len(batches)} x {batches[0]:,} per worker"
+    shown = [f"{size:,}" for size in batches]
+    shown = shown if len(shown) <= 8 else [*shown[:3], "...", shown[-1]]
+    return " + ".join(shown)
 
 
 def _derived(engine: Engine) -> dict[str, object]:

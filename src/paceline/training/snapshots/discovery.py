@@ -202,6 +202,7 @@ def best_weights(
 def _of_nodes(store: SnapshotStore, group: Group, report: Report) -> Origin:
     looks = group.placement.local_rank == 0
     started, at_most, fault = 0, None, ""
+    # The newest snapshot that any node holds is given to those that lack it; else the one before.
     while True:
         found = store.newest_good(report, at_most=at_most, alone=False) if looks else None
         own = _held(store, group.rank, found) if looks else None
@@ -220,6 +221,7 @@ def _of_nodes(store: SnapshotStore, group: Group, report: Report) -> Origin:
         if group.rank == chosen.rank:
             report(f"{fault}; another snapshot is tried")
             at_most = chosen.step - 1
+    # From here on this start's snapshots are the newest, whatever lies beside them.
     if looks:
         _note(lambda: store.note_generation(started + 1), report)
     if chosen is None:

@@ -101,6 +101,7 @@ class SnapshotManager:
         Raises:
             NonFiniteLossError: A weight is NaN or infinite; on every worker.
         """
+        # What may be collective comes first, on workers without a writer as well.
         began_s = perf_counter()
         model, scaler = self._components.model, self._context.scaler
         named = list(model.named_parameters())  # once: walking the modules costs more than sums
@@ -110,6 +111,7 @@ class SnapshotManager:
         if self._writer is None:
             self._note.snapshot_s = perf_counter() - began_s
             return
+        # Tensors by group: models, optimizers, the script's own objects, the sync method, averages.
         tensors: dict[str, Mapping[str, Tensor]] = {
             "model": self._model_tensors(model, agreed.more) | dict(sync.model),
             "workers": {"buffers": agreed.more},
@@ -126,6 +128,7 @@ class SnapshotManager:
         if own.tensors:
             tensors["own"] = dict(own.tensors)
         tensors |= self._average_tensors()
+        # The rest is JSON.
         of_hooks: dict[str, object] = {}
         for state_dict in self._context.hooks.state_dict:
             of_hooks |= state_dict()
@@ -317,6 +320,7 @@ class SnapshotManager:
                 f"the snapshot counts samples in order {state.get('order')}, and this version of "
                 f"Paceline has order {ORDER_VERSION}: resume with the version that wrote it"
             )
+        # What every training has: weights and optimizers.
         load_weights(self._components.model, snapshot.tensors.get("model", {}))
         saved = _listed(state.get("optimizers"))
         if len(saved) != len(self._components.optimizers):
@@ -328,6 +332,7 @@ class SnapshotManager:
             slots = snapshot.tensors.get(_optimizer_file(number), {})
             asked = self._context.kept_options
             self._components.restore_optimizer(optimizer, slots, _mapping(saved[number]), asked)
+        # What the script has added: objects alike on all workers, then those of each shard.
         self._restore_others(_mapping(state.get("others")), snapshot.tensors.get("others", {}))
         parts = state.get("parts", state.get("world_size"))
         self._components.per_part.restore(
@@ -336,6 +341,7 @@ class SnapshotManager:
             parts,
             self._context.division.parts,
         )
+        # What the options bring: loss scale, average of the weights, state of the sync method.
         scaler, saved_scaler = self._context.scaler, state.get("scaler")
         if scaler is not None and saved_scaler is not None:
             scaler.load_state_dict(dict(_mapping(saved_scaler)))

@@ -10,12 +10,12 @@ from typing import final
 import torch
 
 from paceline.data.batch import Batch
-from paceline.distributed.device import is_accelerator
 from paceline.gradient_sync.compression import Compression
 from paceline.gradient_sync.local_sgd.schedule import LocalTerms
 from paceline.gradient_sync.options import SyncMethod
 from paceline.results.profile import StepProfile
 from paceline.training.context import TrainingContext
+from paceline.training.step_times import StepTimes
 from paceline.training.sync.allreduce import AllReduceSync, ReplicaSync
 from paceline.training.sync.auto_policy import Choice, final_choice, first_choice
 from paceline.training.sync.base import ON_AVERAGE, GradientSync, SyncState, were_apart
@@ -45,8 +45,7 @@ class AutoSync(ReplicaSync):
         """What was chosen, once it has begun; with all-reduce and bf16 there is nothing to do."""
         self._full: tuple[StepProfile, float] | None = None
         """Once steps that average in full are measured: where their time goes, and how long."""
-        self._times_s: list[float] = []
-        self._since_s: float | None = None
+        self._times = StepTimes(context.group.device)
         self._epoch = -1
         """Of the pass under way."""
         self.label = "auto: measuring the first steps"
@@ -64,7 +63,10 @@ class AutoSync(ReplicaSync):
         epoch = self.context.progress.state.epoch
         if batch is not None and epoch != self._epoch:  # a pass begins
             self._epoch, is_only_step = epoch, self.context.progress.steps_per_epoch == 1
-            self._since_s = perf_counter() if is_only_step else None  # else none has one before it
+            if is_only_step:
+                self._times.begin()
+            else:  # its first step has none before it
+                self._times.pause()
             chosen = self._chosen("local")
             if self._inner is None and chosen and epoch >= chosen.from_epoch:
                 self._begin_chosen(step)
@@ -136,17 +138,12 @@ class AutoSync(ReplicaSync):
 
     def _measure(self) -> None:
         """Take the time of a step; now and then see whether that is enough. Collective then."""
-        if is_accelerator(self.context.group.device):
-            torch.accelerator.synchronize()
-        now_s = perf_counter()
-        if self._since_s is not None:
-            self._times_s.append(now_s - self._since_s)
-        self._since_s = now_s
-        steps = len(self._times_s)
-        if steps < _LEAST_STEPS or steps & (steps - 1):
-            return  # at 8, 16, 32 and 64
-        enough = steps >= _MOST_STEPS or sum(self._times_s) >= _LEAST_S
-        own = torch.tensor([enough, median(self._times_s)], dtype=torch.float64)
+        self._times.take()
+        steps = len(self._times)
+        if steps < _LEAST_STEPS or not self._times.is_due:
+            return
+        enough = steps >= _MOST_STEPS or self._times.total_s >= _LEAST_S
+        own = torch.tensor([enough, self._times.median_s], dtype=torch.float64)
         said, step_s = self.context.group.gather_rows(own)[0].tolist()
         if said:
             self._choose(step_s)
@@ -169,7 +166,7 @@ class AutoSync(ReplicaSync):
         if not text:
             self.leave_memory()
             self.rounding.dtype = torch.bfloat16
-            self._times_s, self._since_s = [], None
+            self._times.restart()
             return
         state = context.progress.state
         is_warm = self._is_warm(state.step)

@@ -8,7 +8,7 @@ from paceline.errors import SnapshotError
 from paceline.gradient_sync.cost_model import Compute, Machine, choose_local, efficiency, step_cost
 from paceline.gradient_sync.network_model import Cluster, Network
 from paceline.gradient_sync.options import SyncMethod, SyncOptions
-from paceline.options.figures import show_whole_percent
+from paceline.options.figures import show_time, show_whole_percent
 from paceline.results.profile import StepProfile
 
 ENOUGH = 0.10
@@ -107,12 +107,16 @@ def final_choice(
     """
     share = exposed_share(profile)
     left = max(0.0, share * allreduce_s - (allreduce_s - half_s)) / half_s
-    reason = f"communication takes {show_whole_percent(share)} of a step of {_ms(allreduce_s)}"
+    reason = (
+        f"communication takes {show_whole_percent(share)} of a step of {show_time(allreduce_s)}"
+    )
     half_gains = half_s < _GAIN * allreduce_s
     if half_gains and left < ENOUGH:
-        why = f"{reason}; with half the bytes it is {show_whole_percent(left)} of {_ms(half_s)}"
+        why = (
+            f"{reason}; with half the bytes it is {show_whole_percent(left)} of {show_time(half_s)}"
+        )
         return Choice(method="bf16", why=why)
-    reason += f", and {show_whole_percent(left)} of {_ms(half_s)} with half the bytes"
+    reason += f", and {show_whole_percent(left)} of {show_time(half_s)} with half the bytes"
     best = Choice(method="bf16" if half_gains else "allreduce", why=reason)
     model = _Model.of(profile, round_trip_s)
     best, best_s = _or_powersgd(best, half_s if half_gains else allreduce_s, model, powersgd_rank)
@@ -209,7 +213,3 @@ def fitted_cluster(profile: StepProfile, round_trip_s: float) -> Cluster:
         else:
             high = middle
     return cluster
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms"

@@ -106,6 +106,7 @@ class LocalSync(ReplicaSync):
         saved = self._local.state()
         if not self._local.is_apart:
             return SyncState(tensors=saved.shared)
+        # Each worker's own weights and optimizers, for as many workers; their mean for others.
         keeps = self.context.writes
         states = gather_states(self.context.group, self._own(saved), keeps=keeps)
         with self._local.averaged_weights():

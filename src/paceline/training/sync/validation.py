@@ -6,6 +6,7 @@ Imports no torch.
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from paceline.distributed.options import FEW_OPERATIONS
 from paceline.distributed.work_division import Division
 from paceline.errors import UsageError
 from paceline.gradient_sync.options import OWN_OPTIONS, SyncMethod, SyncOptions
@@ -13,8 +14,6 @@ from paceline.gradient_sync.registry import sync_methods
 from paceline.options.fields import OptionValue
 from paceline.training.config import TrainConfig
 
-_FEW_OPERATIONS = ("mpi", "smddp")
-"""Backends without half precision, and without all-to-all."""
 CHECK_EVERY = 100
 """Steps between two comparisons of the workers' weights in reproducible mode, by default."""
 _STREAM_WARMUP_STEPS = 100
@@ -88,7 +87,7 @@ def check_reproducible(config: TrainConfig, world_size: int) -> None:
             "--shards can't be combined with --compile auto: what is compiled would follow the "
             "clock, and with it the bits. Give --compile or --no-compile"
         )
-    if config.dist.backend in _FEW_OPERATIONS:
+    if config.dist.backend in FEW_OPERATIONS:
         raise UsageError(
             f"--shards needs all-to-all, which --backend {config.dist.backend} doesn't have. Use "
             "--backend nccl or gloo"
@@ -145,7 +144,7 @@ def refuse_backend(method: SyncMethod, backend: str) -> None:
     Raises:
         UsageError: It lacks half precision.
     """
-    if backend in _FEW_OPERATIONS and sync_methods()[method].sends_half:
+    if backend in FEW_OPERATIONS and sync_methods()[method].sends_half:
         raise UsageError(
             f"--sync {method} can't be combined with --backend {backend}, which carries no half "
             "precision. Use --sync allreduce, powersgd or local, or --backend nccl or gloo"
@@ -203,7 +202,7 @@ def _check_own_weights(config: TrainConfig, method: SyncMethod) -> None:
             f"--sync-batchnorm exchanges statistics in every step, which --sync {method} is there "
             "to avoid. Leave one of the two out, or use a model with GroupNorm"
         )
-    few, precision = config.dist.backend in _FEW_OPERATIONS, config.sync.sync_precision
+    few, precision = config.dist.backend in FEW_OPERATIONS, config.sync.sync_precision
     if few and precision != "fp32":
         raise UsageError(
             f"--sync-precision {precision} can't be combined with --backend "

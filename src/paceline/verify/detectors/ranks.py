@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from paceline.options.figures import plural
 from paceline.verify.events import Drew, ModelBuilt
@@ -82,6 +83,32 @@ def buffers_apart(case: Case) -> Iterator[Finding]:
             rank, name = found
             what = f"after step {number} rank {rank} has another buffer {name} than rank 0"
             yield case.found(Cause.BUFFERS_APART, what, step=number, rank=rank, tensor=name)
+            return
+
+
+def modes_apart(case: Case) -> Iterator[Finding]:
+    """Find modules that one rank trains in evaluation mode, and another one in training mode."""
+    changes = sorted(
+        ((e.step, e.optimizer, rank, e) for rank, own in enumerate(case.other.modes) for e in own),
+        key=lambda change: change[:3],
+    )
+    now: dict[int, list[frozenset[str]]] = {}
+    # All changes of one step of an optimizer together: then the ranks have to be alike.
+    for (step, optimizer), together in groupby(changes, key=lambda change: change[:2]):
+        modes = now.setdefault(optimizer, [frozenset()] * case.other.workers)
+        for _, _, rank, event in together:
+            modes[rank] = frozenset(event.modules)
+        apart = frozenset.union(*modes) - frozenset.intersection(*modes)
+        if apart and step < len(case.other.steps):
+            name = min(apart)
+            ranks = [name in modules for modules in modes]
+            rank, other = ranks.index(True), ranks.index(False)
+            more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
+            what = (
+                f"from step {step} on {name}{more} trains in evaluation mode on rank {rank}, and "
+                f"in training mode on rank {other}"
+            )
+            yield case.found(Cause.MODES_APART, what, step=step, rank=rank)
             return
 
 

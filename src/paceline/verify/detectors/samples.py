@@ -82,15 +82,18 @@ def shares_overlap(case: Case) -> Iterator[Finding]:
     for epoch in case.other.training():
         if not (_shared_by_torch(epoch) and _shared(epoch)):
             continue
-        # A seed that isn't the same on all ranks, or a split.
+        # A seed or an epoch that isn't the same on all ranks, or a split.
         seeds, subsets = ([b.seed for b in epoch.begun], [b.subset for b in epoch.begun])
-        if len(set(seeds)) == len(set(subsets)) == 1:
+        orders = {"seeds": seeds, "epochs": [b.epoch for b in epoch.begun if b.shuffles]}
+        differ = next((name for name, each in orders.items() if len(set(each)) > 1), "")
+        if not differ and len(set(subsets)) == 1:
             continue
         number = f"{_shared(epoch)} of {plural(len(epoch.counts), 'sample')} seen by several ranks"
-        if len(set(seeds)) > 1:
-            shown = ", ".join(map(str, seeds))
-            what = f"{number}: the ranks' {_sampler(epoch)}s have different seeds ({shown})"
-            yield case.found(Cause.SHARES_OVERLAP, what, step=0)
+        if differ:
+            shown = ", ".join(map(str, orders[differ]))
+            what = f"{number}: the ranks' {_sampler(epoch)}s have different {differ} ({shown})"
+            step = 0 if differ == "seeds" else None
+            yield case.found(Cause.SHARES_OVERLAP, what, step=step)
         else:
             what = f"{number}: each rank shares out another part of the data set"
             places = case.other.places

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from paceline.options.figures import plural
 from paceline.verify.finding import Case, Cause, Finding
-from paceline.verify.tensor_sketch import TensorSketch, best_factor
+from paceline.verify.tensor_sketch import TensorSketch, best_factor, look_alike
 from paceline.verify.trace import Step
 
 _RATES_APART = 1e-6
@@ -13,6 +13,8 @@ _EXACT = 1e-3
 """Of gradients that differ by a factor alone."""
 _OF_LOSSES = 1e-5
 """Of a loss and the mean of its parts: of one kind of items, they are apart by rounding alone."""
+_SURE = 4
+"""Samples that look the same a second time: none is changed by chance then."""
 _NOISY, _ROUGH = 0.1, 0.25
 """Of losses and of gradients' norms, where a step draws random numbers."""
 
@@ -188,6 +190,27 @@ def no_gradient(case: Case) -> Iterator[Finding]:
             f"{plural(len(unused), 'parameter')} without a gradient: {shown}",
             step=0,
             tensor=unused[0],
+        )
+
+
+def other_values(case: Case) -> Iterator[Finding]:
+    """Find samples prepared otherwise, and not by chance: they look alike in each epoch."""
+    step = case.comparison.contents_differ_from
+    if step is None or case.beyond is None:
+        return
+    known: dict[str, str] = {}
+    again = 0
+    for found in case.first.training():
+        for sample, look in found.looks():
+            again += sample in known
+            if not look_alike(known.setdefault(sample, look), look):
+                return
+    if again >= _SURE:
+        yield case.found(
+            Cause.OTHER_VALUES,
+            f"from step {step} on the same samples have other values than on "
+            f"{plural(case.first.workers, 'worker')}, where they have the same in every epoch",
+            step=step,
         )
 
 

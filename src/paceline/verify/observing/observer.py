@@ -29,6 +29,7 @@ from paceline.verify.events import (
     EventWriter,
     Figured,
     Met,
+    ModeChanged,
     ModelBuilt,
     Normalised,
     Placed,
@@ -42,6 +43,7 @@ from paceline.verify.tensor_sketch import TensorSketch, content_hashes, hash_tex
 from paceline.verify.trial import EnoughSeenError, Trial
 
 _MOST_REDUCED = 16
+_MODE_COUNTS = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
 SESSION_LOADER = -1
 """Stands for the loader that a session's steps are counted by."""
 
@@ -79,6 +81,8 @@ class Observer:
     _gradients: tuple[TensorSketch | None, ...] = ()
     _state_before: str = ""
     _normalised: set[int] = field(default_factory=set)
+    _evaluating: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """By optimizer: its modules in evaluation mode at its last step, of those whose mode counts."""
     _met: set[bool] = field(default_factory=set)
     _evaluated_at: int = -1
     _has_begun: bool = False
@@ -176,6 +180,7 @@ class Observer:
         self.place("step")
         whole = self.rank == 0
         parameters = _parameters(optimizer)
+        self._record_modes(number, parameters)
         if self.trial.disturbed:
             disturb_gradients(parameters, self._taken[number], self.autocast)
         # The weights before the first step show whether both launches began alike.
@@ -308,6 +313,22 @@ class Observer:
         if state != self._rng_state:
             self.writer.write(Drew("step", self._rng_state))
         self._rng_state = state  # a step may have several backward passes, and draw between them
+
+    def _record_modes(self, optimizer: int, parameters: Iterable[Tensor]) -> None:
+        """Note which modules train in evaluation mode; not those of models that are only judged."""
+        updated = set(map(id, parameters))
+        found = tuple(
+            dict.fromkeys(
+                f"the {type(part).__name__} {self.names.get(id(part), '')}".strip()
+                for root in self.roots.values()
+                if not updated.isdisjoint(map(id, root.parameters()))
+                for part in root.modules()
+                if isinstance(part, _MODE_COUNTS) and not part.training
+            )
+        )
+        if found != self._evaluating.get(optimizer, ()):
+            self._evaluating[optimizer] = found
+            self.writer.write(ModeChanged(optimizer, self._taken[optimizer], found))
 
     def _name(self, module: nn.Module, prefix: str = "") -> None:
         self.roots[id(module)] = module

@@ -134,6 +134,7 @@ def _place_makers(observer: Observer, patches: Patches) -> None:
     patches.wrap(
         nn.modules.batchnorm._BatchNorm, "__init__", partial(_placed, observer, "batchnorm")
     )
+    patches.wrap(nn.Module, "eval", partial(_placed, observer, "eval"))
     patches.wrap(DistributedDataParallel, "no_sync", partial(_placed, observer, "no_sync"))
     patches.wrap(GradScaler, "__init__", partial(_placed, observer, "scaler"))
     patches.wrap(data, "random_split", partial(_placed, observer, "split"))

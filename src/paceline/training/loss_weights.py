@@ -1,0 +1,114 @@
+"""Losses that are means over something else than samples: tokens, pixels, what collates keep."""
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from paceline.data.batch import Batch
+from paceline.distributed.device import widest_float
+from paceline.errors import UsageError
+from paceline.training.context import TrainingContext
+from paceline.training.sync.base import GradientSync
+
+Weight = Tensor | float | None
+"""Over how many things a loss is a mean; None where it is over samples."""
+
+
+@final
+class LossWeights:
+    """Makes a step's gradient sum(weight x gradient) / sum(weight) over all its losses.
+
+    1. Each loss is multiplied by its weight over its samples, so that what combines gradients by
+    samples gives sum(weight x gradient) / samples. 2. With the step's last backward pass the
+    weights are added up, part by part in order: the same bits on any number of workers. 3. The
+    gradients are multiplied by samples / sum(weight).
+    """
+
+    def __init__(self, context: TrainingContext, sync: GradientSync) -> None:
+        """Args:
+        context: Of the training.
+        sync: Combines gradients by samples.
+        """
+        self._context = context
+        self._sync = sync
+        self.sums: Tensor | None = None
+        """(parts,), of `widest_float`: the open step's weights; None before the first one."""
+
+    def backward(self, loss: Tensor, batch: Batch | None, weight: Weight, *, more: bool) -> Tensor:
+        """Run a backward pass. Collective as that of the `GradientSync`.
+
+        Args:
+            loss: Scalar, a mean.
+            batch: What it is about; None where it isn't from the training loader.
+            weight: Over how many things.
+            more: Another backward pass about the same batch will follow.
+
+        Returns:
+            The loss; 0 where it weighs nothing, since a mean over nothing is no number.
+
+        Raises:
+            UsageError: A weight in some losses of a step, or where it would mean nothing.
+        """
+        if weight is None:
+            if self.sums is not None:
+                self.sums = None
+                raise UsageError(
+                    "a loss without weight=... in a step whose other losses have one: give each "
+                    "batch its weight, or none"
+                )
+            self._sync.backward(loss, batch, more=more)
+            return loss
+        self._check(more=more or self._context.step.loss_before is not None)
+        device = loss.device
+        counts = torch.as_tensor(weight, dtype=widest_float(device), device=device).detach()
+        loss = torch.where(counts > 0, loss, torch.zeros_like(loss))
+        samples = 1 if batch is None else batch.local
+        if samples:  # what stands in for a worker's samples counts for nothing
+            self._note(counts, batch)
+        weighed = loss * (counts / max(samples, 1)).to(loss.dtype)
+        self._sync.backward(weighed, batch)
+        if batch is None or batch.last:
+            self._combine(self._context.group.world_size if batch is None else batch.total)
+        return loss
+
+    def _check(self, *, more: bool) -> None:
+        if more:
+            raise UsageError(
+                "weight=... in one of several backward passes about a batch: add the losses up, "
+                "each times its weight, and divide by one weight"
+            )
+        if self._context.optimizer_step.counts_batches:
+            raise UsageError(
+                "weight=... can't be combined with --sync local or diloco: each worker takes steps "
+                "of its own, and its weights would count against nobody's"
+            )
+
+    def _note(self, counts: Tensor, batch: Batch | None) -> None:
+        division = self._context.division
+        if self.sums is None:
+            self.sums = torch.zeros(division.parts, dtype=counts.dtype, device=counts.device)
+        mine = division.parts_of(self._context.group.rank).start
+        self.sums[batch.part if batch is not None and division.is_fixed else mine] += counts
+
+    def _combine(self, samples: int) -> None:
+        """Divide the gradients by all weights of the step. Collective.
+
+        Args:
+            samples: Of the step over all workers.
+        """
+        sums, self.sums = self.sums, None
+        if sums is None:  # this worker had only what stands in for samples
+            division, device = self._context.division, self._context.group.device
+            sums = torch.zeros(division.parts, dtype=widest_float(device), device=device)
+        total = self._context.group.sum_(sums).sum()
+        factor = torch.where(total > 0, samples / total, torch.zeros_like(total))
+        optimizers = self._context.components.optimizers
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        parameters = {id(p): p for group in groups for p in group["params"]}.values()
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if dense := [g for g in gradients if not g.is_sparse]:  # torch takes no empty list
+            torch._foreach_mul_(dense, factor)
+        for gradient in gradients:
+            if gradient.is_sparse:
+                gradient.mul_(factor.to(gradient.dtype))

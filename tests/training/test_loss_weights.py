@@ -1,0 +1,166 @@
+"""Losses that are means over something else than samples: as in a plain loop of one process."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+
+from paceline.distributed.group import Group
+from paceline.options.fields import OptionValue
+from tests.support.ranks import RankError, run_ranks
+from tests.support.sessions import (
+    BATCH,
+    EPOCHS,
+    assert_weights,
+    net,
+    pair_of,
+    plain_loop,
+    points,
+    session_on,
+    sgd,
+    weights_of,
+)
+
+pytestmark = pytest.mark.ranks
+
+
+def counted(inputs: Tensor) -> Tensor:
+    """Which samples count: in some shares none does, whose mean is no number."""
+    return inputs[:, 0] > 0.4
+
+
+def mean_of_counted(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(model(inputs), targets.where(counted(inputs), -100))
+
+
+WAYS: dict[str, dict[str, OptionValue]] = {
+    "whole": {},
+    "pieces": {"max_batch_per_worker": 3},
+    "shards": {"shards": 4},
+    "bf16 on the way": {"sync": "bf16"},
+}
+
+
+def weighed_loop(group: Group, directory: Path, settings: dict[str, OptionValue]) -> list[Tensor]:
+    with session_on(group, directory / str(group.world_size), settings) as s:
+        model = s.model(net())
+        optimizer = s.optimizer(sgd(model))
+        batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+        for _ in s.epochs(EPOCHS):
+            for batch in batches:
+                inputs, targets = pair_of(batch)
+                optimizer.zero_grad()
+                s.backward(mean_of_counted(model, inputs, targets), weight=counted(inputs).sum())
+                optimizer.step()
+        return weights_of(model)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.core_cases(4)
+def test_the_gradient_is_that_of_the_mean_over_all(
+    way: str, world_size: int, tmp_path: Path
+) -> None:
+    settings = WAYS[way]
+    found = run_ranks(world_size, weighed_loop, tmp_path, settings)
+    rounded = way.startswith("bf16") and world_size > 1
+    assert_weights(found[0], plain_loop(loss=mean_of_counted), atol=1e-2 if rounded else 1e-6)
+    if "shards" in settings and world_size > 1:
+        (alone,) = run_ranks(1, weighed_loop, tmp_path, settings)
+        assert all(map(torch.equal, found[0], alone))
+
+
+def test_samples_that_a_collate_leaves_out(tmp_path: Path) -> None:
+    def keep(batch: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        return tuple(default_collate([b for b in batch if b[0][1] < 0.3] or batch[:1]))
+
+    def loader() -> DataLoader[object]:
+        return DataLoader(TensorDataset(*points()), batch_size=BATCH, collate_fn=keep)
+
+    def body(group: Group) -> list[Tensor]:
+        with session_on(group, tmp_path) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(loader())
+            for _ in s.epochs(EPOCHS):
+                for batch in batches:
+                    inputs, targets = pair_of(batch)
+                    kept = int((inputs[:, 1] < 0.3).sum())
+                    s.step(F.cross_entropy(model(inputs), targets), weight=kept)
+            return weights_of(model)
+
+    torch.manual_seed(0)
+    found = run_ranks(2, body)[0]
+    assert_weights(found, plain_loop(shuffle=False, loss=of_kept))
+
+
+def of_kept(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    kept = inputs[:, 1] < 0.3
+    return F.cross_entropy(model(inputs[kept]), targets[kept])
+
+
+def test_steps_without_a_loader(tmp_path: Path) -> None:
+    def body(group: Group) -> list[Tensor]:
+        inputs, targets = points()
+        with session_on(group, tmp_path / str(group.world_size)) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            for step in s.steps(5):
+                begin, cut, end = 10 * step, 10 * step + 3, 10 * step + 10
+                mine = [slice(begin, cut), slice(cut, end)][s.rank]
+                if s.world_size == 1:
+                    mine = slice(begin, end)
+                loss = F.cross_entropy(model(inputs[mine]), targets[mine])
+                s.step(loss, weight=len(inputs[mine]))
+            return weights_of(model)
+
+    (alone,) = run_ranks(1, body)
+    assert_weights(run_ranks(2, body)[0], alone)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "settings", "message"),
+    [
+        ("more", {}, "several backward passes about a batch"),
+        ("missing", {"max_batch_per_worker": 3}, "a loss without weight"),
+        ("local", {"sync": "local"}, "can't be combined with --sync local"),
+    ],
+)
+def test_what_would_mean_nothing_is_refused(
+    wrong: str, settings: dict[str, OptionValue], message: str, tmp_path: Path
+) -> None:
+    def body(group: Group) -> None:
+        with session_on(group, tmp_path, settings) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            for _ in s.epochs(1):
+                for number, batch in enumerate(batches):
+                    loss = F.cross_entropy(model(pair_of(batch)[0]), pair_of(batch)[1])
+                    weight = None if wrong == "missing" and number % 2 else 1
+                    s.backward(loss, more=wrong == "more", weight=weight)
+                    s.update()
+
+    with pytest.raises(RankError, match=message):
+        run_ranks(2 if wrong == "local" else 1, body)
+
+
+def test_a_model_whose_gradients_are_all_sparse(tmp_path: Path) -> None:
+    def body(group: Group) -> Tensor:
+        with session_on(group, tmp_path) as s:
+            model = s.model(nn.Embedding(4, 2, sparse=True))
+            before = model.weight.detach().clone()
+            s.optimizer(torch.optim.SGD(model.parameters(), lr=0.8))
+            batches = s.loader(TensorDataset(torch.tensor([0, 1, 1, 3])), global_batch=4)
+            for _ in s.epochs(1):
+                for batch in batches:
+                    assert isinstance(batch, list | tuple)
+                    s.step(model(batch[0]).sum() / 8, weight=8)
+            return before - model.weight.detach()
+
+    (moved,) = run_ranks(1, body)
+    expected = torch.tensor([0.1, 0.2, 0.0, 0.1])[:, None].expand(4, 2)
+    torch.testing.assert_close(moved, expected)
